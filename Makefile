@@ -1,0 +1,44 @@
+# `make demo` and `make test` do all their own set-up; `make check` runs before every commit.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.complete
+
+.PHONY: help setup demo test check format bench clean
+
+help:
+	@echo "make demo    run the main job: send, kill -9, restart, consume, prove"
+	@echo "make test    every test"
+	@echo "make check   format, lint, types, rooms, fast tests (before every commit)"
+	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
+	@echo "make setup   fill .venv (the targets above do it themselves)"
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml tools/setup.py
+	@command -v $(PYTHON) >/dev/null || { echo "missing: $(PYTHON). Install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) tools/setup.py $(VENV)
+	@touch $(STAMP)
+
+demo: setup
+	@$(PY) -m ddmq demo
+
+test: setup
+	$(PY) -m pytest
+
+check: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(PY) tools/check_rooms.py
+	$(PY) -m pytest -m "not slow"
+
+format: setup
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: setup
+	$(PY) -m ddmq bench all
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

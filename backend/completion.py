@@ -1,0 +1,96 @@
+"""An answer that comes later, on the hub.
+
+The RPC server has no greenlet per request, so nothing behind the port may block one: a call that may
+wait returns a Completion. It is settled exactly once, always on the hub's thread, with a value or an
+error. Callers subclass it to carry their request's own state, so that one request is one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Completion(Generic[T]):
+    """Settled once, by `succeed` or `fail`; `then` callbacks run at once, in the order added.
+
+    A subclass may override `settled` instead of adding callbacks (the cheapest way: no closure).
+    """
+
+    __slots__ = ("_callbacks", "done", "error", "value")
+
+    value: T
+    error: Exception | None
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error = None
+        self._callbacks: list[Callable[[Completion[T]], Any]] | None = None
+
+    def succeed(self, value: T) -> None:
+        if self.done:
+            raise RuntimeError("a completion was settled twice")
+        self.value = value
+        self.done = True
+        self.settled()
+
+    def fail(self, error: Exception) -> None:
+        if self.done:
+            raise RuntimeError(f"a completion was settled twice, now with: {error}")
+        self.error = error
+        self.done = True
+        self.settled()
+
+    def settled(self) -> None:
+        """Runs once, right after settling; the default runs the callbacks of `then`."""
+        callbacks, self._callbacks = self._callbacks, None
+        if callbacks:
+            for callback in callbacks:
+                callback(self)
+
+    def then(self, callback: Callable[[Completion[T]], Any]) -> None:
+        """Call `callback(self)` once settled; at once if it is already."""
+        if self.done:
+            callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    def result(self) -> T:
+        """The value, or raises the error; only once done."""
+        if not self.done:
+            raise RuntimeError("not settled yet")
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Block the calling greenlet (never the hub) until settled; for start-up, tools and tests.
+
+        Raises TimeoutError after `timeout_s`; the completion itself stays pending.
+        """
+        if not self.done:
+            from gevent.event import Event
+
+            event = Event()
+            self.then(lambda _: event.set())
+            if not event.wait(timeout_s):
+                raise TimeoutError(f"no answer within {timeout_s} s")
+        return self.result()
+
+
+def succeeded(value: T, into: Completion[T] | None = None) -> Completion[T]:
+    """A completion settled with `value`."""
+    completion: Completion[T] = Completion() if into is None else into
+    completion.succeed(value)
+    return completion
+
+
+def failed(error: Exception, into: Completion[T] | None = None) -> Completion[T]:
+    """A completion settled with `error`."""
+    completion: Completion[T] = Completion() if into is None else into
+    completion.fail(error)
+    return completion

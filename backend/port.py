@@ -1,0 +1,219 @@
+"""The backend port: what the proxies and the delay service ask of any engine.
+
+Rules every engine keeps (tests/contract proves them):
+* Nothing here blocks. A call that may wait returns a Completion, settled on the hub's thread, at the
+  latest at its `deadline` (monotonic seconds, as Clock.monotonic). `into` hands in the caller's own
+  Completion subclass, so that one request is one object.
+* Appends to one queue that were called in order are stored in order.
+* A reader sees a record only once it has the durability its topic asks for.
+* Nothing assumes that an append is local, that offsets have no gaps, or that progress lives here.
+* Errors come from ddmq_common.errors, inside the completion; bad arguments raise at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from backend.capabilities import Capabilities
+from backend.completion import Completion
+from backend.records import (
+    AppendResult,
+    Bounds,
+    CommitBatch,
+    NewRecord,
+    ProgressView,
+    QueueRef,
+    ReadBatch,
+    StoredRecord,
+    TopicInfo,
+)
+
+
+class Wait(Completion[bool]):
+    """True when there is data past the offset, False at the deadline. `cancel` settles nothing."""
+
+    __slots__ = ("cancelled",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """The caller lost interest; it will not be settled any more. Harmless when done."""
+        self.cancelled = True
+
+
+class Assignment(NamedTuple):
+    """Queues of one topic granted to this member, with the epoch that fences earlier holders."""
+
+    queues: tuple[QueueRef, ...]
+    epoch: int
+
+
+class MembershipListener(Protocol):
+    """What a member of a group hears; all on the hub."""
+
+    def assigned(self, assignment: Assignment) -> None:
+        """These queues are this member's from now on, under this epoch."""
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        """Flush what is finished and call `Membership.release` by the deadline."""
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        """These are someone else's already; commits under the old epoch are refused."""
+
+
+class Membership(Protocol):
+    """One member's place in a group on one topic."""
+
+    def release(self, queues: Iterable[QueueRef]) -> None:
+        """Give up queues that were revoked."""
+
+    def leave(self) -> None:
+        """Give up everything; the queues move at once."""
+
+
+class Health(NamedTuple):
+    """`ready`: takes appends. `reason`: one line for people when something is not as it should be."""
+
+    ready: bool
+    reason: str
+
+
+class Backend(ABC):
+    """One engine, opened. `cluster` and `broker` name it inside wire qids (conf, default R_default, a)."""
+
+    capabilities: Capabilities
+    cluster: str = "R_default"
+    broker: str = "a"
+
+    # --- topics
+
+    @abstractmethod
+    def topic(self, name: str) -> TopicInfo | None:
+        """From memory, at once; None when unknown."""
+
+    @abstractmethod
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """All of them, internal ones too."""
+
+    @abstractmethod
+    def put_topic(
+        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
+    ) -> Completion[TopicInfo]:
+        """Create (incarnation 0 in `info`: the engine gives one) or change a topic; queues only grow.
+
+        Creating one that exists with incarnation 0 gives the existing one back unchanged, so that
+        two proxies may create on first use at the same time.
+        """
+
+    @abstractmethod
+    def delete_topic(self, name: str, deadline: float) -> Completion[None]:
+        """Its queues answer GONE from then on; a topic of the same name is a new incarnation."""
+
+    # --- settings: a small durable map, the same at every member (groups, subscriptions, …)
+
+    @abstractmethod
+    def setting(self, key: str) -> bytes | None:
+        """From memory, at once."""
+
+    @abstractmethod
+    def settings(self, prefix: str) -> Mapping[str, bytes]:
+        """All whose key starts with `prefix`."""
+
+    @abstractmethod
+    def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """`listener(key)` after each change (topics too, as `topic/NAME`); returns how to stop."""
+
+    # --- writing
+
+    @abstractmethod
+    def append(
+        self,
+        records: Sequence[NewRecord],
+        deadline: float,
+        into: Completion[list[AppendResult]] | None = None,
+    ) -> Completion[list[AppendResult]]:
+        """Append; one AppendResult per record, also for refusals: it succeeds even when none is stored.
+
+        A record whose topic does not exist is REFUSED with NoSuchTopicError.
+        """
+
+    @abstractmethod
+    def commit(
+        self,
+        batch: CommitBatch,
+        deadline: float,
+        into: Completion[list[AppendResult]] | None = None,
+    ) -> Completion[list[AppendResult]]:
+        """Records, progress and settings, all or nothing (capability `atomic`), durable when it succeeds.
+
+        Fails with FencedError, NoSuchTopicError, TryLaterError, StorageError (nothing is stored), or
+        RemoteError (unknown). Applying the same progress again is harmless.
+        """
+
+    # --- reading
+
+    @abstractmethod
+    def read(
+        self,
+        queue: QueueRef,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        into: Completion[ReadBatch] | None = None,
+    ) -> Completion[ReadBatch]:
+        """Up to `count_max` records from `offset`; at least one, then until `bytes_max` of delivery bytes."""
+
+    @abstractmethod
+    def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
+        """Settles True as soon as a record at or past `offset` can be read, False at the deadline."""
+
+    @abstractmethod
+    def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
+        """Per queue, in bulk; None where the queue is gone."""
+
+    @abstractmethod
+    def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
+        """The first offset stored at or after `wall_ms`; next offset when there is none."""
+
+    @abstractmethod
+    def find(
+        self,
+        topic: str,
+        *,
+        key: bytes | None = None,
+        message_id: bytes | None = None,
+        count_max: int = 64,
+    ) -> Completion[list[StoredRecord]]:
+        """By key or message id, newest first (capability `find_by_key`, else UnsupportedError)."""
+
+    # --- group progress and membership
+
+    @abstractmethod
+    def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
+        """What is recorded, per queue, in bulk."""
+
+    @abstractmethod
+    def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
+        """Become a member; `listener.assigned` follows when something is granted."""
+
+    # --- the engine itself
+
+    @abstractmethod
+    def health(self) -> Health:
+        """From memory, at once."""
+
+    @abstractmethod
+    def clock_ms(self) -> int:
+        """The store's clock: the store time the next record would get."""
+
+    @abstractmethod
+    def drain(self, deadline: float) -> Completion[None]:
+        """Refuse what is new (DrainingError), settle what is pending, make all of it durable."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything at once; pending completions fail with DrainingError. May be called twice."""

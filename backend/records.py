@@ -1,0 +1,201 @@
+"""What goes into the backend and what comes out of it: plain data, shared by every engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from backend.capabilities import Durability
+
+FLAG_PRESSURE = 1  # property isPressureTraffic=true; reaches only subscriptions that accept it
+
+
+class QueueRef(NamedTuple):
+    """One queue of one incarnation of a topic. A recreated topic has other QueueRefs."""
+
+    topic: str
+    incarnation: int
+    queue_id: int
+
+
+class NewRecord:
+    """One message to append. `delivery` is what ddmq_common.delivery.encode gave.
+
+    `key` (UTF-8 bytes, b"" = none) is for the key index and `tags` for the tag hash; both also stand
+    inside `delivery`. `message_id`: 16 bytes, kept through delay, retry and dead letter. `born_ms`:
+    wall clock at the producer proxy. `due_ms`: 0, or when a held record is due. `system`: internal
+    properties (reserved names) that never reach a client as they are.
+    """
+
+    __slots__ = (
+        "born_ms", "delivery", "due_ms", "flags", "key", "message_id", "queue_id", "system", "tags", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        message_id: bytes,
+        born_ms: int,
+        delivery: bytes,
+        key: bytes = b"",
+        tags: bytes = b"",
+        flags: int = 0,
+        due_ms: int = 0,
+        system: Mapping[str, str] | None = None,
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.message_id = message_id
+        self.born_ms = born_ms
+        self.delivery = delivery
+        self.key = key
+        self.tags = tags
+        self.flags = flags
+        self.due_ms = due_ms
+        self.system = system
+
+
+class AppendStatus(IntEnum):
+    """What became of one record."""
+
+    STORED = 0
+    NOT_STORED = 1  # certainly not there: the caller may send it again without a duplicate
+    UNKNOWN = 2  # may or may not be there
+    REFUSED = 3  # not there, and `error` says who must act
+
+
+class AppendResult(NamedTuple):
+    """Per record of an append, in the order given. `offset` is -1 unless STORED."""
+
+    status: AppendStatus
+    offset: int
+    durability: Durability
+    error: Exception | None
+
+
+class ReadStatus(Enum):
+    """What a read found."""
+
+    DATA = "data"
+    NONE = "none"  # nothing at or after the offset yet
+    OUT_OF_RANGE = "out of range"  # below min or above next; bounds are in the batch
+    MOVED = "moved"  # this engine's queue is served elsewhere now; look it up again
+    GONE = "gone"  # the topic (this incarnation) was deleted
+
+
+class StoredRecord(NamedTuple):
+    """One record in full."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    position: int  # log position where the engine has topic_order, else -1
+    message_id: bytes
+    born_ms: int
+    stored_ms: int
+    flags: int
+    due_ms: int
+    delivery: bytes
+    system: Mapping[str, str]
+
+
+class ReadBatch(ABC):
+    """Records of one queue in columns: a pull touches slices and offsets, not an object a message.
+
+    Offsets ascend but may have gaps; continue at `next_offset`, never at the last offset + 1.
+    A record that was found damaged is left out and counted; its offset is a gap.
+    """
+
+    __slots__ = (
+        "bounds",
+        "deliveries",
+        "flags",
+        "next_offset",
+        "offsets",
+        "positions",
+        "status",
+        "tag_hashes",
+    )
+
+    status: ReadStatus
+    offsets: Sequence[int]
+    positions: Sequence[int]
+    flags: Sequence[int]
+    tag_hashes: Sequence[int]
+    deliveries: Sequence[bytes]
+    next_offset: int
+    bounds: Bounds | None  # set when OUT_OF_RANGE
+
+    @abstractmethod
+    def record(self, index: int) -> StoredRecord:
+        """The record at `index` of the columns, in full."""
+
+
+class Bounds(NamedTuple):
+    """`[min, next)`: oldest readable offset, and where the next append lands."""
+
+    min: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """One topic as it stands. `delay`: both | none | only. `source`: "log", or the file that owns it."""
+
+    name: str
+    incarnation: int
+    queues: int
+    durability: Durability = Durability.DURABLE
+    readable: bool = True
+    writable: bool = True
+    delay: str = "both"
+    body_bytes_max: int | None = None
+    source: str = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressDelta:
+    """A change to one group's progress on one queue; applied whole or refused whole.
+
+    `finished`: ranges `[start, end)` of offsets done, filtered out, or gaps; any order, may repeat.
+    `attempts`: (offset, attempts so far) of unfinished ones; recorded on fail and time-out.
+    `reset_to`: sets the committed offset, empties ack map and attempts, starts generation
+    `generation` (which must be above the current one); `finished` and `attempts` are then empty.
+    Refused with FencedError when `epoch` or `generation` is below what is recorded.
+    """
+
+    group: str
+    queue: QueueRef
+    epoch: int
+    generation: int
+    finished: Sequence[tuple[int, int]] = ()
+    attempts: Sequence[tuple[int, int]] = ()
+    reset_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressView:
+    """A group's whole progress on one queue, as recorded.
+
+    `committed` is None when the group has none on this queue yet (it then starts at the queue's first
+    message). `finished`: disjoint ascending ranges, all above `committed`. `attempts` of unfinished ones.
+    """
+
+    committed: int | None
+    finished: tuple[tuple[int, int], ...]
+    attempts: Mapping[int, int]
+    epoch: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBatch:
+    """All or nothing where the engine is `atomic`. `settings`: key → value, None deletes."""
+
+    records: Sequence[NewRecord] = ()
+    progress: Sequence[ProgressDelta] = ()
+    settings: Mapping[str, bytes | None] = field(default_factory=dict)

@@ -1,0 +1,48 @@
+"""The two clocks, as an argument: deadlines on the monotonic one, due and store times on the wall.
+
+Cores take plain numbers; shells hold a Clock. Tests hold a ManualClock and move it.
+"""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What a shell needs to know of time."""
+
+    def monotonic(self) -> float:
+        """Seconds that never step; every `deadline` in this project is on this clock."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch; may step when an operator or NTP moves it."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    __slots__ = ()
+    monotonic = staticmethod(time.monotonic)
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class ManualClock:
+    """A clock that stands still until moved. `advance` moves both, `step_wall` only the wall."""
+
+    def __init__(self, wall_ms: int = 1_700_000_000_000, monotonic: float = 1_000.0) -> None:
+        self._wall_ms = float(wall_ms)
+        self._monotonic = monotonic
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def wall_ms(self) -> int:
+        return int(self._wall_ms)
+
+    def advance(self, seconds: float) -> None:
+        self._monotonic += seconds
+        self._wall_ms += seconds * 1000
+
+    def step_wall(self, seconds: float) -> None:
+        self._wall_ms += seconds * 1000

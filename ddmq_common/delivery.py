@@ -1,0 +1,134 @@
+"""Delivery bytes: the consumer's compact-protocol Message, encoded once by the producer proxy.
+
+What is stored is fields 1 key, 2 value, 3 tag, 5 properties of the consumer service's Message, in that
+order, without the stop byte. Thrift lets fields come in any order, so at delivery the offset (field 4)
+and, for our own clients, fields 100 and up are appended with long-form headers, then the stop byte
+(`tail`). A pull over compact protocol so joins stored slices and builds nothing. Absent fields are
+left out: an empty key or tag counts as absent, the value is always there, an empty map is left out.
+
+Compact protocol: a field header is (id delta << 4 | type), or type byte then zigzag id in the long
+form; binary type 8, i64 type 6, map type 11; lengths are varints. Source: thrift-compact-protocol.md
+of Apache Thrift. Everything here takes and gives bytes; UTF-8 is checked by whoever took them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ddmq_common.errors import DamagedError
+
+STOP = b"\x00"
+_VARINTS = tuple(bytes([n]) if n < 128 else bytes([n & 127 | 128, n >> 7]) for n in range(1 << 14))
+
+
+def varint(number: int) -> bytes:
+    """Unsigned LEB128, as the compact protocol writes lengths."""
+    if number < 1 << 14:
+        return _VARINTS[number]
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def zigzag(number: int) -> bytes:
+    """A signed 64-bit number as the compact protocol writes i16, i32 and i64."""
+    return varint((number << 1) ^ (number >> 63) if number < 0 else number << 1)
+
+
+class Content(NamedTuple):
+    """What the application sent; `key` and `tag` are empty when absent."""
+
+    key: bytes
+    value: bytes
+    tag: bytes
+    properties: Mapping[bytes, bytes]
+
+
+def encode_properties(properties: Mapping[bytes, bytes]) -> bytes:
+    """A compact map<string,string> without its field header; b"" for an empty one."""
+    if not properties:
+        return b""
+    parts = [varint(len(properties)), b"\x88"]
+    for name, value in properties.items():
+        parts += (varint(len(name)), name, varint(len(value)), value)
+    return b"".join(parts)
+
+
+def encode(key: bytes, value: bytes, tag: bytes, properties: Mapping[bytes, bytes] | None) -> bytes:
+    """The delivery bytes of one message."""
+    head = b"\x18%b%b\x18" % (varint(len(key)), key) if key else b"\x28"
+    end = b"\x18%b%b" % (varint(len(tag)), tag) if tag else b""
+    if properties:
+        end += (b"\x2b" if tag else b"\x3b") + encode_properties(properties)
+    return b"%b%b%b%b" % (head, varint(len(value)), value, end)
+
+
+def tail(offset: int) -> bytes:
+    """Field 4 and the stop byte: what turns delivery bytes into an old client's Message."""
+    return b"\x06\x08%b\x00" % zigzag(offset)
+
+
+def decode(delivery: bytes) -> Content:
+    """Parse delivery bytes. Raises DamagedError on anything `encode` does not write."""
+    try:
+        return _decode(memoryview(delivery))
+    except (IndexError, ValueError) as error:
+        raise DamagedError(f"delivery bytes of {len(delivery)} bytes do not parse: {error}") from error
+
+
+def _decode(view: memoryview) -> Content:
+    key = tag = value = b""
+    properties: dict[bytes, bytes] = {}
+    at, field = 0, 0
+    while at < len(view):
+        header = view[at]
+        field += header >> 4
+        if field == 5 and header & 15 == 11:
+            properties, at = _decode_map(view, at + 1)
+            continue
+        if header & 15 != 8 or field not in (1, 2, 3):
+            raise ValueError(f"field header 0x{header:02x} at byte {at}")
+        text, at = _decode_bytes(view, at + 1)
+        if field == 1:
+            key = text
+        elif field == 2:
+            value = text
+        else:
+            tag = text
+    return Content(key, value, tag, properties)
+
+
+def _decode_map(view: memoryview, at: int) -> tuple[dict[bytes, bytes], int]:
+    count, at = _decode_varint(view, at)
+    if view[at] != 0x88:
+        raise ValueError(f"map of type 0x{view[at]:02x} at byte {at}")
+    at += 1
+    found: dict[bytes, bytes] = {}
+    for _ in range(count):
+        name, at = _decode_bytes(view, at)
+        found[name], at = _decode_bytes(view, at)
+    return found, at
+
+
+def _decode_bytes(view: memoryview, at: int) -> tuple[bytes, int]:
+    length, at = _decode_varint(view, at)
+    if at + length > len(view):
+        raise ValueError(f"length {length} at byte {at} passes the end")
+    return bytes(view[at : at + length]), at + length
+
+
+def _decode_varint(view: memoryview, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = view[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise ValueError(f"varint too long at byte {at}")

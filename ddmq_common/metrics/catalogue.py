@@ -1,0 +1,61 @@
+"""Every metric of the project, in one list: name, kind, labels, meaning. docs/metrics.md is made from it.
+
+Labels are bounded (topic, group, queue, code, reason): never a key, an id or a client's text.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """One metric family. Kind is counter, gauge or histogram (µs, see registry.Histogram)."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+CATALOGUE: dict[str, Metric] = {}
+
+
+def _metric(name: str, kind: str, labels: tuple[str, ...], text: str) -> Metric:
+    metric = Metric(name, kind, labels, text)
+    CATALOGUE[name] = metric
+    return metric
+
+
+# --- rpc
+RPC_CONNECTIONS = _metric("ddmq_rpc_connections", "gauge", ("service",), "Open client connections.")
+RPC_REFUSED = _metric(
+    "ddmq_rpc_refused_total", "counter", ("service", "reason"), "Frames or connections refused, by reason."
+)
+RPC_FAULTS = _metric(
+    "ddmq_rpc_faults_total", "counter", ("service", "kind"), "Thrift application exceptions sent."
+)
+RPC_ABANDONED = _metric(
+    "ddmq_rpc_abandoned_total", "counter", ("service",), "Answers dropped because the client had gone."
+)
+# --- producer proxy
+SENDS = _metric("ddmq_sends_total", "counter", ("topic", "code"), "Messages answered, by result code.")
+SEND_BYTES = _metric("ddmq_send_bytes_total", "counter", ("topic",), "Body bytes stored.")
+SEND_LATENCY = _metric("ddmq_send_latency_us", "histogram", (), "Frame complete to answer, µs.")
+# --- consumer proxy
+DELIVERED = _metric("ddmq_delivered_total", "counter", ("group", "topic"), "Messages handed to clients.")
+ACKED = _metric("ddmq_acked_total", "counter", ("group", "topic"), "Messages finished by clients.")
+FAILED = _metric("ddmq_failed_total", "counter", ("group", "topic"), "Messages failed by clients.")
+LEASE_TIMEOUTS = _metric(
+    "ddmq_lease_timeouts_total", "counter", ("group", "topic"), "Leases that ran into the ack timeout."
+)
+DEAD_LETTERS = _metric(
+    "ddmq_dead_letters_total", "counter", ("group", "topic", "reason"), "Messages moved to the DLQ."
+)
+RESULTS_IGNORED = _metric(
+    "ddmq_results_ignored_total", "counter", ("group", "reason"), "Acks and fails that changed nothing."
+)
+# --- file log
+LOG_COMMITS = _metric("ddmq_log_commits_total", "counter", (), "Group commits written.")
+LOG_RECORDS = _metric("ddmq_log_records_total", "counter", (), "Records written to the commit log.")
+LOG_SYNC = _metric("ddmq_log_sync_us", "histogram", (), "Write and fdatasync of one group commit, µs.")
+LOG_DAMAGED = _metric("ddmq_log_damaged_total", "counter", ("file",), "Damaged pieces found, never served.")

@@ -1,0 +1,57 @@
+"""Names: what a topic or group may be called, and every internal topic's name, in one place.
+
+The `%RETRY%` and `%DLQ%` prefixes and SCHEDULE_TOPIC_XXXX are RocketMQ's own, so that its tools and
+its users recognise them.
+"""
+
+import re
+
+TOPIC_BYTES_MAX = 127
+GROUP_BYTES_MAX = 119  # leaves room for the longest prefix below
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+HEARTBEAT_TOPIC = "carrera_heartbeat"
+QUEUES_DEFAULT = 4
+
+_NAME = re.compile(r"[A-Za-z0-9_\-%|]+\Z")
+_INTERNAL = (RETRY_PREFIX, DLQ_PREFIX, "%", "RMQ_SYS_", SCHEDULE_TOPIC)
+
+
+def topic_fault(name: str) -> str | None:
+    """Why `name` cannot be a topic's name, or None. Never a path: no dot, no slash."""
+    return _fault("topic", name, TOPIC_BYTES_MAX)
+
+
+def group_fault(name: str) -> str | None:
+    """Why `name` cannot be a consumer group's name, or None."""
+    return _fault("group", name, GROUP_BYTES_MAX)
+
+
+def _fault(kind: str, name: str, bytes_max: int) -> str | None:
+    if not name:
+        return f"{kind} name is empty; allowed: 1 to {bytes_max} of letters, digits and _ - % |"
+    if len(name) > bytes_max:
+        return f"{kind} name has {len(name)} bytes; allowed: at most {bytes_max}"
+    if not _NAME.match(name):
+        return f"{kind} name {name[:40]!r} has a character that is not a letter, a digit or one of _ - % |"
+    return None
+
+
+def is_internal(topic: str) -> bool:
+    """True for topics that only the system itself appends to."""
+    return topic.startswith(_INTERNAL)
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    return DLQ_PREFIX + group
+
+
+def qid(cluster: str, broker: str, queue_id: int) -> str:
+    """The queue's name on the wire for log-style engines: `cluster_broker_queue`."""
+    return f"{cluster}_{broker}_{queue_id}"

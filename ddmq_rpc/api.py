@@ -1,0 +1,82 @@
+"""What a service sees of the RPC layer: a Call to answer, once, now or later, from the hub.
+
+A handler is a plain function `handler(call)`. It must not block and needs no greenlet: it answers at
+once, or keeps the call and whoever finishes the work answers it. Strings arrive as bytes (nobody has
+paid for decoding them, or checked that they are UTF-8); values to encode may be str or bytes.
+
+A handler that raises is answered "internal error" (6), counted and logged. A call that is answered
+after its client has gone is counted and dropped. At most one call per connection is open; the next
+frame of that connection is not parsed before the answer has left.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from types import ModuleType
+from typing import Any, NamedTuple
+
+
+class Wire(IntEnum):
+    """The protocol of a call; its answer goes out in the same one."""
+
+    COMPACT = 0
+    BINARY = 1
+
+
+class Fault(IntEnum):
+    """Thrift application exceptions that we send."""
+
+    UNKNOWN_METHOD = 1
+    INTERNAL_ERROR = 6
+    PROTOCOL_ERROR = 7
+
+
+class Call(ABC):
+    """One request. `args` has the attributes of the method's arguments; absent ones are None or default."""
+
+    __slots__ = ("args", "frame_bytes", "on_abandoned", "peer", "received_at", "wire")
+
+    args: Any
+    wire: Wire
+    received_at: float  # monotonic seconds when the frame was complete
+    frame_bytes: int
+    peer: str  # "127.0.0.1:40112"
+    on_abandoned: Callable[[Call], None] | None  # runs on the hub when the client goes before the answer
+
+    @property
+    @abstractmethod
+    def open(self) -> bool:
+        """Still waiting for its answer, client still there."""
+
+    @abstractmethod
+    def reply(self, value: Any) -> None:
+        """Answer with the method's result: a struct, list, bool … per the IDL."""
+
+    @abstractmethod
+    def reply_encoded(self, result: bytes) -> None:
+        """Answer with an already encoded result struct (`success` field to stop byte) in `self.wire`."""
+
+    @abstractmethod
+    def throw(self, exception: Any) -> None:
+        """Answer with the method's declared exception struct."""
+
+    @abstractmethod
+    def fault(self, kind: Fault, text: str) -> None:
+        """Answer with a Thrift application exception."""
+
+
+Handler = Callable[[Call], None]
+
+
+class Service(NamedTuple):
+    """One Thrift service: `idl` is the thriftpy2 module, `name` the service in it.
+
+    Methods of the IDL without a handler are answered "unknown method". `oneway` methods get calls whose
+    answer is dropped.
+    """
+
+    idl: ModuleType
+    name: str
+    handlers: Mapping[str, Handler]
