@@ -70,7 +70,7 @@ def upper_edge(index: int) -> float:
     return float((index % SUB_BUCKETS + SUB_BUCKETS + 1) << shift)
 
 
-C = TypeVar("C", Cell, Histogram)
+C = TypeVar("C", bound=Cell | Histogram)
 
 
 class _Family(Generic[C]):
@@ -108,7 +108,7 @@ class Registry:
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
         registry = CollectorRegistry()
-        registry.register(self)  # type: ignore[arg-type]  # duck-typed collector
+        registry.register(self)  # duck-typed collector
         return generate_latest(registry)
 
     def collect(self) -> Iterable[Any]:
@@ -126,7 +126,7 @@ def _check(metric: Metric, labels: tuple[str, ...]) -> None:
 
 def _number_family(family: _Family[Cell]) -> Any:
     metric = family.metric
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     shown = kind(metric.name, metric.help, labels=metric.labels)
     for labels, cell in list(family.cells.items()):
         shown.add_metric(labels, cell.value)
