@@ -1,0 +1,216 @@
+"""YAML files into frozen dataclasses, once, with errors that name file, line, key, value and remedy.
+
+A configuration class is a frozen dataclass whose fields are int, float, bool, str, Path, an enum, a
+tuple of those, another such dataclass, a mapping from names to one of them, or `T | None`. A field's
+metadata may hold `min`, `max`, `choices` (all inclusive) and `secret: True` (masked in what is logged).
+Unknown keys are refused with the nearest known one. Sizes may be written `64KiB`, `2MiB`, `1GiB` and
+durations of fields ending in `_ms`, `_s` as plain numbers in that unit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import re
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+
+from ddmq_common.errors import ConfigError
+
+T = TypeVar("T")
+_SIZE = re.compile(r"(\d+)\s*(KiB|MiB|GiB|TiB)\Z")
+_SIZE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+class Place(NamedTuple):
+    """Where a value stands, for error messages."""
+
+    source: str
+    key: str
+    line: int | None = None
+
+    def child(self, key: str, line: int | None) -> Place:
+        return Place(self.source, f"{self.key}.{key}" if self.key else key, line or self.line)
+
+    def error(self, text: str) -> ConfigError:
+        where = self.source if self.line is None else f"{self.source}:{self.line}"
+        return ConfigError(f"{where}: {self.key or 'top level'}: {text}")
+
+
+class _Located(NamedTuple):
+    """A parsed mapping with the line of each key."""
+
+    values: dict[str, Any]
+    lines: dict[str, int]
+
+
+def load(path: Path, cls: type[T]) -> T:
+    """Read `path` into `cls`. An empty file gives all defaults. Raises ConfigError."""
+    return build(cls, read(path), Place(str(path), ""))
+
+
+def read(path: Path) -> Any:
+    """The file's tree, mappings with their lines. Raises ConfigError when unreadable or not YAML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+    return _Located({}, {}) if node is None else _plain(node, Place(str(path), ""))
+
+
+def _plain(node: Any, place: Place) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, place)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(child, place) for child in node.value]
+    return yaml.SafeLoader("").construct_object(node)
+
+
+def _mapping(node: Any, place: Place) -> _Located:
+    located = _Located({}, {})
+    for key_node, value_node in node.value:
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if key in located.values:
+            first = located.lines[key]
+            raise place.child(key, line).error(f"stands twice, first at line {first}; keep one")
+        located.values[key] = _plain(value_node, place.child(key, line))
+        located.lines[key] = line
+    return located
+
+
+def build(cls: type[T], tree: Any, place: Place) -> T:
+    """A parsed tree (or a plain dict) into the dataclass `cls`, checked field by field."""
+    if isinstance(tree, Mapping):
+        tree = _Located(dict(tree), {})
+    if not isinstance(tree, _Located):
+        raise place.error(f"is {tree!r}; a mapping with the keys of {cls.__name__} is wanted")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, raw in tree.values.items():
+        here = place.child(key, tree.lines.get(key))
+        if key not in fields:
+            raise here.error(f"unknown key{_nearest(key, fields)}")
+        values[key] = _value(raw, hints[key], here)
+        _check(values[key], fields[key].metadata, here)
+    missing = [name for name, field in fields.items() if name not in values and _required(field)]
+    if missing:
+        raise place.error(f"{missing[0]!r} is missing; it has no default")
+    try:
+        return cls(**values)
+    except ConfigError:
+        raise
+    except ValueError as error:  # a __post_init__ that checks fields against each other
+        raise place.error(str(error)) from error
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are: {', '.join(sorted(known))}"
+
+
+def _value(raw: Any, hint: Any, place: Place) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if raw is None:
+            return None
+        return _value(raw, next(arg for arg in args if arg is not type(None)), place)
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type[Any], hint), raw, place)
+    if origin is tuple:
+        return _sequence(raw, args[0], place)
+    if origin in (dict, Mapping):
+        return _table(raw, args[1], place)
+    return _scalar(raw, hint, place)
+
+
+def _sequence(raw: Any, hint: Any, place: Place) -> tuple[Any, ...]:
+    if not isinstance(raw, list | tuple):
+        raise place.error(f"is {_shown(raw)}; a list is wanted")
+    return tuple(_value(one, hint, place.child(str(index), None)) for index, one in enumerate(raw))
+
+
+def _table(raw: Any, hint: Any, place: Place) -> dict[str, Any]:
+    if isinstance(raw, Mapping):
+        raw = _Located(dict(raw), {})
+    if not isinstance(raw, _Located):
+        raise place.error(f"is {_shown(raw)}; a mapping is wanted")
+    return {key: _value(one, hint, place.child(key, raw.lines.get(key))) for key, one in raw.values.items()}
+
+
+def _scalar(raw: Any, hint: Any, place: Place) -> Any:
+    if isinstance(raw, str) and hint in (int, float) and (size := _SIZE.match(raw)):
+        return int(size[1]) * _SIZE_UNITS[size[2]]
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return _enum(raw, hint, place)
+    if hint is Path and isinstance(raw, str):
+        return Path(raw)
+    if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
+        return float(raw)
+    if hint is Any or (isinstance(raw, hint) and not (hint is not bool and isinstance(raw, bool))):
+        return raw
+    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    raise place.error(f"is {_shown(raw)}; {wanted.get(hint, str(hint))} is wanted")
+
+
+def _enum(raw: Any, hint: type[enum.Enum], place: Place) -> enum.Enum:
+    by_name = {member.name.lower(): member for member in hint}
+    found = by_name.get(str(raw).lower())
+    if found is None:
+        raise place.error(f"is {_shown(raw)}; allowed: {', '.join(by_name)}")
+    return found
+
+
+def _check(value: Any, rules: Mapping[str, Any], place: Place) -> None:
+    if value is None:
+        return
+    low, high, choices = rules.get("min"), rules.get("max"), rules.get("choices")
+    for one in value if isinstance(value, tuple) else (value,):
+        if (low is not None and one < low) or (high is not None and one > high):
+            raise place.error(f"is {one!r}; allowed: {_range(low, high)}")
+        if choices is not None and one not in choices:
+            raise place.error(f"is {one!r}; allowed: {', '.join(map(str, choices))}")
+
+
+def _range(low: Any, high: Any) -> str:
+    if high is None:
+        return f"{low} or more"
+    return f"at most {high}" if low is None else f"{low} to {high}"
+
+
+def _shown(raw: Any) -> str:
+    return "a mapping" if isinstance(raw, _Located) else repr(raw)
+
+
+def resolved(config: Any) -> dict[str, Any]:
+    """The values in force as a plain tree for the log, secrets masked."""
+    shown: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.metadata.get("secret"):
+            value = "***"
+        elif dataclasses.is_dataclass(value):
+            value = resolved(value)
+        shown[field.name] = value
+    return shown
+
+
+def rules(*, low: Any = None, high: Any = None, choices: Any = None, secret: bool = False) -> dict[str, Any]:
+    """Metadata for a dataclass field: `field(default=3, metadata=rules(low=1, high=64))`."""
+    return {"min": low, "max": high, "choices": choices, "secret": secret}
