@@ -1,0 +1,87 @@
+"""The writer's lock: who holds it is the one process that may write this directory.
+
+Rules:
+* The lock is an flock on DIR/writer.lock. The kernel gives it back when the process dies, however it
+  dies; nobody ever deletes the file, because a deleted lock file can be locked twice.
+* The file's text (pid, host, since when) is for people only; no code decides by it.
+* A lock does not fence a stopped process: ownership of queues is fenced by epochs, not by this.
+* Two openings exclude each other inside one process too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from ddmq_common.errors import CallerError, StorageError
+
+LOCK_FILE = "writer.lock"
+_TEXT_BYTES_MAX = 512
+
+
+class DirectoryInUseError(CallerError):
+    """Another process (or another opening in this one) is the writer of the directory."""
+
+
+class DirectoryLock:
+    """Held from `acquire` to `release`; `release` may be called twice."""
+
+    __slots__ = ("_fd", "directory")
+
+    def __init__(self, directory: Path, fd: int) -> None:
+        self.directory = directory
+        self._fd = fd
+
+    @property
+    def held(self) -> bool:
+        """True until released."""
+        return self._fd >= 0
+
+    @classmethod
+    def acquire(cls, directory: Path, wall_ms: int) -> DirectoryLock:
+        """Take the lock, without waiting. `wall_ms` is noted in the file.
+
+        Raises DirectoryInUseError when it is held, StorageError when the directory cannot be used.
+        """
+        path = directory / LOCK_FILE
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"cannot open the lock file {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _note_holder(fd, wall_ms)
+        except BlockingIOError:
+            os.close(fd)
+            raise DirectoryInUseError(
+                f"{directory} is written by another process ({lock_holder(directory)});"
+                " stop that one or give this one a directory of its own"
+            ) from None
+        except OSError as error:
+            os.close(fd)
+            raise StorageError(f"cannot lock {path}: {error.strerror}") from error
+        return cls(directory, fd)
+
+    def release(self) -> None:
+        """Let the next writer in."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def lock_holder(directory: Path) -> str:
+    """Who took the lock last, for messages: `pid 12 on host h`; "unknown" when nothing is noted."""
+    try:
+        with open(directory / LOCK_FILE, "rb") as file:
+            text = file.read(_TEXT_BYTES_MAX).decode("utf-8", "replace").strip()
+    except OSError:
+        return "unknown"
+    return text.partition(",")[0] or "unknown"
+
+
+def _note_holder(fd: int, wall_ms: int) -> None:
+    text = f"pid {os.getpid()} on host {socket.gethostname()}, since {wall_ms} ms\n"
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, text.encode("utf-8"), 0)

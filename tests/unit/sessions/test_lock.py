@@ -1,0 +1,48 @@
+"""The writer's lock: one holder, told by name, given back by the kernel."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backend.file_log.lock import LOCK_FILE, DirectoryInUseError, DirectoryLock, lock_holder
+from ddmq_common.errors import StorageError
+
+
+def test_a_second_opening_is_refused_and_names_the_holder(tmp_path: Path) -> None:
+    lock = DirectoryLock.acquire(tmp_path, 7)
+    with pytest.raises(DirectoryInUseError, match=rf"written by another process \(pid {os.getpid()} on host"):
+        DirectoryLock.acquire(tmp_path, 8)
+    assert lock.held
+    lock.release()
+    lock.release()
+    assert not lock.held
+    DirectoryLock.acquire(tmp_path, 9).release()
+    assert "since 9 ms" in (tmp_path / LOCK_FILE).read_text()
+
+
+def test_a_killed_holder_gives_it_back(tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib; from backend.file_log.lock import DirectoryLock\n"
+        "lock = DirectoryLock.acquire(pathlib.Path(sys.argv[1]), 1); print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(DirectoryInUseError, match=f"pid {holder.pid} "):
+            DirectoryLock.acquire(tmp_path, 2)
+    finally:
+        holder.kill()
+        holder.communicate()
+    DirectoryLock.acquire(tmp_path, 3).release()
+
+
+def test_a_directory_that_is_not_there_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"cannot open the lock file .*gone"):
+        DirectoryLock.acquire(tmp_path / "gone", 1)
+    assert lock_holder(tmp_path / "gone") == "unknown"
