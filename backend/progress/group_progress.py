@@ -1,0 +1,165 @@
+"""Group progress: what a group has finished of one queue, and who may still say so.
+
+A delta is applied whole or refused whole. It is refused with FencedError when its epoch or its
+generation is below what is recorded (its sender has lost the queue, or someone reset the offsets
+since), and also when it names a generation above the recorded one without being the reset that starts
+it. A higher epoch is taken over with the delta. Applying the same delta again changes nothing, except
+that a repeated reset is refused: its generation is no longer above.
+
+Pure: the engines decide when a delta is durable and apply it then. An engine that takes several
+batches before the first is durable checks each against the Fence that the earlier ones leave behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from backend.progress.ack_map import AckMap
+from backend.records import ProgressDelta, ProgressView, QueueRef
+from ddmq_common.errors import FencedError
+
+Key = tuple[str, QueueRef]  # group, queue
+
+
+class Fence(NamedTuple):
+    """The lowest epoch and the one generation that a delta may carry."""
+
+    epoch: int = 0
+    generation: int = 0
+
+
+OPEN_FENCE = Fence()
+NO_PROGRESS = ProgressView(None, (), {}, 0, 0)
+
+
+def check_fence(fence: Fence, delta: ProgressDelta) -> Fence:
+    """The fence after `delta`. Raises FencedError, or ValueError for a reset that also finishes."""
+    if delta.epoch < fence.epoch:
+        raise FencedError(
+            _refusal(delta, f"epoch {delta.epoch} is over, the queue is held under {fence.epoch}")
+        )
+    if delta.reset_to is None:
+        if delta.generation != fence.generation:
+            raise FencedError(
+                _refusal(delta, f"generation {delta.generation} is not the current one, {fence.generation}")
+            )
+        return fence if delta.epoch == fence.epoch else Fence(delta.epoch, fence.generation)
+    if delta.finished or delta.attempts or delta.reset_to < 0:
+        raise ValueError(
+            _refusal(
+                delta, f"a reset goes to an offset of 0 or more, alone; this one goes to {delta.reset_to}"
+            )
+        )
+    if delta.generation <= fence.generation:
+        raise FencedError(
+            _refusal(delta, f"a reset needs a generation above {fence.generation}, got {delta.generation}")
+        )
+    return Fence(delta.epoch, delta.generation)
+
+
+def _refusal(delta: ProgressDelta, reason: str) -> str:
+    queue = delta.queue
+    return f"progress of group {delta.group} on {queue.topic} queue {queue.queue_id} refused: {reason}"
+
+
+class GroupProgress:
+    """One group's progress on one queue. `started` is False until something was finished or reset."""
+
+    __slots__ = ("acks", "fence", "started")
+
+    def __init__(self) -> None:
+        self.acks = AckMap()
+        self.fence = OPEN_FENCE
+        self.started = False
+
+    def apply(self, delta: ProgressDelta) -> None:
+        """Apply `delta`. Raises FencedError and changes nothing when it is over."""
+        self.fence = check_fence(self.fence, delta)
+        if delta.reset_to is not None:
+            self.acks.reset(delta.reset_to)
+            self.started = True
+            return
+        if delta.finished:
+            self.acks.finish(delta.finished)
+            self.started = True
+        for offset, attempts in delta.attempts:
+            self.acks.attempt(offset, attempts)
+
+    def view(self) -> ProgressView:
+        """A copy for whoever takes the queue over."""
+        return ProgressView(
+            self.acks.committed if self.started else None,
+            tuple(self.acks.finished()),
+            dict(self.acks.attempts),
+            self.fence.epoch,
+            self.fence.generation,
+        )
+
+
+class ProgressTable:
+    """The progress of every group on every queue, with commits checked whole before they are applied."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, GroupProgress] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[Key, GroupProgress]]:
+        """Everything, for a snapshot; do not apply meanwhile."""
+        return iter(self._entries.items())
+
+    def get(self, group: str, queue: QueueRef) -> GroupProgress | None:
+        """One entry, None when there is none."""
+        return self._entries.get((group, queue))
+
+    def put(self, group: str, queue: QueueRef, progress: GroupProgress) -> None:
+        """Put one entry, as read from a snapshot."""
+        self._entries[group, queue] = progress
+
+    def view(self, group: str, queue: QueueRef) -> ProgressView:
+        """What is recorded; NO_PROGRESS when nothing is."""
+        entry = self._entries.get((group, queue))
+        return NO_PROGRESS if entry is None else entry.view()
+
+    def fence(self, group: str, queue: QueueRef) -> Fence:
+        """What a delta has to pass now."""
+        entry = self._entries.get((group, queue))
+        return OPEN_FENCE if entry is None else entry.fence
+
+    def check(
+        self, deltas: Iterable[ProgressDelta], ahead: Mapping[Key, Fence] | None = None
+    ) -> dict[Key, Fence]:
+        """The fences that `deltas`, applied in order, leave behind. Raises FencedError; changes nothing.
+
+        `ahead`: fences left by batches that were checked before and are not applied yet.
+        """
+        after: dict[Key, Fence] = {}
+        for delta in deltas:
+            key = (delta.group, delta.queue)
+            fence = after.get(key)
+            if fence is None and ahead is not None:
+                fence = ahead.get(key)
+            after[key] = check_fence(self.fence(*key) if fence is None else fence, delta)
+        return after
+
+    def apply(self, delta: ProgressDelta) -> None:
+        """Apply one delta. Raises FencedError and changes nothing when it is over."""
+        key = (delta.group, delta.queue)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = GroupProgress()
+            entry.apply(delta)
+            self._entries[key] = entry
+        else:
+            entry.apply(delta)
+
+    def drop_queues(self, topic: str, incarnation: int) -> int:
+        """Forget a deleted topic's progress; gives how many entries went."""
+        gone = [key for key in self._entries if key[1].topic == topic and key[1].incarnation == incarnation]
+        for key in gone:
+            del self._entries[key]
+        return len(gone)
