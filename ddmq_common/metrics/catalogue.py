@@ -59,3 +59,19 @@ LOG_COMMITS = _metric("ddmq_log_commits_total", "counter", (), "Group commits wr
 LOG_RECORDS = _metric("ddmq_log_records_total", "counter", (), "Records written to the commit log.")
 LOG_SYNC = _metric("ddmq_log_sync_us", "histogram", (), "Write and fdatasync of one group commit, µs.")
 LOG_DAMAGED = _metric("ddmq_log_damaged_total", "counter", ("file",), "Damaged pieces found, never served.")
+# --- sessions of several processes over one directory
+SESSIONS = _metric("ddmq_sessions", "gauge", (), "Open sessions at this writer.")
+SESSIONS_ENDED = _metric("ddmq_sessions_ended_total", "counter", ("reason",), "Sessions ended, by reason.")
+SESSION_REFUSED = _metric(
+    "ddmq_session_refused_total", "counter", ("reason",), "Sessions and requests refused, by reason."
+)
+SESSION_LOST = _metric(
+    "ddmq_session_lost_total", "counter", ("reason",), "Times this process lost its writer."
+)
+SESSION_UNANSWERED = _metric(
+    "ddmq_session_unanswered_total",
+    "counter",
+    ("what",),
+    "Appends and commits whose outcome stayed unknown because the writer was gone or late.",
+)
+TAKEOVERS = _metric("ddmq_takeovers_total", "counter", (), "Times this process became the writer.")
