@@ -1,0 +1,94 @@
+"""Result codes and reserved names of the wire contract, as plain constants.
+
+Clients branch on 0, on 11 to 15, and on everything else; old Java clients take a node out of rotation
+on a code outside 11 to 15, so a fault of the message itself never gets BACKEND_FAILED.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+
+class Code(IntEnum):
+    """`code` of Result and DelayResult."""
+
+    OK = 0
+    BACKEND_FAILED = 10  # nothing more precise is known
+    ILLEGAL_MESSAGE = 11
+    TIMED_OUT = 12  # not acknowledged in time; may be stored
+    TOPIC_REFUSED = 13  # unknown here and not created, or not allowed for this client
+    NO_SUCH_QUEUE = 14  # the backend says that topic or partition does not exist
+    BUSY = 15  # rate limit, or the proxy is at a bound
+    TAKES_NO_DELAY = 18
+    TAKES_ONLY_DELAY = 19
+    SHUTTING_DOWN = 20
+    NO_SERVICE = 21  # no backend for the topic's cluster, or no delay service
+    DELAY_ID_MALFORMED = 30
+    DELAY_TYPE_UNKNOWN = 31
+    DELAY_ACTION_UNKNOWN = 32
+    DELAY_TIMESTAMP = 33
+    DELAY_SHARD = 34
+    DELAY_TIMES = 35
+    DELAY_EXPIRE = 36
+    DELAY_INTERVAL = 37
+    DELAY_BASE = 38
+
+
+class Durability(IntEnum):
+    """`durability` of Result: what the record survives."""
+
+    WRITTEN = 0  # the death of our process
+    DURABLE = 1  # the death of the machine
+    REPLICATED = 2  # the loss of the machine
+
+
+class DelayAction(IntEnum):
+    """`action` of DelayMessage."""
+
+    ADD = 1
+    CANCEL = 2
+
+
+class DelayType(IntEnum):
+    """`dmsgtype` of DelayMessage."""
+
+    DELAY = 2
+    LOOP = 3
+    EXPONENTIAL_LOOP = 4
+
+
+class DelayOutcome(IntEnum):
+    """`outcome` of DelayResult."""
+
+    ADDED = 1
+    CANCELLED = 2
+    ALREADY_FIRED = 3
+    UNKNOWN = 4
+    OLDER_THAN_KEPT = 5
+    PENDING = 6  # the caller's time ran out first
+
+
+OK_TEXT: Final = "OK"
+FAILED_PREFIX: Final = "FAILED:"
+
+PRODUCER_PORT: Final = 9613
+CONSUMER_PORT: Final = 9713
+FRAME_BYTES_MAX: Final = 5_000_000
+
+# Properties with a meaning to clients or servers; senders may set them.
+PRESSURE_TRAFFIC: Final = "isPressureTraffic"  # "true" or "false"
+TRACE_ID: Final = "traceId"
+SPAN_ID: Final = "spanId"
+CARRERA_HEADERS: Final = "carrera_headers"
+FROM_CHRONOS: Final = "from_chronos"  # with this same text as its value
+
+# Property names that senders may not use and receivers never see. DELAY alone has an exception: a whole
+# number there asks for one of the 18 levels.
+DELAY_PROPERTY: Final = "DELAY"
+RESERVED_PROPERTIES: Final = frozenset(
+    (
+        "TRACE_ON", "MSG_REGION", "KEYS", "TAGS", "WAIT", DELAY_PROPERTY, "RETRY_TOPIC", "REAL_TOPIC",
+        "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET", "MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID",
+        "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "RECONSUME_TIME", "UNIQ_KEY",
+        "MAX_RECONSUME_TIMES", "CONSUME_START_TIME",
+    )
+)  # fmt: skip

@@ -1,0 +1,128 @@
+/*
+ * What consumers speak to the consumer proxy (port 9713): framed, compact or binary protocol.
+ *
+ * Names, ids and types up to 99 are those of the clients that exist already; they never change.
+ * Ids from 100 are our additions (docs/wire-additions.md): a client that does not know them skips
+ * them, and reply fields among them go only to callers whose request carried one of ours.
+ */
+
+/* One delivered message. The topic and queue stand in the answer's Context. */
+struct Message {
+    1: string key
+    2: binary value
+    3: string tag
+    4: i64 offset
+    5: optional map<string, string> properties
+    100: optional string messageId
+    101: optional i64 leaseId
+    /* 1 on the first delivery */
+    102: optional i32 attempt
+    103: optional i64 bornMs
+    104: optional i64 storedMs
+    /* of the queue: how far behind this message is */
+    105: optional i64 nextOffset
+}
+
+/* Where messages came from; clients send it back with their results. */
+struct Context {
+    1: string groupId
+    2: string topic
+    3: string qid
+}
+
+/* What became of messages of one Context; a linked list, one element per Context. */
+struct ConsumeResult {
+    1: Context context
+    3: list<i64> successOffsets
+    4: list<i64> failOffsets
+    10: optional ConsumeResult nextResult
+    /* beside the offset lists and in their order */
+    100: optional list<i64> successLeases
+    101: optional list<i64> failLeases
+    102: optional list<i64> failDelaysMs
+    103: optional list<i64> extendLeases
+}
+
+struct PullRequest {
+    1: required string groupId
+    2: optional string topic
+    /* absent or 0: the subscription's limit */
+    10: optional i32 maxBatchSize
+    /* ms; absent or 0: 20 */
+    11: optional i32 maxLingerTime
+    /* taken before messages are delivered */
+    50: optional ConsumeResult result
+    60: optional string version
+    100: optional string clientId
+    /* TAG or SQL92 */
+    101: optional string filterType
+    102: optional string filter
+}
+
+/* Messages of exactly one (topic, queue); empty context and list when there is nothing. */
+struct PullResponse {
+    1: Context context
+    2: list<Message> messages
+}
+
+struct ConsumeStatsRequest {
+    1: required string group
+    2: optional string topic
+    3: optional string version
+}
+
+struct FetchRequest {
+    1: required string consumerId
+    2: required string groupId
+    3: required string cluster
+    /* topic -> qid -> first offset wanted */
+    4: optional map<string, map<string, i64>> fetchOffset
+    10: optional i32 maxBatchSize
+    11: optional i32 maxLingerTime
+    60: optional string version
+}
+
+struct QidResponse {
+    1: required string topic
+    2: required string qid
+    3: optional i64 nextRequestOffset
+    10: required list<Message> messages
+}
+
+struct FetchResponse {
+    1: optional i32 code
+    10: required list<QidResponse> results
+}
+
+struct AckResult {
+    1: required string consumerId
+    2: required string groupId
+    3: required string cluster
+    /* topic -> qid -> next offset to consume */
+    4: required map<string, map<string, i64>> offsets
+}
+
+struct ConsumeStats {
+    1: string group
+    2: string topic
+    3: map<string, i64> consumeOffsets
+    4: map<string, i64> produceOffsets
+}
+
+exception PullException {
+    1: i32 code
+    2: string message
+}
+
+service ConsumerService {
+    PullResponse pull(1: PullRequest request) throws (1: PullException error)
+
+    /* true always: unknown offsets, queues and groups are ignored */
+    bool submit(1: ConsumeResult result) throws (1: PullException error)
+
+    list<ConsumeStats> getConsumeStats(1: ConsumeStatsRequest request) throws (1: PullException error)
+
+    FetchResponse fetch(1: FetchRequest request)
+
+    bool ack(1: AckResult result)
+}

@@ -1,0 +1,115 @@
+/*
+ * What producers speak to the producer proxy (port 9613): framed, compact or binary protocol.
+ *
+ * Names, ids and types up to 99 are those of the clients that exist already; they never change.
+ * Ids from 100 are our additions (docs/wire-additions.md): a client that does not know them skips
+ * them, and reply fields among them go only to callers whose request carried one of ours.
+ */
+
+const string PRESSURE_TRAFFIC = "isPressureTraffic"
+const string TRACE_ID = "traceId"
+const string SPAN_ID = "spanId"
+const string CARRERA_HEADERS = "carrera_headers"
+
+/* The outcome of one send, or of a whole sendBatchSync. */
+struct Result {
+    1: i32 code
+    2: string msg
+    3: optional string key
+    100: optional string messageId
+    101: optional i32 queueId
+    102: optional i64 offset
+    /* 0 written, 1 durable, 2 replicated */
+    103: optional i32 durability
+    104: optional string delayId
+}
+
+/* The payload is in `body`, or in `value` where a client knows only strings. */
+struct Message {
+    1: string topic
+    2: string key
+    3: string value
+    4: i64 hashId = 0
+    5: string tags
+    /* >= 0 that queue, -1 by hashId, < -1 any */
+    6: i32 partitionId = -1
+    7: optional binary body
+    8: optional string version
+    9: optional map<string, string> properties
+    100: optional string clientId
+    101: optional string producerGroup
+}
+
+/* Adds or cancels a delayed message. Times are epoch seconds unless the name says otherwise. */
+struct DelayMessage {
+    1: string topic
+    2: optional string uniqDelayMsgId
+    3: optional binary body
+    4: string tags
+    /* 1 add, 2 cancel */
+    5: i32 action
+    6: optional i64 timestamp
+    /* 2 delay, 3 loop, 4 exponential loop */
+    7: optional i32 dmsgtype
+    /* seconds between occurrences, or the base for type 4 */
+    8: optional i64 interval
+    9: optional i64 expire
+    10: optional i64 times
+    11: optional string uuid
+    13: optional string version
+    14: optional map<string, string> properties
+    100: optional string clientId
+    /* epoch milliseconds, instead of timestamp */
+    101: optional i64 dueMs
+}
+
+struct DelayResult {
+    1: i32 code
+    2: string msg
+    3: string uniqDelayMsgId
+    /* 1 added, 2 cancelled, 3 already fired, 4 unknown, 5 older than kept, 6 pending */
+    100: optional i32 outcome
+    101: optional i64 firedAtMs
+}
+
+/* Used inside client libraries only; no method takes it. */
+struct DelayMeta {
+    1: i64 timestamp
+    2: optional i32 dmsgtype
+    3: optional i64 interval
+    4: optional i64 expire
+    5: optional i64 times
+    7: optional map<string, string> properties
+}
+
+/* Part of the clients' IDL; no method takes it. */
+struct RestMessage {
+    1: byte type = 1
+    2: byte mode = 1
+    3: string url
+    4: map<string, string> params
+    5: map<string, string> headers
+    6: i64 timestamp
+    7: i64 expire
+    8: i64 timeout
+    9: i32 retryCnt = 3
+}
+
+service ProducerService {
+    /* timeout in ms; absent or <= 0: the proxy's cap of 10 s */
+    Result sendSync(1: Message message, 2: i64 timeout)
+
+    /* one Result for all: 0 only if every message is stored */
+    Result sendBatchSync(1: list<Message> messages)
+
+    /* answered when the backend has acknowledged, 10 s at most */
+    Result sendAsync(1: Message message)
+
+    DelayResult sendDelaySync(1: DelayMessage delayMessage, 2: i64 timeout)
+
+    /* ours: one Result per message, in the order of the messages */
+    list<Result> sendBatch(1: list<Message> messages, 2: i64 timeout)
+
+    /* ours: no answer; what is refused is counted */
+    oneway void sendOneway(1: Message message)
+}
