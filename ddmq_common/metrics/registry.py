@@ -52,6 +52,17 @@ class Histogram:
                 return upper_edge(index)
         return 0.0
 
+    def summary(self) -> dict[str, float]:
+        """Count, mean and upper edges of the percentiles' buckets, µs."""
+        count = sum(self.counts)
+        return {
+            "count": count,
+            "mean": self.total / count if count else 0.0,
+            "p50": self.percentile(0.5),
+            "p99": self.percentile(0.99),
+            "max": self.percentile(1.0),
+        }
+
 
 def bucket(value_us: float) -> int:
     """Index of the bucket holding `value_us`."""
@@ -104,6 +115,23 @@ class Registry:
         """The histogram of that label set."""
         _check(metric, labels)
         return self._histograms.setdefault(metric.name, _Family(metric, Histogram)).cell(labels)
+
+    def snapshot(self) -> dict[str, list[dict[str, Any]]]:
+        """Every cell as plain data: labels with `value`, or with count, mean, p50, p99 and max in µs."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for numbers in self._numbers.values():
+            metric = numbers.metric
+            found[metric.name] = [
+                dict(zip(metric.labels, labels, strict=True)) | {"value": cell.value}
+                for labels, cell in numbers.cells.items()
+            ]
+        for histograms in self._histograms.values():
+            metric = histograms.metric
+            found[metric.name] = [
+                dict(zip(metric.labels, labels, strict=True)) | histogram.summary()
+                for labels, histogram in histograms.cells.items()
+            ]
+        return found
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

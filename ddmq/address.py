@@ -1,0 +1,55 @@
+"""HOST:PORT on the command line and in configuration."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import click
+
+PRODUCER_PORT = 9613
+CONSUMER_PORT = 9713
+ADMIN_PORT = 9813
+LOOPBACK = "127.0.0.1"
+
+
+class Address(NamedTuple):
+    """Where a part listens or is found. IPv6 hosts stand in brackets in text."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+def parse(text: str) -> Address:
+    """`HOST:PORT` or `[V6]:PORT`; port 0 takes a free one. Raises ValueError that says what is allowed."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not HOST:PORT (for example 127.0.0.1:9613; ports 0 to 65535)")
+    return Address(host, int(port))
+
+
+class AddressType(click.ParamType[Address]):
+    """The click type of an address."""
+
+    name = "HOST:PORT"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Address:
+        if isinstance(value, Address):
+            return value
+        try:
+            return parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+ADDRESS = AddressType()
+PRODUCER = Address(LOOPBACK, PRODUCER_PORT)
+CONSUMER = Address(LOOPBACK, CONSUMER_PORT)
+ADMIN = Address(LOOPBACK, ADMIN_PORT)

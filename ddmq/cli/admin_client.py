@@ -1,0 +1,80 @@
+"""The admin HTTP API as the command line uses it: one request, JSON in and out, clear errors."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import click
+import msgspec
+
+from ddmq.address import ADDRESS, ADMIN, Address
+
+TIMEOUT_S = 15.0
+
+admin_option = click.option(
+    "--admin",
+    type=ADDRESS,
+    default=str(ADMIN),
+    show_default=True,
+    envvar="DDMQ_ADMIN",
+    help="Admin address of the server (or DDMQ_ADMIN).",
+)
+
+
+class AdminClient:
+    """Calls one server's admin API. Raises click.ClickException with what the server said."""
+
+    def __init__(self, address: Address, timeout_s: float = TIMEOUT_S) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+
+    def get(self, *path: str, **query: Any) -> Any:
+        """The JSON answer of GET /path/parts?query (None values left out)."""
+        return self._call("GET", path, query, None)
+
+    def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON answer of POST."""
+        return self._call("POST", path, {}, body or {})
+
+    def delete(self, *path: str, **query: Any) -> Any:
+        """The JSON answer of DELETE."""
+        return self._call("DELETE", path, query, None)
+
+    def _call(
+        self, method: str, path: tuple[str, ...], query: Mapping[str, Any], body: Mapping[str, Any] | None
+    ) -> Any:
+        target = "/" + "/".join(quote(part, safe="") for part in path)
+        wanted = {key: value for key, value in query.items() if value is not None}
+        if wanted:
+            target += "?" + urlencode(wanted)
+        status, payload = self._exchange(method, target, body)
+        answer = self._decode(payload, status)
+        if status >= 400:
+            raise click.ClickException(str(answer.get("error", f"HTTP status {status}")))
+        return answer
+
+    def _exchange(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(*self.address, timeout=self._timeout_s)
+        try:
+            payload = None if body is None else msgspec.json.encode(body)
+            connection.request(method, target, payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise click.ClickException(
+                f"no server answers at {self.address} ({error or type(error).__name__}); "
+                "start one with `ddmq serve --data-dir DIR`, or name another with --admin HOST:PORT"
+            ) from error
+        finally:
+            connection.close()
+
+    def _decode(self, payload: bytes, status: int) -> Any:
+        try:
+            return msgspec.json.decode(payload)
+        except msgspec.DecodeError as error:
+            raise click.ClickException(
+                f"{self.address} is not a ddmq admin port (status {status}, {payload[:40]!r})"
+            ) from error

@@ -1,0 +1,76 @@
+"""`ddmq …`: the command tree. Commands are imported when they are used, so that help is instant.
+
+Exit codes: 0 done; 1 it could not be done (the reason in one line on standard error); 2 the command
+line is wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import click
+
+from ddmq_common.errors import DdmqError
+
+COMMANDS = {
+    "serve": ("ddmq.cli.serve", "serve", "Run producer proxy, consumer proxy and log."),
+    "producer": ("ddmq.cli.serve", "producer", "Run the producer proxy alone."),
+    "consumer": ("ddmq.cli.serve", "consumer", "Run the consumer proxy alone."),
+    "topic": ("ddmq.cli.topic", "topic", "List, create, change, delete topics."),
+    "group": ("ddmq.cli.group", "group", "List, create, show, delete consumer groups."),
+    "send": ("ddmq.cli.send", "send", "Send messages: arguments, files, standard input."),
+    "pull": ("ddmq.cli.pull", "pull", "Take messages as a consumer group and acknowledge them."),
+    "tail": ("ddmq.cli.pull", "tail", "Watch a topic without taking anything."),
+    "stats": ("ddmq.cli.stats", "stats", "Rates, lag and what is in flight; live with --watch."),
+    "message": ("ddmq.cli.message", "message", "Find messages by id, key, offset or time."),
+    "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
+    "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
+    "demo": ("ddmq.cli.demo", "demo", "The main job, end to end, with a kill -9 in the middle."),
+    "completion": ("ddmq.cli.completion", "completion", "Print the shell completion script."),
+}
+
+
+class Tree(click.Group):
+    """Looks commands up in COMMANDS and imports only the one that runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+@click.group(cls=Tree, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ddmq-proxy", prog_name="ddmq")
+def root() -> None:
+    """A message-queue proxy layer: Thrift in, Thrift out, a durable log in between.
+
+    Start with `ddmq serve --data-dir ./data`, then `ddmq send orders hello` and
+    `ddmq pull orders --group billing`.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    try:
+        ended = root.main(args=list(arguments), prog_name="ddmq", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except DdmqError as error:
+        click.echo(f"Error: {error}", err=True)
+        return 1
+    except BrokenPipeError:
+        return 0
+    return ended if isinstance(ended, int) else 0

@@ -1,0 +1,94 @@
+"""`ddmq serve`, `ddmq producer`, `ddmq consumer`: run the parts, in one process or each in its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, Address
+
+_common = [
+    click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Where the log lives; made when missing (default: data).",
+    ),
+    click.option(
+        "--config",
+        "config_dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Folder with ddmq.yaml, topics.yaml, proxy_producer.yaml, …; see conf/.",
+    ),
+    click.option("--admin", type=ADDRESS, help=f"Admin HTTP: health, metrics, API (default {ADMIN})."),
+]
+
+
+def _options(command: Any) -> Any:
+    for option in reversed(_common):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_options
+@click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
+@click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
+@click.option("--processes", is_flag=True, help="Each part as its own process over the same directory.")
+def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
+    """Run producer proxy, consumer proxy, log and admin API.
+
+    Prints one line starting with `ready` once all three answer. SIGTERM drains; a second one stops
+    at once. Flags override the files of --config.
+    """
+    if processes:
+        from ddmq.server.processes import run_processes
+
+        run_processes(config_dir, flags)
+    else:
+        _run(config_dir, flags, ("producer", "consumer", "admin"))
+
+
+@click.command()
+@_options
+@click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
+def producer(config_dir: Path | None, **flags: Any) -> None:
+    """Run the producer proxy alone, over a directory it may share with other parts."""
+    _run(config_dir, flags, ("producer", "admin"))
+
+
+@click.command()
+@_options
+@click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
+def consumer(config_dir: Path | None, **flags: Any) -> None:
+    """Run the consumer proxy alone, over a directory it may share with other parts."""
+    _run(config_dir, flags, ("consumer", "admin"))
+
+
+def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...]) -> None:
+    from ddmq.server import logs
+    from ddmq.server.config import load_folder, with_flags
+    from ddmq.server.parts import ServerProcess, install_signals
+
+    config = with_flags(load_folder(config_dir), **flags)
+    logs.set_up(config.serve.log_level, config.serve.log_format)
+    process = ServerProcess(config, parts)
+    try:
+        process.start()
+    except OSError as error:
+        raise click.ClickException(_said(error, process)) from error
+    install_signals(process)
+    click.echo(ready_line(process.addresses, config.serve.data_dir))
+    process.run_until_stopped()
+
+
+def ready_line(addresses: dict[str, Address], data_dir: Path) -> str:
+    """The one line that tells people and programs where everything answers."""
+    where = " ".join(f"{part}={address}" for part, address in addresses.items())
+    return f"ready {where} data-dir={data_dir}"
+
+
+def _said(error: OSError, process: Any) -> str:
+    wanted = ", ".join(f"{part} {process.config.serve.address(part)}" for part in process.parts)
+    return f"cannot start: {error} (ports wanted: {wanted}; data-dir {process.config.serve.data_dir})"

@@ -1,0 +1,110 @@
+"""`ddmq topic …`: what topics there are, and what may be changed about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ddmq.address import Address
+from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.output import hint, json_option, print_facts, print_json, print_table
+
+_settings = [
+    click.option("--queues", type=click.IntRange(1, 1024), help="How many queues; they can only be added."),
+    click.option(
+        "--durability",
+        type=click.Choice(["sync", "written"]),
+        help="sync: answered after fsync (default); written: after the write, fsync every 500 ms.",
+    ),
+    click.option("--delay", type=click.Choice(["both", "none", "only"]), help="Which sends it takes."),
+    click.option("--body-bytes-max", type=click.IntRange(1), help="Largest body, in bytes."),
+    click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
+    click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),
+]
+
+
+def settings_options(command: Any) -> Any:
+    """The options that create and update share."""
+    for option in reversed(_settings):
+        command = option(command)
+    return command
+
+
+@click.group()
+def topic() -> None:
+    """List, create, change and delete topics."""
+
+
+@topic.command("list")
+@click.option("--all", "internal", is_flag=True, help="Internal topics too.")
+@admin_option
+@json_option
+def list_topics(internal: bool, admin: Address, as_json: bool) -> None:
+    """Every topic with its queues and messages."""
+    rows = AdminClient(admin).get("topics", internal=int(internal))
+    if as_json:
+        return print_json(rows)
+    shown = ["topic", "queues", "messages", "durability", "delay", "readable", "writable", "source"]
+    print_table("", shown, ([row[name] for name in shown] for row in rows))
+    if not rows:
+        hint("no topics yet: `ddmq topic create NAME`, or just send to one")
+    return None
+
+
+@topic.command("show")
+@click.argument("name")
+@admin_option
+@json_option
+def show(name: str, admin: Address, as_json: bool) -> None:
+    """One topic, queue by queue."""
+    found = AdminClient(admin).get("topics", name)
+    if as_json:
+        return print_json(found)
+    print_facts({key: value for key, value in found.items() if key != "by_queue"})
+    columns = ["queue", "min", "next", "messages"]
+    print_table("", columns, ([row[column] for column in columns] for row in found["by_queue"]))
+    return None
+
+
+@topic.command("create")
+@click.argument("name")
+@settings_options
+@admin_option
+@json_option
+def create(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
+    """Create a topic (4 queues unless told otherwise)."""
+    made = AdminClient(admin).post("topics", name, body={"create": True} | _given(changes))
+    print_json(made) if as_json else click.echo(f"created {name} with {made['queues']} queues")
+
+
+@topic.command("update")
+@click.argument("name")
+@settings_options
+@admin_option
+@json_option
+def update(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
+    """Change a topic; what is not named stays as it is."""
+    given = _given(changes)
+    if not given:
+        raise click.UsageError("nothing to change: name at least one option (see --help)")
+    if "queues" in given:
+        hint("note: more queues move the keys of ordered consumers to other queues")
+    made = AdminClient(admin).post("topics", name, body={"create": False} | given)
+    print_json(made) if as_json else click.echo(f"updated {name}")
+
+
+@topic.command("delete")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@admin_option
+def delete(name: str, yes: bool, admin: Address) -> None:
+    """Delete a topic and its messages; one created later under that name is a new one."""
+    if not yes:
+        click.confirm(f"Delete topic {name} and every message in it?", abort=True)
+    AdminClient(admin).delete("topics", name)
+    click.echo(f"deleted {name}")
+
+
+def _given(changes: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in changes.items() if value is not None}

@@ -1,0 +1,131 @@
+"""The admin HTTP API: health, metrics, and the queries and changes that the command line makes.
+
+| request | answer |
+|---|---|
+| GET /health · /ready | 200 while the process lives · 200 when it takes sends, else 503 with the reason |
+| GET /metrics | Prometheus text |
+| GET /topics?internal=0 · /topics/NAME | rows · one topic with its queues |
+| POST /topics/NAME {create, queues, …} · DELETE /topics/NAME | the topic · {} |
+| GET /topics/NAME/messages?id=·key=·queue=&offset=·time_ms=·count= | messages; newest without a choice |
+| GET /groups · /groups/NAME · POST /groups/NAME {topics, start} · DELETE | the consumer groups |
+| GET /stats | everything `ddmq stats` shows |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from backend.port import Backend, Health
+from ddmq.server import groups, queries, topics
+from ddmq.server.http import Request, Router, Text
+from ddmq_common.clock import Clock
+from ddmq_common.errors import CallerError, UnsupportedError
+from ddmq_common.metrics.registry import Registry
+from proxy_consumer.service import ConsumerService
+
+
+class AdminApi:
+    """The routes over one process's parts; `consumer` is None where that part runs elsewhere."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        consumer: ConsumerService | None,
+        metrics: Registry,
+        clock: Clock,
+        health: Callable[[], Health],
+    ) -> None:
+        self._backend = backend
+        self._consumer = consumer
+        self._metrics = metrics
+        self._clock = clock
+        self._health = health
+        self.router = Router()
+        self._add_routes()
+
+    def _add_routes(self) -> None:
+        routes: dict[tuple[str, str], Callable[[Request], Any]] = {
+            ("GET", "/health"): lambda _: {"alive": True} | self._health()._asdict(),
+            ("GET", "/ready"): lambda _: self._ready(),
+            ("GET", "/metrics"): lambda _: Text("text/plain; version=0.0.4", self._metrics.exposition()),
+            ("GET", "/topics"): lambda r: queries.topics(self._backend, internal=_flag(r, "internal")),
+            ("GET", "/topics/{topic}"): lambda r: queries.topic_detail(self._backend, r.path["topic"]),
+            ("POST", "/topics/{topic}"): self._post_topic,
+            ("DELETE", "/topics/{topic}"): self._delete_topic,
+            ("GET", "/topics/{topic}/messages"): self._messages,
+            ("GET", "/groups"): lambda _: groups.rows(self._consumer_here()),
+            ("GET", "/groups/{group}"): lambda r: groups.detail(self._consumer_here(), r.path["group"]),
+            ("POST", "/groups/{group}"): self._post_group,
+            ("DELETE", "/groups/{group}"): self._delete_group,
+            ("GET", "/stats"): lambda _: self._stats(),
+        }
+        for (method, pattern), handler in routes.items():
+            self.router.add(method, pattern, handler)
+
+    def _ready(self) -> Text:
+        health = self._health()
+        return Text("application/json", msgspec.json.encode(health._asdict()), 200 if health.ready else 503)
+
+    def _post_topic(self, request: Request) -> Any:
+        settings = dict(request.body)
+        change = topics.create if settings.pop("create", True) else topics.update
+        return queries.topic_row(change(self._backend, self._clock, request.path["topic"], settings))
+
+    def _delete_topic(self, request: Request) -> Any:
+        topics.delete(self._backend, self._clock, request.path["topic"])
+        return {}
+
+    def _messages(self, request: Request) -> Any:
+        topic, query = request.path["topic"], request.query
+        count = _number(query, "count", 10)
+        if "id" in query:
+            found = queries.find_by_id(self._backend, topic, query["id"])
+        elif "key" in query:
+            found = queries.find_by_key(self._backend, topic, query["key"], count)
+        elif "offset" in query:
+            found = queries.find_by_offset(
+                self._backend, topic, _number(query, "queue", 0), _number(query, "offset", 0), count
+            )
+        elif "time_ms" in query:
+            found = queries.find_by_time(self._backend, topic, _number(query, "time_ms", 0), count)
+        else:
+            found = queries.newest(self._backend, topic, count)[-count:]
+        return [queries.message_row(record) for record in found]
+
+    def _consumer_here(self) -> ConsumerService:
+        if self._consumer is None:
+            raise UnsupportedError(
+                "no consumer proxy in this process; ask the admin port of the one that has it"
+            )
+        return self._consumer
+
+    def _post_group(self, request: Request) -> Any:
+        return groups.create(self._consumer_here(), request.path["group"], request.body)
+
+    def _delete_group(self, request: Request) -> Any:
+        groups.delete(self._consumer_here(), request.path["group"])
+        return {}
+
+    def _stats(self) -> Any:
+        found: dict[str, Any] = {"health": self._health()._asdict(), "at_ms": self._clock.wall_ms()}
+        found["topics"] = queries.topics(self._backend, internal=True)
+        if self._consumer is not None:
+            found["groups"] = groups.rows(self._consumer)
+        found["counters"] = self._metrics.snapshot()
+        return found
+
+
+def _flag(request: Request, name: str) -> bool:
+    return request.query.get(name, "0") not in ("0", "false", "")
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 18:
+        raise CallerError(f"{name} is {text!r}; a whole number of 0 or more is wanted")
+    return int(text)

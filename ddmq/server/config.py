@@ -1,0 +1,125 @@
+"""The whole configuration of a server process: one frozen object, from conf/ and the command line.
+
+`--config DIR` names a folder with any of the files in FILES; what is missing there keeps its defaults.
+Flags override files. Every error names file, line, key, value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from backend.capabilities import Durability
+from backend.file_log import FileLogOptions
+from ddmq.address import ADMIN, CONSUMER, PRODUCER, Address, parse
+from ddmq_common import names
+from ddmq_common.config.loader import load, resolved, rules
+from ddmq_common.errors import ConfigError
+from ddmq_rpc.server import RpcLimits
+from proxy_consumer.config import ConsumerConfig
+from proxy_producer.config import ProducerConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """conf/ddmq.yaml: where the parts listen and how they stop."""
+
+    data_dir: Path = Path("data")
+    producer: str = str(PRODUCER)
+    consumer: str = str(CONSUMER)
+    admin: str = str(ADMIN)
+    drain_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
+    log_level: str = field(default="info", metadata=rules(choices=("debug", "info", "warning", "error")))
+    log_format: str = field(default="text", metadata=rules(choices=("text", "json")))
+
+    def __post_init__(self) -> None:
+        for name in ("producer", "consumer", "admin"):
+            try:
+                parse(getattr(self, name))
+            except ValueError as error:
+                raise ValueError(f"{name} is {error}") from error
+
+    def address(self, part: str) -> Address:
+        """The listen address of `producer`, `consumer` or `admin`."""
+        return parse(getattr(self, part))
+
+
+@dataclass(frozen=True)
+class TopicEntry:
+    """One topic in conf/topics.yaml; read-only to the command line, which names the file."""
+
+    queues: int = field(default=names.QUEUES_DEFAULT, metadata=rules(low=1, high=1024))
+    durability: str = field(default="sync", metadata=rules(choices=("sync", "written")))
+    readable: bool = True
+    writable: bool = True
+    delay: str = field(default="both", metadata=rules(choices=("both", "none", "only")))
+    body_bytes_max: int | None = field(default=None, metadata=rules(low=1))
+
+
+@dataclass(frozen=True)
+class TopicsConfig:
+    """conf/topics.yaml."""
+
+    topics: Mapping[str, TopicEntry] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.topics:
+            fault = names.topic_fault(name)
+            if fault:
+                raise ValueError(fault)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Everything a server process was told."""
+
+    serve: ServeConfig = ServeConfig()
+    rpc: RpcLimits = RpcLimits()
+    log: FileLogOptions = FileLogOptions()
+    producer: ProducerConfig = ProducerConfig()
+    consumer: ConsumerConfig = ConsumerConfig()
+    topics: TopicsConfig = TopicsConfig()
+    folder: Path | None = None
+
+
+FILES: dict[str, tuple[str, type[Any]]] = {
+    "serve": ("ddmq.yaml", ServeConfig),
+    "rpc": ("rpc.yaml", RpcLimits),
+    "log": ("file_log.yaml", FileLogOptions),
+    "producer": ("proxy_producer.yaml", ProducerConfig),
+    "consumer": ("proxy_consumer.yaml", ConsumerConfig),
+    "topics": ("topics.yaml", TopicsConfig),
+}
+DURABILITY = {"sync": Durability.DURABLE, "written": Durability.WRITTEN}
+
+
+def load_folder(folder: Path | None) -> Configuration:
+    """All files of one folder; None gives the defaults. Raises ConfigError."""
+    if folder is None:
+        return Configuration()
+    if not folder.is_dir():
+        raise ConfigError(f"--config {folder}: is not a folder; it holds ddmq.yaml, topics.yaml, …")
+    parts: dict[str, Any] = {}
+    for part, (name, kind) in FILES.items():
+        if (folder / name).exists():
+            parts[part] = load(folder / name, kind)
+    return Configuration(**parts, folder=folder)
+
+
+def with_flags(config: Configuration, **flags: Any) -> Configuration:
+    """The same with the command line's addresses and directory put over the file's."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    for part in ("producer", "consumer", "admin"):
+        if part in given:
+            given[part] = str(given[part])
+    return dataclasses.replace(config, serve=dataclasses.replace(config.serve, **given))
+
+
+def shown(config: Configuration) -> dict[str, Any]:
+    """The values in force, secrets masked, for the start-up log line."""
+    return {part: resolved(getattr(config, part)) for part in FILES if part != "topics"}

@@ -1,0 +1,53 @@
+"""One event, one line on standard error: text for people, JSON for programs. No secrets, no bodies."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+_PLAIN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def extras(record: logging.LogRecord) -> dict[str, Any]:
+    """What was passed as `extra`."""
+    return {key: value for key, value in record.__dict__.items() if key not in _PLAIN}
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-11-21T12:00:00.123Z INFO ddmq.server: text key=value`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_stamp(record)} {record.levelname} {record.name}: {record.getMessage()}"
+        for key, value in extras(record).items():
+            line += f" {key}={value}"
+        return line + _trace(self, record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = {"time": _stamp(record), "level": record.levelname.lower(), "logger": record.name}
+        event |= {"event": record.getMessage()} | extras(record)
+        if record.exc_info:
+            event["trace"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(event, enc_hook=str).decode()
+
+
+def _stamp(record: logging.LogRecord) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return "\n" + formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
+def set_up(level: str, style: str) -> None:
+    """Send the project's log lines to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,168 @@
+"""One server process: its parts put together, started and stopped in the designed order.
+
+Start: validate → open the log (lock, recover, or join its writer) → topics from files → proxies → ports
+→ ready. Stop (SIGTERM): refuse new work → answer what is open → submit progress → sync → close →
+unlock; a second SIGTERM stops at once, which loses nothing that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from gevent.pywsgi import WSGIServer
+
+from backend.file_log import open_shared
+from backend.port import Backend, Health
+from ddmq.address import Address
+from ddmq.server import topics
+from ddmq.server.admin import AdminApi
+from ddmq.server.config import FILES, Configuration, shown
+from ddmq_common.clock import Clock, SystemClock
+from ddmq_common.metrics.registry import Registry
+from ddmq_rpc.server import RpcServer
+from proxy_consumer.service import ConsumerService
+from proxy_producer.service import ProducerService
+
+log = logging.getLogger("ddmq.server")
+PARTS = ("producer", "consumer", "admin")
+
+
+class ServerProcess:
+    """All parts of one process on one hub. `parts` are any of PARTS; admin always has health."""
+
+    def __init__(self, config: Configuration, parts: Iterable[str], clock: Clock | None = None) -> None:
+        self.config = config
+        self.parts = tuple(part for part in PARTS if part in set(parts))
+        self.clock = clock or SystemClock()
+        self.metrics = Registry()
+        self.addresses: dict[str, Address] = {}
+        self.backend: Backend | None = None
+        self.producer: ProducerService | None = None
+        self.consumer: ConsumerService | None = None
+        self._rpc: list[RpcServer] = []
+        self._admin: WSGIServer | None = None
+        self._stop = Event()
+        self._draining = False
+
+    def start(self) -> None:
+        """Blocks until every port answers. Raises DdmqError or OSError with the reason in one line."""
+        sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
+        log.info("starting", extra={"parts": ",".join(self.parts), "config": shown(self.config)})
+        self.backend = open_shared(
+            self.config.serve.data_dir, self.config.log, clock=self.clock, metrics=self.metrics
+        )
+        try:
+            self._apply_topics()
+            self._open_ports(self.backend)
+        except BaseException:
+            self.close()
+            raise
+
+    def _apply_topics(self) -> None:
+        entries = self.config.topics.topics
+        if entries and self.config.folder and self.backend:
+            path = self.config.folder / FILES["topics"][0]
+            topics.apply_file(self.backend, self.clock, entries, path)
+
+    def _open_ports(self, backend: Backend) -> None:
+        if "producer" in self.parts:
+            self.producer = ProducerService(
+                backend, self.config.producer, metrics=self.metrics, clock=self.clock, random=random.Random()
+            )
+            self._listen("producer", self.producer)
+        if "consumer" in self.parts:
+            self.consumer = ConsumerService(
+                backend, self.config.consumer, metrics=self.metrics, clock=self.clock, random=random.Random()
+            )
+            self.consumer.start()
+            self._listen("consumer", self.consumer)
+        if "admin" in self.parts:
+            self._listen_admin(backend)
+
+    def _listen(self, part: str, proxy: ProducerService | ConsumerService) -> None:
+        address = self.config.serve.address(part)
+        server = RpcServer(
+            proxy.service(), address.host, address.port, self.config.rpc, self.metrics, self.clock
+        )
+        server.start()
+        self._rpc.append(server)
+        self.addresses[part] = Address(*server.address[:2])
+
+    def _listen_admin(self, backend: Backend) -> None:
+        api = AdminApi(backend, self.consumer, self.metrics, self.clock, self.health)
+        address = self.config.serve.address("admin")
+        self._admin = WSGIServer(
+            tuple(address), api.router, log=None, error_log=logging.getLogger("ddmq.admin")
+        )
+        self._admin.start()
+        self.addresses["admin"] = Address(address.host, self._admin.server_port)
+
+    def health(self) -> Health:
+        """Ready when the backend takes appends and nothing is draining."""
+        if self._draining:
+            return Health(False, "draining")
+        if self.backend is None:
+            return Health(False, "the log is not open yet")
+        return self.backend.health()
+
+    def run_until_stopped(self) -> None:
+        """Blocks until `request_stop`, then drains and closes."""
+        self._stop.wait()
+        self.drain()
+        self.close()
+
+    def request_stop(self) -> None:
+        """SIGTERM and SIGINT: drain the first time, stop at once the second."""
+        if self._stop.is_set():
+            log.warning("second stop signal: closing at once")
+            self.close()
+            sys.stderr.flush()
+            raise SystemExit(0)
+        self._stop.set()
+
+    def drain(self) -> None:
+        """Refuse what is new, finish what is open, within `drain_ms`."""
+        self._draining = True
+        deadline = self.clock.monotonic() + self.config.serve.drain_ms / 1000
+        log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
+        for server in self._rpc:
+            server.stop_accepting()
+        for proxy in (self.producer, self.consumer):
+            if proxy is not None:
+                _wait(proxy.drain(deadline), deadline - self.clock.monotonic())
+        if self.backend is not None:
+            _wait(self.backend.drain(deadline), deadline - self.clock.monotonic())
+
+    def close(self) -> None:
+        """Release ports and the log at once."""
+        if self._admin is not None:
+            self._admin.stop(timeout=0)
+        for server in self._rpc:
+            server.close()
+        if self.backend is not None:
+            self.backend.close()
+        log.info("stopped")
+
+
+def _wait(completion: Any, seconds: float) -> None:
+    """Wait for a drain; running out of time is said, not raised."""
+    if completion is None:
+        return
+    try:
+        completion.wait(max(seconds, 0.0))
+    except TimeoutError:
+        log.warning("drain ran out of time; what was acknowledged is stored")
+
+
+def install_signals(process: ServerProcess) -> None:
+    """SIGTERM and SIGINT stop the process."""
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        gevent.signal_handler(number, process.request_stop)

@@ -1,0 +1,142 @@
+"""`ddmq serve --processes`: each part as its own process over one directory, watched by this one.
+
+The consumer proxy's process holds the public admin port, because the live state of groups is there; the
+producer proxy's own admin port is the next free one. A part that dies is started again after a pause
+that doubles from 100 ms to 5 s; SIGTERM is passed on to all, a second one kills.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import click
+
+from ddmq.address import Address, parse
+from ddmq.server.config import Configuration, load_folder, with_flags
+
+READY_WITHIN_S = 30.0
+PAUSE_FIRST_S = 0.1
+PAUSE_MAX_S = 5.0
+log = logging.getLogger("ddmq.processes")
+
+
+class Part:
+    """One child process: its command line, and its addresses once it is ready."""
+
+    def __init__(self, name: str, arguments: list[str]) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.ready = threading.Event()
+        self.addresses: dict[str, Address] = {}
+        self.child: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it; `ready` is set when it says so."""
+        command = [sys.executable, "-m", "ddmq", self.name, *self.arguments]
+        self.child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.child.stdout is not None
+        threading.Thread(target=self._listen, args=(self.child.stdout,), daemon=True).start()
+
+    def _listen(self, lines: IO[str]) -> None:
+        for line in lines:
+            if line.startswith("ready "):
+                pairs = (pair.split("=", 1) for pair in line.split()[1:])
+                self.addresses = {key: parse(value) for key, value in pairs if key != "data-dir"}
+                self.ready.set()
+
+
+class Supervisor:
+    """Starts the parts, starts them again when they die, stops them together."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+        self.stopping = False
+
+    def start(self) -> None:
+        """Raises ClickException when a part is not ready in time."""
+        for part in self.parts:
+            part.start()
+            self._await(part)
+
+    def _await(self, part: Part) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not part.ready.wait(0.05):
+            assert part.child is not None
+            if part.child.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise click.ClickException(f"the {part.name} process did not get ready; its reason is above")
+
+    def watch(self) -> None:
+        """Until stopped: start again what dies."""
+        pauses = {part.name: PAUSE_FIRST_S for part in self.parts}
+        while not self.stopping:
+            pid, status = os.wait()
+            part = next((part for part in self.parts if part.child and part.child.pid == pid), None)
+            if part is None or self.stopping:
+                continue
+            log.warning("part died", extra={"part": part.name, "status": status})
+            threading.Event().wait(pauses[part.name])
+            pauses[part.name] = min(pauses[part.name] * 2, PAUSE_MAX_S)
+            part.start()
+
+    def stop(self, *_: Any) -> None:
+        """SIGTERM to every part; SIGKILL the second time."""
+        number = signal.SIGKILL if self.stopping else signal.SIGTERM
+        self.stopping = True
+        for part in self.parts:
+            if part.child is not None and part.child.poll() is None:
+                part.child.send_signal(number)
+
+    def join(self) -> None:
+        """Wait until every part has ended."""
+        for part in self.parts:
+            if part.child is not None:
+                part.child.wait()
+
+
+def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
+    """Start each part as its own process; print `ready …` when all answer; run until SIGTERM."""
+    config = with_flags(load_folder(config_dir), **flags)
+    supervisor = Supervisor([_part(config, config_dir, "consumer"), _part(config, config_dir, "producer")])
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        supervisor.stop()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    supervisor.start()
+    consumer, producer = supervisor.parts
+    addresses = {
+        "producer": producer.addresses["producer"],
+        "consumer": consumer.addresses["consumer"],
+        "admin": consumer.addresses["admin"],
+    }
+    from ddmq.cli.serve import ready_line
+
+    click.echo(ready_line(addresses, config.serve.data_dir))
+    try:
+        supervisor.watch()
+    except ChildProcessError:
+        pass
+    supervisor.join()
+
+
+def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:
+    serve = config.serve
+    admin = serve.address("admin")
+    if name == "producer":
+        admin = Address(admin.host, 0)
+    arguments = ["--data-dir", str(serve.data_dir), "--admin", str(admin)]
+    arguments += [f"--{name}", str(serve.address(name))]
+    if config_dir is not None:
+        arguments += ["--config", str(config_dir)]
+    return Part(name, arguments)

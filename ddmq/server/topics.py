@@ -1,0 +1,103 @@
+"""Topics as an operator changes them: from the admin API and from conf/topics.yaml.
+
+What stands in a file belongs to the file: the command line may not change it and is told its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from backend.port import Backend
+from backend.records import TopicInfo
+from ddmq.server.config import DURABILITY, TopicEntry
+from ddmq.server.queries import WAIT_S, known_topic
+from ddmq_common import names
+from ddmq_common.clock import Clock
+from ddmq_common.config.loader import Place, build
+from ddmq_common.errors import CallerError, TopicExistsError
+
+
+def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
+    """Make a new topic. Raises CallerError for a bad name or setting, TopicExistsError when it is there."""
+    fault = names.topic_fault(name)
+    if fault:
+        raise CallerError(fault)
+    if backend.topic(name) is not None:
+        raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
+    entry = build(TopicEntry, settings, Place("request", name))
+    return backend.put_topic(info_of(name, entry, "log"), clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+
+
+def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
+    """Change what `settings` names; queues only grow."""
+    info = changeable(backend, name)
+    entry = build(TopicEntry, _as_settings(info) | dict(settings), Place("request", name))
+    if entry.queues < info.queues:
+        raise CallerError(f"topic {name!r} has {info.queues} queues; they can be added, not removed")
+    wanted = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
+    return backend.put_topic(wanted, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+
+
+def delete(backend: Backend, clock: Clock, name: str) -> None:
+    """Delete a topic that no file owns."""
+    if names.is_internal(name):
+        raise CallerError(f"topic {name!r} belongs to the system and cannot be deleted")
+    changeable(backend, name)
+    backend.delete_topic(name, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+
+
+def changeable(backend: Backend, name: str) -> TopicInfo:
+    """The topic, unless a file owns it."""
+    info = known_topic(backend, name)
+    if info.source != "log":
+        raise CallerError(f"topic {name!r} stands in {info.source}; change it there and reload")
+    return info
+
+
+def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry], path: Path) -> list[str]:
+    """Bring the backend's topics in line with the file; returns the names that changed."""
+    changed = []
+    for name, entry in entries.items():
+        info = backend.topic(name)
+        wanted = info_of(name, entry, str(path))
+        if info is not None:
+            wanted = dataclasses.replace(wanted, incarnation=info.incarnation)
+            if entry.queues < info.queues:
+                raise CallerError(
+                    f"{path}: topics.{name}.queues: is {entry.queues}; the topic has {info.queues} "
+                    "already and queues cannot be removed"
+                )
+        if wanted != info:
+            backend.put_topic(wanted, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+            changed.append(name)
+    return changed
+
+
+def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
+    """A file's entry as the backend knows topics."""
+    return TopicInfo(
+        name=name,
+        incarnation=0,
+        queues=entry.queues,
+        durability=DURABILITY[entry.durability],
+        readable=entry.readable,
+        writable=entry.writable,
+        delay=entry.delay,
+        body_bytes_max=entry.body_bytes_max,
+        source=source,
+    )
+
+
+def _as_settings(info: TopicInfo) -> dict[str, Any]:
+    by_class = {durability: word for word, durability in DURABILITY.items()}
+    return {
+        "queues": info.queues,
+        "durability": by_class[info.durability],
+        "readable": info.readable,
+        "writable": info.writable,
+        "delay": info.delay,
+        "body_bytes_max": info.body_bytes_max,
+    }
