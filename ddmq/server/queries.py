@@ -58,7 +58,11 @@ def topics(backend: Backend, *, internal: bool) -> list[dict[str, Any]]:
 
 def _with_messages(backend: Backend, info: TopicInfo) -> dict[str, Any]:
     bounds = backend.bounds(queues_of(info)).wait(WAIT_S)
-    return topic_row(info) | {"messages": sum(b.next - b.min for b in bounds if b is not None)}
+    known = [b for b in bounds if b is not None]
+    return topic_row(info) | {
+        "messages": sum(b.next - b.min for b in known),
+        "stored": sum(b.next for b in known),
+    }
 
 
 def topic_detail(backend: Backend, name: str) -> dict[str, Any]:

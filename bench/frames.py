@@ -1,0 +1,119 @@
+"""Requests as prebuilt bytes, compact protocol, so that a load generator costs as little as it can."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddmq_common.delivery import varint, zigzag
+
+
+def frame(payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload)) + payload
+
+
+def call(method: str, arguments: bytes, seqid: int = 1) -> bytes:
+    """A framed compact call."""
+    name = method.encode()
+    return frame(b"\x82\x21" + varint(seqid) + varint(len(name)) + name + arguments)
+
+
+def text(value: bytes) -> bytes:
+    return varint(len(value)) + value
+
+
+def producer_message(topic: bytes, key: bytes, body: bytes, hash_id: int) -> bytes:
+    """Message with topic, key, hashId, partitionId −1, body, version, as the Java client writes it."""
+    return (
+        b"\x18" + text(topic) + b"\x18" + text(key) + b"\x26" + zigzag(hash_id)
+        + b"\x25" + zigzag(-1) + b"\x18" + text(body) + b"\x18" + text(b"bench") + b"\x00"
+    )  # fmt: skip
+
+
+def send_sync(topic: bytes, key: bytes, body: bytes, hash_id: int, timeout_ms: int = 5000) -> bytes:
+    arguments = b"\x1c" + producer_message(topic, key, body, hash_id) + b"\x16" + zigzag(timeout_ms) + b"\x00"
+    return call("sendSync", arguments)
+
+
+def send_batch_sync(messages: Sequence[bytes]) -> bytes:
+    """`messages`: what producer_message gave."""
+    return call("sendBatchSync", b"\x19" + list_header(len(messages), 12) + b"".join(messages) + b"\x00")
+
+
+def list_header(count: int, kind: int) -> bytes:
+    return bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + varint(count)
+
+
+def pull(
+    group: bytes,
+    topic: bytes,
+    batch: int,
+    linger_ms: int,
+    acknowledged: tuple[bytes, range | list[int]] | None,
+) -> bytes:
+    """A pull; `acknowledged` = (qid, offsets) of the last answer."""
+    request = (
+        b"\x18" + text(group) + b"\x18" + text(topic) + b"\x85" + zigzag(batch) + b"\x15" + zigzag(linger_ms)
+    )
+    if acknowledged is not None:
+        qid, offsets = acknowledged
+        context = b"\x18" + text(group) + b"\x18" + text(topic) + b"\x18" + text(qid) + b"\x00"
+        request += b"\x0c" + zigzag(50) + b"\x1c" + context
+        request += b"\x29" + list_header(len(offsets), 6) + b"".join(map(zigzag, offsets))
+        request += b"\x19" + list_header(0, 6) + b"\x00"
+    return call("pull", b"\x1c" + request + b"\x00" + b"\x00")
+
+
+def reply_ok(payload: bytes) -> bool:
+    """Whether a reply's Result has code 0 (the first field of the success struct)."""
+    start = payload.find(b"\x0c\x00")
+    return start >= 0 and payload[start + 2 : start + 4] == b"\x15\x00"
+
+
+class Pulled(NamedTuple):
+    """What a load generator needs of a pull's answer: whose, how many, and the offsets' last."""
+
+    qid: bytes
+    count: int
+    last: int
+
+    @property
+    def offsets(self) -> range:
+        """All offsets, where the queue has no gaps."""
+        return range(self.last - self.count + 1, self.last + 1)
+
+
+def pulled(payload: bytes) -> Pulled | None:
+    """Read the ends of a compact PullResponse without decoding its messages; None for an empty one."""
+    at = payload.find(b"\x0c\x00\x1c", 4) + 3
+    if at < 3:
+        raise AssertionError(f"not a PullResponse: {payload[:80]!r}")
+    if payload[at] == 0:
+        return None
+    qid = b""
+    while payload[at]:
+        length, at = read_varint(payload, at + 1)
+        qid = payload[at : at + length]
+        at += length
+    header = payload[at + 2]
+    count = header >> 4 if header < 0xF0 else read_varint(payload, at + 3)[0]
+    if count == 0:
+        return None
+    end = len(payload) - 3  # the stop bytes of result, response and message
+    start = end - 1
+    while payload[start - 1] & 0x80:
+        start -= 1
+    number, _ = read_varint(payload, start)
+    return Pulled(qid, count, (number >> 1) ^ -(number & 1))
+
+
+def read_varint(payload: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = payload[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+        shift += 7

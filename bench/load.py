@@ -1,0 +1,82 @@
+"""A closed-loop load generator: many connections, one call under way on each, raw sockets and epoll."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+
+Next = Callable[[int, bytes | None], bytes | None]
+
+
+def connect(address: tuple[str, int], count: int) -> list[socket.socket]:
+    """That many connections."""
+    made = []
+    for _ in range(count):
+        one = socket.create_connection(address, timeout=10)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        one.setblocking(False)
+        made.append(one)
+    return made
+
+
+def closed_loop(connections: list[socket.socket], next_frame: Next) -> list[float]:
+    """Call `next_frame(connection index, last reply's payload)` for each call; None ends that connection.
+
+    Returns every call's latency in seconds. A connection that is closed by the server raises.
+    """
+    poll = select.epoll()
+    by_fd = {one.fileno(): index for index, one in enumerate(connections)}
+    started = [0.0] * len(connections)
+    partial: dict[int, bytearray] = {}
+    latencies: list[float] = []
+    open_count = 0
+    clock = time.perf_counter
+    for index, one in enumerate(connections):
+        poll.register(one, select.EPOLLIN)
+        request = next_frame(index, None)
+        if request is not None:
+            open_count += 1
+            started[index] = clock()
+            _send(one, request)
+    while open_count:
+        for fd, _ in poll.poll(10):
+            index = by_fd[fd]
+            one = connections[index]
+            payload = _receive(one, partial, index)
+            if payload is None:
+                continue
+            latencies.append(clock() - started[index])
+            request = next_frame(index, payload)
+            if request is None:
+                open_count -= 1
+            else:
+                started[index] = clock()
+                _send(one, request)
+    poll.close()
+    return latencies
+
+
+def _receive(one: socket.socket, partial: dict[int, bytearray], index: int) -> bytes | None:
+    data = one.recv(1 << 18)
+    if not data:
+        raise ConnectionError("the server closed a connection under load")
+    gathered = partial.get(index)
+    if gathered is not None:
+        gathered += data
+        data = bytes(gathered)
+    if len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        if gathered is None:
+            partial[index] = bytearray(data)
+        return None
+    if gathered is not None:
+        del partial[index]
+    return data[4:]
+
+
+def _send(one: socket.socket, request: bytes) -> None:
+    sent = one.send(request)
+    while sent < len(request):
+        select.select([], [one], [], 10)
+        sent += one.send(request[sent:])

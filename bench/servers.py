@@ -1,0 +1,96 @@
+"""Starting what is measured: our server, and the servers that give the floors, each its own process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.harness import SERVER_CORE
+
+Target = tuple[str, int]
+
+
+@dataclass
+class Running:
+    """A server process that said it is ready."""
+
+    process: subprocess.Popen[str]
+    addresses: dict[str, Target]
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far, all threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def anonymous_bytes(self) -> int:
+        """RssAnon."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def start(arguments: list[str], cores: set[int] | None = None) -> Running:
+    """`python -m ARGUMENTS`, pinned, up to its `ready name=host:port …` line."""
+    chosen = (cores or {SERVER_CORE}) & os.sched_getaffinity(0) or os.sched_getaffinity(0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, chosen),
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line.startswith("ready"):
+        process.kill()
+        raise RuntimeError(f"{arguments}: not ready, said {line!r}")
+    addresses: dict[str, Target] = {}
+    for pair in line.split()[1:]:
+        name, _, where = pair.partition("=")
+        host, _, port = where.rpartition(":")
+        if port.isdecimal():
+            addresses[name] = (host, int(port))
+    return Running(process, addresses)
+
+
+def start_ddmq(data_dir: Path, cores: set[int] | None = None, config: Path | None = None) -> Running:
+    """`ddmq serve` on free ports."""
+    free = ["--producer", "127.0.0.1:0", "--consumer", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    extra = ["--config", str(config)] if config else []
+    return start(["ddmq", "serve", "--data-dir", str(data_dir), *free, *extra], cores)
+
+
+@contextmanager
+def ddmq(cores: set[int] | None = None, config: Path | None = None) -> Iterator[Running]:
+    """A server over a fresh directory, gone afterwards. The directory is on the disk this runs on."""
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=scratch()) as folder:
+        running = start_ddmq(Path(folder) / "data", cores, config)
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
+def scratch() -> Path:
+    """A folder on a real disk (not a memory file system); DDMQ_BENCH_DIR chooses another."""
+    folder = Path(os.environ.get("DDMQ_BENCH_DIR", Path(__file__).parent / ".scratch"))
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -1,0 +1,143 @@
+"""T4: send → delivered, open loop at 5,000/s, durable, one waiting client per queue.
+
+Floor: one fdatasync of 1 KiB plus two loopback round trips, on the same disk in the same run. Each body
+starts with the moment its sending was due, so a late generator or server counts as lateness.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import tempfile
+import time
+
+from bench import frames, load
+from bench.harness import CLIENT_CORE, Series, percentiles, pin, run
+from bench.servers import Running, ddmq, scratch
+
+RATE = 5_000
+SECONDS = 6
+SENDERS = 64
+PULLERS = 4
+BODY = 1024
+MARK = b"\xfeDUE\xfe"
+STAMP = struct.Struct("d")
+
+
+def floor() -> dict[str, float]:
+    """Milliseconds of one fdatasync and two round trips on loopback."""
+    times = []
+    left, right = socket.socketpair()
+    with tempfile.TemporaryFile(dir=scratch()) as file:
+        os.posix_fallocate(file.fileno(), 0, 4 << 20)
+        for index in range(1000):
+            began = time.perf_counter()
+            os.pwrite(file.fileno(), bytes(BODY), index * BODY)
+            os.fdatasync(file.fileno())
+            for _ in range(2):
+                left.send(b"x")
+                right.recv(1)
+                right.send(b"y")
+                left.recv(1)
+            times.append(time.perf_counter() - began)
+    return percentiles(times)
+
+
+class OpenLoop:
+    """One process, one epoll: senders on a schedule, pullers always waiting."""
+
+    def __init__(self, server: Running, topic: bytes, total: int) -> None:
+        self.topic, self.total = topic, total
+        self.senders = load.connect(server.addresses["producer"], SENDERS)
+        self.pullers = load.connect(server.addresses["consumer"], PULLERS)
+        self.latencies: list[float] = []
+        self.sent = 0
+        self._free = list(self.senders)
+        self._buffers = {one.fileno(): bytearray() for one in self.senders + self.pullers}
+        self._by_fd = {one.fileno(): one for one in self.senders + self.pullers}
+        self._puller_fds = {one.fileno() for one in self.pullers}
+
+    def run(self) -> list[float]:
+        """All latencies in seconds, due to delivered."""
+        poll = select.epoll()
+        for one in self._by_fd.values():
+            poll.register(one, select.EPOLLIN)
+        for one in self.pullers:
+            one.send(frames.pull(b"latency", self.topic, 100, 1000, None))
+        began = time.perf_counter() + 0.2
+        give_up = began + self.total / RATE + 15
+        while len(self.latencies) < self.total and time.perf_counter() < give_up:
+            pause = self._send_what_is_due(began)
+            for fd, _ in poll.poll(max(pause, 0.0)):
+                self._receive(fd)
+        poll.close()
+        for one in self._by_fd.values():
+            one.close()
+        return self.latencies
+
+    def _send_what_is_due(self, began: float) -> float:
+        """Seconds until the next one is due."""
+        while self.sent < self.total:
+            due = began + self.sent / RATE
+            pause = due - time.perf_counter()
+            if pause > 0:
+                return pause
+            if not self._free:
+                return 0.001
+            body = MARK + STAMP.pack(due) + bytes(BODY - 13)
+            self._free.pop().send(frames.send_sync(self.topic, b"", body, self.sent))
+            self.sent += 1
+        return 0.05
+
+    def _receive(self, fd: int) -> None:
+        buffer = self._buffers[fd]
+        buffer += self._by_fd[fd].recv(1 << 18)
+        if len(buffer) < 4 or len(buffer) < 4 + int.from_bytes(buffer[:4], "big"):
+            return
+        payload = bytes(buffer[4:])
+        buffer.clear()
+        if fd in self._puller_fds:
+            self._delivered(self._by_fd[fd], payload)
+        elif frames.reply_ok(payload):
+            self._free.append(self._by_fd[fd])
+        else:
+            raise AssertionError(f"not stored: {payload!r}")
+
+    def _delivered(self, puller: socket.socket, payload: bytes) -> None:
+        now = time.perf_counter()
+        at = payload.find(MARK)
+        while at >= 0:
+            self.latencies.append(now - STAMP.unpack_from(payload, at + len(MARK))[0])
+            at = payload.find(MARK, at + 13)
+        answer = frames.pulled(payload)
+        done = (answer.qid, answer.offsets) if answer else None
+        puller.send(frames.pull(b"latency", self.topic, 100, 1000, done))
+
+
+def measure(server: Running, topic: bytes) -> dict[str, float]:
+    """One round; raises when a message did not come, or came twice."""
+    total = RATE * SECONDS
+    latencies = OpenLoop(server, topic, total).run()
+    if len(latencies) != total:
+        raise AssertionError(f"{total} sent, {len(latencies)} delivered")
+    return percentiles(latencies)
+
+
+def main() -> None:
+    pin(CLIENT_CORE)
+    with ddmq() as server:
+        OpenLoop(server, b"latency", 500).run()
+        ours = Series("send to delivered", lambda: measure(server, b"latency"), "fdatasync + 2 round trips")
+        run(
+            "t04_latency",
+            __doc__ or "",
+            [Series("fdatasync + 2 round trips", floor), ours],
+            rate=RATE,
+            body=BODY,
+        )
+
+
+if __name__ == "__main__":
+    main()

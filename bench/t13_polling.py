@@ -1,0 +1,86 @@
+"""T13: 1,000 old clients polling an empty group (linger 50 ms, sleep 50 ms): share of one core.
+
+Floor: the same number of calls a second answered by the no-op server.
+"""
+
+from __future__ import annotations
+
+import heapq
+import select
+import time
+
+from bench import frames, load
+from bench.harness import CLIENT_CORE, Series, pin, run
+from bench.servers import Running, Target, ddmq, start
+from bench.t03_pull import one_each
+
+CLIENTS = 1_000
+SECONDS = 10.0
+SLEEP_S = 0.05
+
+
+def poll_for(address: Target, request: bytes, pause_s: float) -> int:
+    """CLIENTS connections, each: call, sleep `pause_s`, again; returns the calls answered."""
+    connections = load.connect(address, CLIENTS)
+    by_fd = {one.fileno(): one for one in connections}
+    poll = select.epoll()
+    now = time.perf_counter()
+    due = [(now + pause_s * index / CLIENTS, fd) for index, fd in enumerate(by_fd)]
+    for fd in by_fd:
+        poll.register(fd, select.EPOLLIN)
+    end, answered = now + SECONDS, 0
+    while (now := time.perf_counter()) < end:
+        while due and due[0][0] <= now:
+            by_fd[heapq.heappop(due)[1]].send(request)
+        wait = min(due[0][0] - now if due else 0.05, 0.05)
+        for fd, _ in poll.poll(max(wait, 0)):
+            if not by_fd[fd].recv(4096):
+                raise ConnectionError("the server closed a polling client")
+            answered += 1
+            heapq.heappush(due, (time.perf_counter() + pause_s, fd))
+    poll.close()
+    for one in connections:
+        one.close()
+    return answered
+
+
+def measure(server: Running, address: Target, request: bytes, pause_s: float) -> dict[str, float]:
+    """CPU share of the server over one round."""
+    before, began = server.cpu_seconds(), time.perf_counter()
+    answered = poll_for(address, request, pause_s)
+    seconds = time.perf_counter() - began
+    share = (server.cpu_seconds() - before) / seconds
+    return {
+        "core_share": share,
+        "calls_per_s": answered / seconds,
+        "us_per_call": share * seconds / answered * 1e6,
+    }
+
+
+def main() -> None:
+    pin(CLIENT_CORE)
+    with ddmq() as ours:
+        load.closed_loop(
+            load.connect(ours.addresses["producer"], 1), one_each([frames.send_sync(b"idle", b"", b"x", 0)])
+        )
+        load.closed_loop(
+            load.connect(ours.addresses["consumer"], 1),
+            one_each([frames.pull(b"idlers", b"idle", 8, 50, None)]),
+        )
+        noop = start(["bench.noop_server"])
+        request = frames.pull(b"idlers", b"idle", 8, 50, None)
+        send = frames.send_sync(b"idle", b"", b"x", 0)
+        try:
+            every = [
+                Series("no-op", lambda: measure(noop, noop.addresses["producer"], send, 2 * SLEEP_S)),
+                Series(
+                    "polling", lambda: measure(ours, ours.addresses["consumer"], request, SLEEP_S), "no-op"
+                ),
+            ]
+            run("t13_polling", __doc__ or "", every, clients=CLIENTS, seconds=SECONDS)
+        finally:
+            noop.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""`ddmq doctor`: is this machine, this directory, this configuration good to run on?
+
+Each check answers ok, warning or failed with the remedy; exit code 1 when one failed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import resource
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from ddmq.address import Address
+from ddmq.cli.output import json_option, print_json, print_table
+from ddmq_common.errors import ConfigError
+
+OK, WARNING, FAILED = "ok", "warning", "failed"
+FILES_WANTED = 4096
+SLOW_SYNC_MS = 10.0
+SYNC_ROUNDS = 20
+NEEDED = ("gevent", "thrift.protocol.fastbinary", "thriftpy2", "google_crc32c", "msgspec", "yaml")
+
+
+class Finding(NamedTuple):
+    """One check's outcome."""
+
+    check: str
+    status: str
+    found: str
+    remedy: str = ""
+
+
+@click.command()
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True, help="The log's."
+)
+@click.option("--config", "config_dir", type=click.Path(path_type=Path), help="The configuration folder.")
+@json_option
+def doctor(data_dir: Path, config_dir: Path | None, as_json: bool) -> None:
+    """Check machine, directory, ports and configuration."""
+    findings = list(examine(data_dir, config_dir))
+    if as_json:
+        print_json([finding._asdict() for finding in findings])
+    else:
+        print_table("", ["check", "status", "found", "remedy"], findings)
+    if any(finding.status == FAILED for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+def examine(data_dir: Path, config_dir: Path | None) -> Iterator[Finding]:
+    """Every finding, in the order people care."""
+    yield python()
+    yield from (library(name) for name in NEEDED)
+    yield open_files()
+    yield directory(data_dir)
+    yield disk_space(_existing(data_dir))
+    yield sync_speed(_existing(data_dir))
+    yield from configuration(config_dir)
+
+
+def python() -> Finding:
+    """The interpreter."""
+    version = platform.python_version()
+    return Finding("python", OK, version)
+
+
+def library(name: str) -> Finding:
+    """One library that the servers cannot run without; also whether its C part is there."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        return Finding(f"library {name}", FAILED, str(error), "run: make setup")
+    return Finding(f"library {name}", OK, "there")
+
+
+def open_files() -> Finding:
+    """How many sockets and files one process may hold."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < FILES_WANTED:
+        return Finding("open files", WARNING, str(soft), f"run: ulimit -n {FILES_WANTED}")
+    return Finding("open files", OK, str(soft))
+
+
+def directory(data_dir: Path) -> Finding:
+    """Whether the log could be made or written there, and who holds it."""
+    target = _existing(data_dir)
+    if not target.is_dir():
+        return Finding("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
+    if not os.access(target, os.W_OK | os.X_OK):
+        return Finding("directory", FAILED, f"{target} is not writable", "change its owner or mode")
+    return Finding("directory", OK, str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)")
+
+
+def disk_space(target: Path) -> Finding:
+    """Free space against the log's own marks."""
+    usage = shutil.disk_usage(target)
+    refuse = min(usage.total // 10, 2 << 30)
+    clean = min(usage.total // 4, 20 << 30)
+    found = f"{usage.free / (1 << 30):.1f} GiB free of {usage.total / (1 << 30):.1f}"
+    if usage.free < refuse:
+        return Finding("disk space", FAILED, found, f"sends are refused under {refuse / (1 << 30):.1f} GiB")
+    if usage.free < clean:
+        return Finding("disk space", WARNING, found, f"cleaning starts under {clean / (1 << 30):.1f} GiB")
+    return Finding("disk space", OK, found)
+
+
+def sync_speed(target: Path) -> Finding:
+    """What one fdatasync costs there: the floor under every durable send."""
+    try:
+        milliseconds = statistics.median(_sync_times(target))
+    except OSError as error:
+        return Finding("fdatasync", FAILED, str(error), "choose another --data-dir")
+    found = f"{milliseconds:.2f} ms median"
+    if milliseconds > SLOW_SYNC_MS:
+        return Finding(
+            "fdatasync", WARNING, found, "a slow disk; `durability: written` trades safety for speed"
+        )
+    return Finding("fdatasync", OK, found)
+
+
+def _sync_times(target: Path) -> list[float]:
+    times = []
+    with tempfile.TemporaryFile(dir=target) as file:
+        for _ in range(SYNC_ROUNDS):
+            start = time.perf_counter()
+            os.write(file.fileno(), bytes(4096))
+            os.fdatasync(file.fileno())
+            times.append((time.perf_counter() - start) * 1000)
+    return times
+
+
+def configuration(config_dir: Path | None) -> Iterator[Finding]:
+    """The files parse, and their ports are free or ours."""
+    from ddmq.server.config import load_folder
+
+    try:
+        config = load_folder(config_dir)
+    except ConfigError as error:
+        yield Finding("configuration", FAILED, str(error), "correct it; conf/ has commented examples")
+        return
+    yield Finding("configuration", OK, str(config_dir) if config_dir else "defaults")
+    for part in ("producer", "consumer", "admin"):
+        yield port(part, config.serve.address(part))
+
+
+def port(part: str, address: Address) -> Finding:
+    """Whether the part could listen there."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    probe = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((address.host, address.port))
+    except OSError as error:
+        remedy = f"a server may be running; else choose another with --{part} HOST:PORT"
+        return Finding(f"{part} port", WARNING, f"{address}: {error.strerror or error}", remedy)
+    finally:
+        probe.close()
+    return Finding(f"{part} port", OK, f"{address} is free")
+
+
+def _existing(path: Path) -> Path:
+    """The path itself or its nearest folder that exists."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
