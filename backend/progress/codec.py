@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from backend.progress.ack_map import OFFSET_END, PAGE_BITS, PAGE_FULL, PAGE_OFFSETS, AckMap, piece_ranges
-from backend.progress.group_progress import Fence, GroupProgress
+from backend.progress.group_progress import Fence, GroupProgress, check_delta
 from backend.records import ProgressDelta, QueueRef
 from ddmq_common.delivery import varint, zigzag
 from ddmq_common.errors import DamagedError
@@ -24,14 +24,13 @@ _RANGES_MAX = _PAGE_BYTES // 4  # a page with more ranges than this is written a
 
 
 def encode_delta(delta: ProgressDelta) -> bytes:
-    """The bytes of one delta; ranges and attempts keep their order."""
+    """The bytes of one delta; ranges and attempts keep their order. Raises ValueError as check_delta."""
+    check_delta(delta)
     parts = [b"\x01", _queue(delta.group, delta.queue), varint(delta.epoch), varint(delta.generation)]
     parts.append(varint(0 if delta.reset_to is None else delta.reset_to + 1))
     parts.append(varint(len(delta.finished)))
     before = 0
     for start, end in delta.finished:
-        if not 0 <= start < end <= OFFSET_END:
-            raise ValueError(f"finished range [{start}, {end}): allowed are 0 <= start < end <= 2**63 - 1")
         parts.append(zigzag(start - before))
         parts.append(varint(end - start))
         before = end
@@ -162,6 +161,8 @@ def _decode_piece(reader: _Reader, acks: AckMap, page: int) -> int:
     kind = reader.byte()
     if kind == _BITMAP:
         bits = int.from_bytes(reader.take(_PAGE_BYTES), "little")
+        if bits == 0:
+            raise reader.damaged(f"page {page} is empty")
         lowest = (page << PAGE_BITS) + (bits & -bits).bit_length() - 1
         _check_range(reader, acks, lowest, lowest + 1, page + 1)
         acks.put_page(page, bits)

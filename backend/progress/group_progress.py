@@ -3,8 +3,9 @@
 A delta is applied whole or refused whole. It is refused with FencedError when its epoch or its
 generation is below what is recorded (its sender has lost the queue, or someone reset the offsets
 since), and also when it names a generation above the recorded one without being the reset that starts
-it. A higher epoch is taken over with the delta. Applying the same delta again changes nothing, except
-that a repeated reset is refused: its generation is no longer above.
+it; `check_delta` refuses what no queue could take, before anything is written. A higher epoch is taken
+over with the delta. Applying the same delta again changes nothing, except that a repeated reset is
+refused: its generation is no longer above.
 
 Pure: the engines decide when a delta is durable and apply it then. An engine that takes several
 batches before the first is durable checks each against the Fence that the earlier ones leave behind.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from backend.progress.ack_map import AckMap
+from backend.progress.ack_map import OFFSET_END, AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import FencedError
 
@@ -33,27 +34,39 @@ OPEN_FENCE = Fence()
 NO_PROGRESS = ProgressView(None, (), {}, 0, 0)
 
 
-def check_fence(fence: Fence, delta: ProgressDelta) -> Fence:
-    """The fence after `delta`. Raises FencedError, or ValueError for a reset that also finishes."""
-    if delta.epoch < fence.epoch:
-        raise FencedError(
-            _refusal(delta, f"epoch {delta.epoch} is over, the queue is held under {fence.epoch}")
-        )
-    if delta.reset_to is None:
-        if delta.generation != fence.generation:
-            raise FencedError(
-                _refusal(delta, f"generation {delta.generation} is not the current one, {fence.generation}")
-            )
-        return fence if delta.epoch == fence.epoch else Fence(delta.epoch, fence.generation)
-    if delta.finished or delta.attempts or delta.reset_to < 0:
+def check_delta(delta: ProgressDelta) -> None:
+    """Raises ValueError when no queue could take `delta`, whatever is recorded."""
+    if delta.epoch < 0 or delta.generation < 0:
+        raise ValueError(_refusal(delta, f"epoch {delta.epoch} or generation {delta.generation} is negative"))
+    reset = delta.reset_to
+    if reset is not None and (delta.finished or delta.attempts or not 0 <= reset < OFFSET_END):
         raise ValueError(
-            _refusal(
-                delta, f"a reset goes to an offset of 0 or more, alone; this one goes to {delta.reset_to}"
-            )
+            _refusal(delta, f"a reset goes to an offset from 0, alone; this one goes to {reset}")
         )
-    if delta.generation <= fence.generation:
+    for start, end in delta.finished:
+        if not 0 <= start < end <= OFFSET_END:
+            raise ValueError(_refusal(delta, f"range [{start}, {end}); allowed are 0 <= start < end < 2**63"))
+    for offset, attempts in delta.attempts:
+        if not 0 <= offset < OFFSET_END or not 0 < attempts <= OFFSET_END:
+            raise ValueError(
+                _refusal(delta, f"{attempts} attempts of offset {offset}; allowed are 1 or more")
+            )
+
+
+def check_fence(fence: Fence, delta: ProgressDelta) -> Fence:
+    """The fence that `delta` leaves behind. Raises FencedError when `fence` keeps it out."""
+    epoch, generation = fence
+    if delta.epoch < epoch:
+        raise FencedError(_refusal(delta, f"epoch {delta.epoch} is over, the queue is held under {epoch}"))
+    if delta.reset_to is None:
+        if delta.generation != generation:
+            raise FencedError(
+                _refusal(delta, f"generation {delta.generation} is not the current {generation}")
+            )
+        return fence if delta.epoch == epoch else Fence(delta.epoch, generation)
+    if delta.generation <= generation:
         raise FencedError(
-            _refusal(delta, f"a reset needs a generation above {fence.generation}, got {delta.generation}")
+            _refusal(delta, f"a reset to generation {delta.generation}; current is {generation}")
         )
     return Fence(delta.epoch, delta.generation)
 

@@ -1,0 +1,386 @@
+"""MemoryBackend: the backend port without a disk, on the gevent hub.
+
+It keeps the port's rules as an engine with a disk would: every completion is settled later, from the
+hub, never inside the call; writes take effect in the order they were called, and are seen by readers
+no earlier than they are settled. What it stores is gone with it; it answers with the durability that
+the topic asks for, so that proxies run on it unchanged.
+
+For tests it can be told to be slow (`hold`, `release_held`), to fail (`fail_next`), and to do what
+retention, damage and other members do (`expire`, `lose`, `revoke`, `depose`). Deadlines are looked at
+every few milliseconds of real time against the clock that was given, so a ManualClock works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import gevent
+
+from backend.capabilities import Capabilities, Durability
+from backend.completion import Completion
+from backend.memory.members import MemberTable
+from backend.memory.options import MemoryOptions
+from backend.memory.store import DURABILITIES, MemoryStore, check_topic
+from backend.memory.waits import WaitTable
+from backend.memory.writes import Refuse, Write, WriteLine
+from backend.port import Backend, Health, Membership, MembershipListener, Wait
+from backend.progress.group_progress import check_delta
+from backend.records import (
+    AppendResult,
+    AppendStatus,
+    Bounds,
+    CommitBatch,
+    NewRecord,
+    ProgressView,
+    QueueRef,
+    ReadBatch,
+    StoredRecord,
+    TopicInfo,
+)
+from ddmq_common.clock import Clock, SystemClock
+from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, NoSuchTopicError
+
+T = TypeVar("T")
+
+
+class MemoryBackend(Backend):
+    """The model engine. Make it on the thread of the hub that is to serve it."""
+
+    def __init__(self, clock: Clock | None = None, options: MemoryOptions | None = None) -> None:
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._options = MemoryOptions() if options is None else options
+        self.capabilities = _capabilities(self._options)
+        self._loop: Any = gevent.get_hub().loop
+        delivery_bytes_max = self._options.body_bytes_max + 2 * self._options.properties_bytes_max
+        self._store = MemoryStore(self._options.bytes_max, self._options.entries_max, delivery_bytes_max)
+        self._waits = WaitTable(self._options.waits_max)
+        self._members = MemberTable(self._store, self._loop.run_callback, self._options.entries_max)
+        self._watchers: list[Callable[[str], None]] = []
+        self._writes = WriteLine(self._loop.run_callback)
+        self._draining = self._closed = False
+        sweep_s = self._options.sweep_ms / 1000
+        self._timer: Any = self._loop.timer(sweep_s, sweep_s)
+        self._ticking = False
+
+    # --- topics and settings
+
+    def topic(self, name: str) -> TopicInfo | None:
+        topic = self._store.topics.get(name)
+        return None if topic is None else topic.info
+
+    def topics(self) -> Mapping[str, TopicInfo]:
+        return {name: topic.info for name, topic in self._store.topics.items()}
+
+    def put_topic(
+        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
+    ) -> Completion[TopicInfo]:
+        check_topic(info)
+
+        def act() -> TopicInfo:
+            made = self._store.put_topic(info)
+            self._topic_changed(info.name)
+            return made
+
+        return self._write(Completion() if into is None else into, deadline, act, may_fail=False)
+
+    def delete_topic(self, name: str, deadline: float) -> Completion[None]:
+        def act() -> None:
+            self._store.delete_topic(name)
+            self._topic_changed(name)
+
+        return self._write(Completion(), deadline, act, may_fail=False)
+
+    def setting(self, key: str) -> bytes | None:
+        return self._store.settings.get(key)
+
+    def settings(self, prefix: str) -> Mapping[str, bytes]:
+        return {key: value for key, value in self._store.settings.items() if key.startswith(prefix)}
+
+    def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        def tell(key: str) -> None:
+            if tell in self._watchers:
+                listener(key)
+
+        def stop() -> None:
+            if tell in self._watchers:
+                self._watchers.remove(tell)
+
+        self._watchers.append(tell)
+        return stop
+
+    def _topic_changed(self, name: str) -> None:
+        self._changed(f"topic/{name}")
+        self._members.topic_changed(name)
+        error = NoSuchTopicError(f"topic {name} was deleted")
+        for queue in self._waits.queues():
+            if queue.topic == name and self._store.queue(queue) is None:
+                self._waits.fail(queue, error)
+
+    def _changed(self, key: str) -> None:
+        for tell in self._watchers:
+            self._loop.run_callback(tell, key)
+
+    # --- writing
+
+    def append(
+        self,
+        records: Sequence[NewRecord],
+        deadline: float,
+        into: Completion[list[AppendResult]] | None = None,
+    ) -> Completion[list[AppendResult]]:
+        completion: Completion[list[AppendResult]] = Completion() if into is None else into
+        taken = list(records)
+
+        def act() -> list[AppendResult]:
+            results = self._store.append(taken, self._clock.wall_ms())
+            self._loop.run_callback(self._wake, taken)
+            return results
+
+        def refuse(error: Exception, status: AppendStatus) -> None:
+            result = AppendResult(status, -1, Durability.WRITTEN, error)
+            completion.succeed([result] * len(taken))
+
+        return self._write(completion, deadline, act, refuse)
+
+    def commit(
+        self, batch: CommitBatch, deadline: float, into: Completion[list[AppendResult]] | None = None
+    ) -> Completion[list[AppendResult]]:
+        for delta in batch.progress:
+            check_delta(delta)
+
+        def act() -> list[AppendResult]:
+            results = self._store.commit(batch, self._clock.wall_ms())
+            for key in batch.settings:
+                self._changed(key)
+            self._loop.run_callback(self._wake, batch.records)
+            return results
+
+        return self._write(Completion() if into is None else into, deadline, act)
+
+    def _write(
+        self,
+        completion: Completion[T],
+        deadline: float,
+        act: Callable[[], T],
+        refuse: Refuse | None = None,
+        *,
+        may_fail: bool = True,
+    ) -> Completion[T]:
+        """Put a write in line, or refuse it, later."""
+        write = Write(
+            completion, deadline, act, refuse or (lambda error, _: completion.fail(error)), may_fail
+        )
+        if self._draining:
+            error: DdmqError = DrainingError("the memory engine is draining; it takes nothing new")
+        elif len(self._writes) >= self._options.writes_max:
+            error = BoundReachedError(f"{len(self._writes)} writes are waiting; that is the bound")
+        else:
+            self._take(write)
+            return completion
+        self._loop.run_callback(write.refuse, error, AppendStatus.REFUSED)
+        return completion
+
+    def _take(self, write: Write) -> None:
+        self._writes.take(write)
+        if self._writes.held:
+            self._tick_on()
+
+    # --- reading
+
+    def read(
+        self,
+        queue: QueueRef,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        into: Completion[ReadBatch] | None = None,
+    ) -> Completion[ReadBatch]:
+        if offset < 0 or count_max < 1 or bytes_max < 0:
+            raise ValueError(
+                f"read of {count_max} records, {bytes_max} bytes from {offset}: allowed are 1, 0, 0 up"
+            )
+        return self._answer(lambda: self._store.read(queue, offset, count_max, bytes_max), into)
+
+    def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
+        wait = Wait() if into is None else into
+        self._loop.run_callback(self._park, queue, offset, deadline, wait)
+        return wait
+
+    def _park(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
+        if wait.cancelled or wait.done:
+            return
+        found = self._store.queue(queue)
+        try:
+            if self._closed or self._draining:
+                raise DrainingError("the memory engine is draining")
+            if found is None:
+                raise NoSuchTopicError(f"queue {queue} does not exist (any more)")
+            if found.next <= offset:
+                self._waits.park(queue, offset, deadline, wait)
+                self._tick_on()
+                return
+        except DdmqError as error:
+            wait.fail(error)
+            return
+        wait.succeed(True)
+
+    def _wake(self, records: Sequence[NewRecord]) -> None:
+        for name, queue_id in {(record.topic, record.queue_id) for record in records}:
+            topic = self._store.topics.get(name)
+            if topic is not None and 0 <= queue_id < len(topic.queues):
+                ref = QueueRef(name, topic.info.incarnation, queue_id)
+                self._waits.wake(ref, topic.queues[queue_id].next)
+
+    def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
+        return self._answer(lambda: self._store.bounds(queues))
+
+    def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
+        return self._answer(lambda: self._store.offset_for_time(queue, wall_ms))
+
+    def find(
+        self,
+        topic: str,
+        *,
+        key: bytes | None = None,
+        message_id: bytes | None = None,
+        count_max: int = 64,
+    ) -> Completion[list[StoredRecord]]:
+        if (key is None) == (message_id is None) or count_max < 1:
+            raise ValueError(
+                f"find by key {key!r} and id {message_id!r}, {count_max} at most: one of them, 1 or more"
+            )
+        return self._answer(lambda: self._store.find(topic, key, message_id, count_max))
+
+    def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
+        return self._answer(lambda: [self._store.progress.view(group, queue) for queue in queues])
+
+    def _answer(self, act: Callable[[], T], into: Completion[T] | None = None) -> Completion[T]:
+        completion: Completion[T] = Completion() if into is None else into
+
+        def run() -> None:
+            try:
+                if self._closed:
+                    raise DrainingError("the memory engine is closed")
+                value = act()
+            except DdmqError as error:
+                completion.fail(error)
+            else:
+                completion.succeed(value)
+
+        self._loop.run_callback(run)
+        return completion
+
+    def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
+        if self._draining:
+            raise DrainingError("the memory engine is draining; nobody joins any more")
+        return self._members.join(group, topic, listener)
+
+    # --- the engine itself
+
+    def health(self) -> Health:
+        return Health(not self._draining, "draining" if self._draining else "")
+
+    def clock_ms(self) -> int:
+        return max(self._clock.wall_ms(), self._store.last_ms)
+
+    def drain(self, deadline: float) -> Completion[None]:
+        done: Completion[None] = Completion()
+        self._draining = True
+        self._fail_waits()
+        if self._closed:
+            self._loop.run_callback(done.succeed, None)
+        else:
+            self._take(Write(done, deadline, lambda: None, lambda error, _: done.fail(error), False))
+        return done
+
+    def _fail_waits(self) -> None:
+        for queue in self._waits.queues():
+            self._waits.fail(queue, DrainingError("the memory engine is draining"))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = self._draining = True
+        self._watchers.clear()
+        self._members.close()
+        self._writes.close(DrainingError("the memory engine was closed"))
+        self._fail_waits()
+        self._timer.stop()
+        self._timer.close()
+
+    def _tick_on(self) -> None:
+        if not self._ticking and not self._closed:
+            self._ticking = True
+            self._timer.start(self._tick)
+
+    def _tick(self) -> None:
+        """Settle what is past its deadline; stop ticking when nothing has one."""
+        now = self._clock.monotonic()
+        self._waits.sweep(now)
+        self._writes.sweep(now)
+        revoking = self._members.sweep(now)
+        if not len(self._writes) and not len(self._waits) and not revoking and not self._closed:
+            self._timer.stop()
+            self._ticking = False
+
+    # --- for tests: what a real engine does by itself
+
+    def hold(self) -> None:
+        """Take writes but let none take effect until `release_held`."""
+        self._writes.held = True
+        self._tick_on()
+
+    def release_held(self) -> None:
+        """Let held writes take effect, in order."""
+        self._writes.let_go()
+
+    def fail_next(
+        self,
+        error: DdmqError,
+        status: AppendStatus = AppendStatus.NOT_STORED,
+        *,
+        times: int = 1,
+        stored: bool = False,
+    ) -> None:
+        """Fail the next `times` appends or commits; `stored`: they take effect all the same (for UNKNOWN)."""
+        self._writes.fail_next(error, status, times, stored)
+
+    def expire(self, queue: QueueRef, offset: int) -> None:
+        """Remove what is below `offset`, as retention does."""
+        self._store.expire(queue, offset)
+
+    def lose(self, queue: QueueRef, offset: int) -> None:
+        """Make one record unreadable, as damage does: its offset becomes a gap."""
+        found = self._store.queue(queue)
+        if found is not None:
+            found.lose(offset)
+
+    def revoke(self, group: str, topic: str, deadline: float) -> None:
+        """Ask the holder to release its queues by `deadline`; they then go to the next in line."""
+        line = self._members.line(group, topic)
+        if line is not None:
+            line.revoke(deadline)
+            self._tick_on()
+
+    def depose(self, group: str, topic: str) -> None:
+        """Take the queues from their holder at once, as after ten seconds of its silence."""
+        line = self._members.line(group, topic)
+        if line is not None:
+            line.depose()
+
+
+def _capabilities(options: MemoryOptions) -> Capabilities:
+    return Capabilities(
+        engine="memory",
+        atomic=True,
+        idempotent=False,
+        find_by_key=True,
+        topic_order=True,
+        durability=DURABILITIES,
+        body_bytes_max=options.body_bytes_max,
+        properties_bytes_max=options.properties_bytes_max,
+        forbidden_bytes=b"",
+        empty_body=True,
+        queues_can_grow=True,
+    )

@@ -1,0 +1,231 @@
+"""The memory engine's whole state and every change to it. Pure: no clock, no hub, no completion.
+
+A change happens at once and whole, or raises one of ddmq_common.errors and changes nothing. This is
+the model that other engines are compared with, so it takes the plain way everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from backend.capabilities import Durability
+from backend.memory.queues import Entry, MemoryBatch, MemoryQueue
+from backend.progress.group_progress import ProgressTable
+from backend.records import (
+    AppendResult,
+    AppendStatus,
+    Bounds,
+    CommitBatch,
+    NewRecord,
+    ProgressDelta,
+    QueueRef,
+    ReadStatus,
+    StoredRecord,
+    TopicInfo,
+)
+from ddmq_common.errors import BoundReachedError, CallerError, NoSuchTopicError, UnsupportedError
+from ddmq_common.names import topic_fault
+
+QUEUES_MAX = 65_536
+DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))
+
+
+class Topic:
+    """One living topic."""
+
+    __slots__ = ("info", "queues")
+
+    def __init__(self, info: TopicInfo) -> None:
+        self.info = info
+        self.queues = [MemoryQueue() for _ in range(info.queues)]
+
+
+class MemoryStore:
+    """Topics, records, settings and progress, bounded by `bytes_max` of delivery bytes."""
+
+    def __init__(self, bytes_max: int, entries_max: int, delivery_bytes_max: int) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.settings: dict[str, bytes] = {}
+        self.progress = ProgressTable()
+        self.last_ms = 0
+        self._bytes_max = bytes_max
+        self._entries_max = entries_max
+        self._delivery_bytes_max = delivery_bytes_max
+        self._bytes = 0
+        self._position = 0
+        self._incarnation = 0
+
+    # --- topics
+
+    def put_topic(self, info: TopicInfo) -> TopicInfo:
+        """As Backend.put_topic. Raises CallerError, UnsupportedError, NoSuchTopicError, BoundReachedError."""
+        check_topic(info)
+        found = self.topics.get(info.name)
+        if info.incarnation == 0:
+            return self._create(info) if found is None else found.info
+        if found is None or found.info.incarnation != info.incarnation:
+            raise NoSuchTopicError(f"topic {info.name} has no incarnation {info.incarnation} (any more)")
+        if info.queues < found.info.queues:
+            raise CallerError(
+                f"topic {info.name} has {found.info.queues} queues; they only grow, {info.queues} is less"
+            )
+        found.queues += [MemoryQueue() for _ in range(info.queues - found.info.queues)]
+        found.info = info
+        return info
+
+    def _create(self, info: TopicInfo) -> TopicInfo:
+        if len(self.topics) >= self._entries_max:
+            raise BoundReachedError(f"{self._entries_max} topics exist; that is the bound")
+        self._incarnation += 1
+        made = replace(info, incarnation=self._incarnation)
+        self.topics[info.name] = Topic(made)
+        return made
+
+    def delete_topic(self, name: str) -> None:
+        """Raises NoSuchTopicError."""
+        topic = self.topics.pop(name, None)
+        if topic is None:
+            raise NoSuchTopicError(f"topic {name} does not exist")
+        self._bytes -= sum(queue.expire(queue.next) for queue in topic.queues)
+        self.progress.drop_queues(name, topic.info.incarnation)
+
+    def queue(self, ref: QueueRef) -> MemoryQueue | None:
+        """The living queue, None when it, its topic or its incarnation is gone."""
+        topic = self.topics.get(ref.topic)
+        if topic is None or topic.info.incarnation != ref.incarnation or ref.queue_id >= len(topic.queues):
+            return None
+        return topic.queues[ref.queue_id]
+
+    # --- writing
+
+    def append(self, records: Sequence[NewRecord], wall_ms: int) -> list[AppendResult]:
+        """One result per record; each is stored or refused by itself."""
+        results = []
+        for record in records:
+            error = self._refusal(record, 0)
+            if error is None:
+                results.append(self._store(record, wall_ms))
+            else:
+                results.append(AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error))
+        return results
+
+    def commit(self, batch: CommitBatch, wall_ms: int) -> list[AppendResult]:
+        """All of `batch` or nothing. Raises what Backend.commit fails with."""
+        for delta in batch.progress:
+            if self.queue(delta.queue) is None:
+                raise NoSuchTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
+        self.progress.check(batch.progress)
+        size = 0
+        for record in batch.records:
+            error = self._refusal(record, size)
+            if error is not None:
+                raise error
+            size += len(record.delivery)
+        if len(self.settings) + len(batch.settings) > self._entries_max:
+            raise BoundReachedError(f"{self._entries_max} settings are the bound")
+        for delta in batch.progress:
+            self.progress.apply(delta)
+        self._put_settings(batch.settings)
+        return [self._store(record, wall_ms) for record in batch.records]
+
+    def raise_epoch(self, group: str, queue: QueueRef, epoch: int) -> None:
+        """Fence everything below `epoch` out of one queue."""
+        fence = self.progress.fence(group, queue)
+        self.progress.apply(ProgressDelta(group, queue, epoch, fence.generation))
+
+    def _refusal(self, record: NewRecord, size_before: int) -> Exception | None:
+        topic = self.topics.get(record.topic)
+        if topic is None:
+            return NoSuchTopicError(f"topic {record.topic} does not exist")
+        if not 0 <= record.queue_id < len(topic.queues):
+            return NoSuchTopicError(
+                f"topic {record.topic} has no queue {record.queue_id}; it has 0 to {len(topic.queues) - 1}"
+            )
+        if not topic.info.writable:
+            return CallerError(f"topic {record.topic} is not writable")
+        size = len(record.delivery)
+        if size > self._delivery_bytes_max:
+            return CallerError(f"record of {size} bytes; allowed: at most {self._delivery_bytes_max}")
+        if self._bytes + size_before + size > self._bytes_max:
+            return BoundReachedError(
+                f"the memory engine holds {self._bytes} bytes; the bound is {self._bytes_max}"
+            )
+        return None
+
+    def _store(self, record: NewRecord, wall_ms: int) -> AppendResult:
+        topic = self.topics[record.topic]
+        self.last_ms = max(self.last_ms, wall_ms)
+        self._position += 1
+        self._bytes += len(record.delivery)
+        offset = topic.queues[record.queue_id].append(record, self._position, self.last_ms)
+        return AppendResult(AppendStatus.STORED, offset, topic.info.durability, None)
+
+    def _put_settings(self, settings: Mapping[str, bytes | None]) -> None:
+        for key, value in settings.items():
+            if value is None:
+                self.settings.pop(key, None)
+            else:
+                self.settings[key] = value
+
+    # --- reading
+
+    def read(self, ref: QueueRef, offset: int, count_max: int, bytes_max: int) -> MemoryBatch:
+        """As Backend.read. Raises CallerError when the topic is not readable."""
+        queue = self.queue(ref)
+        if queue is None:
+            return MemoryBatch(ReadStatus.GONE, [], offset)
+        self.check_readable(ref.topic)
+        return queue.read(offset, count_max, bytes_max)
+
+    def check_readable(self, topic: str) -> None:
+        """Raises CallerError when nothing may be read from the topic."""
+        if not self.topics[topic].info.readable:
+            raise CallerError(f"topic {topic} is not readable")
+
+    def bounds(self, queues: Sequence[QueueRef]) -> list[Bounds | None]:
+        """None where the queue is gone."""
+        found = [self.queue(ref) for ref in queues]
+        return [None if queue is None else queue.bounds() for queue in found]
+
+    def offset_for_time(self, ref: QueueRef, wall_ms: int) -> int:
+        """As Backend.offset_for_time. Raises NoSuchTopicError."""
+        queue = self.queue(ref)
+        if queue is None:
+            raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
+        return queue.offset_for_time(wall_ms)
+
+    def find(
+        self, topic: str, key: bytes | None, message_id: bytes | None, count_max: int
+    ) -> list[StoredRecord]:
+        """Newest first. Raises NoSuchTopicError."""
+        found = self.topics.get(topic)
+        if found is None:
+            raise NoSuchTopicError(f"topic {topic} does not exist")
+
+        def matches(entry: Entry) -> bool:
+            return entry.key == key if key is not None else entry.record.message_id == message_id
+
+        hits = [entry.record for queue in found.queues for entry in queue.entries() if matches(entry)]
+        hits.sort(key=lambda record: record.position, reverse=True)
+        return hits[:count_max]
+
+    def expire(self, ref: QueueRef, offset: int) -> None:
+        """Remove what is below `offset`, as retention does. Raises NoSuchTopicError."""
+        queue = self.queue(ref)
+        if queue is None:
+            raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
+        self._bytes -= queue.expire(offset)
+
+
+def check_topic(info: TopicInfo) -> None:
+    """Raises CallerError or UnsupportedError when no topic can be like `info`."""
+    fault = topic_fault(info.name)
+    if fault is not None:
+        raise CallerError(fault)
+    if not 1 <= info.queues <= QUEUES_MAX:
+        raise CallerError(f"topic {info.name} with {info.queues} queues; allowed: 1 to {QUEUES_MAX}")
+    if info.durability not in DURABILITIES:
+        raise UnsupportedError(
+            f"topic {info.name}: the memory engine cannot store {info.durability.name.lower()}"
+        )
