@@ -1,0 +1,76 @@
+"""The admin API's shell: routes, errors to status codes, bounded bodies."""
+
+import io
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddmq.server.http import BODY_BYTES_MAX, Request, Router, Text
+from ddmq_common.errors import CallerError, NoSuchTopicError, StorageError, TryLaterError
+
+
+def call(router: Router, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[str, Any]:
+    seen: list[str] = []
+    environ = {
+        "REQUEST_METHOD": method,
+        "RAW_URI": path + ("?" + query if query else ""),
+        "QUERY_STRING": query,
+        "CONTENT_LENGTH": str(len(body)),
+        "wsgi.input": io.BytesIO(body),
+    }
+    payload = b"".join(router(environ, lambda status, headers: seen.append(status)))
+    return seen[0], payload
+
+
+def router_with(handler: Any, method: str = "GET", pattern: str = "/topics/{topic}") -> Router:
+    router = Router()
+    router.add(method, pattern, handler)
+    return router
+
+
+def test_variables_query_and_body_reach_the_handler() -> None:
+    found: list[Request] = []
+    router = router_with(lambda request: found.append(request) or {"ok": True}, "POST")
+    status, payload = call(router, "POST", "/topics/%25DLQ%25a", b'{"queues": 3}', "x=1&x=2")
+    assert (status, payload) == ("200 OK", b'{"ok":true}')
+    assert found == [Request({"topic": "%DLQ%a"}, {"x": "2"}, {"queues": 3})]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NoSuchTopicError("no topic 'a'"), "404 Not Found"),
+        (CallerError("queues is 0"), "400 Bad Request"),
+        (TryLaterError("draining"), "503 Service Unavailable"),
+        (StorageError("disk"), "500 Internal Server Error"),
+        (ZeroDivisionError("a bug"), "500 Internal Server Error"),
+    ],
+)
+def test_errors_become_status_codes_with_their_text(error: Exception, status: str) -> None:
+    def fail(_: Request) -> None:
+        raise error
+
+    found, payload = call(router_with(fail), "GET", "/topics/a")
+    assert found == status
+    assert str(error) in msgspec.json.decode(payload)["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", "404 Not Found"), ("PUT", "/topics/a", "405 Method Not Allowed")],
+)
+def test_unknown_paths_and_methods(method: str, path: str, status: str) -> None:
+    assert call(router_with(lambda _: 1), method, path)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"{", "400"), (b"[1]", "400"), (bytes(BODY_BYTES_MAX + 1), "413")]
+)
+def test_bad_bodies(body: bytes, status: str) -> None:
+    assert call(router_with(lambda _: 1, "POST"), "POST", "/topics/a", body)[0].startswith(status)
+
+
+def test_text_answers_keep_their_status() -> None:
+    router = router_with(lambda _: Text("text/plain", b"no", 503))
+    assert call(router, "GET", "/topics/a") == ("503 Service Unavailable", b"no")
