@@ -1,0 +1,142 @@
+"""No-op sendSync calls a second: the RPC layer alone, nothing stored.
+
+`python -m bench.rpc_noop [--seconds 5] [--connections 64] [--body 1024] [--wire compact]`: a server on one
+core answers "OK" at once; a load generator on the other (epoll, prebuilt frames) asks on every connection
+as soon as it is answered. It is the floor of T1: what no change behind the handler can beat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import select
+import socket
+import statistics
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ddmq_client.idl import producer
+from ddmq_rpc.api import Call, Service, Wire
+from ddmq_rpc.client_side import decode_reply, encode_call
+from ddmq_rpc.structs import structs
+from ddmq_rpc.templates import constant_result
+
+SERVICE = "ProducerService"
+
+
+def serve(ready: Connection, core: int | None, profile: str) -> None:
+    """The server's process: announces its port, ends when the other side closes the pipe."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    import gevent
+
+    from ddmq_common.clock import SystemClock
+    from ddmq_common.metrics.registry import Registry
+    from ddmq_rpc.limits import RpcLimits
+    from ddmq_rpc.server import RpcServer
+
+    answer = constant_result(
+        producer, SERVICE, "sendSync", success=structs(producer).Result(code=0, msg="OK")
+    )
+
+    def send_sync(call: Call) -> None:
+        call.reply_encoded(answer[call.wire])
+
+    service = Service(producer, SERVICE, {"sendSync": send_sync})
+    server = RpcServer(service, "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock())
+    server.start()
+    ready.send(server.address)
+    watcher = gevent.get_hub().loop.io(ready.fileno(), 1)
+    stopped = gevent.event.Event()
+    watcher.start(stopped.set)
+    if profile:
+        import cProfile
+
+        profiler = cProfile.Profile()
+        profiler.enable()
+        stopped.wait()
+        profiler.disable()
+        profiler.dump_stats(profile)
+    else:
+        stopped.wait()
+    server.close()
+
+
+def load(address: tuple[str, int], connections: int, frame: bytes, reply: bytes, seconds: float) -> Any:
+    """Calls a second and latencies in µs (p50, p99) of a closed loop on every connection."""
+    poll = select.epoll()
+    sockets: dict[int, socket.socket] = {}
+    sent_at: dict[int, float] = {}
+    for _ in range(connections):
+        made = socket.create_connection(address)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        poll.register(made.fileno(), select.EPOLLIN)
+        sockets[made.fileno()] = made
+    now = time.perf_counter
+    started = now()
+    latencies: list[float] = []
+    for descriptor, made in sockets.items():
+        sent_at[descriptor] = now()
+        made.send(frame)
+    while now() - started < seconds:
+        for descriptor, _ in poll.poll(1.0):
+            made = sockets[descriptor]
+            if made.recv(4096) != reply:
+                raise AssertionError("a reply is not what was expected")
+            moment = now()
+            latencies.append(moment - sent_at[descriptor])
+            sent_at[descriptor] = moment
+            made.send(frame)
+    took = now() - started
+    for made in sockets.values():
+        made.close()
+    latencies.sort()
+    quantiles = [round(latencies[int(len(latencies) * q)] * 1e6) for q in (0.5, 0.99)]
+    return round(len(latencies) / took), *quantiles
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--body", type=int, default=1024)
+    parser.add_argument("--wire", choices=("compact", "binary"), default="compact")
+    parser.add_argument("--profile", default="", help="file for the server's cProfile data")
+    given = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    ours, theirs = multiprocessing.Pipe()
+    core = cores[0] if len(cores) > 1 else None
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, core, given.profile))
+    process.start()
+    theirs.close()
+    address = ours.recv()
+    if len(cores) > 1:
+        os.sched_setaffinity(0, set(cores[1:]))
+    wire = Wire[given.wire.upper()]
+    frame, reply = frames(given.body, wire, address)
+    rounds = [load(address, given.connections, frame, reply, given.seconds) for _ in range(given.rounds)]
+    ours.close()
+    process.join(10)
+    print(json.dumps({"options": vars(given), "frame_bytes": len(frame), "rounds": rounds}))
+    print(f"{statistics.median(one[0] for one in rounds):,} calls/s (median of {len(rounds)})")
+
+
+def frames(body_bytes: int, wire: Wire, address: tuple[str, int]) -> tuple[bytes, bytes]:
+    """A request as an old Java client sends it, and the reply to expect, asked from the server once."""
+    message = structs(producer).Message(
+        topic="bench", key="key-1", hashId=1, partitionId=-2, body=bytes(body_bytes), version="java"
+    )
+    frame = encode_call(producer, SERVICE, "sendSync", wire, 7, message=message, timeout=50)
+    with socket.create_connection(address) as made:
+        made.sendall(frame)
+        reply = made.recv(4096)
+    assert decode_reply(producer, SERVICE, reply).result.success.msg == b"OK"
+    return frame, reply
+
+
+if __name__ == "__main__":
+    main()

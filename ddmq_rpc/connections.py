@@ -1,0 +1,383 @@
+"""One client's connection: loop callbacks, no greenlet.
+
+Readable: read once, take the frame, call the handler. Answered: send at once; what the socket does not
+take waits for a write watcher. While a call is open, an answer unsent, or the connection waits for its
+turn, it is `busy`: what arrives is kept (a little of it), which is also how a client that goes away is
+noticed. A connection handles a few frames per wake-up, and one whose request took long rests for a
+multiple of that time, so that the others get theirs.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from ddmq_rpc.api import Fault, Wire
+from ddmq_rpc.calls import OpenCall, log
+from ddmq_rpc.codec import CHUNK_BYTES, DecodeError, encode_fault
+from ddmq_rpc.envelope import CALL, EXCEPTION, ONEWAY, Envelope, Header, HeaderError, read_header
+from ddmq_rpc.framing import FrameRefusedError, Frames
+from ddmq_rpc.traffic import Traffic
+
+RECV_BYTES = 16 << 10  # when the size of what comes is not known
+RECV_BYTES_MAX = 256 << 10
+READ_AHEAD_BYTES = 16 << 10  # kept while busy; then reading stops
+JOIN_BYTES_MAX = 16 << 10  # answers above are sent beside their header instead of copied behind it
+COSTLY_S = 0.02  # a request that took more processor time makes its connection rest
+REST_FACTOR = 4
+
+_READ, _WRITE = 1, 2
+# Why a connection is busy; bits.
+_CALL, _UNSENT, _RESTING, _ONEWAY, _NO_ROOM, _TURN = 1, 2, 4, 8, 16, 32
+
+
+class Connection:
+    """Made by the server for an accepted, non-blocking socket; closes itself."""
+
+    __slots__ = (
+        "_call",
+        "_frames",
+        "_in_partial",
+        "_oneway_open",
+        "_reader",
+        "_recv",
+        "_recv_bytes",
+        "_send",
+        "_serving",
+        "_socket",
+        "_timer",
+        "_traffic",
+        "_unsent",
+        "_waiting_frame",
+        "_writer",
+        "busy",
+        "closed",
+        "idle_since",
+        "peer",
+    )  # fmt: skip
+
+    def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str) -> None:
+        self._traffic = traffic
+        self._socket = accepted
+        self._recv = accepted.recv
+        self._send = accepted.send
+        self.peer = peer
+        self.closed = False
+        self.busy = 0
+        self.idle_since = traffic.now()
+        self._frames = Frames(traffic.limits.frame_bytes_max)
+        self._call: OpenCall | None = None
+        self._oneway_open = 0
+        self._in_partial = False
+        self._serving = False
+        self._recv_bytes = RECV_BYTES
+        self._unsent: memoryview | None = None
+        self._waiting_frame: bytes | None = None
+        self._writer: Any = None
+        self._timer: Any = None
+        self._reader = traffic.loop.io(accepted.fileno(), _READ)
+        self._reader.start(self._on_readable)
+        traffic.connections.add(self)
+        traffic.counts.connections.value += 1
+
+    # --- reading
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._recv(self._recv_bytes)
+            if not data:
+                self.close()
+            elif self.busy:
+                self._read_ahead(data)
+            else:
+                self._serve(self._frames.feed(data))
+        except (BlockingIOError, InterruptedError):
+            return
+        except FrameRefusedError:
+            self._traffic.counts.refused("frame_length")
+            self.close()
+        except OSError:
+            self.close()
+        except Exception:
+            log.exception("connection of %s closed by a fault of ours", self.peer)
+            self.close()
+
+    def _read_ahead(self, data: bytes) -> None:
+        self._frames.keep(data)
+        if self._frames.held_bytes >= READ_AHEAD_BYTES:
+            self._reader.stop()
+
+    def _go_on(self) -> None:
+        """No longer busy: what is there already comes first, then reading."""
+        if self.closed or self.busy:
+            return
+        try:
+            if not self._reader.active:
+                self._reader.start(self._on_readable)
+            if self._frames.held_bytes:
+                self._serve(self._frames.next())
+        except FrameRefusedError:
+            self._traffic.counts.refused("frame_length")
+            self.close()
+        except Exception:
+            log.exception("connection of %s closed by a fault of ours", self.peer)
+            self.close()
+
+    def _serve(self, frame: bytes | None) -> None:
+        """Handle frames until none is whole, the connection is busy, or its turn is over."""
+        frames = self._frames
+        turns = self._traffic.limits.frames_per_wakeup
+        self._serving = True
+        try:
+            while frame is not None:
+                self._handle(frame)
+                if self.busy or not frames.held_bytes or self.closed:
+                    return
+                turns -= 1
+                if not turns:
+                    self.busy |= _TURN
+                    self._traffic.loop.run_callback(self._clear, _TURN)
+                    return
+                frame = frames.next()
+            self._await_rest()
+        finally:
+            self._serving = False
+
+    def _await_rest(self) -> None:
+        """Part of a frame is here; read on as far as the bytes of all partial frames allow."""
+        frames, traffic = self._frames, self._traffic
+        self._recv_bytes = min(frames.missing() or RECV_BYTES, RECV_BYTES_MAX)
+        self._in_partial = True
+        traffic.partial.put(self, frames.held_bytes, traffic.now())
+        if not traffic.may_read_on(self):
+            self._reader.stop()
+
+    def resume_reading(self) -> None:
+        """There may be room for partial frames again."""
+        if not self.closed and self._in_partial and self._traffic.may_read_on(self):
+            self._reader.start(self._on_readable)
+
+    def _clear(self, reason: int) -> None:
+        """One reason to be busy is gone."""
+        self.busy &= ~reason
+        self._go_on()
+
+    # --- calls
+
+    def _handle(self, frame: bytes) -> None:
+        traffic = self._traffic
+        if traffic.open_bytes >= traffic.open_bytes_max:
+            self._wait_for_room(frame)
+            return
+        if self._in_partial:
+            self._in_partial = False
+            self._recv_bytes = RECV_BYTES
+            traffic.partial_done(self)
+        if len(frame) <= CHUNK_BYTES:
+            self._open(frame)
+            return
+        started = traffic.cpu()
+        self._open(frame)
+        cost = traffic.cpu() - started
+        if cost > COSTLY_S and not self.closed:
+            self._rest(cost * REST_FACTOR)
+
+    def _open(self, frame: bytes) -> None:
+        """Parse one request and call its handler."""
+        traffic = self._traffic
+        try:
+            header = read_header(frame)
+        except HeaderError as error:
+            self._answer_fault(error.wire, error.sequence, b"", Fault.PROTOCOL_ERROR, str(error))
+            return
+        wire, kind, name, sequence, body_at = header
+        method = traffic.methods.get(name)
+        if method is None or kind not in (CALL, ONEWAY):
+            self._refuse(header)
+            return
+        try:
+            args = traffic.codec.decode(wire, frame, body_at, method.method.args)
+        except DecodeError as error:
+            if method.method.oneway:
+                self.count_fault(Fault.PROTOCOL_ERROR)
+            else:
+                text = f"{method.method.name}: arguments do not decode: {error}"
+                self._answer_fault(wire, sequence, name, Fault.PROTOCOL_ERROR, text)
+            return
+        now = self.idle_since = traffic.now()
+        call = OpenCall(self, method, wire, sequence, args, len(frame), now)
+        traffic.open_calls += 1
+        traffic.open_bytes += len(frame)
+        if method.method.oneway:
+            self._open_oneway()
+        else:
+            self._call = call
+            self.busy |= _CALL
+        try:
+            method.handler(call)
+        except Exception:
+            log.exception("handler of %s failed", method.method.name)
+            if call.open:
+                call.fault(Fault.INTERNAL_ERROR, f"{method.method.name}: internal error")
+
+    def _open_oneway(self) -> None:
+        self._oneway_open += 1
+        if self._oneway_open >= self._traffic.limits.oneway_open_max:
+            self.busy |= _ONEWAY
+
+    def _refuse(self, header: Header) -> None:
+        """Not a call, or of a method that nobody here handles."""
+        name = header.name.decode("utf-8", "replace")
+        if header.kind == ONEWAY:
+            self.count_fault(Fault.UNKNOWN_METHOD)
+        elif header.kind != CALL:
+            text = f"message type is {header.kind}; allowed: 1 (call) or 4 (oneway)"
+            self._answer_fault(header.wire, header.sequence, header.name, Fault.PROTOCOL_ERROR, text)
+        else:
+            text = f"unknown method {name[:100]!r}"
+            self._answer_fault(header.wire, header.sequence, header.name, Fault.UNKNOWN_METHOD, text)
+
+    def _wait_for_room(self, frame: bytes) -> None:
+        traffic = self._traffic
+        self._waiting_frame = frame
+        self.busy |= _NO_ROOM
+        self._in_partial = True
+        traffic.partial.put(self, len(frame) + self._frames.held_bytes, traffic.now())
+        traffic.wait_for_room(self)
+
+    def resume_call(self) -> None:
+        """Open bytes are under their bound: the frame that waited is handled."""
+        frame, self._waiting_frame = self._waiting_frame, None
+        if self.closed or frame is None:
+            return
+        self.busy &= ~_NO_ROOM
+        self._serve(frame)
+        if not self._reader.active and not self.busy:
+            self._go_on()
+
+    def _rest(self, seconds: float) -> None:
+        self._traffic.counts.refused("rested")
+        self.busy |= _RESTING
+        self._timer = self._traffic.loop.timer(seconds)
+        self._timer.start(self._rested)
+
+    def _rested(self) -> None:
+        self._timer.close()
+        self._timer = None
+        self._clear(_RESTING)
+
+    # --- answering
+
+    def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
+        """Called by an open call, once."""
+        self._traffic.release(call.frame_bytes)
+        if call is not self._call:
+            self._oneway_done()
+            return
+        self._call = None
+        self.busy &= ~_CALL
+        if len(result) > JOIN_BYTES_MAX:
+            self._send_beside(envelope.head(call.wire, sequence, len(result)), result)
+        else:
+            self._write(envelope.wrap(call.wire, sequence, result))
+        if not self._serving and self._frames.held_bytes:
+            self._traffic.loop.run_callback(self._go_on)
+
+    def _answer_fault(self, wire: Wire, sequence: bytes, name: bytes, kind: Fault, text: str) -> None:
+        """Answer a request that never became a call."""
+        self.count_fault(kind)
+        self._write(Envelope(name, EXCEPTION).wrap(wire, sequence, encode_fault(wire, kind, text)))
+
+    def _oneway_done(self) -> None:
+        self._oneway_open -= 1
+        if self.busy & _ONEWAY:
+            self.busy &= ~_ONEWAY
+            if not self._serving and not self.closed:
+                self._traffic.loop.run_callback(self._go_on)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            sent = self._send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.count_abandoned()
+            self.close()
+            return
+        if sent != len(data):
+            self._keep_unsent(memoryview(data)[sent:])
+
+    def _send_beside(self, head: bytes, result: bytes) -> None:
+        try:
+            sent = self._socket.sendmsg((head, result))
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.count_abandoned()
+            self.close()
+            return
+        if sent < len(head):
+            self._keep_unsent(memoryview(head[sent:] + result))
+        elif sent != len(head) + len(result):
+            self._keep_unsent(memoryview(result)[sent - len(head) :])
+
+    def _keep_unsent(self, rest: memoryview) -> None:
+        self._unsent = rest
+        self.busy |= _UNSENT
+        if self._writer is None:
+            self._writer = self._traffic.loop.io(self._socket.fileno(), _WRITE)
+        self._writer.start(self._on_writable)
+        self._traffic.keep_unsent(self, len(rest))
+
+    def _on_writable(self) -> None:
+        rest = self._unsent
+        if rest is None:
+            return
+        try:
+            sent = self._send(rest)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.count_abandoned()
+            self.close()
+            return
+        if sent != len(rest):
+            self._unsent = rest[sent:]
+            self._traffic.unsent.put(self, len(rest) - sent, 0.0)
+            return
+        self._unsent = None
+        self._writer.stop()
+        self._traffic.unsent.discard(self)
+        self._clear(_UNSENT)
+
+    # --- ending
+
+    def close(self) -> None:
+        """Close the socket and tell the open call's handler. Harmless when closed."""
+        if self.closed:
+            return
+        self.closed = True
+        traffic = self._traffic
+        for watcher in (self._reader, self._writer, self._timer):
+            if watcher is not None:
+                watcher.stop()
+                watcher.close()
+        self._writer = self._timer = self._unsent = self._waiting_frame = None
+        self._socket.close()
+        traffic.connections.discard(self)
+        traffic.counts.connections.value -= 1
+        traffic.partial_done(self)
+        traffic.unsent.discard(self)
+        call, self._call = self._call, None
+        if call is not None:
+            call.abandon()
+
+    def release(self, frame_bytes: int) -> None:
+        """A call that will not be answered holds its frame's bytes no longer."""
+        self._traffic.release(frame_bytes)
+
+    def count_abandoned(self) -> None:
+        self._traffic.counts.abandoned.value += 1
+
+    def count_fault(self, kind: Fault) -> None:
+        self._traffic.counts.faults[kind].value += 1

@@ -1,0 +1,168 @@
+"""The listening socket of one service, and the sweep that ends slow connections.
+
+Start: bind, listen, accept. Stop: `stop_accepting`, wait until `open_calls` is 0 or the drain deadline
+has passed, `close`. Everything runs as callbacks on the hub of the thread that called `start`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Any
+
+from gevent import get_hub
+
+from ddmq_common.clock import Clock
+from ddmq_common.errors import ConfigError
+from ddmq_common.metrics.registry import Registry
+from ddmq_rpc.api import Service
+from ddmq_rpc.calls import Counts, OpenMethod, log
+from ddmq_rpc.connections import Connection
+from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.structs import methods
+from ddmq_rpc.traffic import Traffic
+
+__all__ = ["RpcLimits", "RpcServer"]
+
+LISTEN_BACKLOG = 4_096
+SWEEP_S = 0.5
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+
+
+class RpcServer:
+    """Serves one Thrift service on one address. Raises ValueError for handlers that the IDL lacks."""
+
+    def __init__(
+        self,
+        service: Service,
+        host: str,
+        port: int,
+        limits: RpcLimits,
+        metrics: Registry,
+        clock: Clock,
+    ) -> None:
+        self._host, self._port = host, port
+        self._limits = limits
+        self._counts = Counts(metrics, service.name)
+        self._clock = clock
+        self._methods = _open_methods(service)
+        self._traffic: Traffic | None = None
+        self._listener: socket.socket | None = None
+        self._acceptor: Any = None
+        self._sweeper: Any = None
+        self._spare_descriptor = -1
+
+    def start(self) -> None:
+        """Bind and accept. Raises ConfigError when the address cannot be had."""
+        loop = get_hub().loop
+        self._listener = _listen(self._host, self._port)
+        self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
+        self._traffic = Traffic(loop, self._limits, self._methods, self._counts, self._clock)
+        self._acceptor = loop.io(self._listener.fileno(), 1)
+        self._acceptor.start(self._on_acceptable)
+        self._sweeper = loop.timer(SWEEP_S, SWEEP_S)
+        self._sweeper.start(self.sweep)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that clients reach; the port is the real one when 0 was asked for."""
+        if self._listener is None:
+            raise RuntimeError("the server is not listening")
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that are not answered yet; 0 means drained."""
+        return self._traffic.open_calls if self._traffic else 0
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._traffic.connections) if self._traffic else 0
+
+    def sweep(self) -> None:
+        """Close connections that are over a time limit; runs by itself every half second."""
+        if self._traffic is not None:
+            self._traffic.sweep()
+
+    def stop_accepting(self) -> None:
+        """Refuse new connections; those there are go on. Harmless when done."""
+        if self._listener is None:
+            return
+        self._acceptor.stop()
+        self._acceptor.close()
+        self._listener.close()
+        self._listener = None
+        os.close(self._spare_descriptor)
+
+    def close(self) -> None:
+        """End everything at once; open calls are abandoned. Harmless when done."""
+        self.stop_accepting()
+        if self._sweeper is not None:
+            self._sweeper.stop()
+            self._sweeper.close()
+            self._sweeper = None
+        if self._traffic is not None:
+            for connection in list(self._traffic.connections):
+                connection.close()
+
+    def _on_acceptable(self) -> None:
+        listener, traffic = self._listener, self._traffic
+        if listener is None or traffic is None:
+            return
+        for _ in range(self._limits.accepts_per_wakeup):
+            try:
+                accepted, peer = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._accept_failed(listener, error)
+                return
+            if len(traffic.connections) >= self._limits.connections_max:
+                self._counts.refused("connections")
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            Connection(traffic, accepted, f"{peer[0]}:{peer[1]}")
+
+    def _accept_failed(self, listener: socket.socket, error: OSError) -> None:
+        """Out of descriptors: lend the spare one to take the client off the queue and close it."""
+        self._counts.refused("accept")
+        if error.errno not in _NO_DESCRIPTORS:
+            log.warning("accept failed: %s", error)
+            return
+        os.close(self._spare_descriptor)
+        try:
+            listener.accept()[0].close()
+        except OSError:
+            pass
+        self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
+
+
+def _open_methods(service: Service) -> dict[bytes, OpenMethod]:
+    described = methods(service.idl, service.name)
+    unknown = sorted(set(service.handlers) - set(described))
+    if unknown:
+        raise ValueError(
+            f"{service.name} has no method {unknown[0]!r}; allowed: {', '.join(sorted(described))}"
+        )
+    return {name.encode(): OpenMethod(described[name], handler) for name, handler in service.handlers.items()}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A non-blocking listening socket; accepted ones inherit its options."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server((address[0], port), family=family, backlog=LISTEN_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; allowed: a free port, an own address"
+        ) from error
+    listener.setblocking(False)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
+    return listener

@@ -1,0 +1,114 @@
+"""What the connections of one server share: the bounds, the sums they are held against, and turns.
+
+Three sums, each with its own answer at the bound, so that no one of them can starve another:
+* open bytes, frames of unanswered calls: the next call waits, first come first served, nothing is read;
+* partial bytes, frames that have not arrived whole or wait for the sum above: nobody reads on except the
+  oldest of them, which so can always finish;
+* unsent bytes, answers that clients do not read: the connection that has been at it longest is closed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ddmq_common.clock import Clock
+from ddmq_rpc.backlog import Backlog
+from ddmq_rpc.calls import Counts, OpenMethod
+from ddmq_rpc.codec import Codec
+from ddmq_rpc.limits import RpcLimits
+
+if TYPE_CHECKING:
+    from ddmq_rpc.connections import Connection
+
+
+class Traffic:
+    """Shared by all connections of one server; everything happens on the hub."""
+
+    def __init__(
+        self,
+        loop: Any,
+        limits: RpcLimits,
+        methods: Mapping[bytes, OpenMethod],
+        counts: Counts,
+        clock: Clock,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.loop = loop
+        self.limits = limits
+        self.methods = methods
+        self.counts = counts
+        self.now = clock.monotonic
+        self.cpu = cpu
+        self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s, cpu)
+        self.connections: set[Connection] = set()
+        self.open_calls = 0
+        self.open_bytes = 0
+        self.open_bytes_max = limits.in_flight_bytes_max
+        self.partial: Backlog[Connection] = Backlog()
+        self.unsent: Backlog[Connection] = Backlog()
+        self._waiting: deque[Connection] = deque()
+        self._paused: deque[Connection] = deque()
+        self._waking = False
+
+    def release(self, frame_bytes: int) -> None:
+        """A call has been answered."""
+        self.open_calls -= 1
+        self.open_bytes -= frame_bytes
+        if self._waiting and self.open_bytes < self.open_bytes_max:
+            self._wake_soon()
+
+    def wait_for_room(self, connection: Connection) -> None:
+        """`connection` has a whole frame and goes on once open bytes are under their bound."""
+        self._waiting.append(connection)
+
+    def may_read_on(self, connection: Connection) -> bool:
+        """Whether a connection with a partial frame may read more of it; if not, it will be resumed."""
+        if self.partial.total <= self.limits.partial_bytes_max or self.partial.oldest() is connection:
+            return True
+        self._paused.append(connection)
+        return False
+
+    def partial_done(self, connection: Connection) -> None:
+        """Its frame is whole and handed on, or dropped."""
+        if self.partial.discard(connection) and self._paused:
+            self._wake_soon()
+
+    def keep_unsent(self, connection: Connection, unsent_bytes: int) -> None:
+        """An answer, or the rest of one, waits for its client to read."""
+        self.unsent.put(connection, unsent_bytes, self.now())
+        while self.unsent.total > self.limits.unsent_bytes_max:
+            oldest = self.unsent.oldest()
+            if oldest is None:
+                return
+            self.counts.refused("unread_answers")
+            oldest.close()
+
+    def sweep(self) -> None:
+        """Close who is too slow. Called every half second; costs nothing while nobody is."""
+        limits, now = self.limits, self.now()
+        for connection in self.partial.since_before(now - limits.frame_read_s):
+            self.counts.refused("slow_frame")
+            connection.close()
+        for connection in self.unsent.since_before(now - limits.answer_write_s):
+            self.counts.refused("slow_reader")
+            connection.close()
+        if limits.idle_s:
+            for connection in list(self.connections):
+                if connection.idle_since < now - limits.idle_s and not connection.busy:
+                    self.counts.refused("idle")
+                    connection.close()
+
+    def _wake_soon(self) -> None:
+        if not self._waking:
+            self._waking = True
+            self.loop.run_callback(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False
+        while self._waiting and self.open_bytes < self.open_bytes_max:
+            self._waiting.popleft().resume_call()
+        for _ in range(len(self._paused)):
+            self._paused.popleft().resume_reading()
