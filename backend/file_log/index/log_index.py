@@ -1,0 +1,172 @@
+"""The index as the log's writer holds it: write, look up, seal, rebuild, drop.
+
+A process that only reads uses IndexLookup alone. Threads: `add_many`, `flush`, `roll` and the start of
+a lookup belong to the hub; `recover`, `write_blocks`, `sync`, taking results, steps, `drop` and `close`
+block and belong into a native thread, one of them per segment at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from backend.file_log.index import entries, sealing
+from backend.file_log.index.files import Damage, IndexStorage, OnDamage
+from backend.file_log.index.lookup import IndexLookup, sound_table
+from backend.file_log.index.names import UNFINISHED, entries_name, parse, segments, sorted_name
+from backend.file_log.index.sealing import Row
+from backend.file_log.index.writer import IndexWriter
+from ddmq_common.errors import DamagedError
+
+Span = tuple[int, int]
+"""A segment, or a part of the log: `[start, end)` in log positions."""
+
+DAMAGE_REMEMBERED_MAX = 1_024
+
+
+class LogIndex:
+    """One index folder, opened for writing. `on_damage` hears of each damaged piece once, in any thread."""
+
+    def __init__(self, storage: IndexStorage, folder: str, on_damage: OnDamage) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._on_damage = on_damage
+        self._seen: set[Damage] = set()
+        self.damaged: set[int] = set()  # starts of segments to rebuild once they are not live
+        self.writer = IndexWriter(storage, folder)
+        self.lookup = IndexLookup(storage, folder, self._damage)
+        self.add_many = self.writer.add_many  # the hot path, without another call
+        self.flush = self.writer.flush
+        self.roll = self.writer.roll
+        self.write_blocks = self.writer.write_blocks
+        self.sync = self.writer.sync
+
+    def _damage(self, damage: Damage) -> None:
+        self.damaged.add(damage.segment_start)
+        if damage not in self._seen and len(self._seen) < DAMAGE_REMEMBERED_MAX:
+            self._seen.add(damage)
+            self._on_damage(damage)
+
+    @property
+    def covered_to(self) -> int:
+        """Everything below this log position is indexed, on disk or waiting to be written."""
+        return self.writer.covered_to
+
+    # --- start
+
+    def recover(self, spans: Sequence[Span]) -> list[Span]:
+        """Bring the folder in line with the log's segments (ascending, the last is live); gaps to fill.
+
+        Files of other segments and unfinished files are removed. A gap in the live segment is filled with
+        `add_many`, one elsewhere with `repair_steps` of its whole segment (those starts are in `damaged`).
+        """
+        if not spans:
+            raise ValueError("a log has at least one segment")
+        self._storage.make_folder(self._folder)
+        self._remove_strangers({start for start, _ in spans})
+        gaps: list[Span] = []
+        for span in spans[:-1]:
+            missing = self._gaps_of_full(span)
+            if missing:
+                self.damaged.add(span[0])
+            gaps += missing
+        start, end = spans[-1]
+        self._storage.remove(f"{self._folder}/{sorted_name(start)}")
+        covered = self.writer.resume(start, end)
+        return [*gaps, (covered, end)] if covered < end else gaps
+
+    def _remove_strangers(self, starts: set[int]) -> None:
+        for name in self._storage.list(self._folder):
+            known = parse(name)
+            if name.endswith(UNFINISHED) or (known is not None and known[0] not in starts):
+                self._storage.remove(f"{self._folder}/{name}")
+
+    def _gaps_of_full(self, span: Span) -> list[Span]:
+        start, end = span
+        try:
+            source = self._storage.open(f"{self._folder}/{entries_name(start)}")
+        except FileNotFoundError:
+            return [span]
+        try:
+            if self._has_table(span, source.size()):
+                return []
+            self._storage.remove(f"{self._folder}/{sorted_name(start)}")
+            return list(entries.gaps(source, start, end, self._damage))
+        finally:
+            source.close()
+
+    def _has_table(self, span: Span, entries_bytes: int) -> bool:
+        try:
+            file = self._storage.open(f"{self._folder}/{sorted_name(span[0])}")
+        except FileNotFoundError:
+            return False
+        try:
+            header = sound_table(file, span[0])
+        finally:
+            file.close()
+        if header is None:
+            return False
+        return header.entries_bytes == entries_bytes and (header.covers_from, header.covers_to) == span
+
+    # --- lookups
+
+    def find_key(self, topic: str, key: bytes, count_max: int) -> Iterator[int]:
+        """Candidate log positions, newest first. Call it on the hub, take from it in a native thread."""
+        return self.lookup.find_key(topic, key, count_max, self.writer.unsaved())
+
+    def find_id(self, message_id: bytes, count_max: int) -> Iterator[int]:
+        """The same by 16-byte message id."""
+        return self.lookup.find_id(message_id, count_max, self.writer.unsaved())
+
+    def positions_between(self, start_ms: int, end_ms: int, count_max: int) -> Iterator[int]:
+        """Log positions stored in `[start_ms, end_ms)` (wall ms), oldest first; threads as `find_key`."""
+        return self.lookup.positions_between(start_ms, end_ms, count_max, self.writer.unsaved())
+
+    # --- segments that no longer grow
+
+    def unsealed(self) -> list[int]:
+        """Starts of segments that are not live and have no sorted table, ascending. Blocking."""
+        names = set(self._storage.list(self._folder))
+        live = self.writer.segment_start
+        return [start for start in segments(names) if start != live and sorted_name(start) not in names]
+
+    def seal_steps(self, span: Span) -> Iterator[None]:
+        """Steps that make the sorted table. Raises DamagedError: rebuild it (the start is in `damaged`)."""
+        self._refuse_live(span[0])
+        self.writer.write_blocks()
+        try:
+            yield from sealing.seal_steps(self._storage, self._folder, span, self._damage)
+        except (DamagedError, FileNotFoundError):
+            self.damaged.add(span[0])
+            raise
+
+    def repair_steps(self, span: Span, rows: Callable[[], Iterable[Row]]) -> Iterator[None]:
+        """Steps that make the table anew and, where the entries are not sound or whole, those too.
+
+        `rows()` gives all records of the segment in log order; it is asked only if needed.
+        """
+        start = span[0]
+        self._refuse_live(start)
+        try:
+            self._storage.remove(f"{self._folder}/{sorted_name(start)}")
+            yield from self.seal_steps(span)
+        except (DamagedError, FileNotFoundError):
+            yield from sealing.rebuild_steps(self._storage, self._folder, span, rows(), self._damage)
+        self.damaged.discard(start)
+        self._seen = {damage for damage in self._seen if damage.segment_start != start}
+
+    def drop(self, segment_start: int) -> None:
+        """Remove a segment's files; harmless when there are none. Blocking."""
+        self._refuse_live(segment_start)
+        for name in (sorted_name(segment_start), entries_name(segment_start)):
+            self._storage.remove(f"{self._folder}/{name}")
+        self.damaged.discard(segment_start)
+
+    def _refuse_live(self, segment_start: int) -> None:
+        if segment_start >= self.writer.segment_start:
+            raise ValueError(
+                f"segment {segment_start} is live; only older ones can be sealed, rebuilt, dropped"
+            )
+
+    def close(self) -> None:
+        """Write what waits and close."""
+        self.writer.close()

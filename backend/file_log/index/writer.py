@@ -1,0 +1,169 @@
+"""The one writer of the index: rows in on the hub, finished blocks out in a native thread.
+
+The hot path only extends lists; a block is hashed and packed once it is full, and waits until
+`write_blocks` runs in a thread that may block (the log's own sync thread, right after a commit).
+Rules: rows of a segment come in log order and whole (what `add_many` covers has no holes); a block
+that cannot be written, or that finds UNWRITTEN_MAX others waiting, is dropped and counted: the segment
+then has a gap, found when it is sealed and filled from the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from backend.file_log.index import entries
+from backend.file_log.index.blocks import BLOCK_ROWS, ROWS_MAX, SEGMENT_BYTES_MAX, Rows
+from backend.file_log.index.files import IndexFile, IndexStorage
+from backend.file_log.index.hashes import Seeds
+from backend.file_log.index.names import entries_name
+
+UNWRITTEN_MAX = 512  # blocks, about 8 MB
+
+
+class IndexWriter:
+    """Appends to the live segment's entries file. All but `write_blocks` and `sync` belong to the hub."""
+
+    def __init__(self, storage: IndexStorage, folder: str) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._seeds = Seeds()
+        self._rows = Rows()
+        self._unwritten: deque[tuple[int, bytes]] = deque()
+        self._lock = threading.Lock()  # held by whoever writes; never taken on the hub
+        self._file: IndexFile | None = None
+        self._file_start = -1
+        self._file_end = 0
+        self._block_from = 0
+        self._last_ms = 0
+        self.segment_start = 0
+        self.covered_to = 0  # log position; all below is in the index, on disk or waiting
+        self.blocks_dropped = 0
+
+    def resume(self, segment_start: int, log_end: int) -> int:
+        """Continue the live segment as its file stands; the position from which the log must be added again.
+
+        Blocking. Cuts the file behind the last sound block that lies below `log_end`.
+        """
+        with self._lock:
+            self._switch_file(segment_start)
+            file = self._file
+            assert file is not None
+            self._file_end, self.covered_to, self._last_ms = entries.sound_prefix(
+                file, segment_start, log_end
+            )
+            file.truncate(self._file_end)
+        self.segment_start, self._block_from, self._rows = segment_start, self.covered_to, Rows()
+        return self.covered_to
+
+    def add_many(
+        self,
+        positions: Sequence[int],
+        topics: Sequence[str],
+        keys: Sequence[bytes],
+        message_ids: Sequence[bytes],
+        stored_ms: int,
+        end: int,
+    ) -> bool:
+        """Records of one commit, one value each in log order; `end` is the log position behind the commit.
+
+        The columns may be empty: the commit then held nothing to index. `stored_ms` is one time for all.
+        True when blocks wait for `write_blocks`.
+        """
+        if end < self.covered_to or end - self.segment_start > SEGMENT_BYTES_MAX or len(positions) > ROWS_MAX:
+            raise ValueError(
+                f"{len(positions)} rows up to log position {end} do not fit behind {self.covered_to} "
+                f"in segment {self.segment_start}"
+            )
+        rows = self._rows
+        if positions:
+            stored_ms = max(stored_ms, rows.last_ms(self._last_ms))
+            if not rows.takes(stored_ms) or len(rows.positions) + len(positions) > ROWS_MAX:
+                self.flush()
+                rows = self._rows
+            rows.add(positions, topics, keys, message_ids, stored_ms)
+        self.covered_to = end
+        if len(rows.positions) >= BLOCK_ROWS:
+            self.flush()
+        return bool(self._unwritten)
+
+    def flush(self) -> None:
+        """Close the current block, so that `write_blocks` shows it to other processes."""
+        if self.covered_to == self._block_from:
+            return
+        rows, self._rows = self._rows, Rows()
+        covers = (self._block_from, self.covered_to)
+        block = rows.pack(self.segment_start, covers, self._last_ms, self._seeds)
+        self._last_ms, self._block_from = rows.last_ms(self._last_ms), self.covered_to
+        if len(self._unwritten) < UNWRITTEN_MAX:
+            self._unwritten.append((self.segment_start, block))
+        else:
+            self.blocks_dropped += 1
+
+    def roll(self, segment_start: int) -> None:
+        """A new segment starts at this log position; the one before gets no more rows."""
+        if segment_start < self.covered_to:
+            raise ValueError(f"segment {segment_start} starts below {self.covered_to}, which is indexed")
+        self.covered_to = segment_start
+        self.flush()
+        self.segment_start = self._block_from = segment_start
+
+    def unsaved(self) -> list[tuple[int, bytes]]:
+        """(segment start, block) of what is not in a file yet, oldest first; taken on the hub."""
+        waiting = list(self._unwritten)
+        if self._rows.positions:
+            covers = (self._block_from, self.covered_to)
+            waiting.append(
+                (self.segment_start, self._rows.pack(self.segment_start, covers, self._last_ms, self._seeds))
+            )
+        return waiting
+
+    def write_blocks(self) -> None:
+        """Write what waits, to the page cache. Blocking; in any native thread. Never raises OSError."""
+        with self._lock:
+            while self._unwritten:
+                start, block = self._unwritten[0]
+                try:
+                    self._write(start, block)
+                except OSError:
+                    self.blocks_dropped += 1
+                    self._cut_torn_block()
+                self._unwritten.popleft()
+
+    def _write(self, start: int, block: bytes) -> None:
+        if self._file is None or self._file_start != start:
+            self._switch_file(start)
+        assert self._file is not None
+        self._file.pwrite(block, self._file_end)
+        self._file_end += len(block)
+
+    def _cut_torn_block(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.truncate(self._file_end)
+        except OSError:
+            return  # the next block overwrites it, or a reader passes over it as damage
+
+    def _switch_file(self, start: int) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._file = self._storage.open(f"{self._folder}/{entries_name(start)}", write=True)
+        self._file_start, self._file_end = start, self._file.size()
+
+    def sync(self) -> None:
+        """Write what waits and make the live file durable, so that a power loss costs little re-reading."""
+        self.write_blocks()
+        with self._lock:
+            if self._file is not None:
+                self._file.sync()
+
+    def close(self) -> None:
+        """Write everything and close. Blocking."""
+        self.flush()
+        self.write_blocks()
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None

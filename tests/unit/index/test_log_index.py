@@ -1,0 +1,215 @@
+"""Write, look up, seal, reopen, rebuild, drop; damage; failing writes."""
+
+from pathlib import Path
+
+import pytest
+
+from backend.file_log.index.files import Damage
+from backend.file_log.index.log_index import LogIndex
+from backend.file_log.index.lookup import IndexLookup
+from backend.file_log.index.names import entries_name, sorted_name
+from ddmq_common.errors import DamagedError
+from tests.unit.index.files_for_index import OsStorage
+from tests.unit.index.logs import PretendLog, fill_gaps, run, some_rows
+
+FAR = 1 << 40
+
+
+class Opened:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.storage = OsStorage()
+        self.damages: list[Damage] = []
+        self.index = LogIndex(self.storage, str(folder), self.damages.append)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    made = Opened(tmp_path / "index")
+    assert made.index.recover([(0, 0)]) == []
+    return made
+
+
+def filled(opened: Opened, segments: int = 3, commits: int = 40, rows: int = 60) -> PretendLog:
+    log = PretendLog()
+    for segment in range(segments):
+        if segment:
+            log.roll(opened.index)
+        for commit in range(commits):
+            log.commit(opened.index, some_rows(rows, segment * 1000 + commit), 10_000 * segment + 7 * commit)
+            opened.index.write_blocks()
+    return log
+
+
+def check(log: PretendLog, index: LogIndex | IndexLookup) -> None:
+    for topic in ("topic-0", "topic-1", "none"):
+        for key in (b"key-1", b"key-7", b"other"):
+            assert list(index.find_key(topic, key, 10_000)) == log.by_key(topic, key)
+    for row in log.rows[:: max(1, len(log.rows) // 40)]:
+        assert list(index.find_id(row.message_id, 10)) == [row.position]
+    times = [row.stored_ms for row in log.rows]
+    for low, high in (
+        (0, FAR),
+        (times[0], times[-1]),
+        (times[len(times) // 3], times[len(times) // 2]),
+        (5, 5),
+    ):
+        assert list(index.positions_between(low, high, 1 << 30)) == log.between(low, high)
+
+
+def test_lookups_before_and_after_sealing(opened: Opened) -> None:
+    log = filled(opened)
+    check(log, opened.index)
+    assert opened.index.unsealed() == log.starts[:-1]
+    for span in log.spans()[:-1]:
+        run(opened.index.seal_steps(span))
+    assert opened.index.unsealed() == []
+    check(log, opened.index)
+    assert opened.damages == []
+
+
+def test_results_stop_at_count_max_with_the_newest(opened: Opened) -> None:
+    log = filled(opened)
+    assert list(opened.index.find_key("topic-1", b"key-7", 2)) == log.by_key("topic-1", b"key-7")[:2]
+    assert list(opened.index.positions_between(0, FAR, 5)) == log.positions()[:5]
+
+
+def test_another_process_sees_what_is_written_and_knows_where_it_ends(opened: Opened) -> None:
+    log = filled(opened, segments=2)
+    reader = IndexLookup(OsStorage(), str(opened.folder), opened.damages.append)
+    assert reader.covered_to() < log.end == opened.index.covered_to
+    opened.index.flush()
+    opened.index.write_blocks()
+    assert reader.covered_to() == log.end
+    check(log, reader)
+    assert opened.damages == []
+
+
+def test_a_popular_key_is_sorted_and_found_newest_first(opened: Opened) -> None:
+    log = PretendLog()
+    for commit in range(30):
+        log.commit(opened.index, [("t", b"popular", some_rows(1, commit)[0][2])] * 400, commit)
+    log.roll(opened.index)
+    run(opened.index.seal_steps(log.spans()[0]))
+    assert list(opened.index.find_key("t", b"popular", 1 << 20)) == log.by_key("t", b"popular")
+
+
+def test_reopening_keeps_what_is_written_and_names_the_rest(opened: Opened, tmp_path: Path) -> None:
+    log = filled(opened)
+    run(opened.index.seal_steps(log.spans()[0]))  # the second stays unsealed; the live tail is lost
+    again = Opened(opened.folder)
+    gaps = again.index.recover(log.spans())
+    assert len(gaps) == 1
+    assert log.starts[-1] < gaps[0][0] < gaps[0][1] == log.end
+    fill_gaps(again.index, log, gaps)
+    check(log, again.index)
+    assert again.damages == []
+
+
+def test_blocks_above_the_end_of_the_log_are_cut(opened: Opened) -> None:
+    log = filled(opened, segments=1)
+    opened.index.close()
+    kept = log.rows[len(log.rows) // 2].position
+    log.rows = [row for row in log.rows if row.position < kept]
+    log.end = kept
+    again = Opened(opened.folder)
+    gaps = again.index.recover(log.spans())
+    assert gaps
+    assert gaps[-1][1] == kept
+    fill_gaps(again.index, log, gaps)
+    log.commit(again.index, some_rows(5, 99), 1 << 20)
+    check(log, again.index)
+
+
+def test_files_of_unknown_segments_and_unfinished_ones_are_removed(opened: Opened) -> None:
+    filled(opened, segments=2)
+    (opened.folder / (sorted_name(0) + ".new")).write_bytes(b"half")
+    again = Opened(opened.folder)
+    assert again.index.recover([(0, 0)]) == []
+    assert [path.name for path in opened.folder.iterdir()] == [entries_name(0)]
+
+
+def test_missing_files_of_an_older_segment_are_rebuilt(opened: Opened) -> None:
+    log = filled(opened)
+    (opened.folder / entries_name(log.starts[1])).unlink()
+    again = Opened(opened.folder)
+    gaps = again.index.recover(log.spans())
+    assert gaps[0] == log.spans()[1]
+    assert again.index.damaged == {log.starts[1]}
+    fill_gaps(again.index, log, gaps)
+    check(log, again.index)
+    assert again.index.damaged == set()
+
+
+def test_a_table_out_of_date_is_not_believed(opened: Opened) -> None:
+    log = filled(opened, segments=2)
+    run(opened.index.seal_steps(log.spans()[0]))
+    opened.index.close()
+    path = opened.folder / entries_name(0)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    again = Opened(opened.folder)
+    gaps = again.index.recover(log.spans())
+    assert gaps[0][1] == log.starts[1]
+    fill_gaps(again.index, log, gaps)
+    check(log, again.index)
+
+
+def test_sealing_incomplete_entries_is_refused_and_repaired(opened: Opened) -> None:
+    log = PretendLog()
+    log.commit(opened.index, some_rows(2000, 1), 5)
+    opened.index.write_blocks()
+    log.commit(opened.index, some_rows(2000, 2), 6)
+    opened.storage.fail_writes = True
+    opened.index.write_blocks()
+    opened.storage.fail_writes = False
+    log.commit(opened.index, some_rows(2000, 3), 7)
+    log.roll(opened.index)
+    opened.index.write_blocks()
+    assert opened.index.writer.blocks_dropped == 1
+    with pytest.raises(DamagedError, match="ends at"):
+        run(opened.index.seal_steps(log.spans()[0]))
+    fill_gaps(opened.index, log, [])
+    check(log, opened.index)
+    assert opened.index.damaged == set()
+
+
+def test_waiting_blocks_are_bounded(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend.file_log.index.writer.UNWRITTEN_MAX", 2)
+    log = PretendLog()
+    for commit in range(5):
+        log.commit(opened.index, some_rows(1100, commit), commit)
+    assert opened.index.writer.blocks_dropped == 3
+    assert len(opened.index.writer.unsaved()) == 2
+
+
+def test_dropping_a_segment(opened: Opened) -> None:
+    log = filled(opened)
+    run(opened.index.seal_steps(log.spans()[0]))
+    opened.index.drop(0)
+    log.rows = [row for row in log.rows if row.position >= log.starts[1]]
+    log.starts.pop(0)
+    check(log, opened.index)
+    with pytest.raises(ValueError, match="live"):
+        opened.index.drop(log.starts[-1])
+
+
+def test_store_times_never_go_back_and_may_be_years_apart(opened: Opened) -> None:
+    log = PretendLog()
+    year_ms = 365 * 86_400_000
+    for stored_ms in (5, 6, year_ms, 2 * year_ms):
+        log.commit(opened.index, some_rows(3, stored_ms), stored_ms)
+    check(log, opened.index)
+    opened.index.add_many([log.end], ["t"], [b"back"], [bytes(16)], 7, log.end + 100)
+    assert list(opened.index.positions_between(2 * year_ms, FAR, 99))[-1] == log.end
+
+
+def test_arguments_that_do_not_fit_are_refused(opened: Opened) -> None:
+    opened.index.add_many([0], ["t"], [b""], [bytes(16)], 1, 100)
+    with pytest.raises(ValueError, match="do not fit behind 100"):
+        opened.index.add_many([50], ["t"], [b""], [bytes(16)], 1, 90)
+    with pytest.raises(ValueError, match="starts below"):
+        opened.index.roll(50)
+    with pytest.raises(ValueError, match="empty key"):
+        opened.index.find_key("t", b"", 1)
+    with pytest.raises(ValueError, match="16 bytes"):
+        opened.index.find_id(b"short", 1)
