@@ -1,0 +1,272 @@
+"""One accepted sendBatchSync or sendBatch: one append for all its messages, one answer.
+
+The two differ in one thing. sendBatchSync is whole: the first fault refuses all of it before anything is
+stored, and its answer is 0 only if all are stored. sendBatch answers for each message, so a fault
+concerns its own message only. Order within a queue is the order of the messages in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from backend.completion import Completion
+from backend.records import AppendResult, AppendStatus, NewRecord
+from ddmq_client.idl.codes import FAILED_PREFIX, Code
+from ddmq_rpc.api import Call, Fault
+from proxy_producer import replies
+from proxy_producer.core.limits import longest
+from proxy_producer.core.outcomes import outcome_of, refusal_of, timed_out
+from proxy_producer.core.queue_choice import choose
+from proxy_producer.core.refusal import Refusal, refusal
+from proxy_producer.flow import Flow
+from proxy_producer.topics import Topic
+
+_STORED = AppendStatus.STORED
+
+
+class Member(NamedTuple):
+    """One message of a batch that passed its checks. `place`: where it stands in the request."""
+
+    place: int
+    record: NewRecord
+    body_bytes: int
+    partition_id: int
+    hash_id: int
+    chronos: bool
+
+
+class PendingBatch(Completion[list[AppendResult]]):
+    """State of one batch. `faults`: by place, what is wrong with messages that are not stored."""
+
+    __slots__ = (
+        "answered", "call", "deadline", "each", "faults", "flow", "frame_bytes", "members", "missing", "sent",
+        "size", "topics",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        flow: Flow,
+        call: Call,
+        deadline: float,
+        size: int,
+        members: list[Member],
+        faults: dict[int, Refusal],
+        each: bool,
+    ) -> None:
+        super().__init__()
+        self.flow = flow
+        self.call = call
+        self.deadline = deadline
+        self.frame_bytes = call.frame_bytes
+        self.size = size
+        self.members = members
+        self.faults = faults
+        self.each = each
+        self.topics: dict[str, Topic] = {}
+        self.missing = 0
+        self.answered = False
+        self.sent = False
+
+    # --- on the way to the backend
+
+    def start(self) -> None:
+        """The bounds have been passed: make sure that all topics exist, then go on."""
+        flow = self.flow
+        flow.watch(self)
+        names = dict.fromkeys(member.record.topic for member in self.members)
+        self.missing = 1  # holds the batch until all creations have been asked for
+        for name in names:
+            topic = flow.topics.find(name)
+            if topic is not None:
+                self.topics[name] = topic
+                continue
+            fault = flow.topics.creation_fault(name)  # again: the members before may have filled the bound
+            self.missing += 1
+            if fault is None:
+                flow.topics.create(name, self)
+            else:
+                self.topic_settled(name, fault)
+        self._one_less_missing()
+
+    def topic_settled(self, name: str, fault: Refusal | None) -> None:
+        """One of the missing topics exists now, or will not."""
+        if self.answered:
+            return
+        topic = self.flow.topics.find(name) if fault is None else None
+        if topic is not None:
+            self.topics[name] = topic
+        else:
+            what = f"topic {name!r} was deleted meanwhile"
+            deleted = refusal(Code.NO_SUCH_QUEUE, "topic_missing", what, "send it again")
+            self._drop_topic(name, fault or deleted)
+        self._one_less_missing()
+
+    def _one_less_missing(self) -> None:
+        self.missing -= 1
+        if not self.missing and not self.answered:
+            self._check_modes()
+            self._pass_gates()
+
+    def _check_modes(self) -> None:
+        """Topics that did not exist when the messages were checked may have come with other rules."""
+        for name, topic in self.topics.items():
+            fault = topic.write_fault()
+            if fault is None and not topic.takes_plain:
+                chronos = all(m.chronos for m in self.members if m.record.topic == name)
+                fault = topic.plain_fault(chronos)
+            if fault is not None:
+                self._drop_topic(name, fault)
+
+    def _pass_gates(self) -> None:
+        flow = self.flow
+        now = flow.monotonic()
+        wait_s = 0.0
+        tally = self._tally()
+        for topic, (messages, body_bytes) in tally.items():
+            wait, gate = longest(topic.gates, messages, body_bytes, now)
+            fault = flow.rate_fault(wait, gate, self.deadline, now)
+            if fault is not None:
+                self._drop_topic(topic.name, fault)
+            else:
+                wait_s = max(wait_s, wait)
+        if not self._worth_sending():
+            self._finish_unsent()
+            return
+        for topic, (messages, body_bytes) in self._tally().items():
+            for gate in topic.gates:
+                gate.take(messages, body_bytes)
+        if wait_s > 0:
+            flow.defer(self, wait_s)
+        else:
+            self.release()
+
+    def _tally(self) -> dict[Topic, tuple[int, int]]:
+        """Messages and body bytes by topic."""
+        tally: dict[Topic, tuple[int, int]] = {}
+        for member in self.members:
+            topic = self.topics[member.record.topic]
+            messages, body_bytes = tally.get(topic, (0, 0))
+            tally[topic] = (messages + 1, body_bytes + member.body_bytes)
+        return tally
+
+    def _worth_sending(self) -> bool:
+        return bool(self.members) and (self.each or not self.faults)
+
+    def _drop_topic(self, name: str, fault: Refusal) -> None:
+        """The messages of one topic are not sent."""
+        for member in self.members:
+            if member.record.topic == name:
+                self.faults[member.place] = fault
+        self.members = [member for member in self.members if member.record.topic != name]
+
+    def release(self) -> None:
+        """Choose the queues and append: one queue for all of a topic that do not mind which."""
+        turns: dict[str, int] = {}
+        topics = self.topics
+        for member in self.members:
+            record = member.record
+            topic = topics[record.topic]
+            turn = turns.get(record.topic)
+            if turn is None:
+                topic.turn = turn = turns[record.topic] = topic.turn + 1
+            record.queue_id = choose(member.partition_id, member.hash_id, topic.queues, turn)
+        self.sent = True
+        try:
+            self.flow.append([member.record for member in self.members], self.deadline, self)
+        except BaseException:
+            self._forget()
+            raise
+
+    # --- the answer
+
+    def settled(self) -> None:
+        """The backend's answers are here: answer the caller, unless the sweep has."""
+        self.flow.settled(self, self.frame_bytes)
+        results = self.value if self.error is None else []
+        if self.answered:
+            stored = bool(results) and all(result.status is _STORED for result in results)
+            self.flow.counts.late(stored)
+            return
+        if self.error is not None:
+            self._fail_all(refusal_of(self.error))
+        self._finish(results)
+
+    def expire(self) -> None:
+        """Out of time: what was not refused before gets code 12."""
+        waited_ms = int((self.deadline - self.call.received_at) * 1_000)
+        doing = "the backend" if self.sent else "a rate limit or a topic's creation"
+        self._fail_all(timed_out(waited_ms, doing, self.sent))
+        if self.sent:
+            self.flow.unanswered.discard(self)
+            self._finish(())
+        else:
+            self._finish_unsent()
+
+    def _fail_all(self, fault: Refusal) -> None:
+        for member in self.members:
+            self.faults[member.place] = fault
+        self.members = []
+
+    def _finish_unsent(self) -> None:
+        self.flow.settled(self, self.frame_bytes)
+        self._finish(())
+
+    def _finish(self, results: Sequence[AppendResult]) -> None:
+        """Count, and answer: `results` belong to `members`."""
+        self.answered = True
+        flow, call = self.flow, self.call
+        faults = self.faults
+        stored = 0
+        for member, result in zip(self.members, results, strict=False):
+            if result.status is _STORED:
+                stored += 1
+                counts = self.topics[member.record.topic].counts
+                counts.stored.value += 1
+                counts.stored_bytes.value += member.body_bytes
+            else:
+                faults[member.place] = outcome_of(result)
+        flow.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
+        if self.each:
+            self._count_faults()
+            call.reply(self._each_result(results))
+        elif faults:
+            fault = worst(faults, self.size, stored)
+            flow.counts.refused(None, fault, self.size - stored)
+            call.reply(replies.refused(fault))
+        else:
+            call.reply_encoded(replies.OK[call.wire])
+
+    def _count_faults(self) -> None:
+        for fault in self.faults.values():
+            self.flow.counts.refused(None, fault)
+
+    def _each_result(self, results: Sequence[AppendResult]) -> list[Any]:
+        answers: list[Any] = [None] * self.size
+        for place, fault in self.faults.items():
+            answers[place] = replies.refused(fault)
+        for member, result in zip(self.members, results, strict=False):
+            if answers[member.place] is None:
+                answers[member.place] = replies.stored(member.record, result)
+        return answers
+
+    def _forget(self) -> None:
+        """The backend raised: it will not settle this."""
+        if not self.done:
+            self.done = True
+            self.answered = True
+            self.flow.settled(self, self.frame_bytes)
+            self.call.fault(Fault.INTERNAL_ERROR, "the batch failed inside the proxy")
+
+
+def worst(faults: Mapping[int, Refusal], size: int, stored: int) -> Refusal:
+    """One refusal for a whole batch: 12 if the fate of any message is unknown, else the first in order."""
+    place = min(faults)
+    for at, fault in faults.items():
+        if fault.code == Code.TIMED_OUT:
+            place = at
+            break
+    code, reason, text = faults[place]
+    said = text.removeprefix(FAILED_PREFIX).lstrip()
+    summary = f"{FAILED_PREFIX} {stored} of {size} messages are stored; message {place}: {said}"
+    return Refusal(code, reason, summary)

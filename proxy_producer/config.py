@@ -1,0 +1,88 @@
+"""The producer proxy's configuration: one frozen object, read once (conf/proxy_producer.yaml).
+
+Every bound of the proxy is a field here. Units stand last in the name: `_ms` milliseconds, `_s` seconds,
+`_bytes` bytes (YAML may write 2MiB), `_per_s` per second. A rate of 0 means: no such limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddmq_common.config.loader import rules
+from ddmq_common.names import QUEUES_DEFAULT, topic_fault
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """How much one topic, or one whole proxy, may take. The burst is what may come at once after a rest."""
+
+    messages_per_s: float = field(default=0.0, metadata=rules(low=0.0))
+    bytes_per_s: float = field(default=0.0, metadata=rules(low=0.0))
+    burst_ms: int = field(default=1_000, metadata=rules(low=1, high=60_000))
+    """The burst, as the time in which the rate would allow it: 1,000 ms at 500/s is a burst of 500."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayLimits:
+    """What sendDelaySync accepts."""
+
+    delay_s_max: int = field(default=62 * 86_400, metadata=rules(low=1))
+    """How far ahead a due time may lie, seconds (62 days)."""
+    occurrences_max: int = field(default=1_000_000, metadata=rules(low=1))
+    """Field `times` of a loop message."""
+    shards: int = field(default=16, metadata=rules(low=1, high=1_024))
+    """Shards of the delay service; a cancel's id that names another one is code 34."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerConfig:
+    """All settings of one producer proxy; the defaults are what wire.md and behaviour.md give."""
+
+    body_bytes_max: int = field(default=2 << 20, metadata=rules(low=1))
+    """Largest body; a topic's own `body_bytes_max` goes before it. Above: code 11."""
+    batch_bytes_max: int = field(default=4 << 20, metadata=rules(low=1))
+    """Bodies of one batch together. Above: code 11."""
+    batch_messages_max: int = field(default=4_096, metadata=rules(low=1, high=100_000))
+    """Messages of one batch: a batch holds the event loop for about 4 µs a message. Above: code 11."""
+    timeout_ms_max: int = field(default=10_000, metadata=rules(low=1, high=600_000))
+    """The longest a send waits: sendAsync, sendBatchSync, and callers that give no timeout. Then code 12."""
+    sweep_ms: int = field(default=5, metadata=rules(low=1, high=1_000))
+    """How often overdue and deferred sends are looked for; an overdue one is answered up to this early."""
+
+    auto_create_topics: bool = True
+    """Create a topic on its first send; off: code 13."""
+    queues_default: int = field(default=QUEUES_DEFAULT, metadata=rules(low=1, high=1_024))
+    """Queues of a topic created on its first send."""
+    topics_max: int = field(default=10_000, metadata=rules(low=1))
+    """No topic is created by a send when the backend has this many. Above: code 15."""
+    creations_max: int = field(default=64, metadata=rules(low=1))
+    """Topics being created by this proxy at the same time. Above: code 15."""
+
+    inflight_requests_max: int = field(default=20_000, metadata=rules(low=1))
+    """Requests accepted and not yet settled by the backend. Above: code 15."""
+    inflight_bytes_max: int = field(default=256 << 20, metadata=rules(low=1))
+    """Their frames' bytes together. Above: code 15."""
+    deferred_max: int = field(default=1_000, metadata=rules(low=0))
+    """Requests that wait for a rate limit at the same time. Above: code 15."""
+    defer_ms_max: int = field(default=100, metadata=rules(low=0, high=10_000))
+    """Longest wait for a rate limit; never more than half of what the caller's timeout leaves."""
+
+    rate: RateLimit = field(default_factory=RateLimit)
+    """The whole proxy's limit."""
+    topic_rate: RateLimit = field(default_factory=RateLimit)
+    """Each topic's limit unless `topic_rates` names it."""
+    topic_rates: Mapping[str, RateLimit] = field(default_factory=dict)
+    """Limits by topic name; topics need not exist yet."""
+
+    delay: DelayLimits = field(default_factory=DelayLimits)
+
+    def __post_init__(self) -> None:
+        if self.body_bytes_max > self.batch_bytes_max:
+            raise ValueError(
+                f"body_bytes_max is {self.body_bytes_max}; allowed: at most batch_bytes_max"
+                f" ({self.batch_bytes_max})"
+            )
+        for name in self.topic_rates:
+            if fault := topic_fault(name):
+                raise ValueError(f"topic_rates: {fault}")

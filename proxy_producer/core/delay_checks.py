@@ -1,0 +1,176 @@
+"""Is a delay request legal? The checks of sendDelaySync that come after 11, 13 and 18, in wire order.
+
+Add: timestamp 33, type 31, times 35, expire 36, interval 37, base 38, then the uuid 30. Cancel: the id's
+shape 30, its type 31, its shard 34. Any other action: 32. Pure; the wall clock is an argument.
+
+The id of an occurrence is text, `timestamp-type-expire-times-timed-interval-shard-uuid`. Old servers let
+the shard go negative, so the pattern takes a minus sign there and the range check refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ddmq_client.idl.codes import Code, DelayAction, DelayType
+from proxy_producer.core.refusal import Refusal, refusal, shown
+
+TIMESTAMP_S_MIN = 1_000_000_000
+INTERVAL_S_MIN = 3
+BASE_MIN = 2
+
+_UUID = rb"[0-9a-z]{8}-[0-9a-z]{4}-[0-9a-z]{4}-[0-9a-z]{4}-[0-9a-z]{12}"
+_UUID_ONLY = re.compile(_UUID + rb"\Z")
+_ID = re.compile(rb"(\d{10})-(\d)-(\d{10})-(\d{1,19})-(\d{1,19})-(\d{1,19})-(-?\d{1,9})-(" + _UUID + rb")\Z")
+_ID_ALLOWED = (
+    "allowed: timestamp-type-expire-times-timed-interval-shard-uuid, as the add was answered"
+    " (10 digits, 1 digit, 10 digits, numbers, lower-case uuid 8-4-4-4-12)"
+)
+
+
+class DelayRequest(NamedTuple):
+    """The fields that say when, how often and which; None = absent. Times are epoch seconds."""
+
+    action: int | None
+    delay_id: bytes
+    timestamp: int | None
+    kind: int | None
+    interval: int | None
+    expire: int | None
+    times: int | None
+    uuid: bytes
+    due_ms: int | None
+
+
+class DelayRules(NamedTuple):
+    """What the configuration allows."""
+
+    delay_s_max: int
+    occurrences_max: int
+    shards: int
+
+
+def delay_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
+    """The first thing wrong, or None."""
+    if request.action == DelayAction.ADD:
+        return _add_fault(request, rules, now_ms)
+    if request.action == DelayAction.CANCEL:
+        return _cancel_fault(request.delay_id, rules.shards)
+    return refusal(
+        Code.DELAY_ACTION_UNKNOWN,
+        "delay_action",
+        f"action is {_number(request.action)}",
+        "allowed: 1 (add), 2 (cancel)",
+    )
+
+
+def echoed_id(code: Code, delay_id: bytes) -> bytes:
+    """What field 3 of a refusal holds: the id for 30, 31 and 34, else nothing."""
+    return delay_id if code in (Code.DELAY_ID_MALFORMED, Code.DELAY_TYPE_UNKNOWN, Code.DELAY_SHARD) else b""
+
+
+def _add_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
+    fault = _timestamp_fault(request, rules, now_ms)
+    if fault is None and request.kind not in (DelayType.DELAY, DelayType.LOOP, DelayType.EXPONENTIAL_LOOP):
+        fault = _kind_fault(f"dmsgtype is {_number(request.kind)}")
+    return fault or _times_fault(request, rules) or _loop_fault(request) or _uuid_fault(request.uuid)
+
+
+def due_s(request: DelayRequest) -> int | None:
+    """When the first occurrence is due, whole epoch seconds; our own millisecond field goes before."""
+    return request.timestamp if request.due_ms is None else request.due_ms // 1_000
+
+
+def _timestamp_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
+    due = due_s(request)
+    latest = now_ms // 1_000 + rules.delay_s_max
+    if due is not None and TIMESTAMP_S_MIN <= due <= latest:
+        return None
+    given = f"timestamp is {_number(request.timestamp)}"
+    if request.due_ms is not None:
+        given = f"dueMs is {request.due_ms}, second {due}"
+    return refusal(
+        Code.DELAY_TIMESTAMP,
+        "delay_timestamp",
+        given,
+        f"allowed: epoch seconds from {TIMESTAMP_S_MIN} to {latest}, which is {rules.delay_s_max} s from now",
+    )
+
+
+def _kind_fault(what: str) -> Refusal:
+    return refusal(
+        Code.DELAY_TYPE_UNKNOWN, "delay_type", what, "allowed: 2 (once), 3 (loop), 4 (exponential loop)"
+    )
+
+
+def _times_fault(request: DelayRequest, rules: DelayRules) -> Refusal | None:
+    times = request.times or 0
+    if request.kind == DelayType.DELAY:
+        if times == 0:
+            return None
+        allowed = "allowed: 0 for type 2"
+    elif 0 < times <= rules.occurrences_max:
+        return None
+    else:
+        allowed = f"allowed: 1 to {rules.occurrences_max} for types 3 and 4"
+    return refusal(Code.DELAY_TIMES, "delay_times", f"times is {_number(request.times)}", allowed)
+
+
+def _loop_fault(request: DelayRequest) -> Refusal | None:
+    if request.kind == DelayType.DELAY:
+        return None
+    due, interval = due_s(request) or 0, request.interval or 0
+    if (request.expire or 0) <= due:
+        return refusal(
+            Code.DELAY_EXPIRE,
+            "delay_expire",
+            f"expire is {_number(request.expire)}",
+            f"allowed for types 3 and 4: after the timestamp, which is {due}",
+        )
+    if request.kind == DelayType.LOOP and interval < INTERVAL_S_MIN:
+        return refusal(
+            Code.DELAY_INTERVAL,
+            "delay_interval",
+            f"interval is {_number(request.interval)}",
+            f"allowed for type 3: {INTERVAL_S_MIN} s or more",
+        )
+    if request.kind == DelayType.EXPONENTIAL_LOOP and interval < BASE_MIN:
+        return refusal(
+            Code.DELAY_BASE,
+            "delay_base",
+            f"interval (the base) is {_number(request.interval)}",
+            f"allowed for type 4: {BASE_MIN} or more",
+        )
+    return None
+
+
+def _uuid_fault(uuid: bytes) -> Refusal | None:
+    if not uuid or _UUID_ONLY.match(uuid):
+        return None
+    return refusal(
+        Code.DELAY_ID_MALFORMED,
+        "delay_id",
+        f"uuid is {shown(uuid)}",
+        "allowed: 8-4-4-4-12 digits and lower-case letters, or none: then the server makes one",
+    )
+
+
+def _cancel_fault(delay_id: bytes, shards: int) -> Refusal | None:
+    parts = _ID.match(delay_id)
+    if parts is None:
+        what = f"uniqDelayMsgId is {shown(delay_id, 120)}"
+        return refusal(Code.DELAY_ID_MALFORMED, "delay_id", what, _ID_ALLOWED)
+    if int(parts[2]) not in (DelayType.DELAY, DelayType.LOOP, DelayType.EXPONENTIAL_LOOP):
+        return _kind_fault(f"the type in uniqDelayMsgId is {int(parts[2])}")
+    if not 0 <= int(parts[7]) < shards:
+        return refusal(
+            Code.DELAY_SHARD,
+            "delay_shard",
+            f"the shard in uniqDelayMsgId is {int(parts[7])}",
+            f"allowed: 0 to {shards - 1}",
+        )
+    return None
+
+
+def _number(value: int | None) -> str:
+    return "absent" if value is None else str(value)

@@ -1,0 +1,221 @@
+"""Is a message legal? Pure checks on the bytes that arrived; all of them answer code 11.
+
+Rules: lengths count characters, not bytes; strings must be UTF-8; the body is bytes and is never looked
+into. The order is topic name, key, tags, properties, body, and the first fault found is the answer. A plain
+message costs one call and a handful of comparisons (`content_fault` returns before any loop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ddmq_client.idl.codes import (
+    DELAY_PROPERTY,
+    FROM_CHRONOS,
+    PRESSURE_TRAFFIC,
+    RESERVED_PROPERTIES,
+)
+from ddmq_common.names import HEARTBEAT_TOPIC, is_internal, topic_fault
+from proxy_producer.core.refusal import Refusal, illegal, shown
+
+KEY_CHARACTERS_MAX = 255
+DELAY = DELAY_PROPERTY.encode()
+PRESSURE = PRESSURE_TRAFFIC.encode()
+CHRONOS = FROM_CHRONOS.encode()
+HEARTBEAT = HEARTBEAT_TOPIC.encode()
+RESERVED = frozenset(name.encode() for name in RESERVED_PROPERTIES)
+_TEXT_ALLOWED = f"allowed: at most {KEY_CHARACTERS_MAX} characters of UTF-8"
+_BLANK_ALLOWED = "allowed: any text with at least one character that is not white space"
+
+
+class ContentLimits(NamedTuple):
+    """What one topic takes. `forbidden`: bytes the engine cannot hold in keys and property text."""
+
+    body_bytes_max: int
+    properties_bytes_max: int
+    forbidden: bytes = b""
+
+
+def topic_name_fault(name: bytes | None) -> Refusal | None:
+    """A name that no topic of a client may have: malformed, or reserved for the system."""
+    if not name:
+        return illegal("topic_name", "the topic is empty", "allowed: a name of letters, digits and _ - % |")
+    text = name.decode("utf-8", "backslashreplace")
+    if fault := topic_fault(text):
+        what, _, allowed = fault.partition("; ")
+        return illegal("topic_name", what, allowed or "allowed: 1 to 127 of letters, digits and _ - % |")
+    if is_internal(text):
+        return illegal(
+            "topic_reserved", f"topic {text!r} is reserved", "allowed: names without a system prefix"
+        )
+    return None
+
+
+def content_fault(
+    key: bytes,
+    tags: bytes,
+    body: bytes | None,
+    properties: Mapping[bytes, bytes] | None,
+    limits: ContentLimits,
+) -> Refusal | None:
+    """What is wrong with a message's content, or None. `body` is what `body_of` chose."""
+    if (
+        not properties
+        and body
+        and len(body) <= limits[0]
+        and len(key) <= KEY_CHARACTERS_MAX
+        and len(tags) <= KEY_CHARACTERS_MAX
+        and key.isascii()
+        and tags.isascii()
+        and not limits[2]
+    ):
+        return None
+    return (
+        _text_fault("key", key, limits.forbidden)
+        or _text_fault("tags", tags, limits.forbidden)
+        or (properties_fault(properties, limits) if properties else None)
+        or _body_fault(body, limits)
+    )
+
+
+def _text_fault(what: str, text: bytes, forbidden: bytes) -> Refusal | None:
+    if len(text) > KEY_CHARACTERS_MAX or not text.isascii():
+        try:
+            characters = len(text.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            return _not_utf8(what, text, error)
+        if characters > KEY_CHARACTERS_MAX:
+            return illegal(f"{what}_long", f"{what} {shown(text)} has {characters} characters", _TEXT_ALLOWED)
+    if forbidden and len(text.translate(None, forbidden)) != len(text):
+        return _forbidden(what, text, forbidden)
+    return None
+
+
+def properties_fault(properties: Mapping[bytes, bytes], limits: ContentLimits) -> Refusal | None:
+    """The first thing wrong with the properties, or None."""
+    size = 0
+    for name, value in properties.items():
+        if not name or not value or name in RESERVED or not name.strip() or not value.strip():
+            fault = _odd_property_fault(name or b"", value or b"")
+            if fault:
+                return fault
+        if not (name.isascii() and value.isascii()) and (fault := _property_text_fault(name, value)):
+            return fault
+        size += len(name) + len(value)
+    if size > limits.properties_bytes_max:
+        return illegal(
+            "properties_long",
+            f"the properties have {size} bytes",
+            f"allowed: names and values of at most {limits.properties_bytes_max} bytes together",
+        )
+    return _forbidden_property(properties, limits.forbidden) if limits.forbidden else None
+
+
+def _odd_property_fault(name: bytes, value: bytes) -> Refusal | None:
+    if not name.strip():
+        return illegal("property_blank", f"a property name {shown(name)} is blank", _BLANK_ALLOWED)
+    if name == DELAY and value.isdigit():
+        return None
+    if name == DELAY:
+        return illegal(
+            "property_reserved",
+            f"property DELAY has the value {shown(value)}",
+            "allowed: a whole number, the delay level (0 = none)",
+        )
+    if name in RESERVED:
+        return illegal(
+            "property_reserved",
+            f"property name {shown(name)} is reserved",
+            f"allowed: any name but these {len(RESERVED)}: {b' '.join(sorted(RESERVED)).decode()}",
+        )
+    return illegal("property_blank", f"property {shown(name)} has the value {shown(value)}", _BLANK_ALLOWED)
+
+
+def _property_text_fault(name: bytes, value: bytes) -> Refusal | None:
+    """The careful way for text that is not ASCII: UTF-8, and white space of every script."""
+    for what, text in (("a property name", name), (f"the value of property {shown(name)}", value)):
+        try:
+            blank = not text.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            return _not_utf8(what, text, error)
+        if blank:
+            return illegal("property_blank", f"{what} is blank: {shown(text)}", _BLANK_ALLOWED)
+    return None
+
+
+def _body_fault(body: bytes | None, limits: ContentLimits) -> Refusal | None:
+    if not body:
+        return illegal(
+            "body_empty",
+            "the body has 0 bytes",
+            f"allowed: 1 to {limits.body_bytes_max} bytes in field 7 or 3",
+        )
+    if len(body) > limits.body_bytes_max:
+        return illegal(
+            "body_long", f"the body has {len(body)} bytes", f"allowed: 1 to {limits.body_bytes_max} bytes"
+        )
+    return None
+
+
+def _not_utf8(what: str, text: bytes, error: UnicodeDecodeError) -> Refusal:
+    bad = text[error.start]
+    return illegal(
+        "not_utf8", f"{what} is not UTF-8: byte 0x{bad:02x} at position {error.start}", "allowed: UTF-8 text"
+    )
+
+
+def _forbidden(what: str, text: bytes, forbidden: bytes) -> Refusal:
+    found = next(byte for byte in text if byte in forbidden)
+    return illegal(
+        "forbidden_byte",
+        f"{what} {shown(text)} holds byte 0x{found:02x}",
+        "allowed: text without the bytes that this cluster's engine keeps for itself",
+    )
+
+
+def _forbidden_property(properties: Mapping[bytes, bytes], forbidden: bytes) -> Refusal | None:
+    for name, value in properties.items():
+        for text in (name, value):
+            if len(text.translate(None, forbidden)) != len(text):
+                return _forbidden(f"property {shown(name)}", text, forbidden)
+    return None
+
+
+def delay_level(properties: Mapping[bytes, bytes]) -> int:
+    """The level that DELAY asks for, 0 when none; the properties have been checked."""
+    digits = properties.get(DELAY, b"").lstrip(b"0")
+    return int(digits[:6]) if digits else 0
+
+
+def no_delay_property(properties: Mapping[bytes, bytes]) -> Refusal | None:
+    """DELAY inside a request that has its own way of saying when."""
+    if DELAY not in properties:
+        return None
+    return illegal(
+        "property_reserved", "property DELAY stands in a delay message", "allowed: DELAY in plain sends only"
+    )
+
+
+def heartbeat_in_batch() -> Refusal:
+    """The heartbeat topic stores nothing, so a batch cannot promise it."""
+    return illegal(
+        "topic_reserved", f"topic {HEARTBEAT_TOPIC!r} stands in a batch", "allowed: alone, with sendSync"
+    )
+
+
+def batch_fault(messages: int, body_bytes: int, messages_max: int, body_bytes_max: int) -> Refusal | None:
+    """Whether a batch as a whole is too large."""
+    if messages > messages_max:
+        return illegal(
+            "batch_long",
+            f"the batch has {messages} messages",
+            f"allowed: at most {messages_max}; split it",
+        )
+    if body_bytes > body_bytes_max:
+        return illegal(
+            "batch_long",
+            f"the batch's bodies have {body_bytes} bytes",
+            f"allowed: at most {body_bytes_max} together; split it",
+        )
+    return None

@@ -1,0 +1,62 @@
+"""What the producer proxy counts. Every message that is answered counts once by (topic, code), and every
+code but 0 once more by reason.
+
+Topic labels are names of topics that exist; what names none (unknown, malformed) counts under NO_TOPIC,
+so that a client cannot grow memory by inventing names.
+"""
+
+from __future__ import annotations
+
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Cell, Registry
+from proxy_producer.core.refusal import Refusal
+
+NO_TOPIC = "-"
+
+
+class TopicCounts:
+    """The cells that a stored message of one topic adds to."""
+
+    __slots__ = ("stored", "stored_bytes")
+
+    def __init__(self, metrics: Registry, topic: str) -> None:
+        self.stored = metrics.cell(catalogue.SENDS, topic, "0")
+        self.stored_bytes = metrics.cell(catalogue.SEND_BYTES, topic)
+
+
+class Counts:
+    """All cells of one producer proxy."""
+
+    __slots__ = ("_metrics", "_refused", "deferred", "inflight", "latency")
+
+    def __init__(self, metrics: Registry) -> None:
+        self._metrics = metrics
+        self._refused: dict[tuple[str, int, str], tuple[Cell, Cell]] = {}
+        self.latency = metrics.histogram(catalogue.SEND_LATENCY)
+        self.deferred = metrics.cell(catalogue.SEND_DEFERRED)
+        self.inflight = metrics.cell(catalogue.SEND_INFLIGHT)
+
+    def topic(self, name: str) -> TopicCounts:
+        return TopicCounts(self._metrics, name)
+
+    def refused(self, topic: str | None, refusal: Refusal, messages: int = 1) -> None:
+        """`topic`: the name of a topic that exists, or None."""
+        code, reason, _ = refusal
+        name = NO_TOPIC if topic is None else topic
+        cells = self._refused.get((name, code, reason))
+        if cells is None:
+            cells = (
+                self._metrics.cell(catalogue.SENDS, name, str(int(code))),
+                self._metrics.cell(catalogue.SEND_REFUSED, reason),
+            )
+            self._refused[name, code, reason] = cells
+        for cell in cells:
+            cell.value += messages
+
+    def late(self, stored: bool) -> None:
+        """The backend settled a request that had been answered 12 already."""
+        self._metrics.cell(catalogue.SEND_LATE, "stored" if stored else "not stored").value += 1
+
+    def created(self, outcome: str) -> None:
+        """A topic was created on first use, or could not be."""
+        self._metrics.cell(catalogue.TOPICS_CREATED, outcome).value += 1

@@ -1,0 +1,187 @@
+"""What is in flight in one producer proxy: bounds, deferral, and the sweep that makes silence impossible.
+
+* A request is *accepted* once it has passed every check; from then on it counts against the bounds until
+  the backend has settled it, also when it has been answered before that.
+* Every accepted request is in `unanswered` until it is answered. One sweep, not a timer per message,
+  answers code 12 to those whose time is up; it looks through all of them only when the earliest deadline
+  has come. It runs only while there is something to wait for.
+* A request over a rate limit waits in `_deferred` (a heap by the time its tokens come) if that is soon
+  enough, and is appended by the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Protocol
+
+from backend.completion import Completion
+from backend.port import Backend
+from ddmq_client.idl.codes import Code
+from ddmq_common.clock import Clock
+from proxy_producer.config import ProducerConfig
+from proxy_producer.core.limits import Gate
+from proxy_producer.core.refusal import Refusal, refusal
+from proxy_producer.counts import Counts
+from proxy_producer.topics import TopicTable
+
+_NEVER = float("inf")
+
+
+class Unanswered(Protocol):
+    """What the flow needs to know of an accepted request."""
+
+    deadline: float
+    answered: bool
+
+    def expire(self) -> None:
+        """The time is up: answer code 12 now."""
+
+    def release(self) -> None:
+        """The tokens have come: append now."""
+
+
+class Ticker(Protocol):
+    """Calls the sweep every few milliseconds between start and stop."""
+
+    def start(self, sweep: Callable[[], None]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Flow:
+    """Shared by all requests of one proxy; fields are plain because the hot path touches them."""
+
+    __slots__ = (
+        "_config", "_deferred", "_drain_deadline", "_drained", "_period", "_sequence", "_ticker", "append",
+        "counts", "draining", "earliest", "inflight", "inflight_bytes", "monotonic", "ticking", "topics",
+        "unanswered", "wall_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: ProducerConfig,
+        clock: Clock,
+        counts: Counts,
+        topics: TopicTable,
+        ticker: Ticker,
+    ) -> None:
+        self.append = backend.append
+        self.monotonic = clock.monotonic
+        self.wall_ms = clock.wall_ms
+        self.counts = counts
+        self.topics = topics
+        self.draining = False
+        self.inflight = 0
+        self.inflight_bytes = 0
+        self.unanswered: set[Unanswered] = set()
+        self.earliest = _NEVER
+        self.ticking = False
+        self._config = config
+        self._period = config.sweep_ms / 1_000
+        self._ticker = ticker
+        self._deferred: list[tuple[float, int, Unanswered]] = []
+        self._sequence = 0
+        self._drained: Completion[None] | None = None
+        self._drain_deadline = _NEVER
+
+    def bound_fault(self, frame_bytes: int) -> Refusal | None:
+        """Code 15 when one more request of that size does not fit."""
+        config = self._config
+        if self.inflight >= config.inflight_requests_max:
+            what = f"{self.inflight} requests are in flight"
+            allowed = f"allowed: {config.inflight_requests_max}; send it again"
+            return refusal(Code.BUSY, "inflight_requests", what, allowed)
+        if self.inflight_bytes + frame_bytes > config.inflight_bytes_max:
+            what = f"{self.inflight_bytes} bytes are in flight and this request has {frame_bytes}"
+            allowed = f"allowed: {config.inflight_bytes_max} together; send it again"
+            return refusal(Code.BUSY, "inflight_bytes", what, allowed)
+        return None
+
+    def watch(self, request: Unanswered) -> None:
+        """From now on the sweep looks after this request."""
+        self.unanswered.add(request)
+        if request.deadline < self.earliest:
+            self.earliest = request.deadline
+        if not self.ticking:
+            self.start_ticking()
+
+    def settled(self, request: Unanswered, frame_bytes: int) -> None:
+        """The request is through: the backend settled it, or it was refused before it got there."""
+        self.inflight -= 1
+        self.inflight_bytes -= frame_bytes
+        self.unanswered.discard(request)
+
+    def rate_fault(self, wait_s: float, gate: Gate | None, deadline: float, now: float) -> Refusal | None:
+        """Code 15 when waiting for the tokens would take too long, or too many wait already."""
+        if wait_s <= 0 or gate is None:
+            return None
+        patience_s = min(self._config.defer_ms_max / 1_000, (deadline - now) / 2)
+        if wait_s > patience_s:
+            allowed = f"send it again in {int(wait_s * 1_000) + 1} ms"
+            return refusal(Code.BUSY, "rate", gate.shown(), allowed)
+        if len(self._deferred) >= self._config.deferred_max:
+            what = f"{gate.shown()} and {len(self._deferred)} requests wait for rate limits"
+            return refusal(Code.BUSY, "deferred_max", what, "send it again (deferred_max)")
+        return None
+
+    def defer(self, request: Unanswered, wait_s: float) -> None:
+        """Append `request` once `wait_s` has passed; ask rate_fault first."""
+        self._sequence += 1
+        self.counts.deferred.value += 1
+        heappush(self._deferred, (self.monotonic() + wait_s, self._sequence, request))
+
+    def start_ticking(self) -> None:
+        self.ticking = True
+        self._ticker.start(self.sweep)
+
+    def sweep(self) -> None:
+        """Append what may go now, answer what is out of time, stop when there is nothing left to do."""
+        now = self.monotonic()
+        self.counts.inflight.value = self.inflight
+        while self._deferred and self._deferred[0][0] <= now:
+            request = heappop(self._deferred)[2]
+            if not request.answered:
+                request.release()
+        if self.earliest <= now + self._period:
+            self._expire(now + self._period)
+        if self._drained is not None:
+            self._drain_step(now)
+        if not self.unanswered and not self._deferred and self._drained is None:
+            self._rest()
+
+    def _expire(self, horizon: float) -> None:
+        """Answer those due before the next sweep: a reply after its time is worth nothing to the client."""
+        for request in [one for one in self.unanswered if one.deadline <= horizon]:
+            request.expire()
+        self.earliest = min((one.deadline for one in self.unanswered), default=_NEVER)
+
+    def _rest(self) -> None:
+        self.earliest = _NEVER
+        self.stop()
+
+    def stop(self) -> None:
+        """No more sweeps until the next request."""
+        if self.ticking:
+            self.ticking = False
+            self._ticker.stop()
+
+    def drain(self, deadline: float) -> Completion[None]:
+        """Take nothing new (code 20); settles when all is answered, at the latest at `deadline`."""
+        self.draining = True
+        if self._drained is None:
+            self._drained = Completion()
+        drained = self._drained
+        self._drain_deadline = deadline
+        if not self.ticking:
+            self.start_ticking()
+        self.sweep()
+        return drained
+
+    def _drain_step(self, now: float) -> None:
+        if self.unanswered and now >= self._drain_deadline:
+            self._expire(_NEVER)
+        if not self.unanswered and self._drained is not None:
+            drained, self._drained = self._drained, None
+            drained.succeed(None)

@@ -1,0 +1,156 @@
+"""What is checked before a request is accepted, in wire order: 20, 11, 13, then 18, 19, 21 (and 30 to 38).
+
+Shared by single sends, batches and delay requests, so that a fault has the same answer wherever it comes.
+Nothing here changes anything: no topic is created, no token taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ddmq_client.idl.codes import Code
+from proxy_producer.batches import Member
+from proxy_producer.config import ProducerConfig
+from proxy_producer.core.delay_checks import DelayRequest, DelayRules, delay_fault
+from proxy_producer.core.refusal import Refusal, refusal
+from proxy_producer.core.validation import (
+    HEARTBEAT,
+    batch_fault,
+    content_fault,
+    heartbeat_in_batch,
+    no_delay_property,
+    topic_name_fault,
+)
+from proxy_producer.flow import Flow
+from proxy_producer.messages import NO_DELAY_SERVICE, NO_LEVELS, delayed_in_batch, marks, record_of
+from proxy_producer.topics import Topic, TopicTable
+
+DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one")
+
+
+class Intake:
+    """The checks of one proxy."""
+
+    __slots__ = ("_config", "_delay_rules", "_flow", "_new_id", "_topics", "_wall_ms")
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        topics: TopicTable,
+        flow: Flow,
+        wall_ms: Callable[[], int],
+        new_id: Callable[[], bytes],
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._flow = flow
+        self._wall_ms = wall_ms
+        self._new_id = new_id
+        delay = config.delay
+        self._delay_rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards)
+
+    def first_look(self, name: bytes | None) -> tuple[Topic | None, Refusal | None]:
+        """For names not in the cache, and while draining: the topic if it exists, or what forbids it."""
+        if self._flow.draining:
+            return None, DRAINING
+        fault = topic_name_fault(name)
+        if fault is not None or name is None:
+            return None, fault
+        return self._topics.find(name.decode()), None
+
+    def mode_fault(self, topic: Topic | None, name: bytes, level: int, chronos: bool) -> Refusal | None:
+        """Code 13, then 18 and 19, then 21. `level`: the delay level asked for; `chronos`: from_chronos."""
+        if topic is None:
+            return self._topics.creation_fault(name.decode()) or (NO_LEVELS if level else None)
+        if level:
+            return topic.write_fault() or topic.delayed_fault() or NO_LEVELS
+        return topic.write_fault() or topic.plain_fault(chronos)
+
+    # --- batches
+
+    def batch_fault(self, messages: list[Any]) -> Refusal | None:
+        """What forbids a batch as a whole."""
+        if self._flow.draining:
+            return DRAINING
+        body_bytes = sum([len(message.body or message.value or b"") for message in messages])
+        config = self._config
+        return batch_fault(len(messages), body_bytes, config.batch_messages_max, config.batch_bytes_max)
+
+    def members(self, messages: list[Any], each: bool) -> tuple[list[Member], dict[int, Refusal]]:
+        """The legal messages, and by place what is wrong with others; without `each` up to the first."""
+        members: list[Member] = []
+        faults: dict[int, Refusal] = {}
+        born_ms = self._wall_ms()
+        for place, message in enumerate(messages):
+            made = self._member(place, message, born_ms)
+            if isinstance(made, Member):
+                members.append(made)
+                continue
+            faults[place] = made
+            if not each:
+                break
+        return members, faults
+
+    def _member(self, place: int, message: Any, born_ms: int) -> Member | Refusal:
+        """The checks of a single send, in the same order; no delays and no heartbeats in a batch."""
+        topic = self._topics.known.get(message.topic)
+        if topic is None:
+            topic, fault = self.first_look(message.topic)
+            if message.topic == HEARTBEAT:
+                fault = heartbeat_in_batch()
+            if fault is not None:
+                return fault
+        key, tags, properties = message.key or b"", message.tags or b"", message.properties
+        body = message.body or message.value
+        limits = self._topics.default_limits if topic is None else topic.limits
+        fault = content_fault(key, tags, body, properties, limits)
+        if fault is not None:
+            return fault
+        flags, chronos = 0, False
+        if properties:
+            properties, flags, level, chronos = marks(properties)
+            if level:
+                return delayed_in_batch(level)
+        if topic is None or not topic.plain_now:
+            fault = self.mode_fault(topic, message.topic, 0, chronos)
+            if fault is not None:
+                return fault
+        name = topic.name if topic is not None else message.topic.decode()
+        record = record_of(name, -1, self._new_id(), born_ms, key, tags, body, properties, flags)
+        return Member(place, record, len(body), message.partitionId, message.hashId, chronos)
+
+    # --- delay
+
+    def delay_fault(self, message: Any, request: DelayRequest) -> tuple[str | None, Refusal]:
+        """(the topic's name if it exists, what is wrong): at last 21, for there is no delay service."""
+        topic, fault = self.first_look(message.topic)
+        fault = fault or self._delay_content_fault(message, topic)
+        if fault is None and topic is None:
+            fault = self._topics.creation_fault(message.topic.decode())
+        if fault is None and topic is not None:
+            fault = topic.write_fault() or topic.delayed_fault()
+        fault = fault or delay_fault(request, self._delay_rules, self._wall_ms()) or NO_DELAY_SERVICE
+        return None if topic is None else topic.name, fault
+
+    def _delay_content_fault(self, message: Any, topic: Topic | None) -> Refusal | None:
+        limits = self._topics.default_limits if topic is None else topic.limits
+        fault = content_fault(b"", message.tags or b"", message.body, message.properties, limits)
+        if fault is None and message.properties:
+            return no_delay_property(message.properties)
+        return fault
+
+
+def delay_request(message: Any) -> DelayRequest:
+    """The fields of a wire DelayMessage that say when, how often and which."""
+    return DelayRequest(
+        message.action,
+        message.uniqDelayMsgId or b"",
+        message.timestamp,
+        message.dmsgtype,
+        message.interval,
+        message.expire,
+        message.times,
+        message.uuid or b"",
+        message.dueMs,
+    )

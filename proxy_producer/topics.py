@@ -1,0 +1,213 @@
+"""The topics that this proxy sends to: a cache by wire name, and creation on first use.
+
+A Topic is what one send needs of a topic, found with one dict lookup by the bytes that came. It is
+kept current by the backend's watch (`topic/NAME`) and changed in place, so that its rate limits and its
+round-robin place survive a change of settings. Only topics that exist are cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from backend.completion import Completion
+from backend.port import Backend
+from backend.records import TopicInfo
+from ddmq_client.idl.codes import Code
+from ddmq_common.clock import Clock
+from proxy_producer.config import ProducerConfig, RateLimit
+from proxy_producer.core.limits import Gate
+from proxy_producer.core.outcomes import refusal_of
+from proxy_producer.core.refusal import Refusal, refusal
+from proxy_producer.core.validation import ContentLimits
+from proxy_producer.counts import Counts
+
+_TOPIC_KEY = "topic/"
+
+
+class Waiter(Protocol):
+    """A request that waits until its topic exists."""
+
+    def topic_settled(self, name: str, fault: Refusal | None) -> None:
+        """The topic exists now (None), or cannot be created."""
+
+
+class Topic:
+    """One topic as sends see it. `turn`: the queue that the next message without preference goes to."""
+
+    __slots__ = (
+        "counts",
+        "gates",
+        "limits",
+        "name",
+        "plain_now",
+        "queues",
+        "takes_delayed",
+        "takes_plain",
+        "turn",
+        "writable",
+    )
+
+    def __init__(self, info: TopicInfo, turn: int, gates: tuple[Gate, ...], counts: Counts) -> None:
+        self.name = info.name
+        self.turn = turn
+        self.gates = gates
+        self.counts = counts.topic(info.name)
+
+    def settle(self, info: TopicInfo, limits: ContentLimits) -> None:
+        """Take over what `info` says."""
+        self.queues = info.queues
+        self.writable = info.writable
+        self.takes_plain = info.delay != "only"
+        self.plain_now = self.writable and self.takes_plain
+        self.takes_delayed = info.delay != "none"
+        self.limits = limits
+
+    def write_fault(self) -> Refusal | None:
+        """Code 13 when sends are not allowed."""
+        if self.writable:
+            return None
+        return refusal(
+            Code.TOPIC_REFUSED,
+            "not_writable",
+            f"topic {self.name!r} is not writable",
+            "allowed: topics open to sends",
+        )
+
+    def plain_fault(self, from_chronos: bool) -> Refusal | None:
+        """Code 19 for a plain send to a topic for delayed ones, unless a delay service sends it."""
+        if self.takes_plain or from_chronos:
+            return None
+        what = f"topic {self.name!r} takes only delayed messages"
+        return refusal(
+            Code.TAKES_ONLY_DELAY, "only_delay", what, "allowed: sendDelaySync, or a delay property"
+        )
+
+    def delayed_fault(self) -> Refusal | None:
+        """Code 18 for a delayed send to a topic that takes none."""
+        if self.takes_delayed:
+            return None
+        what = f"topic {self.name!r} takes no delayed messages"
+        return refusal(Code.TAKES_NO_DELAY, "no_delay", what, "allowed: plain sends")
+
+
+class _Creation(Completion[TopicInfo]):
+    """One topic being created, and who waits for it."""
+
+    __slots__ = ("name", "table", "waiters")
+
+    def __init__(self, table: TopicTable, name: str, waiter: Waiter) -> None:
+        super().__init__()
+        self.table = table
+        self.name = name
+        self.waiters: list[Waiter] = [waiter]
+
+    def settled(self) -> None:
+        self.table.created(self)
+
+
+class TopicTable:
+    """All topics of one producer proxy."""
+
+    def __init__(
+        self, backend: Backend, config: ProducerConfig, clock: Clock, counts: Counts, random: Random
+    ) -> None:
+        self.known: dict[bytes, Topic] = {}
+        self._backend = backend
+        self._config = config
+        self._clock = clock
+        self._counts = counts
+        self._random = random
+        self._creations: dict[str, _Creation] = {}
+        self._proxy_gate = self._gate("this proxy", config.rate)
+        self.default_limits = self._limits(None)
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
+
+    def close(self) -> None:
+        self._unwatch()
+
+    def find(self, name: str) -> Topic | None:
+        """The topic, from the cache or the backend's memory; None when it does not exist."""
+        found = self.known.get(name.encode())
+        if found is not None:
+            return found
+        info = self._backend.topic(name)
+        if info is None:
+            return None
+        topic = Topic(info, self._random.randrange(1 << 16), self._gates(name), self._counts)
+        topic.settle(info, self._limits(info))
+        self.known[name.encode()] = topic
+        return topic
+
+    def creation_fault(self, name: str) -> Refusal | None:
+        """Why a send may not create `name` now; None when it may, or when it is being created."""
+        config = self._config
+        if not config.auto_create_topics:
+            return refusal(
+                Code.TOPIC_REFUSED,
+                "topic_unknown",
+                f"topic {name!r} does not exist",
+                "allowed: topics created by an operator (creation on first use is off)",
+            )
+        if name in self._creations:
+            return None
+        if len(self._backend.topics()) >= config.topics_max:
+            what = f"topic {name!r} does not exist and there are {config.topics_max} topics"
+            return refusal(Code.BUSY, "topics_max", what, "no more are created by sends (topics_max)")
+        if len(self._creations) >= config.creations_max:
+            what = f"topic {name!r} does not exist and {config.creations_max} topics are being created"
+            return refusal(Code.BUSY, "creations_max", what, "send it again (creations_max)")
+        return None
+
+    def create(self, name: str, waiter: Waiter) -> None:
+        """Begin or join creating; `waiter` hears of the end, perhaps at once. Ask creation_fault first."""
+        creation = self._creations.get(name)
+        if creation is not None:
+            creation.waiters.append(waiter)
+            return
+        creation = self._creations[name] = _Creation(self, name, waiter)
+        info = TopicInfo(name, 0, self._config.queues_default)
+        deadline = self._clock.monotonic() + self._config.timeout_ms_max / 1_000
+        try:
+            self._backend.put_topic(info, deadline, creation)
+        except BaseException:
+            self._creations.pop(name, None)
+            raise
+
+    def created(self, creation: _Creation) -> None:
+        """A creation ended; all its waiters hear of it in the order in which they came."""
+        del self._creations[creation.name]
+        fault = None if creation.error is None else refusal_of(creation.error)
+        self._counts.created("failed" if fault else "created")
+        for waiter in creation.waiters:
+            waiter.topic_settled(creation.name, fault)
+
+    def _changed(self, key: str) -> None:
+        if not key.startswith(_TOPIC_KEY):
+            return
+        name = key.removeprefix(_TOPIC_KEY)
+        topic = self.known.get(name.encode())
+        if topic is None:
+            return
+        info = self._backend.topic(name)
+        if info is None:
+            del self.known[name.encode()]
+        else:
+            topic.settle(info, self._limits(info))
+
+    def _limits(self, info: TopicInfo | None) -> ContentLimits:
+        can = self._backend.capabilities
+        body_max = self._config.body_bytes_max
+        if info is not None and info.body_bytes_max is not None:
+            body_max = info.body_bytes_max
+        return ContentLimits(min(body_max, can.body_bytes_max), can.properties_bytes_max, can.forbidden_bytes)
+
+    def _gates(self, name: str) -> tuple[Gate, ...]:
+        config = self._config
+        own = self._gate(f"topic {name!r}", config.topic_rates.get(name, config.topic_rate))
+        return tuple(gate for gate in (own, self._proxy_gate) if not gate.open_always)
+
+    def _gate(self, what: str, rate: RateLimit) -> Gate:
+        now = self._clock.monotonic()
+        return Gate(what, rate.messages_per_s, rate.bytes_per_s, rate.burst_ms / 1_000, now)
