@@ -63,6 +63,17 @@ DEAD_LETTERS = _metric(
 RESULTS_IGNORED = _metric(
     "ddmq_results_ignored_total", "counter", ("group", "reason"), "Acks and fails that changed nothing."
 )
+SKIPPED = _metric(
+    "ddmq_skipped_total",
+    "counter",
+    ("group", "topic", "reason"),
+    "Messages finished undelivered: pressure traffic refused, missing from the log, expired.",
+)
+PULLS = _metric("ddmq_pulls_total", "counter", ("outcome",), "Pulls answered, by outcome.")
+WAITING_PULLS = _metric("ddmq_waiting_pulls", "gauge", (), "Pulls parked until there is a message.")
+PROGRESS_FAILED = _metric(
+    "ddmq_progress_failed_total", "counter", ("reason",), "Commits of progress or dead letters that failed."
+)
 # --- file log
 LOG_COMMITS = _metric("ddmq_log_commits_total", "counter", (), "Group commits written.")
 LOG_RECORDS = _metric("ddmq_log_records_total", "counter", (), "Records written to the commit log.")
