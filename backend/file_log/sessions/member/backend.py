@@ -1,0 +1,368 @@
+"""MemberBackend: the backend port in a process that is not the writer.
+
+Rules:
+* Appends, commits, progress and memberships go through a session with the writer; many small appends of
+  one hub turn leave as one request. Topics and settings are answered from a mirror.
+* When the session ends: appends without an answer are settled UNKNOWN (proxies answer 12); commits that
+  only finish offsets, reads and waits are sent to the next writer; memberships hear `lost` and are
+  assigned anew, under higher epochs.
+* Without a session requests are held until there is one, or until their deadline.
+* Whoever owns this keeps it attached (election.py): it makes no connection by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from backend.capabilities import Capabilities
+from backend.completion import Completion
+from backend.file_log.sessions.member.joining import MembershipTable
+from backend.file_log.sessions.member.link import Link
+from backend.file_log.sessions.member.mirror import Mirror
+from backend.file_log.sessions.member.reading import Reads, RemoteReads
+from backend.file_log.sessions.member.requests import (
+    RECORD_BYTES,
+    AppendCall,
+    AppendFrame,
+    CommitRequest,
+    PlainRequest,
+    Request,
+)
+from backend.file_log.sessions.wire import codec
+from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, deadline_of, timeout_ms
+from backend.port import Backend, Health, Membership, MembershipListener, Wait
+from backend.progress.group_progress import check_delta
+from backend.records import (
+    AppendResult,
+    Bounds,
+    CommitBatch,
+    NewRecord,
+    ProgressView,
+    QueueRef,
+    ReadBatch,
+    StoredRecord,
+    TopicInfo,
+)
+from ddmq_common.clock import Clock
+from ddmq_common.errors import CallerError, DrainingError, UnsupportedError
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import topic_fault
+
+
+class MemberBackend(Backend):
+    """See the module's text. `on_lost` is called when a session is over (and the member still open)."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: Registry,
+        limits: SessionLimits | None = None,
+        reads: Callable[[MemberBackend], Reads] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.limits = limits or SessionLimits()
+        self.link = Link(self, clock, metrics, self.limits)
+        self.mirror = Mirror()
+        self._memberships = MembershipTable(self.link.push, self.link.next_ident)
+        self.link.taken = self._memberships.__contains__
+        self._reads: Reads = RemoteReads(self.link, clock) if reads is None else reads(self)
+        self._batch: list[AppendCall] = []
+        self._batch_bytes = 0
+        self._batch_class: int | None = None
+        self._health = Health(False, "no session with the writer yet")
+        self._clock_ms = 0
+        self._draining = False
+        self.on_ready_hook: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
+
+    # --- topics and settings
+
+    def topic(self, name: str) -> TopicInfo | None:
+        return self.mirror.topics.get(name)
+
+    def topics(self) -> Mapping[str, TopicInfo]:
+        return dict(self.mirror.topics)
+
+    def put_topic(
+        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
+    ) -> Completion[TopicInfo]:
+        self._check_topic(info)
+        return self._ask(
+            Kind.PUT_TOPIC,
+            (timeout_ms(deadline, self.clock.monotonic()), codec.topic_row(info)),
+            lambda body: codec.topic_from(codec.decode_topic(body)),
+            into,
+            lambda backend: backend.put_topic(info, deadline),
+            deadline,
+        )
+
+    def delete_topic(self, name: str, deadline: float) -> Completion[None]:
+        return self._ask(
+            Kind.DELETE_TOPIC,
+            (timeout_ms(deadline, self.clock.monotonic()), name),
+            lambda body: None,
+            None,
+            lambda backend: backend.delete_topic(name, deadline),
+            deadline,
+            resend=False,
+        )
+
+    def setting(self, key: str) -> bytes | None:
+        return self.mirror.settings.get(key)
+
+    def settings(self, prefix: str) -> Mapping[str, bytes]:
+        return {key: value for key, value in self.mirror.settings.items() if key.startswith(prefix)}
+
+    def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        return self.mirror.watchers.add(listener)
+
+    # --- writing
+
+    def append(
+        self,
+        records: Sequence[NewRecord],
+        deadline: float,
+        into: Completion[list[AppendResult]] | None = None,
+    ) -> Completion[list[AppendResult]]:
+        completion: Completion[list[AppendResult]] = Completion() if into is None else into
+        call = AppendCall(records, deadline, completion)
+        size = RECORD_BYTES * len(records)
+        for record in records:
+            size += len(record.delivery)
+        waits_for = self._durability(records)
+        if self._batch and (
+            waits_for != self._batch_class or self._batch_bytes + size > self.limits.batch_bytes
+        ):
+            self._flush_batch()
+        if not self._batch:
+            self._batch_class = waits_for
+            self.link.loop.run_callback(self._flush_batch)
+        self._batch.append(call)
+        self._batch_bytes += size
+        return completion
+
+    def _durability(self, records: Sequence[NewRecord]) -> int:
+        """Calls that wait for an fsync do not share a frame with calls that do not."""
+        info = self.mirror.topics.get(records[0].topic) if records else None
+        return -1 if info is None else info.durability
+
+    def _flush_batch(self) -> None:
+        if self._batch:
+            calls, size = self._batch, self._batch_bytes
+            self._batch, self._batch_bytes = [], 0
+            self._submit(AppendFrame(calls, size))
+
+    def commit(
+        self, batch: CommitBatch, deadline: float, into: Completion[list[AppendResult]] | None = None
+    ) -> Completion[list[AppendResult]]:
+        for delta in batch.progress:
+            check_delta(delta)
+        completion: Completion[list[AppendResult]] = Completion() if into is None else into
+        self._flush_batch()
+        self._submit(CommitRequest(batch, deadline, completion))
+        return completion
+
+    # --- reading
+
+    def read(
+        self,
+        queue: QueueRef,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        into: Completion[ReadBatch] | None = None,
+    ) -> Completion[ReadBatch]:
+        if offset < 0 or count_max < 1 or bytes_max < 0:
+            raise ValueError(
+                f"read of {count_max} records, {bytes_max} bytes from {offset}: allowed are 1, 0, 0 up"
+            )
+        completion: Completion[ReadBatch] = Completion() if into is None else into
+        self._reads.read(queue, offset, count_max, bytes_max, completion)
+        return completion
+
+    def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
+        wait = Wait() if into is None else into
+        if self._draining:
+            self.link.loop.run_callback(wait.fail, DrainingError("this process is draining"))
+        else:
+            self._reads.wait(queue, offset, deadline, wait)
+        return wait
+
+    def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
+        return self._ask(
+            Kind.BOUNDS, list(queues), codec.decode_bounds, None, lambda backend: backend.bounds(queues)
+        )
+
+    def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
+        return self._ask(
+            Kind.OFFSET_FOR_TIME,
+            (queue, wall_ms),
+            codec.decode_number,
+            None,
+            lambda backend: backend.offset_for_time(queue, wall_ms),
+        )
+
+    def find(
+        self,
+        topic: str,
+        *,
+        key: bytes | None = None,
+        message_id: bytes | None = None,
+        count_max: int = 64,
+    ) -> Completion[list[StoredRecord]]:
+        if (key is None) == (message_id is None) or count_max < 1:
+            raise ValueError(
+                f"find by key {key!r} and id {message_id!r}, {count_max} at most: one of them, 1 or more"
+            )
+        return self._ask(
+            Kind.FIND,
+            (topic, key, message_id, count_max),
+            codec.decode_stored,
+            None,
+            lambda backend: backend.find(topic, key=key, message_id=message_id, count_max=count_max),
+        )
+
+    # --- group progress and membership
+
+    def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
+        return self._ask(
+            Kind.PROGRESS,
+            (group, list(queues)),
+            codec.decode_views,
+            None,
+            lambda backend: backend.progress(group, queues),
+        )
+
+    def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
+        if self._draining:
+            raise DrainingError("this process is draining; it joins no group any more")
+        return self._memberships.join(group, topic, listener, self.link.ready)
+
+    # --- the engine itself
+
+    def health(self) -> Health:
+        if self._draining:
+            return Health(False, "draining")
+        return self._health
+
+    def clock_ms(self) -> int:
+        return max(self.clock.wall_ms(), self._clock_ms)
+
+    def drain(self, deadline: float) -> Completion[None]:
+        self._flush_batch()
+        self._draining = True
+        done: Completion[None] = Completion()
+        self.link.when_idle(deadline, done)
+        return done
+
+    def close(self) -> None:
+        self._flush_batch()
+        self._draining = True
+        self.on_lost = lambda: None
+        self._reads.close()
+        self.link.close()
+
+    def surrender(self) -> list[Request]:
+        """Everything that was not sent, taken out in order, for the Backend that is asked from now on."""
+        self._flush_batch()
+        return [*self.link.surrender(), *self._reads.surrender()]
+
+    # --- what the link tells (link.Owner)
+
+    def on_push(self, kind: int, ident: int, body: bytes) -> None:
+        if kind == Kind.DURABLE:
+            self._reads.on_position(codec.decode_number(body))
+        elif kind in (Kind.READY, Kind.PONG):
+            self._on_pong(kind, body)
+        elif kind == Kind.WELCOME:
+            self._on_welcome(body)
+        elif kind == Kind.TOPICS:
+            rows, gone = codec.decode_topics(body)
+            self.mirror.take_topics([codec.topic_from(row) for row in rows], gone)
+            self._reads.on_topics()
+        elif kind == Kind.SETTINGS:
+            self.mirror.take_settings(codec.decode_settings(body))
+        elif kind == Kind.ASSIGNED:
+            self._memberships.assigned(ident, body)
+        elif kind == Kind.REVOKED:
+            queues, left_ms = codec.decode_revoked(body)
+            self._memberships.revoked(ident, queues, deadline_of(left_ms, self.clock.monotonic()))
+        elif kind == Kind.LOST:
+            self._memberships.lost(ident, body)
+        elif kind == Kind.FAULT:
+            self._memberships.refused(ident, codec.error_from(codec.decode_fault(body)))
+
+    def on_ready(self) -> None:
+        self._memberships.session_ready()
+        self.on_ready_hook()
+
+    def on_position(self, position: int) -> None:
+        self._reads.on_position(position)
+
+    def on_session_lost(self, reason: str) -> None:
+        self._health = Health(False, f"no session with the writer ({reason})")
+        self._memberships.session_lost()
+        self.on_lost()
+
+    def on_ping(self) -> None:
+        self._reads.tick()
+        if self.link.ready:
+            self._memberships.retry()
+
+    # --- inside
+
+    def _on_welcome(self, body: bytes) -> None:
+        _version, _silence_ms, _frame_max, capabilities, self.cluster, self.broker = codec.decode_welcome(
+            body
+        )
+        self.capabilities: Capabilities = codec.capabilities_from(capabilities)
+        self.mirror.begin()
+
+    def _on_pong(self, kind: int, body: bytes) -> None:
+        self._clock_ms, ready, reason, position = codec.decode_pong(body)
+        self._health = Health(ready, reason)
+        if kind == Kind.READY:
+            self.mirror.finish()
+            self._reads.on_ready(position)
+        else:
+            self._reads.on_position(position)
+
+    def _ask(
+        self,
+        kind: Kind,
+        body: Any,
+        decode: Callable[[bytes], Any],
+        into: Completion[Any] | None,
+        again: Callable[[Backend], Completion[Any]],
+        deadline: float | None = None,
+        resend: bool = True,
+    ) -> Completion[Any]:
+        completion: Completion[Any] = Completion() if into is None else into
+        if deadline is None:
+            deadline = self.clock.monotonic() + self.limits.request_timeout_s
+        request = PlainRequest(kind, body, decode, completion, again, deadline, resend)
+        if kind in (Kind.PUT_TOPIC, Kind.DELETE_TOPIC):
+            self._submit(request)
+        else:
+            self.link.submit(request)
+        return completion
+
+    def _submit(self, request: Request) -> None:
+        """For what changes something: refused while draining."""
+        if self._draining:
+            error = DrainingError("this process is draining; it takes nothing new")
+            self.link.loop.run_callback(request.faulted, error)
+        else:
+            self.link.submit(request)
+
+    def _check_topic(self, info: TopicInfo) -> None:
+        fault = topic_fault(info.name)
+        if fault is not None:
+            raise CallerError(fault)
+        if info.queues < 1:
+            raise CallerError(f"topic {info.name} with {info.queues} queues; allowed: 1 or more")
+        if info.durability not in self.capabilities.durability:
+            raise UnsupportedError(
+                f"topic {info.name}: {self.capabilities.engine} cannot store {info.durability.name.lower()}"
+            )

@@ -1,0 +1,123 @@
+"""Memberships at a member: what it holds, and how it joins again at every new session.
+
+When the session is lost, everything held is lost with it (the writer has released it); joining again
+brings new assignments under higher epochs. The order at a new session is: unanswered progress first,
+then joins, so that acknowledgements of the old epoch come before anybody is granted a newer one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from backend.file_log.sessions.wire import codec
+from backend.file_log.sessions.wire.protocol import Kind
+from backend.port import Assignment, MembershipListener
+from backend.records import QueueRef
+
+log = logging.getLogger(__name__)
+Push = Callable[[Kind, int, bytes], None]
+
+
+class RemoteMembership:
+    """One place in a group; lives across sessions until `leave`."""
+
+    def __init__(self, table: MembershipTable, group: str, topic: str, listener: MembershipListener) -> None:
+        self._table = table
+        self.group = group
+        self.topic = topic
+        self.listener = listener
+        self.ident = 0
+        self.joined = False
+        self.held: set[QueueRef] = set()
+
+    def release(self, queues: Iterable[QueueRef]) -> None:
+        """Give up queues that were revoked."""
+        given = [queue for queue in queues if queue in self.held]
+        self.held.difference_update(given)
+        if given and self.joined:
+            self._table.push(Kind.RELEASE, self.ident, codec.encode(given))
+
+    def leave(self) -> None:
+        """Give up everything."""
+        self.held.clear()
+        self._table.leave(self)
+
+
+class MembershipTable:
+    """All memberships of one member. `push` sends a frame if a session is there."""
+
+    def __init__(self, push: Push, next_ident: Callable[[], int]) -> None:
+        self.push = push
+        self._next_ident = next_ident
+        self._by_ident: dict[int, RemoteMembership] = {}
+
+    def __contains__(self, ident: int) -> bool:
+        return ident in self._by_ident
+
+    def join(self, group: str, topic: str, listener: MembershipListener, ready: bool) -> RemoteMembership:
+        """A new membership; joined at once when a session is there."""
+        membership = RemoteMembership(self, group, topic, listener)
+        self._enter(membership, ready)
+        return membership
+
+    def leave(self, membership: RemoteMembership) -> None:
+        if self._by_ident.pop(membership.ident, None) is not None and membership.joined:
+            self.push(Kind.LEAVE, membership.ident, b"")
+
+    def session_ready(self) -> None:
+        """Join again, everything, under new ids."""
+        memberships = list(self._by_ident.values())
+        self._by_ident.clear()
+        for membership in memberships:
+            self._enter(membership, True)
+
+    def session_lost(self) -> None:
+        """Nothing is held any more."""
+        for membership in list(self._by_ident.values()):
+            membership.joined = False
+            queues = sorted(membership.held)
+            membership.held.clear()
+            if queues:
+                membership.listener.lost(queues)
+
+    def refused(self, ident: int, error: Exception) -> None:
+        """The writer does not take this membership now; `retry` asks again."""
+        membership = self._by_ident[ident]
+        membership.joined = False
+        log.warning("joining group %s on %s: %s", membership.group, membership.topic, error)
+
+    def retry(self) -> None:
+        """Ask again where joining was refused."""
+        for membership in self._by_ident.values():
+            if not membership.joined:
+                self._ask(membership)
+
+    def assigned(self, ident: int, body: bytes) -> None:
+        queues, epoch = codec.decode_assigned(body)
+        membership = self._by_ident.get(ident)
+        if membership is not None:
+            membership.held.update(queues)
+            membership.listener.assigned(Assignment(tuple(queues), epoch))
+
+    def revoked(self, ident: int, queues: Sequence[QueueRef], deadline: float) -> None:
+        membership = self._by_ident.get(ident)
+        if membership is not None:
+            membership.listener.revoked(queues, deadline)
+
+    def lost(self, ident: int, body: bytes) -> None:
+        queues = codec.decode_queues(body)
+        membership = self._by_ident.get(ident)
+        if membership is not None:
+            membership.held.difference_update(queues)
+            membership.listener.lost(queues)
+
+    def _enter(self, membership: RemoteMembership, ready: bool) -> None:
+        membership.ident = self._next_ident()
+        self._by_ident[membership.ident] = membership
+        if ready:
+            self._ask(membership)
+
+    def _ask(self, membership: RemoteMembership) -> None:
+        membership.joined = True
+        self.push(Kind.JOIN, membership.ident, codec.encode((membership.group, membership.topic)))

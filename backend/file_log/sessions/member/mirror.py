@@ -1,0 +1,100 @@
+"""A member's copy of topics and settings: answered from memory, kept up by the writer's pushes.
+
+A new session brings a whole snapshot; until it is complete the old copy answers, then the difference is
+told to the watchers. A push that changes nothing is told to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from backend.file_log.sessions.wire.snapshot import TOPIC_KEY
+from backend.records import TopicInfo
+
+
+class Watchers:
+    """Who is told of changed keys."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[int, Callable[[str], None]] = {}
+        self._count = 0
+
+    def add(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Tell `listener` from now on; returns how to stop."""
+        self._count += 1
+        number = self._count
+        self._listeners[number] = listener
+        return lambda: void(self._listeners.pop(number, None))
+
+    def tell(self, key: str) -> None:
+        """`key` has changed."""
+        for listener in list(self._listeners.values()):
+            listener(key)
+
+
+class Mirror:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicInfo] = {}
+        self.settings: dict[str, bytes] = {}
+        self.watchers = Watchers()
+        self._coming: tuple[dict[str, TopicInfo], dict[str, bytes]] | None = None
+
+    def begin(self) -> None:
+        """A snapshot starts: what comes until `finish` belongs to it."""
+        self._coming = {}, {}
+
+    def finish(self) -> None:
+        """The snapshot is whole: show it, and tell what differs."""
+        if self._coming is None:
+            return
+        (topics, settings), self._coming = self._coming, None
+        changed = differences(self.topics, topics, self.settings, settings)
+        self.topics, self.settings = topics, settings
+        for key in changed:
+            self.watchers.tell(key)
+
+    def take_topics(self, present: Iterable[TopicInfo], gone: Iterable[str]) -> None:
+        """Topics as they stand now."""
+        if self._coming is not None:
+            self._coming[0].update((info.name, info) for info in present)
+            return
+        for info in present:
+            if self.topics.get(info.name) != info:
+                self.topics[info.name] = info
+                self.watchers.tell(TOPIC_KEY + info.name)
+        for name in gone:
+            if self.topics.pop(name, None) is not None:
+                self.watchers.tell(TOPIC_KEY + name)
+
+    def take_settings(self, values: Mapping[str, bytes | None]) -> None:
+        """Settings as they stand now; None for one that is no more."""
+        shown = self.settings if self._coming is None else self._coming[1]
+        for key, value in values.items():
+            if shown.get(key) == value:
+                continue
+            if value is None:
+                del shown[key]
+            else:
+                shown[key] = value
+            if self._coming is None:
+                self.watchers.tell(key)
+
+
+def differences(
+    old_topics: Mapping[str, TopicInfo],
+    topics: Mapping[str, TopicInfo],
+    old_settings: Mapping[str, bytes],
+    settings: Mapping[str, bytes],
+) -> list[str]:
+    """The keys, as watchers hear them, of all that is not the same in both."""
+    changed = [
+        TOPIC_KEY + name for name in {**old_topics, **topics} if old_topics.get(name) != topics.get(name)
+    ]
+    changed += [key for key in {**old_settings, **settings} if old_settings.get(key) != settings.get(key)]
+    return changed
+
+
+def void(_: object) -> None:
+    """Throw a value away."""

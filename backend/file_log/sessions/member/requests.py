@@ -1,0 +1,310 @@
+"""A member's requests: each knows its bytes, its answer, and what to say when none comes.
+
+Rules:
+* A request that may be repeated without harm (`resend`) is sent again to the next writer; so is a commit
+  that holds nothing but finished ranges and attempts. Everything else that was sent and not answered is
+  settled as unknown.
+* A request never sent is certainly not stored and says so.
+* `reissue` asks another Backend instead (this process has become the writer).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from backend.capabilities import Durability
+from backend.completion import Completion
+from backend.file_log.sessions.wire import codec
+from backend.file_log.sessions.wire.protocol import Kind, timeout_ms
+from backend.port import Backend, Wait
+from backend.records import (
+    AppendResult,
+    AppendStatus,
+    CommitBatch,
+    NewRecord,
+    QueueRef,
+)
+from ddmq_common.errors import RemoteError, TryLaterError
+
+RECORD_BYTES = 96  # what a record weighs besides its delivery bytes
+
+
+def gone(what: str) -> RemoteError:
+    """The error of a request whose outcome nobody can tell."""
+    return RemoteError(f"the writer was gone or late before it answered {what}; the outcome is unknown")
+
+
+def unsent(what: str) -> TryLaterError:
+    """The error of a request that never left this process."""
+    return TryLaterError(
+        f"{what} was not sent: no writer was reachable before its deadline; nothing is stored"
+    )
+
+
+class Request(ABC):
+    """One request on its way. `size` is its weight in flight, in bytes."""
+
+    __slots__ = ("deadline", "ident", "sent", "size")
+
+    kind: ClassVar[Kind]
+    resend: bool = True
+
+    def __init__(self, deadline: float, size: int = 64) -> None:
+        self.deadline = deadline
+        self.size = size
+        self.ident = 0
+        self.sent = False
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Nobody waits for it any more."""
+
+    @abstractmethod
+    def body(self, now: float) -> bytes:
+        """Its bytes, deadlines as time left from `now`."""
+
+    @abstractmethod
+    def answered(self, body: bytes) -> int:
+        """Settle with the answer; returns the durable position it carried, or -1."""
+
+    @abstractmethod
+    def faulted(self, error: Exception) -> None:
+        """Settle with an error."""
+
+    def fail(self, error: Exception) -> None:
+        """Settle with `error` as it is (closing)."""
+        self.faulted(error)
+
+    @abstractmethod
+    def reissue(self, backend: Backend) -> None:
+        """Ask `backend` instead."""
+
+    def expire(self, now: float) -> float | None:
+        """Its deadline has come. Returns the next one, or None when it is settled."""
+        self.unknown()
+        return None
+
+    def unknown(self) -> None:
+        """No answer will come, or it would come too late."""
+        if not self.done:
+            what = self.kind.name.lower()
+            self.faulted(gone(what) if self.sent else unsent(what))
+
+
+class AppendCall:
+    """One call of `append`; several travel in one frame."""
+
+    __slots__ = ("completion", "deadline", "records")
+
+    def __init__(
+        self, records: Sequence[NewRecord], deadline: float, completion: Completion[list[AppendResult]]
+    ) -> None:
+        self.records = records
+        self.deadline = deadline
+        self.completion = completion
+
+    def settle(self, status: AppendStatus, error: Exception) -> None:
+        """The same result for each of its records."""
+        result = AppendResult(status, -1, Durability.WRITTEN, error)
+        self.completion.succeed([result] * len(self.records))
+
+
+class AppendFrame(Request):
+    """Calls of `append` of one hub turn, in their order."""
+
+    __slots__ = ("calls",)
+    kind = Kind.APPEND
+    resend = False
+
+    def __init__(self, calls: list[AppendCall], size: int) -> None:
+        super().__init__(min(call.deadline for call in calls), size)
+        self.calls = calls
+
+    @property
+    def done(self) -> bool:
+        return all(call.completion.done for call in self.calls)
+
+    def body(self, now: float) -> bytes:
+        self.calls = [call for call in self.calls if not call.completion.done]
+        left = max((timeout_ms(call.deadline, now) for call in self.calls), default=0)
+        row = codec.record_row
+        return codec.encode((left, [row(record) for call in self.calls for record in call.records]))
+
+    def answered(self, body: bytes) -> int:
+        position, results = codec.decode_results(body)
+        at = 0
+        for call in self.calls:
+            end = at + len(call.records)
+            if not call.completion.done:
+                call.completion.succeed(results[at:end])
+            at = end
+        return position
+
+    def faulted(self, error: Exception) -> None:
+        unknown = isinstance(error, RemoteError)
+        self._settle(AppendStatus.UNKNOWN if unknown else AppendStatus.REFUSED, error)
+
+    def unknown(self) -> None:
+        if self.sent:
+            self._settle(AppendStatus.UNKNOWN, gone("append"))
+        else:
+            self._settle(AppendStatus.NOT_STORED, unsent("append"))
+
+    def _settle(self, status: AppendStatus, error: Exception) -> None:
+        for call in self.calls:
+            if not call.completion.done:
+                call.settle(status, error)
+
+    def fail(self, error: Exception) -> None:
+        for call in self.calls:
+            if not call.completion.done:
+                call.completion.fail(error)
+
+    def expire(self, now: float) -> float | None:
+        next_deadline: float | None = None
+        status = AppendStatus.UNKNOWN if self.sent else AppendStatus.NOT_STORED
+        for call in self.calls:
+            if call.completion.done:
+                continue
+            if call.deadline <= now:
+                call.settle(status, gone("append") if self.sent else unsent("append"))
+            elif next_deadline is None or call.deadline < next_deadline:
+                next_deadline = call.deadline
+        return next_deadline
+
+    def split(self) -> list[AppendFrame]:
+        """One frame per call: bad arguments of one call are not to refuse the others."""
+        size = self.size // len(self.calls)
+        return [AppendFrame([call], size) for call in self.calls if not call.completion.done]
+
+    def reissue(self, backend: Backend) -> None:
+        for call in self.calls:
+            if not call.completion.done:
+                backend.append(call.records, call.deadline, call.completion)
+
+
+class CommitRequest(Request):
+    """One commit."""
+
+    __slots__ = ("batch", "completion", "resend")
+    kind = Kind.COMMIT
+
+    def __init__(
+        self, batch: CommitBatch, deadline: float, completion: Completion[list[AppendResult]]
+    ) -> None:
+        size = sum(len(record.delivery) + RECORD_BYTES for record in batch.records)
+        size += sum(64 + 16 * (len(delta.finished) + len(delta.attempts)) for delta in batch.progress)
+        size += sum(len(key) + len(value or b"") for key, value in batch.settings.items())
+        super().__init__(deadline, size)
+        self.batch = batch
+        self.completion = completion
+        resets = any(delta.reset_to is not None for delta in batch.progress)
+        self.resend = not (batch.records or batch.settings or resets)
+
+    @property
+    def done(self) -> bool:
+        return self.completion.done
+
+    def body(self, now: float) -> bytes:
+        return codec.encode(codec.commit_row(self.batch, timeout_ms(self.deadline, now)))
+
+    def answered(self, body: bytes) -> int:
+        position, results = codec.decode_results(body)
+        self.completion.succeed(results)
+        return position
+
+    def faulted(self, error: Exception) -> None:
+        self.completion.fail(error)
+
+    def reissue(self, backend: Backend) -> None:
+        backend.commit(self.batch, self.deadline, self.completion)
+
+
+class PlainRequest(Request):
+    """A request with a body that does not change and an answer decoded by `decode`."""
+
+    __slots__ = ("_again", "_body", "_decode", "completion", "kind", "resend")
+
+    def __init__(
+        self,
+        kind: Kind,
+        body: Any,
+        decode: Callable[[bytes], Any],
+        completion: Completion[Any],
+        again: Callable[[Backend], Completion[Any]],
+        deadline: float,
+        resend: bool = True,
+    ) -> None:
+        self._body = codec.encode(body)
+        super().__init__(deadline, len(self._body) + 64)
+        self.kind = kind  # type: ignore[misc]
+        self.resend = resend
+        self.completion = completion
+        self._decode = decode
+        self._again = again
+
+    @property
+    def done(self) -> bool:
+        return self.completion.done
+
+    def body(self, now: float) -> bytes:
+        return self._body
+
+    def answered(self, body: bytes) -> int:
+        self.completion.succeed(self._decode(body))
+        return -1
+
+    def faulted(self, error: Exception) -> None:
+        self.completion.fail(error)
+
+    def reissue(self, backend: Backend) -> None:
+        relay(self._again(backend), self.completion)
+
+
+class WaitRequest(Request):
+    """A wait parked at the writer; False at the deadline."""
+
+    __slots__ = ("_offset", "_queue", "wait")
+    kind = Kind.WAIT
+
+    def __init__(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
+        super().__init__(deadline)
+        self._queue, self._offset, self.wait = queue, offset, wait
+
+    @property
+    def done(self) -> bool:
+        return self.wait.done or self.wait.cancelled
+
+    def body(self, now: float) -> bytes:
+        return codec.encode((self._queue, self._offset, timeout_ms(self.deadline, now)))
+
+    def answered(self, body: bytes) -> int:
+        self.wait.succeed(bool(codec.decode_flag(body)))
+        return -1
+
+    def faulted(self, error: Exception) -> None:
+        self.wait.fail(error)
+
+    def unknown(self) -> None:
+        if not self.done:
+            self.wait.succeed(False)
+
+    def reissue(self, backend: Backend) -> None:
+        backend.wait(self._queue, self._offset, self.deadline, self.wait)
+
+
+def relay(source: Completion[Any], target: Completion[Any]) -> None:
+    """Settle `target` as `source` is settled, unless it is already."""
+
+    def settle(done: Completion[Any]) -> None:
+        if target.done:
+            return
+        if done.error is not None:
+            target.fail(done.error)
+        else:
+            target.succeed(done.value)
+
+    source.then(settle)

@@ -1,0 +1,1 @@
+"""The session protocol: what both sides speak."""

@@ -1,0 +1,174 @@
+"""The writer's side: a Unix socket beside the log, over which other processes use this engine.
+
+Rules:
+* It serves any Backend; only `position` and `committed` tie it to a log whose files members read.
+* A session ends when its socket does, or after `silence_s` without a frame; its memberships are released
+  in the same moment, so that its queues move.
+* Time during which this process itself stood still (stopped, swapped out) is not held against members.
+* Changes of topics and settings go to every member; durable positions go once per commit, and only to
+  members that have a waiter.
+* `going` before a planned stop: members keep new requests until another writer is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gevent import get_hub
+
+from backend.file_log.sessions.wire import codec, place
+from backend.file_log.sessions.wire.pipe import READABLE, Pipe
+from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, frame
+from backend.file_log.sessions.wire.snapshot import change
+from backend.file_log.sessions.writer.serving import serve
+from backend.file_log.sessions.writer.session import Session
+from backend.port import Backend
+from ddmq_common.clock import Clock
+from ddmq_common.errors import BoundReachedError
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
+
+log = logging.getLogger(__name__)
+ACCEPT_MAX = 16  # connections taken per turn of the hub
+
+
+class SessionServer:
+    """Serves `backend` to other processes at DIR/writer.sock.
+
+    Only the holder of the directory's lock may make one. `position` gives the durable log position that
+    members' readers may read up to; call `committed` after it has moved. Raises StorageError.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        directory: Path,
+        clock: Clock,
+        metrics: Registry,
+        limits: SessionLimits | None = None,
+        position: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.backend = backend
+        self.clock = clock
+        self.limits = limits or SessionLimits()
+        self.position = position
+        self._metrics = metrics
+        self._sessions: dict[int, Session] = {}
+        self._count = 0
+        self._open = metrics.cell(catalogue.SESSIONS)
+        self._loop = get_hub().loop
+        self._listener = place.listen(directory)
+        self._acceptable: Any = self._loop.io(self._listener.fileno(), READABLE)
+        self._acceptable.start(self._accept)
+        self._swept = clock.monotonic()
+        self._sweep_timer = self._loop.timer(self.limits.ping_s / 2, self.limits.ping_s / 2)
+        self._sweep_timer.start(self.sweep)
+        self._unwatch = backend.watch_settings(self._changed)
+        self._closed = False
+
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return len(self._sessions)
+
+    def committed(self) -> None:
+        """The durable position has moved: tell it to the sessions that wait."""
+        data: bytes | None = None
+        for session in self._sessions.values():
+            if session.interested:
+                data = data or frame(Kind.DURABLE, 0, codec.encode(self.position()))
+                session.pipe.send_frame(data)
+
+    def going(self) -> None:
+        """This writer will stop: members send nothing new to it, what is under way is still answered."""
+        for session in self._sessions.values():
+            session.pipe.send(Kind.GOING, 0, b"")
+
+    def sweep(self) -> None:
+        """End the sessions that were silent for too long; runs by itself every `ping_s / 2`."""
+        now = self.clock.monotonic()
+        stalled = now - self._swept - self.limits.ping_s / 2
+        self._swept = now
+        for session in list(self._sessions.values()):
+            if stalled > self.limits.ping_s:
+                session.heard += stalled
+            if now - session.heard > self.limits.silence_s:
+                self._silent(session)
+
+    def close(self) -> None:
+        """End every session and stop listening. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._unwatch()
+        for watcher in (self._acceptable, self._sweep_timer):
+            watcher.stop()
+            watcher.close()
+        self._listener.close()
+        for session in list(self._sessions.values()):
+            session.pipe.flush()
+            session.end("stopped", "the writer stops")
+
+    # --- what sessions tell (session.Host)
+
+    def refused(self, reason: str) -> None:
+        """Count a refusal."""
+        self._metrics.cell(catalogue.SESSION_REFUSED, reason).value += 1
+
+    def ended(self, session: Session, reason: str, text: str) -> None:
+        """A session is over."""
+        self._sessions.pop(session.number, None)
+        self._open.value = len(self._sessions)
+        self._metrics.cell(catalogue.SESSIONS_ENDED, reason).value += 1
+        log.info("session %d (%s) ended: %s", session.number, session.name or "unnamed", text)
+
+    # --- inside
+
+    def _silent(self, session: Session) -> None:
+        silence_s = self.limits.silence_s
+        if not session.pipe.paused:
+            session.end("silent", f"nothing heard for {silence_s} s")
+        elif session.pipe.out_bytes >= self.limits.out_bytes_max // 2:
+            session.end("untaken", f"took nothing of what it was sent for {silence_s} s")
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPT_MAX):
+            try:
+                sock, _address = self._listener.accept()
+            except OSError:  # nobody more, or out of descriptors: the next readiness tries again
+                return
+            sock.setblocking(False)
+            self._open_session(sock)
+
+    def _open_session(self, sock: Any) -> None:
+        limits = self.limits
+        self._count += 1
+        session = Session(self, self._count)
+        session.serve = serve
+        session.pipe = Pipe(
+            self._loop,
+            sock,
+            limits.frame_bytes_max,
+            limits.out_bytes_max,
+            session.on_frame,
+            session.on_closed,
+            session.hold,
+        )
+        if len(self._sessions) >= limits.sessions_max:
+            self.refused("sessions")
+            text = f"{limits.sessions_max} sessions are open at the writer; allowed: {limits.sessions_max}"
+            session.fault(0, BoundReachedError(text))
+            session.pipe.flush()
+            session.pipe.close()
+            return
+        self._sessions[session.number] = session
+        self._open.value = len(self._sessions)
+
+    def _changed(self, key: str) -> None:
+        data = change(self.backend, key)
+        for session in self._sessions.values():
+            if session.welcomed:
+                session.pipe.send_frame(data)
