@@ -1,0 +1,206 @@
+"""`ddmq send`: messages from arguments, a file or standard input, with progress."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from ddmq.address import ADDRESS, PRODUCER, Address
+from ddmq.cli.output import json_option, print_json
+from ddmq_client import ClientError, OutgoingMessage, Producer, SendResult
+
+WINDOW = 500  # messages a request when many are sent
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("bodies", nargs=-1)
+@click.option("--file", "files", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="Send this file as one message; may be repeated.")  # fmt: skip
+@click.option("--lines", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
+              help="One message a line of this file; - is standard input.")  # fmt: skip
+@click.option("--stdin", is_flag=True, help="Send all of standard input as one message.")
+@click.option("--key", help="Message key.")
+@click.option("--tags", help="Message tag.")
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
+@click.option("--queue", type=click.IntRange(0), help="Queue number, modulo the topic's queues.")
+@click.option(
+    "--repeat", default=1, show_default=True, type=click.IntRange(1), help="Send everything N times."
+)
+@click.option("--timeout-ms", default=10_000, show_default=True, type=click.IntRange(1), help="Each request.")
+@click.option("--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
+              help="Producer proxy (or DDMQ_PRODUCER).")  # fmt: skip
+@json_option
+def send(
+    topic: str,
+    bodies: tuple[str, ...],
+    files: tuple[Path, ...],
+    lines: Path | None,
+    stdin: bool,
+    key: str | None,
+    tags: str | None,
+    properties: tuple[str, ...],
+    shard_key: str | None,
+    queue: int | None,
+    repeat: int,
+    timeout_ms: int,
+    producer: Address,
+    as_json: bool,
+) -> None:
+    """Send BODIES (one message each), files, or lines to TOPIC; answered when they are durable.
+
+    Exit code 1 when any message was not stored; each of those is named with the reason.
+    """
+    named = dict(_property(text) for text in properties)
+    payloads = _payloads(bodies, files, lines, stdin, repeat)
+    messages = (OutgoingMessage(topic, body, key, tags, named or None, shard_key, queue) for body in payloads)
+    known = None if lines is not None else (len(bodies) + len(files) + int(stdin)) * repeat
+    if known == 0:
+        raise click.UsageError("nothing to send: give a BODY, --file, --lines or --stdin")
+    with _client(producer, timeout_ms) as client:
+        report = _send_all(client, messages, known, as_json)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        report.tell()
+    if report.failed:
+        raise click.exceptions.Exit(1)
+
+
+class Report:
+    """What became of all messages, bounded: counts, and the first results and failures."""
+
+    SHOWN = 20
+
+    def __init__(self) -> None:
+        self.stored = self.failed = self.body_bytes = 0
+        self.results: list[SendResult] = []
+        self.failures: list[str] = []
+        self.began = time.monotonic()
+
+    def add(self, result: SendResult, body_bytes: int) -> None:
+        if result.stored:
+            self.stored += 1
+            self.body_bytes += body_bytes
+        else:
+            self.failed += 1
+            if len(self.failures) < self.SHOWN:
+                self.failures.append(str(result.error))
+        if len(self.results) < self.SHOWN:
+            self.results.append(result)
+
+    def as_json(self) -> dict[str, object]:
+        results = [
+            {"code": one.code, "id": one.message_id, "queue": one.queue_id, "offset": one.offset,
+             "error": None if one.error is None else str(one.error)}
+            for one in self.results
+        ]  # fmt: skip
+        return {
+            "stored": self.stored,
+            "failed": self.failed,
+            "body_bytes": self.body_bytes,
+            "seconds": round(time.monotonic() - self.began, 3),
+            "results": results,
+        }
+
+    def tell(self) -> None:
+        """For people."""
+        for text in self.failures:
+            click.echo(f"not stored: {text}", err=True)
+        if self.failed > len(self.failures):
+            click.echo(f"… and {self.failed - len(self.failures)} more", err=True)
+        if self.stored == 1 and not self.failed:
+            one = self.results[0]
+            click.echo(f"stored: queue {one.queue_id}, offset {one.offset}, id {one.message_id}")
+        elif self.stored:
+            seconds = max(time.monotonic() - self.began, 1e-6)
+            click.echo(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f}/s)")
+
+
+def _send_all(
+    client: Producer, messages: Iterable[OutgoingMessage], known: int | None, as_json: bool
+) -> Report:
+    report = Report()
+    columns = (SpinnerColumn(), TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    quiet = as_json or not console.is_terminal or known == 1
+    with Progress(*columns, console=console, disable=quiet, transient=True) as progress:
+        task = progress.add_task("sending", total=known)
+        for window in _windows(messages):
+            for message, result in zip(window, client.send_batch(window), strict=True):
+                report.add(result, len(message.body))
+            progress.advance(task, len(window))
+    return report
+
+
+def _windows(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
+    """By count, and by bytes so that a window of large files is not held at once."""
+    window: list[OutgoingMessage] = []
+    size = 0
+    for message in messages:
+        window.append(message)
+        size += len(message.body)
+        if len(window) >= WINDOW or size > 4 << 20:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window
+
+
+def _payloads(
+    bodies: tuple[str, ...], files: tuple[Path, ...], lines: Path | None, stdin: bool, repeat: int
+) -> Iterator[bytes]:
+    for _ in range(repeat):
+        for body in bodies:
+            yield body.encode()
+        for path in files:
+            yield path.read_bytes()
+        if stdin:
+            yield sys.stdin.buffer.read()
+        if lines is not None:
+            yield from _lines(lines)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if str(path) == "-":
+        yield from _stripped(sys.stdin.buffer)
+    else:
+        with path.open("rb") as file:
+            yield from _stripped(file)
+
+
+def _stripped(file: BinaryIO) -> Iterator[bytes]:
+    """Empty lines are left out: a message's body cannot be empty."""
+    for line in file:
+        body = line.rstrip(b"\r\n")
+        if body:
+            yield body
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        raise click.UsageError(f"--property {text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _client(address: Address, timeout_ms: int) -> Producer:
+    try:
+        return Producer(str(address), timeout_ms=timeout_ms)
+    except ClientError as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,64 @@
+"""The demo's server: the real `ddmq serve` as a process that can be killed and started again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ddmq.address import Address, parse
+from ddmq_common.errors import RemoteError
+
+READY_WITHIN_S = 30.0
+
+
+class DemoServer:
+    """One `ddmq serve` over one directory; keeps its ports over restarts."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.addresses: dict[str, Address] = {}
+        self._process: subprocess.Popen[str] | None = None
+        self._log = data_dir.with_suffix(".log")
+
+    def start(self) -> float:
+        """Blocks until `ready`; returns the seconds it took."""
+        began = time.monotonic()
+        command = [sys.executable, "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
+        for part in ("producer", "consumer", "admin"):
+            command += [f"--{part}", str(self.addresses.get(part, Address("127.0.0.1", 0)))]
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        self._read_ready(self._process)
+        return time.monotonic() - began
+
+    def _read_ready(self, process: subprocess.Popen[str]) -> None:
+        watchdog = threading.Timer(READY_WITHIN_S, process.kill)
+        watchdog.start()
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        watchdog.cancel()
+        if not line.startswith("ready "):
+            raise RemoteError(
+                f"the server did not get ready; see {self._log}: {self._log.read_text()[-400:]}"
+            )
+        pairs = (pair.split("=", 1) for pair in line.split()[1:])
+        self.addresses = {part: parse(value) for part, value in pairs if part != "data-dir"}
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to tidy up."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, and wait; SIGKILL after 20 s."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
