@@ -1,0 +1,198 @@
+"""What the contract tests share: engines to run against, a clock, records, and ways to wait.
+
+An engine is added to ENGINES in one line. Whatever an engine cannot be made to do from outside (remove
+old records at once, for instance) is done by its class here, so that the tests stay the same for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import gevent
+
+from backend.completion import Completion
+from backend.memory import MemoryBackend
+from backend.port import Assignment, Backend
+from backend.records import (
+    AppendResult,
+    AppendStatus,
+    CommitBatch,
+    NewRecord,
+    ProgressDelta,
+    ProgressView,
+    QueueRef,
+    ReadBatch,
+    StoredRecord,
+    TopicInfo,
+)
+from ddmq_common.delivery import encode
+
+T = TypeVar("T")
+PATIENCE_S = 20.0  # how long a test waits for what must come; only failing tests wait that long
+
+
+class KitClock:
+    """Real monotonic time, so that engines' own timers agree; wall time only moves when told to."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_700_000_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+class Engine(ABC):
+    """One engine under test. `persists`: what it stored is there again after `reopen`."""
+
+    persists: ClassVar[bool]
+    backend: Backend
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = KitClock()
+        self.open()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Set `backend`, ready to take appends."""
+
+    def reopen(self) -> None:
+        """Close without draining and open again."""
+        self.backend.close()
+        self.open()
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+class MemoryEngine(Engine):
+    persists = False
+
+    def open(self) -> None:
+        self.backend = MemoryBackend(self.clock)
+
+
+ENGINES: dict[str, type[Engine]] = {"memory": MemoryEngine}
+PERSISTENT = [name for name, engine in ENGINES.items() if engine.persists]
+
+
+class Kit:
+    """An engine with short ways to say what tests say often. Everything here waits for the answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.clock = engine.clock
+        self._ids = itertools.count(1)
+
+    @property
+    def backend(self) -> Backend:
+        return self.engine.backend
+
+    @property
+    def soon(self) -> float:
+        """A deadline that is not meant to pass."""
+        return time.monotonic() + PATIENCE_S
+
+    def make(self, name: str, queues: int = 1, **rest: object) -> TopicInfo:
+        info = TopicInfo(name, 0, queues, **rest)  # type: ignore[arg-type]
+        return done(self.backend.put_topic(info, self.soon))
+
+    def queues(self, name: str) -> list[QueueRef]:
+        info = self.backend.topic(name)
+        assert info is not None
+        return [QueueRef(name, info.incarnation, index) for index in range(info.queues)]
+
+    def queue(self, name: str, index: int = 0) -> QueueRef:
+        return self.queues(name)[index]
+
+    def new(
+        self,
+        topic: str,
+        queue_id: int = 0,
+        body: bytes = b"body",
+        key: bytes = b"",
+        tags: bytes = b"",
+        **rest: object,
+    ) -> NewRecord:
+        message_id = next(self._ids).to_bytes(16, "big")
+        born_ms = self.clock.wall_ms() - 5
+        delivery = encode(key, body, tags, None)
+        return NewRecord(topic, queue_id, message_id, born_ms, delivery, key, tags, **rest)  # type: ignore[arg-type]
+
+    def append(self, *records: NewRecord) -> list[AppendResult]:
+        return done(self.backend.append(records, self.soon))
+
+    def send(self, topic: str, *bodies: bytes, queue_id: int = 0) -> list[int]:
+        """Append and give the offsets; all must be stored."""
+        results = self.append(*(self.new(topic, queue_id, body) for body in bodies))
+        assert [result.status for result in results] == [AppendStatus.STORED] * len(bodies)
+        return [result.offset for result in results]
+
+    def commit(
+        self,
+        records: Sequence[NewRecord] = (),
+        progress: Sequence[ProgressDelta] = (),
+        settings: dict[str, bytes | None] | None = None,
+    ) -> list[AppendResult]:
+        return done(self.backend.commit(CommitBatch(records, progress, settings or {}), self.soon))
+
+    def read(
+        self, queue: QueueRef, offset: int = 0, count_max: int = 1000, bytes_max: int = 1 << 24
+    ) -> ReadBatch:
+        return done(self.backend.read(queue, offset, count_max, bytes_max))
+
+    def stored(self, queue: QueueRef, offset: int = 0) -> list[StoredRecord]:
+        batch = self.read(queue, offset)
+        return [batch.record(index) for index in range(len(batch.offsets))]
+
+    def progress(self, group: str, queue: QueueRef) -> ProgressView:
+        return done(self.backend.progress(group, [queue]))[0]
+
+
+class Member:
+    """A listener that keeps what it hears; releases what is revoked at once."""
+
+    def __init__(self, kit: Kit, group: str, topic: str) -> None:
+        self.held: dict[QueueRef, int] = {}
+        self.granted: list[Assignment] = []
+        self.membership = kit.backend.join(group, topic, self)
+
+    def assigned(self, assignment: Assignment) -> None:
+        self.granted.append(assignment)
+        self.held.update(dict.fromkeys(assignment.queues, assignment.epoch))
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        self._drop(queues)
+        self.membership.release(queues)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        self._drop(queues)
+
+    def leave(self) -> None:
+        self.held.clear()
+        self.membership.leave()
+
+    def _drop(self, queues: Sequence[QueueRef]) -> None:
+        for queue in queues:
+            self.held.pop(queue, None)
+
+
+def done(completion: Completion[T]) -> T:
+    """Wait for the answer."""
+    return completion.wait(PATIENCE_S)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Let the hub run until `condition` holds."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up, f"still not so after {PATIENCE_S} s: {what}"
+        gevent.sleep(0.001)

@@ -1,0 +1,36 @@
+"""The member engine: a process that is not the writer, over a session with the memory engine's server.
+
+Both ends live on one hub here; what crosses between them is the real socket.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from contract_kit import Engine
+
+from backend.file_log.lock import DirectoryLock
+from backend.file_log.sessions.election import Opened, share
+from backend.memory import MemoryBackend
+from ddmq_common.metrics.registry import Registry
+
+
+class MemberEngine(Engine):
+    """The port as a member has it."""
+
+    persists: ClassVar[bool] = False
+
+    def open(self) -> None:
+        def open_writer(directory: Path, lock: DirectoryLock) -> Opened:
+            return Opened(MemoryBackend(self.clock))
+
+        self.directory.mkdir(exist_ok=True)
+        self.writer = share(self.directory, open_writer, clock=self.clock, metrics=Registry())
+        self.backend = share(
+            self.directory, open_writer, clock=self.clock, metrics=Registry(), may_write=False
+        )
+
+    def close(self) -> None:
+        self.backend.close()
+        self.writer.close()

@@ -1,0 +1,69 @@
+"""Settings: a small durable map, and being told of changes."""
+
+from __future__ import annotations
+
+from contract_kit import Kit, done, until
+
+from backend.records import CommitBatch
+
+
+def test_set_change_and_delete(kit: Kit) -> None:
+    assert kit.backend.setting("group/billing") is None
+    kit.commit(settings={"group/billing": b"1"})
+    assert kit.backend.setting("group/billing") == b"1"
+    kit.commit(settings={"group/billing": b""})
+    assert kit.backend.setting("group/billing") == b""
+    kit.commit(settings={"group/billing": None, "group/never": None})
+    assert kit.backend.setting("group/billing") is None
+
+
+def test_by_prefix(kit: Kit) -> None:
+    kit.commit(settings={"group/a": b"1", "group/b": b"2", "groups": b"3", "sub/a": b"4"})
+    assert dict(kit.backend.settings("group/")) == {"group/a": b"1", "group/b": b"2"}
+    assert kit.backend.settings("").items() >= {"groups": b"3", "sub/a": b"4"}.items()
+    assert dict(kit.backend.settings("nothing/")) == {}
+
+
+def test_keys_and_values_of_any_kind(kit: Kit) -> None:
+    settings: dict[str, bytes | None] = {"gruppe/ü %|": bytes(range(256)), "x" * 300: b"y" * 50_000}
+    kit.commit(settings=settings)
+    assert {key: kit.backend.setting(key) for key in settings} == settings
+
+
+def test_later_commits_win(kit: Kit) -> None:
+    calls = [kit.backend.commit(CommitBatch(settings={"k": b"%d" % n}), kit.soon) for n in range(50)]
+    for call in calls:
+        assert done(call) == []
+    assert kit.backend.setting("k") == b"49"
+
+
+def test_the_change_is_there_when_it_is_answered_and_when_it_is_told(kit: Kit) -> None:
+    told: list[tuple[str, bytes | None]] = []
+    stop = kit.backend.watch_settings(lambda key: told.append((key, kit.backend.setting(key))))
+    kit.commit(settings={"a": b"1", "b": b"2"})
+    until(lambda: sorted(told) == [("a", b"1"), ("b", b"2")], f"told of both: {told}")
+    kit.commit(settings={"a": None})
+    until(lambda: ("a", None) in told, "told of the end")
+    stop()
+
+
+def test_every_watcher_is_told_until_it_stops(kit: Kit) -> None:
+    first: list[str] = []
+    second: list[str] = []
+    stop_first = kit.backend.watch_settings(first.append)
+    stop_second = kit.backend.watch_settings(second.append)
+    kit.commit(settings={"a": b"1"})
+    until(lambda: first == second == ["a"], "both told")
+    stop_first()
+    stop_first()
+    kit.commit(settings={"b": b"1"})
+    until(lambda: second == ["a", "b"], "the second told")
+    assert first == ["a"]
+    stop_second()
+
+
+def test_settings_ride_with_records_and_progress(kit: Kit) -> None:
+    kit.make("orders")
+    results = kit.commit([kit.new("orders")], settings={"a": b"1"})
+    assert [result.offset for result in results] == [0]
+    assert kit.backend.setting("a") == b"1"

@@ -1,0 +1,195 @@
+"""Topics: creating, changing, deleting, and what a new incarnation means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from contract_kit import Kit, done, until
+
+from backend.records import AppendStatus, ProgressDelta, ReadStatus, TopicInfo
+from ddmq_common.errors import CallerError, NoSuchTopicError
+
+
+def test_a_made_topic_is_known_with_all_it_was_made_with(kit: Kit) -> None:
+    info = kit.make(
+        "orders", 3, readable=True, writable=False, delay="none", body_bytes_max=77, source="topics.yaml"
+    )
+    assert info.incarnation > 0
+    expected = TopicInfo(
+        "orders", info.incarnation, 3, writable=False, delay="none", body_bytes_max=77, source="topics.yaml"
+    )
+    assert info == expected
+    assert kit.backend.topic("orders") == expected
+    assert kit.backend.topics()["orders"] == expected
+
+
+def test_an_unknown_topic_is_none(kit: Kit) -> None:
+    assert kit.backend.topic("nowhere") is None
+    assert "nowhere" not in kit.backend.topics()
+
+
+def test_internal_topics_are_topics(kit: Kit) -> None:
+    info = kit.make("%RETRY%billing")
+    assert kit.backend.topics()["%RETRY%billing"] == info
+    assert kit.send("%RETRY%billing", b"again") == [0]
+
+
+def test_making_it_twice_at_the_same_time_gives_one(kit: Kit) -> None:
+    first = kit.backend.put_topic(TopicInfo("orders", 0, 2), kit.soon)
+    second = kit.backend.put_topic(TopicInfo("orders", 0, 8), kit.soon)
+    made = done(first)
+    assert done(second) == made
+    assert made.queues == 2
+
+
+def test_making_it_again_changes_nothing(kit: Kit) -> None:
+    made = kit.make("orders", 2)
+    kit.send("orders", b"a")
+    assert kit.make("orders", 8, writable=False) == made
+    assert kit.backend.topic("orders") == made
+    assert kit.send("orders", b"b") == [1]
+
+
+def test_queues_can_be_added(kit: Kit) -> None:
+    info = kit.make("orders", 1)
+    kit.send("orders", b"a")
+    grown = done(kit.backend.put_topic(replace(info, queues=3), kit.soon))
+    assert grown == replace(info, queues=3)
+    assert kit.backend.topic("orders") == grown
+    assert kit.send("orders", b"b", queue_id=2) == [0]
+    assert kit.send("orders", b"c") == [1]
+
+
+def test_queues_are_never_taken_away(kit: Kit) -> None:
+    info = kit.make("orders", 3)
+    with pytest.raises(CallerError, match="orders"):
+        done(kit.backend.put_topic(replace(info, queues=2), kit.soon))
+    assert kit.backend.topic("orders") == info
+
+
+def test_a_change_is_seen(kit: Kit) -> None:
+    info = kit.make("orders")
+    changed = done(kit.backend.put_topic(replace(info, body_bytes_max=10, delay="only"), kit.soon))
+    assert kit.backend.topic("orders") == changed == replace(info, body_bytes_max=10, delay="only")
+
+
+def test_a_change_of_an_incarnation_that_is_gone_is_refused(kit: Kit) -> None:
+    old = kit.make("orders")
+    done(kit.backend.delete_topic("orders", kit.soon))
+    with pytest.raises(NoSuchTopicError, match="orders"):
+        done(kit.backend.put_topic(replace(old, queues=4), kit.soon))
+    new = kit.make("orders")
+    with pytest.raises(NoSuchTopicError, match="orders"):
+        done(kit.backend.put_topic(replace(old, queues=4), kit.soon))
+    assert kit.backend.topic("orders") == new
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a.b", "ä", "a b", "x" * 128, "a\0"])
+def test_a_name_that_no_topic_can_have_raises(kit: Kit, name: str) -> None:
+    with pytest.raises(CallerError, match="topic"):
+        done(kit.backend.put_topic(TopicInfo(name, 0, 1), kit.soon))
+    assert kit.backend.topic(name) is None
+
+
+def test_the_longest_name_works(kit: Kit) -> None:
+    name = "x" * 127
+    kit.make(name)
+    assert kit.send(name, b"a") == [0]
+
+
+@pytest.mark.parametrize("queues", [0, -1])
+def test_a_topic_without_queues_raises(kit: Kit, queues: int) -> None:
+    with pytest.raises(CallerError, match="queues"):
+        done(kit.backend.put_topic(TopicInfo("orders", 0, queues), kit.soon))
+
+
+def test_a_deleted_topic_is_gone(kit: Kit) -> None:
+    kit.make("orders")
+    kit.send("orders", b"a")
+    queue = kit.queue("orders")
+    done(kit.backend.delete_topic("orders", kit.soon))
+    assert kit.backend.topic("orders") is None
+    assert kit.read(queue).status is ReadStatus.GONE
+    assert done(kit.backend.bounds([queue])) == [None]
+    result = kit.append(kit.new("orders"))[0]
+    assert (result.status, type(result.error)) == (AppendStatus.REFUSED, NoSuchTopicError)
+
+
+def test_deleting_what_is_not_there_is_refused(kit: Kit) -> None:
+    with pytest.raises(NoSuchTopicError, match="nowhere"):
+        done(kit.backend.delete_topic("nowhere", kit.soon))
+
+
+def test_a_topic_made_anew_has_nothing_of_the_old_one(kit: Kit) -> None:
+    old_info = kit.make("orders", 2)
+    kit.append(kit.new("orders", key=b"k"), kit.new("orders", 1, key=b"k"))
+    old = kit.queue("orders")
+    kit.commit(progress=[ProgressDelta("billing", old, 5, 0, ((0, 1),))])
+    done(kit.backend.delete_topic("orders", kit.soon))
+    new_info = kit.make("orders", 1)
+    new = kit.queue("orders")
+    assert new_info.incarnation not in (0, old_info.incarnation)
+    assert kit.read(old).status is ReadStatus.GONE
+    assert kit.read(new).status is ReadStatus.NONE
+    bounds = done(kit.backend.bounds([old, new]))
+    assert bounds[0] is None
+    assert bounds[1] is not None
+    assert bounds[1].min == bounds[1].next
+    view = kit.progress("billing", new)
+    assert (view.committed, view.finished, view.generation) == (None, (), 0)
+    assert done(kit.backend.find("orders", key=b"k")) == []
+
+
+def test_progress_of_an_old_incarnation_is_refused(kit: Kit) -> None:
+    kit.make("orders")
+    old = kit.queue("orders")
+    done(kit.backend.delete_topic("orders", kit.soon))
+    kit.make("orders")
+    with pytest.raises(NoSuchTopicError):
+        kit.commit(progress=[ProgressDelta("billing", old, 1, 0, ((0, 1),))])
+    assert kit.progress("billing", kit.queue("orders")).committed is None
+    assert kit.progress("billing", old).committed is None
+
+
+def test_a_topic_that_is_not_writable_refuses(kit: Kit) -> None:
+    info = kit.make("orders")
+    kit.send("orders", b"a")
+    closed = done(kit.backend.put_topic(replace(info, writable=False), kit.soon))
+    result = kit.append(kit.new("orders"))[0]
+    assert (result.status, result.offset) == (AppendStatus.REFUSED, -1)
+    assert isinstance(result.error, CallerError)
+    with pytest.raises(CallerError, match="orders"):
+        kit.commit([kit.new("orders")])
+    assert len(kit.stored(kit.queue("orders"))) == 1
+    done(kit.backend.put_topic(replace(closed, writable=True), kit.soon))
+    assert kit.send("orders", b"b") == [1]
+
+
+def test_a_topic_that_is_not_readable_refuses(kit: Kit) -> None:
+    info = kit.make("orders")
+    kit.send("orders", b"a")
+    closed = done(kit.backend.put_topic(replace(info, readable=False), kit.soon))
+    with pytest.raises(CallerError, match="orders"):
+        kit.read(kit.queue("orders"))
+    assert kit.send("orders", b"b") == [1]
+    done(kit.backend.put_topic(replace(closed, readable=True), kit.soon))
+    assert kit.read(kit.queue("orders")).offsets[-1] == 1
+
+
+def test_changes_of_topics_are_told(kit: Kit) -> None:
+    heard: list[str] = []
+    stop = kit.backend.watch_settings(heard.append)
+    info = kit.make("orders")
+    until(lambda: "topic/orders" in heard, "told of the new topic")
+    heard.clear()
+    done(kit.backend.put_topic(replace(info, queues=2), kit.soon))
+    until(lambda: "topic/orders" in heard, "told of the growth")
+    heard.clear()
+    done(kit.backend.delete_topic("orders", kit.soon))
+    until(lambda: "topic/orders" in heard, "told of the end")
+    stop()
+    heard.clear()
+    kit.make("orders")
+    kit.send("orders", b"a")
+    assert heard == []
