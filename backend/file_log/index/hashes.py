@@ -30,9 +30,14 @@ def key_hash(topic: str, key: bytes) -> int:
 
 def key_column(topics: Sequence[str], keys: Sequence[bytes], seeds: Seeds) -> array[int]:
     """Per record its key hash, 0 where the key is empty."""
-    if not any(keys):
+    if all(keys):
+        column = array("I", map(crc32, keys, map(seeds.__getitem__, topics)))
+        if 0 not in column:
+            return column
+    elif not any(keys):
         return array("I", bytes(4 * len(keys)))
-    return array("I", [crc32(key, seeds[topic]) or 1 if key else 0 for key, topic in zip(keys, topics)])  # noqa: B905
+    pairs = zip(keys, topics, strict=True)
+    return array("I", [crc32(key, seeds[topic]) or 1 if key else 0 for key, topic in pairs])
 
 
 def id_hash(message_id: bytes) -> int:
@@ -41,10 +46,10 @@ def id_hash(message_id: bytes) -> int:
 
 
 def id_column(message_ids: Sequence[bytes]) -> bytes:
-    """Per id its hash as 4 little-endian bytes. Raises ValueError unless each id has 16 bytes."""
+    """Per id its hash as 4 little-endian bytes. Raises ValueError when their bytes do not add up."""
     joined = b"".join(message_ids)
     count = len(message_ids)
-    if not {*map(len, message_ids)} <= {ID_BYTES}:
+    if len(joined) != ID_BYTES * count:
         raise ValueError(f"message ids must have {ID_BYTES} bytes each")
     words = array("I", joined)
     folded = 0

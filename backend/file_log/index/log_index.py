@@ -157,6 +157,7 @@ class LogIndex:
     def drop(self, segment_start: int) -> None:
         """Remove a segment's files; harmless when there are none. Blocking."""
         self._refuse_live(segment_start)
+        self.writer.write_blocks()  # else its last blocks would bring the file back
         for name in (sorted_name(segment_start), entries_name(segment_start)):
             self._storage.remove(f"{self._folder}/{name}")
         self.damaged.discard(segment_start)

@@ -62,5 +62,5 @@ def _sorted_bucket(bucket: array[int], shift: int) -> Iterator[list[int]]:
     for start in range(0, len(bucket), _DEAL):
         _deal(bucket[start : start + _DEAL], buckets, further, low)
         yield []
-    for smaller in buckets:
+    for smaller in filter(None, buckets):
         yield from _sorted_bucket(smaller, further)

@@ -44,7 +44,11 @@ def seal_steps(
     path = f"{folder}/{sorted_name(start)}"
     source = storage.open(f"{folder}/{entries_name(start)}")
     try:
-        found = list(entries.walk(source, start, on_damage))
+        found: list[entries.Found] = []
+        for one in entries.walk(source, start, on_damage):
+            found.append(one)
+            if len(found) % _STEP_ROWS == 0:
+                yield
         _check_whole(found, span)
         yield
         target = storage.open(path + UNFINISHED, write=True)
