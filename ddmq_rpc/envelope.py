@@ -45,14 +45,19 @@ _new_header = Header._make
 
 def read_header(frame: bytes) -> Header:
     """The header of a frame that still has its length prefix. Raises HeaderError."""
+    first = frame[4] if len(frame) > PREFIX_BYTES else 0
     try:
-        first = frame[4]
         if first == 0x82:
             return _read_compact(frame)
         if first == 0x80:
             return _read_binary(frame)
     except IndexError:
-        raise HeaderError(f"message header is cut off after {len(frame) - PREFIX_BYTES} bytes") from None
+        text = f"message header is cut off after {len(frame) - PREFIX_BYTES} bytes"
+        if first == 0x80:
+            raise HeaderError(text, _BINARY, bytes(4)) from None
+        raise HeaderError(text) from None
+    if len(frame) == PREFIX_BYTES:
+        raise HeaderError("the frame is empty; allowed: a message of the compact or strict binary protocol")
     raise HeaderError(f"first byte is 0x{first:02x}; allowed: 0x82 (compact) or 0x80 (strict binary)")
 
 

@@ -1,0 +1,175 @@
+"""A server with handlers a test can hold back, and a client on raw sockets, both on this thread's hub."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from struct import unpack
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import gevent
+from gevent import socket
+
+from ddmq_client.idl import consumer, producer
+from ddmq_common.clock import ManualClock
+from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
+from ddmq_common.metrics.registry import Registry
+from ddmq_rpc.api import Call, Service, Wire
+from ddmq_rpc.client_side import Reply, decode_reply, encode_call
+from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.server import RpcServer
+from ddmq_rpc.structs import structs
+
+PRODUCER, CONSUMER = "ProducerService", "ConsumerService"
+WAIT_S = 20.0  # a deadline for a loaded machine, never a pause
+RECORDINGS = Path(__file__).resolve().parents[2] / "interop" / "recordings"
+
+P, C = structs(producer), structs(consumer)
+OK = P.Result(code=0, msg="OK")
+
+
+class Recorded(NamedTuple):
+    """One exchange of tests/interop/recordings."""
+
+    name: str
+    idl: ModuleType
+    service: str
+    request: bytes
+    reply: bytes | None
+
+
+def recordings() -> list[Recorded]:
+    """Every request with its reply, from the .hex files."""
+    found = []
+    for path in sorted(RECORDINGS.rglob("*.hex")):
+        frames = [bytes.fromhex(line) for line in path.read_text().split("\n") if line and line[0] != "#"]
+        producing = b"send" in frames[0][:30]
+        idl, service = (producer, PRODUCER) if producing else (consumer, CONSUMER)
+        name = str(path.relative_to(RECORDINGS))
+        found.append(Recorded(name, idl, service, frames[0], frames[1] if len(frames) > 1 else None))
+    return found
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    """Let the hub run until `condition()`; fails after WAIT_S."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        gevent.sleep(0.001)
+
+
+class Client:
+    """A raw connection; everything it waits for has a deadline."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address)
+        self.socket.settimeout(WAIT_S)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read_frame(self) -> bytes:
+        head = self._read(4)
+        return head + self._read(unpack(">i", head)[0])
+
+    def _read(self, count: int) -> bytes:
+        got = b""
+        while len(got) < count:
+            piece = self.socket.recv(count - len(got))
+            assert piece, f"closed after {len(got)} of {count} bytes"
+            got += piece
+        return got
+
+    def call(self, frame: bytes, idl: ModuleType = producer, service: str = PRODUCER) -> Reply:
+        self.send(frame)
+        return decode_reply(idl, service, self.read_frame())
+
+    def is_closed(self) -> bool:
+        """Waits for the server to end the connection."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Stage:
+    """A running server of the producer service; `calls` are those that no handler has answered."""
+
+    def __init__(self, limits: RpcLimits) -> None:
+        self.clock = ManualClock()
+        self.metrics = Registry()
+        self.calls: list[Call] = []
+        self.seen: list[Any] = []
+        handlers = {
+            "sendSync": self._answer_now,
+            "sendAsync": self.calls.append,
+            "sendBatchSync": self._answer_now,
+            "sendOneway": self.calls.append,
+            "sendDelaySync": self._break,
+        }
+        service = Service(producer, PRODUCER, handlers)
+        self.server = RpcServer(service, "127.0.0.1", 0, limits, self.metrics, self.clock)
+        self.server.start()
+        self.clients: list[Client] = []
+
+    def client(self) -> Client:
+        made = Client(self.server.address)
+        self.clients.append(made)
+        return made
+
+    def refused(self, reason: str) -> float:
+        return self.metrics.cell(RPC_REFUSED, PRODUCER, reason).value
+
+    def faults(self, kind: str) -> float:
+        return self.metrics.cell(RPC_FAULTS, PRODUCER, kind).value
+
+    @property
+    def abandoned(self) -> float:
+        return self.metrics.cell(RPC_ABANDONED, PRODUCER).value
+
+    @property
+    def connections(self) -> float:
+        return self.metrics.cell(RPC_CONNECTIONS, PRODUCER).value
+
+    def waits_for(self, count: int) -> None:
+        until(lambda: len(self.calls) >= count, f"{count} calls reach the handler")
+
+    def _answer_now(self, call: Call) -> None:
+        self.seen.append(call.args)
+        call.reply(OK)
+
+    @staticmethod
+    def _break(call: Call) -> None:
+        raise RuntimeError("the handler breaks")
+
+
+@contextmanager
+def stage(**limits: Any) -> Iterator[Stage]:
+    made = Stage(RpcLimits(**limits))
+    try:
+        yield made
+    finally:
+        for client in made.clients:
+            client.close()
+        made.server.close()
+        assert made.connections == 0
+
+
+def send_sync(sequence: int = 0, wire: Wire = Wire.COMPACT, **fields: Any) -> bytes:
+    message = P.Message(topic="t", body=b"body", **fields)
+    return encode_call(producer, PRODUCER, "sendSync", wire, sequence, message=message, timeout=50)
+
+
+def send_async(sequence: int = 0, wire: Wire = Wire.COMPACT, body: bytes = b"body") -> bytes:
+    message = P.Message(topic="t", body=body)
+    return encode_call(producer, PRODUCER, "sendAsync", wire, sequence, message=message)
+
+
+def send_oneway(topic: str = "t") -> bytes:
+    return encode_call(producer, PRODUCER, "sendOneway", message=P.Message(topic=topic, body=b"body"))
