@@ -1,0 +1,71 @@
+"""The client library of the message queue: what an application installs.
+
+    from ddmq_client import Producer, Consumer
+
+The asyncio twins are in `ddmq_client.aio`, the wire contract in `ddmq_client.idl`. Names are loaded when
+they are first used: servers take only the contract from here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddmq_client.consumer import Consumer
+    from ddmq_client.errors import (
+        BusyError,
+        ClientError,
+        ClosedError,
+        InvalidMessageError,
+        NoSuchTopicError,
+        NotStoredError,
+        OptionError,
+        PullError,
+        SendError,
+        ThrottledError,
+        UnknownOutcomeError,
+    )
+    from ddmq_client.idl.codes import Durability
+    from ddmq_client.outgoing import OutgoingMessage, SendResult
+    from ddmq_client.producer import Producer
+    from ddmq_client.received import Message, Outcome
+
+__all__ = [
+    "BusyError",
+    "ClientError",
+    "ClosedError",
+    "Consumer",
+    "Durability",
+    "InvalidMessageError",
+    "Message",
+    "NoSuchTopicError",
+    "NotStoredError",
+    "OptionError",
+    "Outcome",
+    "OutgoingMessage",
+    "Producer",
+    "PullError",
+    "SendError",
+    "SendResult",
+    "ThrottledError",
+    "UnknownOutcomeError",
+]
+
+_HOMES = {
+    "Consumer": "consumer",
+    "Durability": "idl.codes",
+    "Message": "received",
+    "Outcome": "received",
+    "OutgoingMessage": "outgoing",
+    "Producer": "producer",
+    "SendResult": "outgoing",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value

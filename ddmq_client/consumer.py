@@ -1,0 +1,215 @@
+"""Consumer: receives messages of a group from all of its consumer proxies.
+
+    def handle(message):
+        print(message.topic, message.text())
+
+    with Consumer("mq-1:9713,mq-2:9713", "billing", ["orders"], handler=handle):
+        wait_for_shutdown()
+
+A message is done when the handler returns, failed when it raises; or the handler says so itself: `ack`,
+`fail`, `skip`, `extend`. Without a handler, take messages with `pull` or by iterating. Delivery is at
+least once.
+
+Safe for many threads; correct under gevent's monkey patching (threads are greenlets then).
+`ddmq_client.aio` holds the asyncio twin. Create it after a fork, not before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+from ddmq_client.core import addresses
+from ddmq_client.core.intake import Counts
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check
+from ddmq_client.errors import ClientError, ClosedError, OptionError
+from ddmq_client.identity import new_client_id
+from ddmq_client.idl.codes import CONSUMER_PORT
+from ddmq_client.net.crew import Crew
+from ddmq_client.net.desk import Desk
+from ddmq_client.received import Message
+from ddmq_client.wire.consuming import pull_settings
+
+_log = logging.getLogger("ddmq_client.consumer")
+Handler = Callable[[Message], object]
+BatchHandler = Callable[[list[Message]], object]
+
+
+class Consumer:
+    """Receives messages. `start` and `stop` it, or use it as a context manager.
+
+    proxies        "host:port", several with commas, or a list; the port may be left out (9713). All are
+                   pulled from: each may own other queues. A name is resolved again every 30 s
+    group          the consumer group, which shares progress
+    topics         names, at most 64; empty: all topics that the group subscribes to
+    handler        called with one message at a time
+    batch_handler  called with up to `max_batch` messages, perhaps of several topics; a raise fails those
+                   that it has not settled
+    threads        workers that call the handler
+    max_batch      messages per pull
+    linger_ms      how long a proxy holds a pull while there is nothing: 20 to 30,000. `stop` waits for it
+    prefetch       messages that may wait here per proxy and topic; at least max_batch, its default
+    lease_ms       the group's ack time-out: what waited here longer is not handed out, as the proxy
+                   gives it to someone else
+    ack_flush_ms   results that no pull has carried for so long are submitted by themselves
+    auto_ack       a handler's return settles its messages; without it the application settles each itself
+    timeout_ms     for one call, beyond the linger time
+    filter_tags    only these tags, as in "A || B"; filter_sql: SQL92 on properties; not both
+    client_id      in the proxies' logs; made from host and process when absent
+    """
+
+    def __init__(
+        self,
+        proxies: str | Sequence[str],
+        group: str,
+        topics: str | Sequence[str] = (),
+        *,
+        handler: Handler | None = None,
+        batch_handler: BatchHandler | None = None,
+        threads: int = 4,
+        max_batch: int = 32,
+        linger_ms: int = 500,
+        prefetch: int | None = None,
+        lease_ms: int = 30_000,
+        ack_flush_ms: int = 50,
+        auto_ack: bool = True,
+        timeout_ms: int = 5_000,
+        filter_tags: str | None = None,
+        filter_sql: str | None = None,
+        client_id: str | None = None,
+    ) -> None:
+        """Checks its arguments (OptionError); connects when started."""
+        if handler is not None and batch_handler is not None:
+            raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
+        self._settings = settings = ConsumerSettings(
+            group=group,
+            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            workers=threads,
+            max_batch=max_batch,
+            linger_ms=linger_ms,
+            prefetch=max_batch if prefetch is None else prefetch,
+            lease_ms=lease_ms,
+            ack_flush_ms=ack_flush_ms,
+            auto_ack=auto_ack,
+            timeout_ms=timeout_ms,
+            filter_tags=filter_tags,
+            filter_sql=filter_sql,
+            client_id=client_id or new_client_id(),
+        )
+        self._handler = handler
+        self._batch_handler = batch_handler
+        self._desk = Desk(settings, handlers=handler is not None or batch_handler is not None)
+        self._crew = Crew(self._desk, addresses.parse(proxies, CONSUMER_PORT), pull_settings(settings))
+        self._state = "new"
+
+    @property
+    def client_id(self) -> str:
+        """The name this consumer gives itself."""
+        return self._settings.client_id
+
+    @property
+    def last_error(self) -> str | None:
+        """Text of the last failed call; None when all went well."""
+        return self._desk.last_error
+
+    def counts(self) -> Counts:
+        """What happened so far: a copy of the counters."""
+        return self._desk.counts()
+
+    def start(self) -> None:
+        """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
+        if self._state != "new":
+            raise ClientError(f"the consumer is {self._state}; it can be started once")
+        self._state = "started"
+        handle = self._handle_batch if self._batch_handler else self._handle_each if self._handler else None
+        batch = self._settings.max_batch if self._batch_handler else 1
+        self._crew.start(self._settings.workers, batch, handle)
+
+    def stop(self, timeout_ms: int = 30_000) -> bool:
+        """Stop pulling, handle what is here, submit the results, close; in all for `timeout_ms` at most.
+
+        True when everything was handled and its results were delivered. What was not comes again after the
+        group's ack time-out, as do messages of `pull` that are not settled before.
+        """
+        check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
+        if self._state != "started":
+            self._state = "stopped"
+            return True
+        self._state = "stopped"
+        now, total_s = time.monotonic(), timeout_ms / 1000
+        return self._crew.stop(now + total_s * 0.8, now + total_s)
+
+    def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
+        """Up to `max_messages` (max_batch), as soon as there are any; empty when the time was up first.
+
+        Starts the consumer if need be. Settle each message; nothing is pulled that was not asked for. Raises
+        PullError when the proxies refuse, ClosedError after `stop`, ClientError beside a handler.
+        """
+        count = self._settings.max_batch if max_messages is None else max_messages
+        check("max_messages", count, 1, 1_000_000)
+        check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        if self._handler or self._batch_handler:
+            raise ClientError("this consumer has a handler: it gets the messages, pull would take them away")
+        if self._state == "stopped":
+            raise ClosedError("the consumer has been stopped")
+        if self._state == "new":
+            self.start()
+        return self._desk.ask(count, time.monotonic() + timeout_ms / 1000)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages one by one, for ever: until `stop`. Settle each one.
+
+        What was pulled and not yet looked at when the loop is left goes to the next `pull` or loop.
+        """
+        while True:
+            try:
+                messages = self.pull()
+            except ClosedError:
+                return
+            at = 0
+            try:
+                for at, message in enumerate(messages, 1):  # noqa: B007
+                    yield message
+            finally:
+                self._desk.put_back(messages[at:])
+
+    def __enter__(self) -> Consumer:
+        if self._state == "new":
+            self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _handle_each(self, messages: list[Message]) -> int:
+        assert self._handler is not None
+        for message in messages:
+            try:
+                self._handler(message)
+            except Exception:
+                return _failed(messages)
+            if self._settings.auto_ack:
+                message.ack()
+        return 0
+
+    def _handle_batch(self, messages: list[Message]) -> int:
+        assert self._batch_handler is not None
+        try:
+            self._batch_handler(list(messages))
+        except Exception:
+            return _failed(messages)
+        if self._settings.auto_ack:
+            for message in messages:
+                message.ack()
+        return 0
+
+
+def _failed(messages: list[Message]) -> int:
+    _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
+    for message in messages:
+        message.fail()
+    return 1

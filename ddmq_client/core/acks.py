@@ -1,0 +1,158 @@
+"""Results on their way to one proxy: collected per (topic, queue), taken in parcels, put back on failure.
+Pure.
+
+A parcel is what one call carries. Results are idempotent, so a parcel whose call failed is put back and sent
+again, however far the call got. The book is bounded in results; past the bound the oldest queue's
+results are dropped and counted: the proxy then redelivers those messages after their ack time-out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CONTEXTS_MAX = 16  # linked results per call; proxies refuse to follow a list without end
+RESULTS_MAX = 5_000  # per call
+NO_LEASE = 0
+NO_DELAY = -1
+
+
+class Origin(NamedTuple):
+    """The context that a proxy wants echoed."""
+
+    group: str
+    topic: str
+    queue: str
+
+
+class Results:
+    """What became of messages of one origin; the lists with leases and delays run beside the offsets."""
+
+    __slots__ = ("extends", "fail_delays", "fail_leases", "fails", "origin", "success_leases", "successes")
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.successes: list[int] = []
+        self.success_leases: list[int] = []
+        self.fails: list[int] = []
+        self.fail_leases: list[int] = []
+        self.fail_delays: list[int] = []
+        self.extends: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.successes) + len(self.fails) + len(self.extends)
+
+    def absorb(self, earlier: Results) -> None:
+        """Take results that were recorded earlier, in front of these."""
+        for name in ("successes", "success_leases", "fails", "fail_leases", "fail_delays", "extends"):
+            setattr(self, name, getattr(earlier, name) + getattr(self, name))
+
+    def cut(self, count: int) -> Results:
+        """Split off at most `count` results, successes first."""
+        part = Results(self.origin)
+        for names in (("successes", "success_leases"), ("fails", "fail_leases", "fail_delays"), ("extends",)):
+            room = count - len(part)
+            for name in names:
+                values: list[int] = getattr(self, name)
+                setattr(part, name, values[:room])
+                setattr(self, name, values[room:])
+        return part
+
+
+Parcel = list[Results]
+
+
+class AckBook:
+    """All results not yet confirmed by one proxy."""
+
+    def __init__(self, results_max: int) -> None:
+        self._results_max = results_max
+        self._open: dict[Origin, Results] = {}
+        self._count = 0
+        self.since: float | None = None  # when the oldest result here was recorded (or put back)
+        self.urgent = False  # holds an extension, which is worth nothing when late
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def success(self, origin: Origin, offset: int, lease: int | None, now: float) -> None:
+        """A message is done."""
+        results = self._entry(origin)
+        results.successes.append(offset)
+        results.success_leases.append(lease or NO_LEASE)
+        self._added(now)
+
+    def failure(
+        self, origin: Origin, offset: int, lease: int | None, delay_ms: int | None, now: float
+    ) -> None:
+        """A message has failed; `delay_ms` None: the group's own interval."""
+        results = self._entry(origin)
+        results.fails.append(offset)
+        results.fail_leases.append(lease or NO_LEASE)
+        results.fail_delays.append(NO_DELAY if delay_ms is None else delay_ms)
+        self._added(now)
+
+    def extension(self, origin: Origin, lease: int, now: float) -> None:
+        """A message needs more time."""
+        self._entry(origin).extends.append(lease)
+        self.urgent = True
+        self._added(now)
+
+    def take(self) -> Parcel | None:
+        """What the next call carries; None when there is nothing. Give it back if the call fails."""
+        if not self._count:
+            return None
+        parcel: Parcel = []
+        room = RESULTS_MAX
+        for origin in list(self._open)[:CONTEXTS_MAX]:
+            results = self._open[origin]
+            if len(results) > room:
+                parcel.append(results.cut(room))
+                break
+            parcel.append(self._open.pop(origin))
+            room -= len(results)
+            if not room:
+                break
+        self._count -= sum(map(len, parcel))
+        self.urgent = self.urgent and any(results.extends for results in self._open.values())
+        if not self._count:
+            self.since = None
+        return parcel
+
+    def give_back(self, parcel: Parcel, now: float) -> None:
+        """The call that carried it failed."""
+        for results in parcel:
+            if not len(results):
+                continue
+            later = self._open.get(results.origin)
+            if later is not None:
+                later.absorb(results)
+            else:
+                self._open[results.origin] = results
+            self._count += len(results)
+            self.since = now if self.since is None else self.since
+        self._bound()
+
+    def _entry(self, origin: Origin) -> Results:
+        results = self._open.get(origin)
+        if results is None:
+            results = self._open[origin] = Results(origin)
+        return results
+
+    def _added(self, now: float) -> None:
+        self._count += 1
+        if self.since is None:
+            self.since = now
+        if self._count > self._results_max:
+            self._bound()
+
+    def _bound(self) -> None:
+        while self._count > self._results_max and len(self._open) > 1:
+            lost = len(self._open.pop(next(iter(self._open))))
+            self._count -= lost
+            self.dropped += lost
+        if self._count > self._results_max:
+            (only,) = self._open.values()
+            lost = len(only.cut(self._count - self._results_max))
+            self._count -= lost
+            self.dropped += lost

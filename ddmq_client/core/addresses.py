@@ -1,0 +1,46 @@
+"""Proxy addresses as an application writes them: "host:port", several with commas, or a list. Pure.
+
+`[::1]:9613` for IPv6. A name stands for every address it resolves to; resolving is the shell's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddmq_client.errors import OptionError
+
+PROXIES_MAX = 256
+
+
+class Address(NamedTuple):
+    """Where to connect: a name or a literal, and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse(proxies: str | Sequence[str], default_port: int) -> tuple[Address, ...]:
+    """All addresses named, in order, each once; OptionError for none or a malformed one."""
+    texts = proxies.split(",") if isinstance(proxies, str) else list(proxies)
+    found = dict.fromkeys(_parse_one(text.strip(), default_port) for text in texts if text.strip())
+    if not 1 <= len(found) <= PROXIES_MAX:
+        raise OptionError(f"proxies={proxies!r} names {len(found)} proxies; allowed: 1 to {PROXIES_MAX}")
+    return tuple(found)
+
+
+def _parse_one(text: str, default_port: int) -> Address:
+    host, port = text, ""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    if not port:
+        return Address(host, default_port)
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise OptionError(f"proxy {text!r} is not host:port with a port from 1 to 65535")
+    return Address(host, int(port))

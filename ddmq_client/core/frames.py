@@ -1,0 +1,131 @@
+"""The bytes around a call: Thrift framing and the compact protocol's message head. Pure.
+
+A frame is a 4-byte big-endian length and a payload; a payload is a head (protocol, type, sequence id,
+method) and one struct. The structs themselves are encoded and decoded by `ddmq_client.wire`; here they
+are bytes. Because a Thrift struct's bytes do not depend on where it stands, a message is encoded once
+and the frames of a send, a batch and a resend are joined from the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+HEAD_BYTES_MAX = 128  # more than any head and argument frame of ours takes around the messages
+
+CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
+_PROTOCOL = 0x82
+_VERSION = 1
+_STOP = b"\x00"
+_I64_FIELD = b"\x16"  # one field id further than the field before
+_STRUCT_FIELD = b"\x1c"
+_LIST_FIELD = b"\x19"
+_STRUCT = 0x0C
+
+
+class FrameError(Exception):
+    """What came cannot be an answer: a bad length, a foreign protocol, a broken head."""
+
+
+class ReplyHead(NamedTuple):
+    """Where an answer's struct starts and what it answers."""
+
+    kind: int  # REPLY or EXCEPTION
+    sequence_id: int
+    body_at: int
+
+
+def varint(value: int) -> bytes:
+    """An unsigned number in groups of seven bits, the lowest first."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def zigzag(value: int) -> bytes:
+    """A signed 64-bit number as the compact protocol writes it."""
+    return varint((value << 1) ^ (value >> 63))
+
+
+def framed(parts: Sequence[bytes]) -> bytes:
+    """One frame out of its payload's parts."""
+    body = b"".join(parts)
+    return len(body).to_bytes(4, "big") + body
+
+
+def call_head(method: bytes, sequence_id: int, kind: int = CALL) -> bytes:
+    """Head of a request."""
+    start = bytes((_PROTOCOL, _VERSION | kind << 5))
+    return start + varint(sequence_id) + varint(len(method)) + method
+
+
+def one_message_args(message: bytes, timeout_ms: int | None) -> tuple[bytes, ...]:
+    """Argument struct (1 message, 2 timeout); without a timeout where that is None."""
+    if timeout_ms is None:
+        return _STRUCT_FIELD, message, _STOP
+    return _STRUCT_FIELD, message, _I64_FIELD, zigzag(timeout_ms), _STOP
+
+
+def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tuple[bytes, ...]:
+    """Argument struct (1 list of messages, 2 timeout)."""
+    count = len(messages)
+    head = bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + varint(count)
+    tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, zigzag(timeout_ms), _STOP)
+    return _LIST_FIELD, head, *messages, *tail
+
+
+def reply_head(payload: bytes) -> ReplyHead:
+    """Parse an answer's head; FrameError when it is none."""
+    if len(payload) < 4 or payload[0] != _PROTOCOL or payload[1] & 0x1F != _VERSION:
+        raise FrameError(f"not an answer in the compact protocol: starts with {payload[:4].hex()!r}")
+    kind = payload[1] >> 5
+    if kind not in (REPLY, EXCEPTION):
+        raise FrameError(f"not an answer: message type {kind}, expected {REPLY} or {EXCEPTION}")
+    sequence_id, at = _read_varint(payload, 2)
+    name_bytes, at = _read_varint(payload, at)
+    if at + name_bytes > len(payload):
+        raise FrameError(f"method name of {name_bytes} bytes in an answer of {len(payload)}")
+    return ReplyHead(kind, sequence_id, at + name_bytes)
+
+
+def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(payload) and shift < 35:
+        byte = payload[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise FrameError("a number in the answer's head does not end")
+
+
+class FrameBuffer:
+    """Bytes in, payloads out. Holds at most one frame's bytes above what it was fed last."""
+
+    __slots__ = ("_buffer", "_frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take bytes from the socket; the payload once it is whole. Call again with b"" for a next one."""
+        buffer = self._buffer
+        buffer += data
+        if len(buffer) < 4:
+            return None
+        size = int.from_bytes(buffer[:4], "big")
+        if size > self._frame_bytes_max:
+            raise FrameError(f"answer announces {size} bytes; at most {self._frame_bytes_max} are accepted")
+        if len(buffer) < 4 + size:
+            return None
+        payload = bytes(memoryview(buffer)[4 : 4 + size])
+        del buffer[: 4 + size]
+        return payload

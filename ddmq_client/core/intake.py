@@ -1,0 +1,234 @@
+"""The consumer's middle: messages that arrived and wait for a handler, and results on their way back. Pure.
+
+A Station is one proxy: its results, collected until a pull or a submit takes them. A Source is one puller's
+share of the buffer: messages that wait here, messages that are open (arrived, not settled). The callers
+hold one lock around every call; times are monotonic seconds.
+
+Results ride on the next pull of their proxy. They go by themselves (`submit_due`) when the oldest has waited
+`flush_s`, or at once when a pull is already waiting at the proxy and its source has nothing open: then no
+pull would come to carry them, and the proxy may hold back successors of the same order key until they arrive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ddmq_client.core.acks import AckBook, Origin, Parcel
+from ddmq_client.received import Delivery, Message, Outcome
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened so far."""
+
+    pulled: int = 0
+    acked: int = 0
+    skipped: int = 0
+    failed: int = 0
+    extended: int = 0
+    expired: int = 0  # waited here longer than the lease: not handed out, the proxy redelivers
+    results_dropped: int = 0  # results past the bound of a proxy that cannot be reached
+    pull_errors: int = 0
+    submits: int = 0
+    submit_errors: int = 0
+    handler_errors: int = 0
+
+    def copy(self) -> Counts:
+        """As they stand now."""
+        return replace(self)
+
+
+class Station:
+    """One proxy and the results it is owed."""
+
+    __slots__ = ("book", "heir", "idle", "name", "prompt")
+
+    def __init__(self, name: str, results_max: int) -> None:
+        self.name = name
+        self.book = AckBook(results_max)
+        self.idle = True  # its flusher sleeps until it is woken
+        self.prompt = False  # submit now: nothing else would carry the results
+        self.heir: Station | None = None  # this proxy is gone; that one forwards its results
+
+    def present(self) -> Station:
+        """Itself, or the station that has taken over."""
+        station = self
+        while station.heir is not None:
+            station = station.heir
+        return station
+
+
+class Source:
+    """One puller's share."""
+
+    __slots__ = ("ended", "open", "parked", "station", "topic", "waiting")
+
+    def __init__(self, station: Station, topic: str | None) -> None:
+        self.station = station
+        self.topic = topic
+        self.waiting = 0  # arrived, not handed out
+        self.open = 0  # arrived, not settled
+        self.ended = False  # its puller shall end
+        self.parked = False  # its pull is at the proxy
+
+
+class Intake:
+    """All stations, sources and waiting messages of one consumer."""
+
+    def __init__(
+        self, prefetch: int, lease_s: float, flush_s: float, results_max: int, clock: Callable[[], float]
+    ) -> None:
+        """`prefetch`: messages that may wait here per source. `clock` gives monotonic seconds."""
+        self._prefetch = prefetch
+        self._lease_s = lease_s
+        self._flush_s = flush_s
+        self._results_max = results_max
+        self._clock = clock
+        self._waiting: deque[Message] = deque()
+        self.stations: dict[str, Station] = {}
+        self.counts = Counts()
+        self.demand: int | None = None  # messages asked for by callers that wait; None: handlers take all
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def station(self, name: str) -> Station:
+        """The station of the proxy with this name, made when new."""
+        found = self.stations.get(name)
+        if found is None:
+            found = self.stations[name] = Station(name, self._results_max)
+        return found
+
+    def wanted(self, source: Source, batch_max: int) -> int:
+        """How many messages the source may pull now; 0: none yet.
+
+        Handlers are fed whole batches as long as they fit beside what waits. Without handlers nothing
+        is pulled that nobody asked for: a message that lies here unseen would only lose its lease.
+        """
+        if self.demand is None:
+            return batch_max if self._prefetch - source.waiting >= batch_max else 0
+        return max(0, min(batch_max, self.demand - len(self._waiting)))
+
+    def pulling(self, source: Source) -> Parcel | None:
+        """A pull starts: the results that it carries."""
+        source.parked = True
+        return self.take_results(source.station)
+
+    def arrived(
+        self,
+        source: Source,
+        origin: Origin,
+        messages: Sequence[Message],
+        settle: Callable[[Message, Outcome, int | None], bool],
+        extend: Callable[[Message], bool],
+    ) -> None:
+        """The pull was answered."""
+        source.parked = False
+        if not messages:
+            return
+        delivery = Delivery(*origin, self._clock(), source, settle, extend)
+        for message in messages:
+            message.delivery = delivery
+        self._waiting.extend(messages)
+        source.waiting += len(messages)
+        source.open += len(messages)
+        self.counts.pulled += len(messages)
+
+    def pull_failed(self, source: Source, parcel: Parcel | None) -> None:
+        """The pull brought no answer: its results are owed again."""
+        source.parked = False
+        self.counts.pull_errors += 1
+        if parcel is not None:
+            self.give_back(source.station, parcel)
+
+    def take(self, count: int) -> list[Message]:
+        """Hand out at most `count` messages that still hold their lease."""
+        taken: list[Message] = []
+        oldest = self._clock() - self._lease_s
+        while self._waiting and len(taken) < count:
+            message = self._waiting.popleft()
+            source = message.delivery.source
+            assert isinstance(source, Source)
+            source.waiting -= 1
+            if message.delivery.arrived_at < oldest:
+                source.open -= 1
+                self.counts.expired += 1
+            else:
+                taken.append(message)
+        return taken
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Messages handed out and not looked at; they are the next to be handed out again."""
+        for message in reversed(messages):
+            assert isinstance(message.delivery.source, Source)
+            message.delivery.source.waiting += 1
+            self._waiting.appendleft(message)
+
+    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None) -> bool:
+        """Record what became of a message; False where that is known already."""
+        if message.outcome is not None:
+            return False
+        message.outcome = outcome
+        delivery = message.delivery
+        source = delivery.source
+        assert isinstance(source, Source)
+        station = source.station.present()
+        book, origin = station.book, Origin(delivery.group, delivery.topic, delivery.queue)
+        if outcome is Outcome.FAILED:
+            self.counts.failed += 1
+            book.failure(origin, message.offset, message.lease_id, delay_ms, self._clock())
+        else:
+            self._count_success(outcome)
+            book.success(origin, message.offset, message.lease_id, self._clock())
+        source.open -= 1
+        if source.parked and not source.open:
+            station.prompt = True
+        return True
+
+    def extend(self, message: Message) -> bool:
+        """Ask for more time; False where settled or without a lease."""
+        if message.outcome is not None or message.lease_id is None:
+            return False
+        delivery = message.delivery
+        assert isinstance(delivery.source, Source)
+        origin = Origin(delivery.group, delivery.topic, delivery.queue)
+        delivery.source.station.present().book.extension(origin, message.lease_id, self._clock())
+        self.counts.extended += 1
+        return True
+
+    def submit_due(self, station: Station) -> float | None:
+        """Seconds until the station's results should go by themselves; 0 now, None when it has none."""
+        book = station.book
+        if book.since is None:
+            return None
+        if station.prompt or book.urgent:
+            return 0.0
+        return max(0.0, book.since + self._flush_s - self._clock())
+
+    def take_results(self, station: Station) -> Parcel | None:
+        """Results for one call; give them back if it fails."""
+        station.prompt = False
+        return station.book.take()
+
+    def give_back(self, station: Station, parcel: Parcel) -> None:
+        """The call that carried them failed; they go with the next one."""
+        station = station.present()
+        dropped = station.book.dropped
+        station.book.give_back(parcel, self._clock())
+        self.counts.results_dropped += station.book.dropped - dropped
+
+    def retire(self, gone: Station, heir: Station) -> None:
+        """A proxy is gone for good: what is owed to it, now and later, goes to another one."""
+        gone.heir = heir
+        if self.stations.get(gone.name) is gone:
+            del self.stations[gone.name]
+        while (parcel := gone.book.take()) is not None:
+            self.give_back(gone, parcel)
+
+    def _count_success(self, outcome: Outcome) -> None:
+        if outcome is Outcome.SKIPPED:
+            self.counts.skipped += 1
+        else:
+            self.counts.acked += 1

@@ -1,0 +1,113 @@
+"""Which proxies are in rotation. Pure: times are arguments (monotonic seconds).
+
+A node goes out of rotation when a connection to it fails or ends, when it says that it is leaving, or after
+three time-outs in a row. It stays out for a back-off that doubles from 1 s to 30 s, with jitter; then a probe
+(a heartbeat) is due, and its success puts the node back. While every node is out, the one that is due
+first is used all the same: trying is better than refusing. Callers that share a Rotation lock it themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.verdicts import Verdict
+
+BACKOFF_FIRST_S = 1.0
+BACKOFF_MAX_S = 30.0
+TIME_OUTS_MAX = 3
+
+
+class Node:
+    """One proxy at one resolved address."""
+
+    __slots__ = ("address", "failures", "gone", "name", "probing", "retry_at", "time_outs")
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.name = str(address)
+        self.failures = 0
+        self.time_outs = 0
+        self.retry_at: float | None = None  # out of rotation until a probe after this time succeeds
+        self.probing = False
+        self.gone = False  # no longer among the resolved addresses
+
+    @property
+    def up(self) -> bool:
+        """In rotation."""
+        return self.retry_at is None
+
+    def __repr__(self) -> str:
+        return f"Node({self.name}, {'up' if self.up else f'out, {self.failures} failures'})"
+
+
+class Rotation:
+    """Round robin over the nodes in rotation."""
+
+    def __init__(self, jitter: Callable[[], float]) -> None:
+        """`jitter` returns a number in [0, 1); back-offs last 75 % to 125 % of their length by it."""
+        self._jitter = jitter
+        self._nodes: list[Node] = []
+        self._turn = 0
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All nodes, in and out of rotation."""
+        return self._nodes
+
+    def update(self, addresses: Iterable[Address]) -> list[Node]:
+        """Take a new resolution; known nodes keep their health. Returns the nodes that are gone."""
+        wanted = dict.fromkeys(addresses)
+        gone = [node for node in self._nodes if node.address not in wanted]
+        for node in gone:
+            node.gone = True
+        known = {node.address: node for node in self._nodes}
+        self._nodes = [known.get(address) or Node(address) for address in wanted]
+        return gone
+
+    def pick(self, avoid: Collection[Node]) -> Node | None:
+        """The next node, if possible not one of `avoid`; None only while no address is known."""
+        nodes = self._nodes
+        up = [node for node in nodes if node.retry_at is None]
+        fresh = [node for node in up if node not in avoid] if avoid else up
+        candidates = fresh or up
+        if candidates:
+            self._turn += 1
+            return candidates[self._turn % len(candidates)]
+        return min(nodes, key=lambda node: node.retry_at or 0.0, default=None)
+
+    def has_fresh(self, avoid: Collection[Node]) -> bool:
+        """Is a node in rotation that is not one of `avoid`?"""
+        return any(node.retry_at is None and node not in avoid for node in self._nodes)
+
+    def note(self, node: Node, verdict: Verdict, now: float) -> None:
+        """Count a call's outcome towards the node's health."""
+        if verdict is Verdict.TIMED_OUT:
+            node.time_outs += 1
+            if node.time_outs >= TIME_OUTS_MAX:
+                self._take_out(node, now)
+        elif verdict in (Verdict.NOT_SENT, Verdict.LOST, Verdict.LEAVING):
+            self._take_out(node, now)
+        else:
+            self._put_back(node)
+
+    def due_probes(self, now: float) -> list[Node]:
+        """Nodes whose back-off is over and that nobody probes yet; they count as being probed."""
+        due = [n for n in self._nodes if n.retry_at is not None and n.retry_at <= now and not n.probing]
+        for node in due:
+            node.probing = True
+        return due
+
+    def _put_back(self, node: Node) -> None:
+        node.failures = node.time_outs = 0
+        node.retry_at = None
+        node.probing = False
+
+    def _take_out(self, node: Node, now: float) -> None:
+        already = node.retry_at is not None and not node.probing and now < node.retry_at
+        node.probing = False
+        if already:
+            return  # failures of calls that were under way together count once
+        node.failures += 1
+        backoff = min(BACKOFF_FIRST_S * 2.0 ** min(node.failures - 1, 16), BACKOFF_MAX_S)
+        node.retry_at = now + backoff * (0.75 + self._jitter() / 2)

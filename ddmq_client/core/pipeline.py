@@ -1,0 +1,78 @@
+"""Sends that wait for a worker: bounded, first come first served, gathered into batches. Pure.
+
+A worker takes what is waiting, up to a batch; what arrives meanwhile makes the next one. A message that asks
+for a delay goes alone (a proxy refuses it inside a batch), as does one whose time is nearly up: a batch
+has its oldest member's deadline, and would otherwise fail for all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from ddmq_client.idl.codes import DELAY_PROPERTY
+from ddmq_client.outgoing import OutgoingMessage, SendResult
+
+T = TypeVar("T")
+HURRY_SHARE = 4  # less than a quarter of its time is left: goes alone
+
+
+class Waiting(NamedTuple, Generic[T]):
+    """One send that waits."""
+
+    encoded: bytes
+    deadline: float  # monotonic seconds
+    hurry_at: float
+    alone: bool
+    future: T
+    on_done: Callable[[SendResult], None] | None
+
+
+def goes_alone(message: OutgoingMessage) -> bool:
+    """Whether a batch must not hold it."""
+    return bool(message.properties) and DELAY_PROPERTY in (message.properties or ())
+
+
+class Pipeline(Generic[T]):
+    """The waiting sends. `in_flight` counts them and those that workers have taken."""
+
+    def __init__(self, in_flight_max: int, batch_bytes: int, batch_messages: int) -> None:
+        self._in_flight_max = in_flight_max
+        self._batch_bytes = batch_bytes
+        self._batch_messages = batch_messages
+        self._waiting: deque[Waiting[T]] = deque()
+        self.in_flight = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """No further send is taken now."""
+        return self.in_flight >= self._in_flight_max
+
+    def put(self, waiting: Waiting[T]) -> None:
+        """Take a send; the caller has looked at `full`."""
+        self._waiting.append(waiting)
+        self.in_flight += 1
+
+    def take(self, now: float) -> list[Waiting[T]]:
+        """The next batch, in order; at least one while any waits. Tell `done` afterwards."""
+        if not self._waiting:
+            return []
+        first = self._waiting.popleft()
+        batch, size = [first], len(first.encoded)
+        if first.alone or now >= first.hurry_at:
+            return batch
+        while self._waiting and len(batch) < self._batch_messages:
+            following = self._waiting[0]
+            size += len(following.encoded)
+            if following.alone or size > self._batch_bytes:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def done(self, count: int) -> None:
+        """A batch has its results."""
+        self.in_flight -= count

@@ -1,0 +1,85 @@
+"""Which queue a message goes to, said in the wire's two numbers. Pure.
+
+The client does not know how many queues a topic has; it states a number and the proxy takes it modulo
+their count: `partition_id` >= 0 names a queue, -1 means "by hash_id", -2 "any queue".
+A selector is "hash" (the default: by shard key, any queue without one), "key" (by the message's key),
+"random" (any queue, shard keys ignored), or a callable that is given the message and returns a number
+(taken modulo the queue count), or None for any queue.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from ddmq_client.errors import OptionError
+from ddmq_client.outgoing import OutgoingMessage, ShardKey
+
+Selector = Literal["hash", "key", "random"] | Callable[[OutgoingMessage], int | None]
+
+_I64 = 1 << 63
+_QUEUE_MAX = (1 << 31) - 1
+
+
+class Placement(NamedTuple):
+    """The two numbers of the wire."""
+
+    partition_id: int
+    hash_id: int
+
+
+ANY = Placement(-2, 0)
+_Place = Callable[[OutgoingMessage], Placement]
+
+
+def hash_of(shard_key: ShardKey) -> int:
+    """A stable number for a shard key: whole numbers as they are, text and bytes by CRC-32."""
+    if isinstance(shard_key, int):
+        if -_I64 <= shard_key < _I64:
+            return shard_key
+        raise OptionError(f"shard_key={shard_key} is not a signed 64-bit number")
+    data = shard_key.encode("utf-8", "surrogatepass") if isinstance(shard_key, str) else shard_key
+    return zlib.crc32(data)
+
+
+def placer(selector: Selector) -> _Place:
+    """The function that places messages for this selector; OptionError for an unknown one."""
+    if callable(selector):
+        return _own(selector)
+    named: dict[str, _Place] = {"hash": _by_shard_key, "key": _by_key, "random": _any}
+    if selector not in named:
+        raise OptionError(f"selector={selector!r}; allowed: {', '.join(named)}, or a callable")
+    return named[selector]
+
+
+def _by_shard_key(message: OutgoingMessage) -> Placement:
+    if message.queue is not None:
+        return _queue(message.queue)
+    return ANY if message.shard_key is None else Placement(-1, hash_of(message.shard_key))
+
+
+def _by_key(message: OutgoingMessage) -> Placement:
+    if message.queue is not None or message.shard_key is not None or not message.key:
+        return _by_shard_key(message)
+    return Placement(-1, hash_of(message.key))
+
+
+def _any(message: OutgoingMessage) -> Placement:
+    return ANY if message.queue is None else _queue(message.queue)
+
+
+def _own(selector: Callable[[OutgoingMessage], int | None]) -> _Place:
+    def place(message: OutgoingMessage) -> Placement:
+        if message.queue is not None:
+            return _queue(message.queue)
+        number = selector(message)
+        return ANY if number is None else _queue(number)
+
+    return place
+
+
+def _queue(number: int) -> Placement:
+    if not 0 <= number <= _QUEUE_MAX:
+        raise OptionError(f"queue {number!r} is not from 0 to {_QUEUE_MAX}")
+    return Placement(number, 0)

@@ -1,0 +1,95 @@
+"""Settings of producers and consumers: frozen, checked once. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddmq_client.core.selectors import Selector
+from ddmq_client.core.sending import RetryPolicy
+from ddmq_client.core.splitter import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
+from ddmq_client.errors import OptionError
+
+TIMEOUT_MS_MAX = 600_000
+TEXT_MAX = 255
+
+
+def check(name: str, value: float, least: float, most: float) -> None:
+    """OptionError unless least <= value <= most."""
+    if not least <= value <= most:
+        raise OptionError(f"{name}={value!r}; allowed: {least} to {most}")
+
+
+def check_text(name: str, value: str) -> None:
+    """OptionError unless 1 to 255 characters."""
+    if not isinstance(value, str) or not 1 <= len(value) <= TEXT_MAX:
+        raise OptionError(f"{name}={value!r}; allowed: text of 1 to {TEXT_MAX} characters")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """See `ddmq_client.Producer` for each."""
+
+    timeout_ms: int = 3_000
+    retry_unknown: bool = False
+    attempts_max: int = 16
+    connections_max: int = 64
+    in_flight_max: int = 1_024
+    async_workers: int = 4
+    batch_bytes: int = BATCH_BYTES_MAX
+    batch_messages: int = BATCH_MESSAGES_MAX
+    selector: Selector = "hash"
+    producer_group: str | None = None
+    client_id: str = "client"
+
+    def __post_init__(self) -> None:
+        check("timeout_ms", self.timeout_ms, 1, TIMEOUT_MS_MAX)
+        check("attempts_max", self.attempts_max, 1, 1_000)
+        check("connections_max", self.connections_max, 1, 10_000)
+        check("in_flight_max", self.in_flight_max, 1, 1_000_000)
+        check("async_workers", self.async_workers, 1, 256)
+        check("batch_bytes", self.batch_bytes, 1, BATCH_BYTES_MAX)
+        check("batch_messages", self.batch_messages, 1, 10_000)
+        check_text("client_id", self.client_id)
+        if self.producer_group is not None:
+            check_text("producer_group", self.producer_group)
+
+    def policy(self) -> RetryPolicy:
+        """The rules of resending."""
+        return RetryPolicy(self.retry_unknown, self.attempts_max)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """See `ddmq_client.Consumer` for each."""
+
+    group: str
+    topics: tuple[str, ...] = ()
+    workers: int = 4
+    max_batch: int = 32
+    linger_ms: int = 500
+    prefetch: int = 32
+    lease_ms: int = 30_000
+    ack_flush_ms: int = 50
+    auto_ack: bool = True
+    timeout_ms: int = 5_000
+    results_max: int = 100_000
+    filter_tags: str | None = None
+    filter_sql: str | None = None
+    client_id: str = "client"
+
+    def __post_init__(self) -> None:
+        check_text("group", self.group)
+        check("number of topics", len(self.topics), 0, 64)
+        for topic in self.topics:
+            check_text("topic", topic)
+        check("workers", self.workers, 1, 1_024)
+        check("max_batch", self.max_batch, 1, 10_000)
+        check("linger_ms", self.linger_ms, 1, 30_000)
+        check("prefetch", self.prefetch, self.max_batch, 1_000_000)
+        check("lease_ms", self.lease_ms, 10, TIMEOUT_MS_MAX)
+        check("ack_flush_ms", self.ack_flush_ms, 1, 60_000)
+        check("timeout_ms", self.timeout_ms, 1, TIMEOUT_MS_MAX)
+        check("results_max", self.results_max, 1_000, 10_000_000)
+        check_text("client_id", self.client_id)
+        if self.filter_tags is not None and self.filter_sql is not None:
+            raise OptionError("filter_tags and filter_sql are both set; allowed: one of them")

@@ -1,0 +1,102 @@
+"""What an answer, or the lack of one, means for a message: the decision table of resending. Pure.
+
+The question is always "can it be stored already?". Only a message that certainly is not stored may be sent
+again without making a duplicate; an unknown outcome is sent again only where the application allowed it.
+
+    verdict       from                                     error                 send again         proxy
+    STORED        code 0 (1 from old proxies)              -                     -                  fine
+    INVALID       11, 18, 19, 30 to 38                     InvalidMessageError   never              fine
+    NO_TOPIC      13, 14                                   NoSuchTopicError      never              fine
+    THROTTLED     15                                       ThrottledError        anywhere           fine
+    LEAVING       20                                       NotStoredError        anywhere           out
+    UNAVAILABLE   21, unknown method, protocol error       NotStoredError        another proxy      fine
+    NOT_SENT      no connection, frame not written whole   NotStoredError        anywhere           out
+    UNKNOWN       10, 12, internal error, other codes      UnknownOutcomeError   if allowed         fine
+    LOST          connection ended or garbled answer       UnknownOutcomeError   if allowed         out
+    TIMED_OUT     no answer in time                        UnknownOutcomeError   if allowed         out, if thrice
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from ddmq_client.errors import (
+    InvalidMessageError,
+    NoSuchTopicError,
+    NotStoredError,
+    SendError,
+    ThrottledError,
+    UnknownOutcomeError,
+)
+from ddmq_client.idl.codes import Code
+
+
+class Verdict(Enum):
+    """See the table above."""
+
+    STORED = "stored"
+    INVALID = "invalid"
+    NO_TOPIC = "no topic"
+    THROTTLED = "throttled"
+    LEAVING = "leaving"
+    UNAVAILABLE = "unavailable"
+    NOT_SENT = "not sent"
+    UNKNOWN = "unknown"
+    LOST = "lost"
+    TIMED_OUT = "timed out"
+
+
+class Again(Enum):
+    """Where a message may be sent again."""
+
+    NEVER = 0
+    ELSEWHERE = 1  # only to a proxy that has not been tried for it
+    ANYWHERE = 2
+    IF_ALLOWED = 3  # only when the application accepts duplicates
+
+
+class Rule(NamedTuple):
+    """One line of the table."""
+
+    error: type[SendError]
+    again: Again
+
+
+RULES: dict[Verdict, Rule] = {
+    Verdict.INVALID: Rule(InvalidMessageError, Again.NEVER),
+    Verdict.NO_TOPIC: Rule(NoSuchTopicError, Again.NEVER),
+    Verdict.THROTTLED: Rule(ThrottledError, Again.ANYWHERE),
+    Verdict.LEAVING: Rule(NotStoredError, Again.ANYWHERE),
+    Verdict.UNAVAILABLE: Rule(NotStoredError, Again.ELSEWHERE),
+    Verdict.NOT_SENT: Rule(NotStoredError, Again.ANYWHERE),
+    Verdict.UNKNOWN: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
+    Verdict.LOST: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
+    Verdict.TIMED_OUT: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
+}
+
+_CODES: dict[int, Verdict] = {
+    Code.OK: Verdict.STORED,
+    1: Verdict.STORED,
+    Code.ILLEGAL_MESSAGE: Verdict.INVALID,
+    Code.TOPIC_REFUSED: Verdict.NO_TOPIC,
+    Code.NO_SUCH_QUEUE: Verdict.NO_TOPIC,
+    Code.BUSY: Verdict.THROTTLED,
+    Code.TAKES_NO_DELAY: Verdict.INVALID,
+    Code.TAKES_ONLY_DELAY: Verdict.INVALID,
+    Code.SHUTTING_DOWN: Verdict.LEAVING,
+    Code.NO_SERVICE: Verdict.UNAVAILABLE,
+    **dict.fromkeys(range(Code.DELAY_ID_MALFORMED, Code.DELAY_BASE + 1), Verdict.INVALID),
+}
+
+_FAULTS: dict[int, Verdict] = {1: Verdict.UNAVAILABLE, 7: Verdict.UNAVAILABLE}
+
+
+def of_code(code: int) -> Verdict:
+    """The verdict of a result code; codes that nobody defined are UNKNOWN."""
+    return _CODES.get(code, Verdict.UNKNOWN)
+
+
+def of_fault(kind: int) -> Verdict:
+    """The verdict of a Thrift application exception in place of an answer."""
+    return _FAULTS.get(kind, Verdict.UNKNOWN)

@@ -1,0 +1,79 @@
+"""The client's errors, by what the application may do next.
+
+ClientError
+    OptionError             a wrong argument or setting; nothing was sent
+    ClosedError             the producer or consumer has been closed
+    SendError               one message was not confirmed
+        InvalidMessageError     the message is wrong as it stands: sending it again changes nothing
+        NoSuchTopicError        the topic is unknown there, or not allowed for this client
+        NotStoredError          certainly not stored: safe to send again
+            ThrottledError          refused by a rate limit or a bound of the proxy (code 15)
+            BusyError               refused by a bound of this client; nothing was sent
+        UnknownOutcomeError     may or may not be stored: sending it again may make a duplicate
+    PullError               the consumer proxy refused the pull
+
+Every text says what was wrong and with which value. `code` is the proxy's code (see ddmq_client.idl.codes),
+None where no answer of a proxy is behind the error. `proxy` is "host:port", "" where none was reached.
+"""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """Root of what this library raises on purpose."""
+
+
+class OptionError(ClientError, ValueError):
+    """An argument or setting is out of its range; the text names it, its value and what is allowed."""
+
+
+class ClosedError(ClientError):
+    """The producer or consumer has been closed."""
+
+
+class SendError(ClientError):
+    """A message was not confirmed as stored."""
+
+    def __init__(self, text: str, code: int | None = None, proxy: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = code
+        self.proxy = proxy
+
+    def __str__(self) -> str:
+        where = f" by {self.proxy}" if self.proxy else ""
+        return f"{self.text} (code {self.code}{where})" if self.code is not None else self.text
+
+
+class InvalidMessageError(SendError):
+    """The message is wrong as it stands (codes 11, 18, 19, 30 to 38); sending it again changes nothing."""
+
+
+class NoSuchTopicError(SendError):
+    """The topic is unknown there or not allowed for this client (codes 13, 14)."""
+
+
+class NotStoredError(SendError):
+    """Certainly not stored; safe to send again, later or elsewhere."""
+
+
+class ThrottledError(NotStoredError):
+    """Refused by a rate limit, or because the proxy is at a bound (code 15)."""
+
+
+class BusyError(NotStoredError):
+    """Refused by a bound of this client (connections or sends in flight); nothing was sent."""
+
+
+class UnknownOutcomeError(SendError):
+    """May or may not be stored: no answer came in time, or the backend could not tell (codes 10, 12)."""
+
+
+class PullError(ClientError):
+    """The consumer proxy refused the pull; the request is wrong or not allowed."""
+
+    def __init__(self, text: str, code: int | None = None, proxy: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = code
+        self.proxy = proxy

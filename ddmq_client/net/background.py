@@ -1,0 +1,138 @@
+"""Threads that carry what `send_async` was given: take a batch, send it, complete its futures."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from ddmq_client.core.pipeline import Pipeline, Waiting
+from ddmq_client.core.sending import SendJob, result_of
+from ddmq_client.core.settings import ProducerSettings
+from ddmq_client.errors import BusyError, ClosedError, NotStoredError, UnknownOutcomeError
+from ddmq_client.net.sender import Sender
+from ddmq_client.outgoing import SendResult
+
+_log = logging.getLogger("ddmq_client.producer")
+SendFuture = Future[SendResult]
+
+
+class Background:
+    """The pipeline, its lock and its workers. Workers start with the first send."""
+
+    def __init__(self, settings: ProducerSettings, sender: Sender) -> None:
+        self._settings = settings
+        self._sender = sender
+        self._pipeline: Pipeline[SendFuture] = Pipeline(
+            settings.in_flight_max, settings.batch_bytes, settings.batch_messages
+        )
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._freed = threading.Condition(self._lock)
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def put(self, waiting: Waiting[SendFuture]) -> None:
+        """Take a send; waits for room until its deadline, then BusyError."""
+        with self._lock:
+            while self._pipeline.full and not self._closed:
+                if not self._freed.wait(waiting.deadline - time.monotonic()):
+                    raise BusyError(f"{self._settings.in_flight_max} sends are in flight (in_flight_max)")
+            if self._closed:
+                raise ClosedError("the producer has been closed")
+            self._pipeline.put(waiting)
+            if len(self._threads) < self._settings.async_workers:
+                self._start_one()
+            self._arrived.notify()
+
+    def flush(self, deadline: float) -> bool:
+        """Wait until nothing is in flight; False when the time was up first."""
+        with self._lock:
+            while self._pipeline.in_flight:
+                if not self._freed.wait(deadline - time.monotonic()):
+                    return False
+            return True
+
+    def close(self, deadline: float) -> None:
+        """Send what waits until the deadline; the rest gets NotStoredError. Then end the workers."""
+        self.flush(deadline)
+        with self._lock:
+            self._closed = True
+            left = self._drain()
+            self._arrived.notify_all()
+            self._freed.notify_all()
+        error = NotStoredError("not sent: the producer was closed first")
+        left = [waiting for waiting in left if self._starts(waiting)]
+        self._complete(left, [result_of(error) for _ in left])
+
+    def join(self, deadline: float) -> None:
+        """Wait for the workers' end."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start_one(self) -> None:
+        name = f"ddmq-producer-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _drain(self) -> list[Waiting[SendFuture]]:
+        left: list[Waiting[SendFuture]] = []
+        while batch := self._pipeline.take(0.0):
+            left += batch
+        return left
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while not len(self._pipeline):
+                    if self._closed:
+                        return
+                    self._arrived.wait()
+                batch = self._pipeline.take(time.monotonic())
+            self._send(batch)
+
+    def _send(self, batch: list[Waiting[SendFuture]]) -> None:
+        batch = [waiting for waiting in batch if self._starts(waiting)]
+        if not batch:
+            return
+        messages = [waiting.encoded for waiting in batch]
+        policy = self._settings.policy()
+        try:
+            results = self._sender.run(SendJob(messages, len(batch) > 1, batch[0].deadline, policy))
+        except Exception as error:
+            _log.exception("a background send of %d messages broke", len(batch))
+            results = [result_of(UnknownOutcomeError(f"the send broke: {error!r}")) for _ in batch]
+        self._complete(batch, results)
+
+    def _starts(self, waiting: Waiting[SendFuture]) -> bool:
+        """False where the application has cancelled it: it is not sent."""
+        if waiting.future.set_running_or_notify_cancel():
+            return True
+        self._done(1)
+        return False
+
+    def _complete(self, batch: list[Waiting[SendFuture]], results: list[SendResult]) -> None:
+        for waiting, result in zip(batch, results, strict=True):
+            if result.error is None:
+                waiting.future.set_result(result)
+            else:
+                waiting.future.set_exception(result.error)
+            if waiting.on_done is not None:
+                _call_back(waiting.on_done, result)
+        self._done(len(batch))
+
+    def _done(self, count: int) -> None:
+        with self._lock:
+            self._pipeline.done(count)
+            self._freed.notify_all()
+
+
+def _call_back(on_done: Callable[[SendResult], None], result: SendResult) -> None:
+    try:
+        on_done(result)
+    except Exception:
+        _log.exception("the on_done callback of a send raised")

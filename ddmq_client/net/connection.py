@@ -1,0 +1,147 @@
+"""One blocking connection to one proxy, one request at a time, everything within a deadline.
+
+Only the standard library's socket is used, and only at call time: where gevent has patched it, a wait
+parks the greenlet. A connection that failed, or whose call was interrupted, is closed and cannot be used
+again: a late answer would otherwise be taken for the next request's.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+from ddmq_client.core import transport
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.idl.codes import FRAME_BYTES_MAX
+
+CONNECT_MAX_S = 2.0
+IDLE_CHECK_S = 1.0  # a connection idle for longer is looked at before it is used
+READ_BYTES = 256 * 1024
+
+
+class Connection:
+    """A framed connection. Not for use by two threads at a time."""
+
+    def __init__(self, address: Address, frame_bytes_max: int = FRAME_BYTES_MAX * 2) -> None:
+        self.name = str(address)
+        self._address = address
+        self._frame_bytes_max = frame_bytes_max
+        self._socket: socket.socket | None = None
+        self._buffer = FrameBuffer(frame_bytes_max)
+        self._sequence_id = 0
+        self._used_at = 0.0
+
+    @property
+    def closed(self) -> bool:
+        """No socket is open."""
+        return self._socket is None
+
+    def next_sequence_id(self) -> int:
+        """The number of the next request; it goes on over a new socket."""
+        self._sequence_id = self._sequence_id % 0x7FFFFFFF + 1
+        return self._sequence_id
+
+    def call(self, make_frame: Callable[[float, int], bytes], deadline: float) -> tuple[bytes, int]:
+        """Send a request, wait for its answer: (payload, sequence id). CallFailed, and closed, otherwise.
+
+        `make_frame` gets the time (monotonic seconds) and the sequence id, once connected.
+        """
+        try:
+            sequence_id = self._send(make_frame, deadline)
+            payload = self._receive(deadline)
+        except BaseException:
+            self.close()
+            raise
+        self._used_at = time.monotonic()
+        return payload, sequence_id
+
+    def send_only(self, make_frame: Callable[[float, int], bytes], deadline: float) -> None:
+        """Send a request that has no answer."""
+        try:
+            self._send(make_frame, deadline)
+        except BaseException:
+            self.close()
+            raise
+        self._used_at = time.monotonic()
+
+    def close(self) -> None:
+        """Close the socket; a call waiting on it fails."""
+        open_socket, self._socket = self._socket, None
+        if open_socket is not None:
+            _shut(open_socket)
+
+    def _send(self, make_frame: Callable[[float, int], bytes], deadline: float) -> int:
+        now = time.monotonic()
+        if self._socket is not None and now - self._used_at > IDLE_CHECK_S and self._stale():
+            self.close()
+        if self._socket is None:
+            self._connect(deadline)
+            now = time.monotonic()
+        sequence_id = self.next_sequence_id()
+        frame = make_frame(now, sequence_id)
+        try:
+            self._live(deadline).sendall(frame)
+        except OSError as error:
+            raise transport.not_written(self.name, error) from error
+        return sequence_id
+
+    def _receive(self, deadline: float) -> bytes:
+        started = time.monotonic()
+        try:
+            while True:
+                data = self._live(deadline).recv(READ_BYTES)
+                if not data:
+                    raise transport.lost(self.name, "connection closed")
+                payload = self._buffer.feed(data)
+                if payload is not None:
+                    return payload
+        except TimeoutError as error:
+            raise transport.timed_out(self.name, time.monotonic() - started) from error
+        except (OSError, FrameError) as error:
+            raise transport.lost(self.name, error) from error
+
+    def _live(self, deadline: float) -> socket.socket:
+        """The socket, its time-out set to what is left."""
+        open_socket = self._socket
+        if open_socket is None:
+            raise ConnectionAbortedError("closed here")
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the time is up")
+        open_socket.settimeout(left)
+        return open_socket
+
+    def _connect(self, deadline: float) -> None:
+        left = min(deadline - time.monotonic(), CONNECT_MAX_S)
+        if left <= 0:
+            raise transport.not_connected(self.name, "the time is up")
+        try:
+            fresh = socket.create_connection(self._address, timeout=left)
+        except OSError as error:
+            raise transport.not_connected(self.name, error) from error
+        fresh.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fresh.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._buffer = FrameBuffer(self._frame_bytes_max)
+        self._socket = fresh
+
+    def _stale(self) -> bool:
+        """The proxy has closed while nothing was under way (or sent what nobody asked for)."""
+        assert self._socket is not None
+        try:
+            self._socket.settimeout(0.0)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+
+def _shut(open_socket: socket.socket) -> None:
+    try:
+        open_socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in recv
+    except OSError:
+        pass
+    open_socket.close()

@@ -1,0 +1,129 @@
+"""Which threads a consumer runs: per proxy one flusher and a puller for each topic; workers for its handlers.
+
+Names are resolved again every 30 s: new proxies get their threads, the threads of vanished ones end, and what
+is still owed to those goes through another proxy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.intake import Source
+from ddmq_client.net.desk import Desk
+from ddmq_client.net.flusher import Flusher
+from ddmq_client.net.puller import Puller
+from ddmq_client.net.resolver import RESOLVE_EVERY_S, is_literal, resolve
+from ddmq_client.received import Message
+from ddmq_client.wire.consuming import PullSettings
+
+_log = logging.getLogger("ddmq_client.consumer")
+UNRESOLVED_RETRY_S = 1.0
+Handle = Callable[[list[Message]], int]
+
+
+class Crew:
+    """Starts and ends the threads of one consumer."""
+
+    def __init__(self, desk: Desk, proxies: Sequence[Address], pulls: PullSettings) -> None:
+        self._desk = desk
+        self._proxies = proxies
+        self._pulls = pulls
+        self._known: dict[Address, list[Address]] = {}
+        self._lock = threading.Lock()  # of the two tables below
+        self._pullers: dict[Address, list[Puller]] = {}
+        self._flushers: dict[Address, Flusher] = {}
+        self._leaving: list[threading.Thread] = []
+        self._workers: list[threading.Thread] = []
+        self._stopping = threading.Event()
+        self._upkeep: threading.Thread | None = None
+
+    def start(self, workers: int, batch: int, handle: Handle | None) -> None:
+        """Start pulling; with `handle`, also workers that feed it `batch` messages at most."""
+        self._refresh()
+        if not all(map(is_literal, self._proxies)):
+            self._upkeep = threading.Thread(target=self._keep_up, name="ddmq-consumer-upkeep", daemon=True)
+            self._upkeep.start()
+        for number in range(workers if handle else 0):
+            name = f"ddmq-worker-{number}"
+            args = (batch, handle)
+            self._workers.append(threading.Thread(target=self._work, args=args, name=name, daemon=True))
+            self._workers[-1].start()
+
+    def stop(self, deadline: float, flush_deadline: float) -> bool:
+        """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
+        desk = self._desk
+        self._stopping.set()
+        desk.stop_pulling()
+        with self._lock:
+            pullers = [puller for group in self._pullers.values() for puller in group]
+            flushers = list(self._flushers.values())
+        clean = _join([puller.thread for puller in pullers], deadline)
+        for puller in pullers:
+            puller.abort()
+        clean = desk.wait_handled(deadline) and clean
+        desk.stop_handing()
+        clean = _join(self._workers, deadline) and clean
+        for flusher in flushers:
+            flusher.closing_deadline = flush_deadline
+        desk.stop_flushing()
+        threads = [flusher.thread for flusher in flushers] + self._leaving
+        return _join(threads, flush_deadline + 0.5) and clean
+
+    def _keep_up(self) -> None:
+        while not self._stopping.wait(RESOLVE_EVERY_S if self._pullers else UNRESOLVED_RETRY_S):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        addresses = resolve(self._proxies, self._known)
+        if not addresses:
+            self._desk.last_error = "no proxy address is known: no name resolves"
+            _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
+            return
+        with self._lock:
+            if self._stopping.is_set():
+                return
+            for address in addresses:
+                if address not in self._pullers:
+                    self._hire(address)
+            heir = self._flushers[addresses[0]]
+            for address in set(self._pullers) - set(addresses):
+                self._retire(address, heir)
+
+    def _hire(self, address: Address) -> None:
+        station = self._desk.station(str(address))
+        flusher = self._flushers[address] = Flusher(self._desk, station, address)
+        topics = self._desk.settings.topics or (None,)
+        self._pullers[address] = [
+            Puller(self._desk, Source(station, topic), address, self._pulls) for topic in topics
+        ]
+        flusher.thread.start()
+        for puller in self._pullers[address]:
+            puller.thread.start()
+
+    def _retire(self, address: Address, heir: Flusher) -> None:
+        for puller in self._pullers.pop(address):
+            puller.end()
+            self._leaving.append(puller.thread)
+        flusher = self._flushers.pop(address)
+        self._desk.retire(flusher.station, heir.station)
+        self._leaving.append(flusher.thread)
+        self._leaving = [thread for thread in self._leaving if thread.is_alive()]
+
+    def _work(self, batch: int, handle: Handle) -> None:
+        while messages := self._desk.next(batch):
+            errors = 0
+            try:
+                errors = handle(messages)
+            finally:
+                self._desk.handled(len(messages), errors)
+
+
+def _join(threads: Sequence[threading.Thread], deadline: float) -> bool:
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads if thread is not threading.current_thread())

@@ -1,0 +1,75 @@
+"""The thread that submits results which no pull carries in time, over a connection of its own."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+
+from ddmq_client.core.acks import Parcel
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.intake import Station
+from ddmq_client.core.pacing import Pace
+from ddmq_client.errors import PullError
+from ddmq_client.net.connection import Connection
+from ddmq_client.net.desk import Desk
+from ddmq_client.net.puller import FAILURES
+from ddmq_client.wire.consuming import read_submitted, submit_frame
+
+_log = logging.getLogger("ddmq_client.consumer")
+
+
+class Flusher:
+    """Submits to one proxy until the consumer stops; then what is left, within the closing deadline."""
+
+    def __init__(self, desk: Desk, station: Station, address: Address) -> None:
+        self._desk = desk
+        self.station = station
+        self._connection = Connection(address)
+        self._pace = Pace(0.0, random.random)
+        self.closing_deadline = 0.0  # monotonic seconds; set before flushing is stopped
+        name = f"ddmq-acks-{address}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _run(self) -> None:
+        desk, station = self._desk, self.station
+        while (parcel := desk.wait_due(station)) is not None:
+            error = self._submit(parcel, time.monotonic() + desk.settings.timeout_ms / 1000)
+            desk.submitted(station, parcel, error)
+            if error is None:
+                self._pace.answered(1, 0.0)
+            else:
+                self._log_failure(error)
+                desk.pause_flusher(station, self._pace.failed())
+        self._submit_rest()
+        self._connection.close()
+
+    def _submit_rest(self) -> None:
+        """What is still owed, while the proxy answers and time is left."""
+        while time.monotonic() < self.closing_deadline:
+            parcel = self._desk.take_rest(self.station)
+            if parcel is None:
+                return
+            error = self._submit(parcel, self.closing_deadline)
+            self._desk.submitted(self.station, parcel, error)
+            if error is not None:
+                _log.warning("results not submitted to %s: %s", self.station.name, error)
+                return
+
+    def _submit(self, parcel: Parcel, deadline: float) -> Exception | None:
+        def frame(now: float, sequence_id: int) -> bytes:
+            return submit_frame(parcel, sequence_id)
+
+        try:
+            payload, sequence_id = self._connection.call(frame, deadline)
+            if not read_submitted(payload, sequence_id):
+                return PullError("proxy answered false to submit")
+        except FAILURES as error:
+            self._connection.close()
+            return error
+        return None
+
+    def _log_failure(self, error: Exception) -> None:
+        level = logging.DEBUG if self._pace.failing else logging.WARNING
+        _log.log(level, "submit to %s failed: %s", self.station.name, error)

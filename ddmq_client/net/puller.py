@@ -1,0 +1,88 @@
+"""The thread that pulls from one proxy, over a connection of its own.
+
+A puller is bound to one connection; results ride on its pulls. A call that failed is followed by a pause
+and a new connection; the results that it carried are sent again: the proxy takes repeated ones as said.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+
+from ddmq_client.core.acks import Parcel
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.intake import Source
+from ddmq_client.core.pacing import Pace
+from ddmq_client.core.transport import CallFailed
+from ddmq_client.errors import PullError
+from ddmq_client.net.connection import Connection
+from ddmq_client.net.desk import Desk
+from ddmq_client.wire.consuming import Pulled, PullSettings, pull_frame, read_pulled
+from ddmq_client.wire.producing import ProxyFault
+
+_log = logging.getLogger("ddmq_client.consumer")
+FAILURES = (CallFailed, FrameError, ProxyFault, PullError)
+
+
+class Puller:
+    """Pulls one topic (or all of the group's) from one proxy."""
+
+    def __init__(self, desk: Desk, source: Source, address: Address, pulls: PullSettings) -> None:
+        self._desk = desk
+        self._source = source
+        self._pulls = pulls
+        self._connection = Connection(address)
+        self._pace = Pace(pulls.linger_ms / 1000, random.random)
+        name = f"ddmq-pull-{address}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def end(self) -> None:
+        """End after the pull that is under way."""
+        self._desk.end(self._source)
+
+    def abort(self) -> None:
+        """Break off the pull that is under way."""
+        self._desk.end(self._source)
+        self._connection.close()
+
+    def _run(self) -> None:
+        while (work := self._desk.wait_room(self._source)) is not None:
+            pause = self._pull(*work)
+            if pause:
+                self._desk.pause(self._source, pause)
+        self._connection.close()
+
+    def _pull(self, batch: int, linger_ms: int, parcel: Parcel | None) -> float:
+        """One pull; seconds to pause after it."""
+        started = time.monotonic()
+        try:
+            answer = self._call(batch, linger_ms, parcel)
+        except FAILURES as error:
+            if not isinstance(error, PullError):
+                self._connection.close()
+            self._desk.pull_failed(self._source, parcel, error)
+            self._log_failure(error)
+            return self._pace.failed()
+        except BaseException as error:
+            self._desk.pull_failed(self._source, parcel, error)
+            raise
+        self._desk.pulled(self._source, answer)
+        return self._pace.answered(len(answer.messages), time.monotonic() - started)
+
+    def _call(self, batch: int, linger_ms: int, parcel: Parcel | None) -> Pulled:
+        pulls = self._pulls._replace(linger_ms=linger_ms)
+
+        def frame(now: float, sequence_id: int) -> bytes:
+            return pull_frame(pulls, self._source.topic, batch, parcel, sequence_id)
+
+        timeout_s = (linger_ms + self._desk.settings.timeout_ms) / 1000
+        payload, sequence_id = self._connection.call(frame, time.monotonic() + timeout_s)
+        return read_pulled(payload, sequence_id)
+
+    def _log_failure(self, error: Exception) -> None:
+        level = logging.DEBUG if self._pace.failing else logging.WARNING
+        if not (self._desk.pulling_stopped or self._source.ended):
+            _log.log(level, "pull from %s failed: %s", self._source.station.name, error)

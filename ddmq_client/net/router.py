@@ -1,0 +1,217 @@
+"""The producer's way to its proxies: addresses, rotation, idle connections, their upkeep.
+
+The thread (a greenlet under gevent) resolves names again every 30 s, closes connections idle for a minute,
+and sends a heartbeat to each proxy that is out of rotation and whose back-off is over. It starts with
+the first use and ends with `close`. One lock guards everything here; no call to the network is made under it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from ddmq_client.core import frames
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.nodes import Node, Rotation
+from ddmq_client.core.sending import SEND_ONE
+from ddmq_client.core.transport import CallFailed
+from ddmq_client.core.verdicts import Verdict
+from ddmq_client.errors import BusyError, ClosedError
+from ddmq_client.net.connection import Connection
+from ddmq_client.net.resolver import RESOLVE_EVERY_S, resolve
+from ddmq_client.wire.producing import ProxyFault, read_results
+
+IDLE_MAX_S = 60.0
+PROBE_TIMEOUT_S = 2.0
+
+
+class Router:
+    """Nodes, connections and their upkeep. Safe for many threads."""
+
+    def __init__(self, addresses: Sequence[Address], connections_max: int, heartbeat: bytes) -> None:
+        self._addresses = addresses
+        self._connections_max = connections_max
+        self._heartbeat = heartbeat
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
+        self._upkeep_due = threading.Condition(self._lock)
+        self._rotation = Rotation(random.random)
+        self._known: dict[Address, list[Address]] = {}
+        self._idle: dict[Node, list[tuple[float, Connection]]] = {}
+        self._in_use: set[Connection] = set()
+        self._resolving = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def pick(self, avoid: Collection[Node]) -> Node | None:
+        """The node for the next attempt; None while no name resolves."""
+        if self._thread is None:
+            self._start()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the producer has been closed")
+            return self._rotation.pick(avoid)
+
+    def note(self, node: Node, verdict: Verdict, tried: Collection[Node]) -> bool:
+        """Count an outcome towards the node's health; True where a node in rotation is still untried."""
+        now = time.monotonic()
+        with self._lock:
+            was_up = node.up
+            self._rotation.note(node, verdict, now)
+            if was_up and not node.up:
+                self._drop_idle(node)
+                self._upkeep_due.notify()
+            return self._rotation.has_fresh(tried)
+
+    def has_fresh(self, tried: Collection[Node]) -> bool:
+        """Is a node in rotation still untried?"""
+        with self._lock:
+            return self._rotation.has_fresh(tried)
+
+    def nodes(self) -> list[tuple[str, bool]]:
+        """("host:port", in rotation) of every known proxy."""
+        with self._lock:
+            return [(node.name, node.up) for node in self._rotation.nodes]
+
+    @contextmanager
+    def connection(self, node: Node, deadline: float) -> Iterator[Connection]:
+        """A connection to the node, given back after use; closed when the block raised."""
+        connection = self._lease(node, deadline)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._give_back(node, connection)
+
+    def close(self) -> None:
+        """Close every connection; calls under way fail."""
+        with self._lock:
+            self._closed = True
+            connections = [c for entries in self._idle.values() for _, c in entries]
+            connections += self._in_use
+            self._idle.clear()
+            self._upkeep_due.notify_all()
+            self._freed.notify_all()
+        for connection in connections:
+            connection.close()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(PROBE_TIMEOUT_S)
+
+    def _start(self) -> None:
+        with self._resolving:
+            if self._thread is not None or self._closed:
+                return
+            self._resolve()
+            name = "ddmq-producer-upkeep"
+            self._thread = threading.Thread(target=self._upkeep, name=name, daemon=True)
+            self._thread.start()
+
+    def _resolve(self) -> None:
+        addresses = resolve(self._addresses, self._known)
+        with self._lock:
+            for node in self._rotation.update(addresses):
+                self._drop_idle(node)
+
+    def _lease(self, node: Node, deadline: float) -> Connection:
+        with self._lock:
+            while not self._closed:
+                idle = self._idle.get(node)
+                if idle:
+                    connection = idle.pop()[1]
+                    break
+                if len(self._in_use) < self._connections_max:
+                    self._make_room()
+                    connection = Connection(node.address)
+                    break
+                if not self._freed.wait(deadline - time.monotonic()):
+                    raise BusyError(f"all {self._connections_max} connections of this producer are in use")
+            else:
+                raise ClosedError("the producer has been closed")
+            self._in_use.add(connection)
+            return connection
+
+    def _give_back(self, node: Node, connection: Connection) -> None:
+        with self._lock:
+            self._in_use.discard(connection)
+            if connection.closed or node.gone or self._closed:
+                keep = False
+            else:
+                keep = True
+                self._idle.setdefault(node, []).append((time.monotonic(), connection))
+            self._freed.notify()
+        if not keep:
+            connection.close()
+
+    def _make_room(self) -> None:
+        """An idle connection to another node makes way, so that open ones stay within the bound."""
+        idle = [entries for entries in self._idle.values() if entries]
+        if idle and len(self._in_use) + sum(map(len, idle)) >= self._connections_max:
+            idle[0].pop(0)[1].close()
+
+    def _drop_idle(self, node: Node) -> None:
+        for _, connection in self._idle.pop(node, ()):
+            connection.close()
+
+    def _upkeep(self) -> None:
+        resolve_at = time.monotonic() + RESOLVE_EVERY_S
+        while True:
+            now = time.monotonic()
+            with self._lock:
+                if self._closed:
+                    return
+                probes = self._rotation.due_probes(now)
+                if not probes and now < resolve_at:
+                    self._upkeep_due.wait(min(self._next_probe(), resolve_at) - now)
+                    continue
+                self._close_idle(now)
+            for node in probes:
+                self._probe(node)
+            if now >= resolve_at:
+                self._resolve()
+                resolve_at = time.monotonic() + RESOLVE_EVERY_S
+
+    def _next_probe(self) -> float:
+        times = [n.retry_at for n in self._rotation.nodes if n.retry_at is not None and not n.probing]
+        return min(times, default=float("inf"))
+
+    def _close_idle(self, now: float) -> None:
+        for node, entries in list(self._idle.items()):
+            while entries and entries[0][0] < now - IDLE_MAX_S:
+                entries.pop(0)[1].close()
+            if not entries:
+                del self._idle[node]
+
+    def _probe(self, node: Node) -> None:
+        connection = Connection(node.address)
+        verdict = probe_verdict(
+            lambda: connection.call(self._probe_frame, time.monotonic() + PROBE_TIMEOUT_S)
+        )
+        connection.close()
+        with self._lock:
+            self._rotation.note(node, verdict, time.monotonic())
+
+    def _probe_frame(self, now: float, sequence_id: int) -> bytes:
+        return heartbeat_frame(self._heartbeat, sequence_id)
+
+
+def heartbeat_frame(heartbeat: bytes, sequence_id: int) -> bytes:
+    """A heartbeat request."""
+    args = frames.one_message_args(heartbeat, int(PROBE_TIMEOUT_S * 1000))
+    return frames.framed((frames.call_head(SEND_ONE, sequence_id), *args))
+
+
+def probe_verdict(call: Callable[[], tuple[bytes, int]]) -> Verdict:
+    """What a heartbeat call says about a node: in rotation again only if it is answered 0."""
+    try:
+        payload, sequence_id = call()
+        (result,) = read_results(payload, sequence_id, batch=False)
+    except (CallFailed, FrameError, ProxyFault):
+        return Verdict.LOST
+    return Verdict.STORED if result.code == 0 else Verdict.LOST

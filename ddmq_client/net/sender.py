@@ -1,0 +1,99 @@
+"""Carries a SendJob to its end over blocking connections."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ddmq_client.core import verdicts
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.nodes import Node
+from ddmq_client.core.sending import SendJob
+from ddmq_client.core.transport import CallFailed
+from ddmq_client.core.verdicts import Verdict
+from ddmq_client.errors import BusyError, ClosedError, NotStoredError
+from ddmq_client.net.connection import Connection
+from ddmq_client.net.router import Router
+from ddmq_client.outgoing import SendResult
+from ddmq_client.wire.producing import ProxyFault, read_results
+
+ONEWAY_ATTEMPTS = 4
+UNRESOLVED = "no proxy address is known: no name resolves"
+
+
+class Sender:
+    """Runs jobs on the caller's thread. Safe for many threads."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._closing = threading.Event()
+
+    def run(self, job: SendJob) -> list[SendResult]:
+        """All results, within the job's deadline."""
+        router = self._router
+        try:
+            while True:
+                node = router.pick(job.tried)
+                if node is None:
+                    job.gave_up(NotStoredError(UNRESOLVED))
+                    return job.results
+                job.begin(node)
+                elsewhere = self._attempt(job, node)
+                wait = job.next_wait(time.monotonic(), elsewhere)
+                if wait is None:
+                    return job.results
+                if wait:
+                    self._closing.wait(wait)
+        except BusyError as error:
+            job.gave_up(error)
+        except ClosedError as error:
+            job.gave_up(NotStoredError(str(error)))
+        return job.results
+
+    def oneway(self, make_frame: Callable[[float, int], bytes], deadline: float) -> None:
+        """Write a request that has no answer; NotStoredError where it could not be written."""
+        tried: set[Node] = set()
+        failure = NotStoredError(UNRESOLVED)
+        for _ in range(ONEWAY_ATTEMPTS):
+            node = self._router.pick(tried)
+            if node is None or time.monotonic() >= deadline:
+                break
+            tried.add(node)
+            try:
+                with self._router.connection(node, deadline) as connection:
+                    connection.send_only(make_frame, deadline)
+                return
+            except CallFailed as error:
+                failure = NotStoredError(error.text, None, node.name)
+                self._router.note(node, error.verdict, tried)
+        raise failure
+
+    def close(self) -> None:
+        """Jobs that wait for a next attempt make it now, and find the router closed."""
+        self._closing.set()
+
+    def _attempt(self, job: SendJob, node: Node) -> bool:
+        """One attempt; True where a node in rotation is still untried."""
+        try:
+            with self._router.connection(node, job.deadline) as connection:
+                results = _exchange(job, connection)
+        except CallFailed as failure:
+            return self._failed(job, node, failure.verdict, failure.text)
+        except FrameError as error:
+            return self._failed(job, node, Verdict.LOST, f"{error} (from {node.name})")
+        except ProxyFault as fault:
+            return self._failed(job, node, verdicts.of_fault(fault.kind), str(fault))
+        verdict = job.answered(node, results, self._router.has_fresh(job.tried))
+        return self._router.note(node, verdict, job.tried)
+
+    def _failed(self, job: SendJob, node: Node, verdict: Verdict, text: str) -> bool:
+        elsewhere = self._router.note(node, verdict, job.tried)
+        job.failed(node, verdict, text, elsewhere)
+        return elsewhere
+
+
+def _exchange(job: SendJob, connection: Connection) -> list[SendResult]:
+    deadline = job.attempt_deadline(time.monotonic())
+    payload, sequence_id = connection.call(job.frame, deadline)
+    return read_results(payload, sequence_id, job.batch)

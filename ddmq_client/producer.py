@@ -1,0 +1,206 @@
+"""Producer: sends messages to a topic through any of several producer proxies.
+
+    with Producer("mq-1:9613,mq-2:9613") as producer:
+        result = producer.send("orders", b"hello", key="order-17")
+        print(result.message_id, result.queue_id, result.offset)
+
+Safe for many threads; correct under gevent's monkey patching (threads are greenlets then).
+`ddmq_client.aio` holds the asyncio twin. Create it after a fork, not before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+
+from ddmq_client.core import addresses
+from ddmq_client.core.pipeline import Waiting, goes_alone
+from ddmq_client.core.selectors import Selector
+from ddmq_client.core.settings import ProducerSettings
+from ddmq_client.errors import ClosedError
+from ddmq_client.identity import new_client_id
+from ddmq_client.idl.codes import PRODUCER_PORT
+from ddmq_client.net.background import Background
+from ddmq_client.net.router import Router
+from ddmq_client.net.sender import Sender
+from ddmq_client.outbox import Outbox, hurry_at, oneway_frame
+from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey
+from ddmq_client.wire.producing import heartbeat
+
+
+class Producer:
+    """Sends messages. Close it, or use it as a context manager.
+
+    proxies          "host:port", several with commas, or a list; the port may be left out (9613). A name with
+                     several addresses counts as that many proxies and is resolved again every 30 s
+    timeout_ms       for one call, end to end: connecting, resending and waiting included
+    retry_unknown    also resend what may be stored already: fewer errors, but duplicates
+    attempts_max     per message, within the timeout
+    selector         which queue: "hash" (by shard_key; any queue without), "key" (by shard_key, else by key),
+                     "random", or a callable that gets the OutgoingMessage and returns a number (taken modulo
+                     the queue count) or None for any queue
+    connections_max  open connections; a call past it waits, then raises BusyError
+    in_flight_max    sends of `send_async` under way; a call past it waits, then raises BusyError
+    async_workers    threads behind `send_async`, each with one request at a time. With 1, messages of one
+                     shard key keep the order of their calls
+    batch_bytes      encoded bytes per request of send_batch and send_async, at most 4 MiB
+    batch_messages   messages per request of the same
+    producer_group   name shared by producers that stand for each other; optional
+    client_id        in the proxies' logs; made from host and process when absent
+    """
+
+    def __init__(
+        self,
+        proxies: str | Sequence[str],
+        *,
+        timeout_ms: int = 3_000,
+        retry_unknown: bool = False,
+        attempts_max: int = 16,
+        selector: Selector = "hash",
+        connections_max: int = 64,
+        in_flight_max: int = 1_024,
+        async_workers: int = 4,
+        batch_bytes: int = 4 * 1024 * 1024,
+        batch_messages: int = 500,
+        producer_group: str | None = None,
+        client_id: str | None = None,
+    ) -> None:
+        """Checks its arguments (OptionError); connects with the first send."""
+        self._settings = ProducerSettings(
+            timeout_ms=timeout_ms,
+            retry_unknown=retry_unknown,
+            attempts_max=attempts_max,
+            connections_max=connections_max,
+            in_flight_max=in_flight_max,
+            async_workers=async_workers,
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            selector=selector,
+            producer_group=producer_group,
+            client_id=client_id or new_client_id(),
+        )
+        self._outbox = Outbox(self._settings)
+        parsed = addresses.parse(proxies, PRODUCER_PORT)
+        self._router = Router(parsed, connections_max, heartbeat(self._settings.client_id))
+        self._sender = Sender(self._router)
+        self._background = Background(self._settings, self._sender)
+        self._closed = False
+
+    @property
+    def client_id(self) -> str:
+        """The name this producer gives itself."""
+        return self._settings.client_id
+
+    def proxies(self) -> list[tuple[str, bool]]:
+        """("host:port", in rotation) of every proxy known so far."""
+        return self._router.nodes()
+
+    def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        key: str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        shard_key: ShardKey | None = None,
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send one message and wait until it is stored. Arguments: see OutgoingMessage; timeout_ms: see
+        the class.
+
+        Raises InvalidMessageError, NoSuchTopicError, NotStoredError (ThrottledError, BusyError): certainly
+        not stored; UnknownOutcomeError: it may be; ClosedError.
+        """
+        message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue)
+        return self.send_message(message, timeout_ms=timeout_ms)
+
+    def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
+        """`send`, for a message at hand."""
+        job = self._outbox.job([self._encode(message)], self._deadline(timeout_ms))
+        return self._sender.run(job)[0].raise_for_error()
+
+    def send_batch(
+        self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
+    ) -> list[SendResult]:
+        """Send many; one result per message, in their order. Raises nothing for single messages: see `error`.
+
+        The messages are cut into requests by bytes and count. Requests go one after the other, each with
+        `timeout_ms`. Messages of one queue keep their order, except that what is resent comes later.
+        """
+        self._check_open()
+        plan = self._outbox.plan(messages)
+        for request in plan.requests:
+            job = self._outbox.job([data for _, data in request], self._deadline(timeout_ms))
+            plan.fill(request, self._sender.run(job))
+        return plan.results
+
+    def send_async(
+        self,
+        message: OutgoingMessage,
+        *,
+        on_done: Callable[[SendResult], None] | None = None,
+        timeout_ms: int | None = None,
+    ) -> Future[SendResult]:
+        """Send in the background: a future with the SendResult, or the error that `send` would raise.
+
+        `on_done` is called with the SendResult either way (see `error`), on a worker's thread: it must not
+        block. Sends that wait together travel in one request. A future cancelled early is not sent.
+        """
+        timeout_s = self._outbox.timeout_s(timeout_ms)
+        encoded = self._encode(message)
+        now = time.monotonic()
+        future: Future[SendResult] = Future()
+        hurry = hurry_at(now, timeout_s)
+        waiting = Waiting(encoded, now + timeout_s, hurry, goes_alone(message), future, on_done)
+        self._background.put(waiting)
+        return future
+
+    def send_oneway(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> None:
+        """Send without waiting for an answer: whether it was stored stays unknown.
+
+        NotStoredError where it could not even be written to a proxy.
+        """
+        encoded = self._encode(message)
+
+        def frame(now: float, sequence_id: int) -> bytes:
+            return oneway_frame(encoded, sequence_id)
+
+        self._sender.oneway(frame, self._deadline(timeout_ms))
+
+    def flush(self, timeout_ms: int | None = None) -> bool:
+        """Wait until no `send_async` is under way; False when the time was up first."""
+        return self._background.flush(self._deadline(timeout_ms))
+
+    def close(self, timeout_ms: int | None = None) -> None:
+        """Send what waits, at most for `timeout_ms`, then close. What is left gets NotStoredError."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = self._deadline(timeout_ms)
+        self._background.close(deadline)
+        self._sender.close()
+        self._router.close()
+        self._background.join(deadline + 1.0)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the producer has been closed")
+
+    def _encode(self, message: OutgoingMessage) -> bytes:
+        self._check_open()
+        return self._outbox.encode(message)
+
+    def _deadline(self, timeout_ms: int | None) -> float:
+        return time.monotonic() + self._outbox.timeout_s(timeout_ms)

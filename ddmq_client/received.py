@@ -1,0 +1,123 @@
+"""What a consumer gets: Message, and how the application says what became of it.
+
+Every message is settled once: acked, skipped or failed; later calls return False and change nothing. What is
+settled travels to the proxy with the next pull, or by itself when no pull comes soon. A message that is not
+settled before the group's ack time-out is given to some consumer again (`extend` starts that time anew).
+All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+
+_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+FAIL_DELAY_MS_MAX = 7 * 24 * 3600 * 1000
+
+
+class Outcome(Enum):
+    """What became of a message."""
+
+    ACKED = "acked"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+class Delivery:
+    """What the messages of one answer share: where they came from and where their results go."""
+
+    __slots__ = ("arrived_at", "extend", "group", "queue", "settle", "source", "topic")
+
+    def __init__(
+        self,
+        group: str,
+        topic: str,
+        queue: str,
+        arrived_at: float,
+        source: object,
+        settle: Callable[[Message, Outcome, int | None], bool],
+        extend: Callable[[Message], bool],
+    ) -> None:
+        self.group = group
+        self.topic = topic
+        self.queue = queue
+        self.arrived_at = arrived_at  # monotonic seconds
+        self.source = source
+        self.settle = settle
+        self.extend = extend
+
+
+class Message:
+    """One delivered message. Attributes are read only.
+
+    body          bytes as sent
+    key, tags     text, None where absent
+    properties    text to text, without the reserved names
+    offset        index in its queue
+    message_id    the id given when it was sent; None from old proxies, as all below
+    attempt       1 for the first delivery
+    born_ms       epoch milliseconds when it was accepted by a producer proxy
+    stored_ms     epoch milliseconds when it was stored
+    next_offset   of the queue, when this was delivered: next_offset - offset - 1 messages lie behind it
+    lease_id      the right to settle this delivery
+    """
+
+    # Class attributes are the defaults of fields that were absent on the wire.
+    key: str | None = None
+    body: bytes = b""
+    tags: str | None = None
+    offset: int = 0
+    properties: Mapping[str, str] = _NO_PROPERTIES
+    message_id: str | None = None
+    lease_id: int | None = None
+    attempt: int | None = None
+    born_ms: int | None = None
+    stored_ms: int | None = None
+    next_offset: int | None = None
+    outcome: Outcome | None = None  # None until settled
+    delivery: Delivery
+
+    @property
+    def topic(self) -> str:
+        """Topic that it was sent to."""
+        return self.delivery.topic
+
+    @property
+    def queue(self) -> str:
+        """Name of its queue; (topic, queue, offset) is unique."""
+        return self.delivery.queue
+
+    @property
+    def group(self) -> str:
+        """Consumer group that it was delivered to."""
+        return self.delivery.group
+
+    def text(self) -> str:
+        """The body as UTF-8; UnicodeDecodeError (a ValueError) where it is none."""
+        return self.body.decode("utf-8")
+
+    def ack(self) -> bool:
+        """Done. False where it was settled before."""
+        return self.delivery.settle(self, Outcome.ACKED, None)
+
+    def skip(self) -> bool:
+        """Done without having been processed: never delivered again, counted apart. False as for `ack`."""
+        return self.delivery.settle(self, Outcome.SKIPPED, None)
+
+    def fail(self, delay_ms: int | None = None) -> bool:
+        """Not done: deliver it again, after `delay_ms` (0 to 7 days) or the group's own interval.
+
+        The proxy ends in the group's dead-letter topic what has failed too often. False as for `ack`.
+        """
+        if delay_ms is not None and not 0 <= delay_ms <= FAIL_DELAY_MS_MAX:
+            raise ValueError(f"delay_ms={delay_ms} is not from 0 to {FAIL_DELAY_MS_MAX}")
+        return self.delivery.settle(self, Outcome.FAILED, delay_ms)
+
+    def extend(self) -> bool:
+        """Start the ack time-out anew: the work takes longer. False where settled, or without a lease."""
+        return self.delivery.extend(self)
+
+    def __repr__(self) -> str:
+        where = f"{self.topic}/{self.queue}/{self.offset}"
+        return f"Message({where}, key={self.key!r}, {len(self.body)} bytes, attempt={self.attempt})"

@@ -1,0 +1,143 @@
+"""The consumer service's calls: pull and submit requests to bytes, answers to messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ddmq_client.core import frames
+from ddmq_client.core.acks import NO_DELAY, Origin, Parcel, Results
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.settings import ConsumerSettings
+from ddmq_client.errors import PullError
+from ddmq_client.idl import consumer as idl
+from ddmq_client.received import Message
+from ddmq_client.wire.codec import decode, encode
+from ddmq_client.wire.producing import answer_at
+from ddmq_client.wire.specs import Specs
+
+_specs = Specs()
+_specs.register(
+    idl.Message,
+    Message,
+    {
+        "value": "body",
+        "tag": "tags",
+        "messageId": "message_id",
+        "leaseId": "lease_id",
+        "bornMs": "born_ms",
+        "storedMs": "stored_ms",
+        "nextOffset": "next_offset",
+    },
+)
+_CONTEXT: Any = _specs.register(idl.Context)[0]
+_RESULT: Any = _specs.register(idl.ConsumeResult)[0]
+_REQUEST: Any = _specs.register(idl.PullRequest)[0]
+_PULL_ARGS = _specs.register(idl.ConsumerService.pull_args)
+_PULL_RESULT = _specs.register(idl.ConsumerService.pull_result)
+_SUBMIT_ARGS = _specs.register(idl.ConsumerService.submit_args)
+_SUBMIT_RESULT = _specs.register(idl.ConsumerService.submit_result)
+
+
+class PullSettings(NamedTuple):
+    """What every pull of one consumer says."""
+
+    group: str
+    client_id: str
+    linger_ms: int
+    filter_type: str | None = None
+    filter_text: str | None = None
+
+
+def pull_settings(settings: ConsumerSettings) -> PullSettings:
+    """The part of a consumer's settings that its pulls carry."""
+    kind, text = None, None
+    if settings.filter_tags is not None:
+        kind, text = "TAG", settings.filter_tags
+    elif settings.filter_sql is not None:
+        kind, text = "SQL92", settings.filter_sql
+    return PullSettings(settings.group, settings.client_id, settings.linger_ms, kind, text)
+
+
+class Pulled(NamedTuple):
+    """An answer: messages of one origin."""
+
+    origin: Origin
+    messages: Sequence[Message]
+
+
+def pull_frame(
+    settings: PullSettings, topic: str | None, batch: int, parcel: Parcel | None, sequence_id: int
+) -> bytes:
+    """A pull request with the results that ride on it."""
+    request = _REQUEST()
+    request.groupId = settings.group
+    request.topic = topic
+    request.maxBatchSize = batch
+    request.maxLingerTime = settings.linger_ms
+    request.clientId = settings.client_id
+    request.filterType, request.filter = settings.filter_type, settings.filter_text
+    request.result = _linked(parcel) if parcel else None
+    args = _PULL_ARGS[0]()
+    args.request = request
+    return frames.framed((frames.call_head(b"pull", sequence_id), encode(args, _PULL_ARGS)))
+
+
+def submit_frame(parcel: Parcel, sequence_id: int) -> bytes:
+    """A submit request."""
+    args = _SUBMIT_ARGS[0]()
+    args.result = _linked(parcel)
+    return frames.framed((frames.call_head(b"submit", sequence_id), encode(args, _SUBMIT_ARGS)))
+
+
+def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
+    """The messages of an answer, perhaps none; PullError, ProxyFault or FrameError."""
+    answer = decode(payload, answer_at(payload, sequence_id), _PULL_RESULT)
+    _raise_refusal(answer)
+    response = answer.success
+    if response is None:
+        raise FrameError("answer without a result")
+    context = response.context or _CONTEXT()
+    origin = Origin(context.groupId or "", context.topic or "", context.qid or "")
+    return Pulled(origin, response.messages or ())
+
+
+def read_submitted(payload: bytes, sequence_id: int) -> bool:
+    """Whether the proxy took the results; PullError, ProxyFault or FrameError."""
+    answer = decode(payload, answer_at(payload, sequence_id), _SUBMIT_RESULT)
+    _raise_refusal(answer)
+    if answer.success is None:
+        raise FrameError("answer without a result")
+    return bool(answer.success)
+
+
+def _raise_refusal(answer: Any) -> None:
+    if answer.error is not None:
+        raise PullError(answer.error.message or "pull refused", answer.error.code)
+
+
+def _linked(parcel: Parcel) -> Any:
+    """The linked list of the wire, one element per origin."""
+    head = None
+    for results in reversed(parcel):
+        element = _element(results)
+        element.nextResult = head
+        head = element
+    return head
+
+
+def _element(results: Results) -> Any:
+    element = _RESULT()
+    element.context = context = _CONTEXT()
+    context.groupId, context.topic, context.qid = results.origin
+    element.successOffsets, element.failOffsets = results.successes, results.fails
+    # Without a single lease the proxy is an old one; it need not be shown fields of ours.
+    if any(results.success_leases):
+        element.successLeases = results.success_leases
+    if any(results.fail_leases):
+        element.failLeases = results.fail_leases
+    if any(delay != NO_DELAY for delay in results.fail_delays):
+        element.failDelaysMs = results.fail_delays
+    if results.extends:
+        element.extendLeases = results.extends
+    return element

@@ -1,0 +1,127 @@
+"""The producer service's calls: messages to bytes, answers to results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddmq_client.core import frames
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.selectors import Placement
+from ddmq_client.errors import InvalidMessageError
+from ddmq_client.idl import producer as idl
+from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
+from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.wire.codec import decode, encode
+from ddmq_client.wire.specs import Specs
+
+HEARTBEAT_TOPIC = "carrera_heartbeat"
+
+
+class ProxyFault(Exception):
+    """The proxy answered with a Thrift application exception; `kind` is its number."""
+
+    def __init__(self, kind: int, text: str) -> None:
+        super().__init__(f"proxy fault {kind}: {text}")
+        self.kind = kind
+        self.text = text
+
+
+class _Fault:
+    message: str | None = None
+    type: int | None = None
+
+
+class _One:
+    success: SendResult | None = None
+
+
+class _Many:
+    success: list[SendResult] | None = None
+
+
+# `key` and `delayId` of a result belong to delay messages.
+_RESULT_NAMES = {
+    "msg": "text", "messageId": "message_id", "queueId": "queue_id", "key": None, "delayId": None,
+}  # fmt: skip
+_specs = Specs()
+_MESSAGE = _specs.register(idl.Message)
+_RESULT = _specs.register(idl.Result, SendResult, _RESULT_NAMES)
+_ONE = _specs.register(idl.ProducerService.sendSync_result, _One)
+_MANY = _specs.register(idl.ProducerService.sendBatch_result, _Many)
+_FAULT = [_Fault, (None, (1, 11, "message", "UTF8", None), (2, 8, "type", None, None))]
+_WireMessage: Any = _MESSAGE[0]
+
+
+def encode_message(
+    message: OutgoingMessage, placement: Placement, client_id: str, producer_group: str | None
+) -> bytes:
+    """The wire struct's bytes; InvalidMessageError for what no proxy would take or the wire cannot carry."""
+    wire = _WireMessage()
+    wire.topic = message.topic
+    wire.key = message.key or None
+    wire.tags = message.tags or None
+    wire.partitionId, wire.hashId = placement
+    body = message.body
+    try:
+        if isinstance(body, str):
+            body = body.encode()
+        wire.body = body
+        wire.properties = dict(message.properties) if message.properties else None
+        wire.clientId = client_id
+        wire.producerGroup = producer_group
+        encoded = encode(wire, _MESSAGE)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _explained(message, error) from error
+    if not body or len(encoded) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX:
+        allowed = f"1 to about {FRAME_BYTES_MAX} bytes with all fields"
+        raise InvalidMessageError(f"body of {len(body)} bytes; allowed: {allowed}", Code.ILLEGAL_MESSAGE)
+    return encoded
+
+
+def read_results(payload: bytes, sequence_id: int, batch: bool) -> list[SendResult]:
+    """Results of sendSync or sendBatch; ProxyFault, or FrameError for what is no answer to this request."""
+    at = answer_at(payload, sequence_id)
+    success = decode(payload, at, _MANY if batch else _ONE).success
+    if success is None:
+        raise FrameError("answer without a result")
+    return success if batch else [success]
+
+
+def answer_at(payload: bytes, sequence_id: int) -> int:
+    """Where the answer's struct starts; raises what the proxy raised."""
+    head = frames.reply_head(payload)
+    if head.sequence_id != sequence_id:
+        raise FrameError(f"answer to request {head.sequence_id}, expected {sequence_id}")
+    if head.kind == frames.EXCEPTION:
+        fault = decode(payload, head.body_at, _FAULT)
+        raise ProxyFault(fault.type or 0, fault.message or "")
+    return head.body_at
+
+
+def heartbeat(client_id: str) -> bytes:
+    """The encoded message that every proxy answers 0 at once."""
+    return encode_message(OutgoingMessage(HEARTBEAT_TOPIC, b"1"), Placement(-2, 0), client_id, None)
+
+
+def _explained(message: OutgoingMessage, error: Exception) -> InvalidMessageError:
+    """Name the field that the codec would not take."""
+    for name in ("topic", "key", "tags"):
+        value = getattr(message, name)
+        if value is not None and not (isinstance(value, str) and _is_utf8(value)):
+            return _invalid(f"{name}={value!r} is not text that UTF-8 can carry")
+    body: object = message.body
+    if not isinstance(body, bytes | str):
+        return _invalid(f"body is {type(body).__name__}; allowed: bytes or str")
+    return _invalid(f"message cannot be encoded: {error}; properties={message.properties!r}")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _invalid(text: str) -> InvalidMessageError:
+    return InvalidMessageError(text, Code.ILLEGAL_MESSAGE)

@@ -1,0 +1,313 @@
+"""A small proxy for the client's tests: both services over threads, with faults on command.
+
+It speaks through thriftpy2's own compact protocol, so that the client's codec is read by another one. It
+stores in memory, leases messages and takes results; it checks nothing. `Standin.faults` holds what shall go
+wrong with the next calls of a method, in order:
+
+    refuse(code)    answer this code, store nothing        delay(seconds)  wait, then go on as usual
+    BEFORE, AFTER   close the connection before / after storing
+    HALF            store, answer half of the frame, close
+    GARBAGE, WRONG_SEQUENCE, FAULT, PULL_ERROR             answers of those kinds
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from thriftpy2.protocol.compact import TCompactProtocol
+from thriftpy2.thrift import TApplicationException, TMessageType
+from thriftpy2.transport import TMemoryBuffer
+
+from ddmq_client.idl import consumer as consumer_idl
+from ddmq_client.idl import producer as producer_idl
+
+
+class Fault(NamedTuple):
+    kind: str
+    code: int = 0
+    seconds: float = 0.0
+
+
+BEFORE, AFTER, HALF = Fault("before"), Fault("after"), Fault("half")
+GARBAGE, WRONG_SEQUENCE, FAULT = Fault("garbage"), Fault("sequence"), Fault("fault")
+PULL_ERROR = Fault("pull error")
+
+
+def refuse(code: int) -> Fault:
+    return Fault("refuse", code=code)
+
+
+def delay(seconds: float) -> Fault:
+    return Fault("delay", seconds=seconds)
+
+
+class Closed(Exception):
+    pass
+
+
+class Standin:
+    """Listens on a port of its own; `stop` and `restart` keep the port and what is stored."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        self.stored: list[Any] = []  # producer Messages, in the order they were stored
+        self.calls: list[tuple[str, Any]] = []  # (method, arguments), in order
+        self.results: list[Any] = []  # every element of every ConsumeResult taken
+        self.leases: dict[int, tuple[str, int]] = {}  # lease -> (topic, offset)
+        self.done: set[tuple[str, int]] = set()
+        self.heartbeats = 0
+        self.connections = 0
+        self.changed = threading.Condition()
+        self._attempts: dict[tuple[str, int], int] = defaultdict(int)
+        self._open: set[socket.socket] = set()
+        self._listener = self._listen(0)
+        self.port: int = self._listener.getsockname()[1]
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def wait(self, what: Any, seconds: float = 20.0) -> None:
+        """Until `what()` holds, looked at after every change."""
+        until = time.monotonic() + seconds
+        with self.changed:
+            while not what():
+                left = until - time.monotonic()
+                assert left > 0, f"did not happen within {seconds} s: calls={self.calls[-5:]}"
+                self.changed.wait(min(left, 0.02))
+
+    def put(self, topic: str, *bodies: bytes) -> None:
+        """Messages to pull, as if they had been sent."""
+        with self.changed:
+            self.stored += [producer_idl.Message(topic=topic, body=body, key="k") for body in bodies]
+            self.changed.notify_all()
+
+    def requeue(self, topic: str, offset: int) -> None:
+        """A lease has ended: the message is delivered again."""
+        with self.changed:
+            for lease, where in list(self.leases.items()):
+                if where == (topic, offset):
+                    del self.leases[lease]
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        self._listener.close()
+        for connection in list(self._open):
+            _end(connection)
+        with self.changed:
+            self.leases.clear()
+
+    def restart(self) -> None:
+        self._listener = self._listen(self.port)
+
+    def _listen(self, port: int) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", port), backlog=64)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._open.add(connection)
+            self.connections += 1
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            while True:
+                size = int.from_bytes(_exactly(connection, 4), "big")
+                answer = self._answer(_exactly(connection, size))
+                if answer is not None:
+                    connection.sendall(answer)
+        except (OSError, Closed) as error:
+            half = error.args[0] if isinstance(error, Closed) and error.args else b""
+            if half:
+                connection.sendall(half)
+        finally:
+            self._open.discard(connection)
+            _end(connection)
+
+    def _answer(self, payload: bytes) -> bytes | None:
+        reader = TCompactProtocol(TMemoryBuffer(payload))
+        method, kind, sequence_id = reader.read_message_begin()
+        service = (
+            consumer_idl.ConsumerService
+            if method in consumer_idl.ConsumerService.thrift_services
+            else producer_idl.ProducerService
+        )
+        args = getattr(service, method + "_args")()
+        args.read(reader)
+        with self.changed:
+            fault = self._fault(method, args)
+            self.calls.append((method, args))
+            self.changed.notify_all()
+        if fault is not None and fault.kind == "delay":
+            threading.Event().wait(fault.seconds)
+            fault = None
+        value = self._do(method, args, fault)
+        if kind == TMessageType.ONEWAY:
+            return None
+        result = getattr(service, method + "_result")()
+        if fault is not None and fault.kind == "pull error":
+            result.error = consumer_idl.PullException(code=7, message="filter is wrong at 3")
+        else:
+            result.success = value
+        return _written(method, sequence_id, result, fault)
+
+    def _fault(self, method: str, args: Any) -> Fault | None:
+        if method == "sendSync" and args.message.topic == "carrera_heartbeat":
+            return None
+        return self.faults[method].popleft() if self.faults[method] else None
+
+    def _do(self, method: str, args: Any, fault: Fault | None) -> Any:
+        if fault is not None and fault.kind == "before":
+            raise Closed
+        if fault is not None and fault.kind in ("garbage", "fault", "sequence", "pull error"):
+            return None
+        value = getattr(self, "_" + method)(args, fault)
+        if fault is not None and fault.kind == "after":
+            raise Closed
+        return value
+
+    def _sendSync(self, args: Any, fault: Fault | None) -> Any:  # noqa: N802
+        if args.message.topic == "carrera_heartbeat":
+            self.heartbeats += 1
+            return producer_idl.Result(code=0, msg="OK")
+        return self._store(args.message, fault.code if fault else 0)
+
+    def _sendBatch(self, args: Any, fault: Fault | None) -> Any:  # noqa: N802
+        """A refusal hits the first member only."""
+        codes = [fault.code if fault else 0] + [0] * (len(args.messages) - 1)
+        return [self._store(*pair) for pair in zip(args.messages, codes, strict=True)]
+
+    def _sendOneway(self, args: Any, fault: Fault | None) -> Any:  # noqa: N802
+        self._store(args.message, 0)
+
+    def _store(self, message: Any, code: int) -> Any:
+        if code:
+            return producer_idl.Result(code=code, msg=f"FAILED: told to answer {code}")
+        with self.changed:
+            self.stored.append(message)
+            offset = len(self.stored) - 1
+            self.changed.notify_all()
+        ours = {"messageId": f"{offset:032x}", "queueId": 0, "offset": offset, "durability": 1}
+        return producer_idl.Result(code=0, msg="OK", **(ours if message.clientId else {}))
+
+    def _pull(self, args: Any, fault: Fault | None) -> Any:
+        request = args.request
+        self._take(request.result)
+        until = time.monotonic() + (request.maxLingerTime or 20) / 1000
+        with self.changed:
+            while True:
+                topic, found = self._lease(request)
+                left = until - time.monotonic()
+                if found or left <= 0:
+                    break
+                self.changed.wait(left)
+        context = consumer_idl.Context(request.groupId, topic, "q0") if found else consumer_idl.Context()
+        return consumer_idl.PullResponse(context=context, messages=found)
+
+    def _lease(self, request: Any) -> tuple[str, list[Any]]:
+        leased = set(self.leases.values())
+        chosen, found = "", []
+        for offset, message in enumerate(self.stored):
+            place = (message.topic, offset)
+            if request.topic not in (None, message.topic) or place in leased or place in self.done:
+                continue
+            if (chosen and message.topic != chosen) or len(found) >= (request.maxBatchSize or 8):
+                continue
+            chosen = message.topic
+            found.append(self._delivered(message, offset))
+        return chosen, found
+
+    def _delivered(self, message: Any, offset: int) -> Any:
+        place = (message.topic, offset)
+        lease = len(self.leases) + 1000 * (1 + self._attempts[place])
+        while lease in self.leases:
+            lease += 1
+        self.leases[lease] = place
+        self._attempts[place] += 1
+        return consumer_idl.Message(
+            key=message.key,
+            value=message.body,
+            tag=message.tags,
+            offset=offset,
+            properties=message.properties,
+            messageId=f"{offset:032x}",
+            leaseId=lease,
+            attempt=self._attempts[place],
+            bornMs=1,
+            storedMs=2,
+            nextOffset=len(self.stored),
+        )
+
+    def _submit(self, args: Any, fault: Fault | None) -> Any:
+        self._take(args.result)
+        return True
+
+    def _take(self, result: Any) -> None:
+        with self.changed:
+            while result is not None:
+                self.results.append(result)
+                topic = result.context.topic
+                for offset in result.successOffsets or ():
+                    self.done.add((topic, offset))
+                for lease in result.failLeases or ():
+                    self.leases.pop(lease, None)
+                result = result.nextResult
+            self.changed.notify_all()
+
+
+def _written(method: str, sequence_id: int, result: Any, fault: Fault | None) -> bytes:
+    kind = fault.kind if fault else ""
+    buffer = TMemoryBuffer()
+    writer = TCompactProtocol(buffer)
+    if kind == "fault":
+        result = TApplicationException(TApplicationException.INTERNAL_ERROR, "broken inside")
+        writer.write_message_begin(method, TMessageType.EXCEPTION, sequence_id)
+    else:
+        writer.write_message_begin(method, TMessageType.REPLY, sequence_id + (kind == "sequence"))
+    result.write(writer)
+    writer.write_message_end()
+    payload = b"\x82garbage" if kind == "garbage" else buffer.getvalue()
+    frame = len(payload).to_bytes(4, "big") + payload
+    if kind == "half":
+        raise Closed(frame[: len(frame) // 2])
+    return frame
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise Closed
+        data += more
+    return data
+
+
+def _end(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    connection.close()
+
+
+@contextmanager
+def standing_in() -> Iterator[Standin]:
+    standin = Standin()
+    try:
+        yield standin
+    finally:
+        standin.stop()
