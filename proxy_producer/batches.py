@@ -194,7 +194,7 @@ class PendingBatch(Completion[list[AppendResult]]):
 
     def expire(self) -> None:
         """Out of time: what was not refused before gets code 12."""
-        waited_ms = int((self.deadline - self.call.received_at) * 1_000)
+        waited_ms = round((self.deadline - self.call.received_at) * 1_000)
         doing = "the backend" if self.sent else "a rate limit or a topic's creation"
         self._fail_all(timed_out(waited_ms, doing, self.sent))
         if self.sent:

@@ -156,7 +156,7 @@ class PendingSend(Completion[list[AppendResult]]):
 
     def expire(self) -> None:
         """Out of time: say what it was waiting for, and whether it can be stored."""
-        waited_ms = int((self.deadline - self.call.received_at) * 1_000)
+        waited_ms = round((self.deadline - self.call.received_at) * 1_000)
         doing = "the backend" if self.sent else "a rate limit" if self.topic else "the topic's creation"
         fault = timed_out(waited_ms, doing, self.sent)
         if self.sent:

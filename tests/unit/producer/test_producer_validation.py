@@ -1,0 +1,156 @@
+"""Code 11, fault by fault: the reason, the value that was wrong, and what is allowed."""
+
+import pytest
+
+from ddmq_client.idl.codes import RESERVED_PROPERTIES
+from proxy_producer.core.refusal import shown
+from proxy_producer.core.validation import (
+    ContentLimits,
+    batch_fault,
+    content_fault,
+    delay_level,
+    topic_name_fault,
+)
+
+LIMITS = ContentLimits(body_bytes_max=100, properties_bytes_max=60)
+
+
+def fault(key=b"k", tags=b"t", body=b"body", properties=None, limits=LIMITS):
+    return content_fault(key, tags, body, properties, limits)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "words"),
+    [
+        ({"key": b"k" * 256}, "key_long", ["256 characters", "at most 255 characters"]),
+        ({"tags": b"t" * 256}, "tags_long", ["256 characters", "at most 255 characters"]),
+        ({"key": "é".encode() * 256}, "key_long", ["256 characters"]),
+        ({"key": b"ok\xff\xfe"}, "not_utf8", ["key", "byte 0xff at position 2", "UTF-8"]),
+        ({"tags": b"\xc3"}, "not_utf8", ["tags", "0xc3"]),
+        ({"body": b""}, "body_empty", ["0 bytes", "1 to 100 bytes"]),
+        ({"body": None}, "body_empty", ["0 bytes"]),
+        ({"body": b"x" * 101}, "body_long", ["101 bytes", "1 to 100 bytes"]),
+        ({"properties": {b"": b"v"}}, "property_blank", ["name '' is blank"]),
+        ({"properties": {b" \t": b"v"}}, "property_blank", ["blank"]),
+        ({"properties": {b"p": b""}}, "property_blank", ["'p'", "''"]),
+        ({"properties": {b"p": b"  "}}, "property_blank", ["'p'", "'  '"]),
+        ({"properties": {b"p": None}}, "property_blank", ["'p'"]),
+        ({"properties": {b"p": "\u3000".encode()}}, "property_blank", ["'p'"]),
+        ({"properties": {"\u3000".encode(): b"v"}}, "property_blank", ["name"]),
+        ({"properties": {b"p": b"\xff"}}, "not_utf8", ["'p'", "0xff"]),
+        ({"properties": {b"\x80": b"v"}}, "not_utf8", ["name", "0x80"]),
+        ({"properties": {b"p": b"v" * 60}}, "properties_long", ["61 bytes", "at most 60 bytes"]),
+        ({"properties": {b"DELAY": b"3s"}}, "property_reserved", ["DELAY", "'3s'", "whole number"]),
+        ({"properties": {b"DELAY": b"-1"}}, "property_reserved", ["'-1'"]),
+        ({"properties": {b"DELAY": b""}}, "property_reserved", ["DELAY", "''"]),
+        ({"properties": {b"DELAY": "３".encode()}}, "property_reserved", ["DELAY"]),
+    ],
+)
+def test_an_illegal_message_says_what_is_wrong(given, reason, words):
+    found = fault(**given)
+    assert found is not None
+    assert (found.code, found.reason) == (11, reason)
+    assert found.text.startswith("FAILED: ")
+    for word in words:
+        assert word in found.text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"key": b"", "tags": b""},
+        {"key": b"k" * 255, "tags": b"t" * 255},
+        {"key": "é".encode() * 255, "tags": "😀".encode() * 255},
+        {"body": b"x"},
+        {"body": b"\xff" * 100},
+        {"properties": {}},
+        {"properties": {b"p": b"v" * 59}},
+        {"properties": {b"DELAY": b"0"}},
+        {"properties": {b"DELAY": b"18"}},
+        {"properties": {"naïve".encode(): "é".encode()}},
+        {"properties": {b"delay": b"x", b"Keys": b"y"}},
+    ],
+)
+def test_a_legal_message_passes(given):
+    assert fault(**given) is None
+
+
+def test_there_are_22_reserved_names_and_each_is_refused():
+    assert len(RESERVED_PROPERTIES) == 22
+    for name in RESERVED_PROPERTIES - {"DELAY"}:
+        found = fault(properties={name.encode(): b"v"})
+        assert found is not None
+        assert found.reason == "property_reserved"
+        assert name in found.text.split(";")[0]
+
+
+def test_the_order_is_key_tags_properties_body():
+    everything = {"key": b"k" * 256, "tags": b"t" * 256, "properties": {b"p": b""}, "body": b""}
+    seen = []
+    for name, good in [("key", b"k"), ("tags", b"t"), ("properties", None), ("body", b"b")]:
+        seen.append(fault(**everything).reason)
+        everything[name] = good
+    assert seen == ["key_long", "tags_long", "property_blank", "body_empty"]
+    assert fault(**everything) is None
+
+
+def test_bytes_that_the_engine_keeps_for_itself():
+    limits = ContentLimits(100, 60, b"\x01\x02")
+    assert fault(limits=limits) is None
+    for given in ({"key": b"a\x01"}, {"tags": b"\x02"}, {"properties": {b"p\x01": b"v"}}):
+        found = fault(limits=limits, **given)
+        assert found is not None
+        assert found.reason == "forbidden_byte"
+    assert "0x02" in fault(limits=limits, properties={b"p": b"v\x02"}).text
+    assert fault(limits=limits, body=b"\x01\x02") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (None, "topic_name"),
+        (b"", "topic_name"),
+        (b"../etc", "topic_name"),
+        (b"a b", "topic_name"),
+        (b"a\x00", "topic_name"),
+        ("tópico".encode(), "topic_name"),
+        (b"\xff\xfe", "topic_name"),
+        (b"x" * 128, "topic_name"),
+        (b"%RETRY%group", "topic_reserved"),
+        (b"%DLQ%group", "topic_reserved"),
+        (b"SCHEDULE_TOPIC_XXXX", "topic_reserved"),
+        (b"RMQ_SYS_TRANS_HALF_TOPIC", "topic_reserved"),
+    ],
+)
+def test_names_that_no_clients_topic_may_have(name, reason):
+    found = topic_name_fault(name)
+    assert found is not None
+    assert (found.code, found.reason) == (11, reason)
+    assert "allowed" in found.text
+
+
+@pytest.mark.parametrize("name", [b"orders", b"x" * 127, b"a-b_C9", b"a%b", b"a|b"])
+def test_names_that_topics_may_have(name):
+    assert topic_name_fault(name) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [(b"0", 0), (b"000", 0), (b"3", 3), (b"018", 18), (b"9" * 5_000, 999_999)]
+)
+def test_the_level_that_delay_asks_for(value, level):
+    assert fault(properties={b"DELAY": value}, limits=ContentLimits(100, 10_000)) is None
+    assert delay_level({b"DELAY": value}) == level
+
+
+def test_batches_are_bounded_in_messages_and_bytes():
+    assert batch_fault(10, 1_000, 10, 1_000) is None
+    assert "11 messages" in batch_fault(11, 0, 10, 1_000).text
+    assert "1001 bytes" in batch_fault(1, 1_001, 10, 1_000).text
+
+
+def test_a_clients_text_is_shown_on_one_short_line():
+    assert shown(b"plain") == "'plain'"
+    assert shown(b"a\nb") == "'a\\nb'"
+    assert shown("é".encode() * 100) == repr("é" * 40) + "..."
+    assert "\\\\xff" in shown(b"\xff")

@@ -1,0 +1,40 @@
+"""Queue choice against what a Java server computes with 64-bit numbers."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from proxy_producer.core.queue_choice import choose
+
+I64 = st.integers(-(1 << 63), (1 << 63) - 1)
+I32 = st.integers(-(1 << 31), (1 << 31) - 1)
+
+
+def naive(partition_id: int, hash_id: int, queues: int, any_queue: int) -> int:
+    """Counting, without modulo or abs, on small stand-ins of the same remainder."""
+    if partition_id < -1:
+        return any_queue
+    magnitude = partition_id
+    if partition_id == -1:
+        digits = str(hash_id).lstrip("-")
+        magnitude = 0 if digits == "9223372036854775808" else int(digits)
+    return magnitude - (magnitude // queues) * queues
+
+
+@given(I32, I64, st.integers(1, 1_024), st.integers(0, 1_023))
+@example(-1, -(1 << 63), 3, 0)
+@example(-1, -3, 4, 0)
+@example((1 << 31) - 1, 0, 7, 0)
+def test_against_the_model(partition_id, hash_id, queues, any_queue):
+    any_queue %= queues
+    chosen = choose(partition_id, hash_id, queues, any_queue)
+    assert chosen == naive(partition_id, hash_id, queues, any_queue)
+    assert 0 <= chosen < queues
+
+
+def test_the_table_of_compat():
+    assert choose(5, 99, 4, 3) == 1
+    assert choose(0, 99, 4, 3) == 0
+    assert choose(-1, 7, 4, 0) == choose(-1, -7, 4, 0) == 3
+    assert choose(-1, -(1 << 63), 4, 3) == 0
+    assert choose(-2, 7, 4, 2) == 2
+    assert choose(-(1 << 31), 7, 4, 6) == 2
