@@ -1,0 +1,280 @@
+"""An engine beside a naive model: long random stories, compared after every step.
+
+Engines that keep what they stored are closed and opened in the middle of the story.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from contract_kit import ENGINES, Kit, done
+from contract_model import Model, ModelProgress, ModelTopic
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, ProgressDelta, QueueRef, ReadStatus
+from ddmq_common.errors import FencedError, NoSuchTopicError
+
+TOPICS = ["a", "b", "%RETRY%g"]
+GROUPS = ["g", "h"]
+KEYS = [b"", b"k1", b"k2"]
+QUEUES = st.integers(0, 2)
+PLACES = st.tuples(st.sampled_from(TOPICS), QUEUES)
+CONTENT = st.tuples(PLACES, st.sampled_from(KEYS), st.binary(max_size=20))
+RANGES = st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+DELTAS = st.tuples(
+    st.sampled_from(GROUPS),
+    PLACES,
+    st.sampled_from(["same", "same", "same", "up", "late", "reset", "old reset"]),
+    st.lists(RANGES, max_size=3),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=2),
+)
+SETTINGS = st.dictionaries(
+    st.sampled_from(["group/1", "group/2", "sub/1"]), st.none() | st.binary(max_size=5), max_size=2
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Rules act on both; invariants compare. `engine_name` is set by the subclass per engine."""
+
+    engine_name: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="ddmq-contract-"))
+        self.engine = ENGINES[self.engine_name](self.directory)
+        self.kit = Kit(self.engine)
+        self.model = Model()
+        self.gone: list[QueueRef] = []
+
+    def teardown(self) -> None:
+        self.engine.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # --- topics
+
+    @rule(name=st.sampled_from(TOPICS), queues=st.integers(1, 3))
+    def make(self, name: str, queues: int) -> None:
+        info = self.kit.make(name, queues)
+        known = self.model.topics.get(name)
+        if known is None:
+            assert info.queues == queues
+            assert all(old.incarnation != info.incarnation for old in self.gone if old.topic == name)
+            self.model.topics[name] = ModelTopic(info.incarnation, [[] for _ in range(queues)])
+        else:
+            assert (info.incarnation, info.queues) == (known.incarnation, len(known.queues))
+
+    @rule(name=st.sampled_from(TOPICS), more=st.integers(0, 1))
+    def grow(self, name: str, more: int) -> None:
+        info = self.kit.backend.topic(name)
+        if info is not None and info.queues + more <= 3:
+            done(self.kit.backend.put_topic(replace(info, queues=info.queues + more), self.kit.soon))
+            self.model.topics[name].queues += [[] for _ in range(more)]
+
+    @precondition(lambda self: len(self.gone) < 8)
+    @rule(name=st.sampled_from(TOPICS))
+    def delete(self, name: str) -> None:
+        topic = self.model.topics.pop(name, None)
+        if topic is None:
+            with pytest.raises(NoSuchTopicError):
+                done(self.kit.backend.delete_topic(name, self.kit.soon))
+        else:
+            self.gone += self.kit.queues(name)
+            done(self.kit.backend.delete_topic(name, self.kit.soon))
+
+    # --- writing
+
+    @rule(contents=st.lists(CONTENT, min_size=1, max_size=5), step_ms=st.sampled_from([0, 0, 1, 500, -2000]))
+    def append(self, contents: list[tuple[tuple[str, int], bytes, bytes]], step_ms: int) -> None:
+        self.kit.clock.now_ms += step_ms
+        records = self._records(contents)
+        for record, result in zip(records, self.kit.append(*records), strict=True):
+            if self.model.takes(record):
+                offset = self.model.store(record, self.kit.clock.now_ms)
+                assert (result.status, result.offset) == (AppendStatus.STORED, offset)
+            else:
+                assert (result.status, result.offset) == (AppendStatus.REFUSED, -1)
+                assert isinstance(result.error, NoSuchTopicError)
+
+    @rule(contents=st.lists(CONTENT, max_size=3), deltas=st.lists(DELTAS, max_size=3), changes=SETTINGS)
+    def commit(self, contents: list, deltas: list, changes: dict[str, bytes | None]) -> None:  # type: ignore[type-arg]
+        records = self._records(contents)
+        progress = [found for found in map(self._delta, deltas) if found is not None]
+        call = self.kit.backend.commit(CommitBatch(records, progress, changes), self.kit.soon)
+        if not all(map(self.model.takes, records)):
+            with pytest.raises((NoSuchTopicError, FencedError)):
+                done(call)
+        elif self._fenced(progress):
+            with pytest.raises(FencedError):
+                done(call)
+        else:
+            now_ms = self.kit.clock.now_ms
+            expected = [self.model.store(record, now_ms) for record in records]
+            assert [result.offset for result in done(call)] == expected
+            for delta in progress:
+                self._known(delta).apply(delta)
+            for key, value in changes.items():
+                self.model.settings.pop(key, None)
+                if value is not None:
+                    self.model.settings[key] = value
+
+    @rule(contents=st.lists(CONTENT, min_size=2, max_size=8))
+    def append_without_waiting(self, contents: list) -> None:  # type: ignore[type-arg]
+        records = self._records(contents)
+        calls = [self.kit.backend.append([record], self.kit.soon) for record in records]
+        for record, call in zip(records, calls, strict=True):
+            expected = self.model.store(record, self.kit.clock.now_ms) if self.model.takes(record) else -1
+            assert done(call)[0].offset == expected
+
+    @precondition(lambda self: self.engine.persists)
+    @rule()
+    def reopen(self) -> None:
+        self.engine.reopen()
+
+    # --- asking
+
+    @rule(place=PLACES, offset=st.integers(0, 40), count_max=st.integers(1, 6), bytes_max=st.integers(0, 200))
+    def read(self, place: tuple[str, int], offset: int, count_max: int, bytes_max: int) -> None:
+        found = self._ref(place)
+        if found is None:
+            return
+        stored = self.model.topics[place[0]].queues[place[1]]
+        batch = self.kit.read(found, offset, count_max, bytes_max)
+        if offset > len(stored):
+            assert (batch.status, batch.bounds) == (ReadStatus.OUT_OF_RANGE, Bounds(0, len(stored)))
+            return
+        expected, size = [], 0
+        for record in stored[offset : offset + count_max]:
+            size += len(record.new.delivery)
+            if expected and size > bytes_max:
+                break
+            expected.append(record)
+        assert batch.status is (ReadStatus.DATA if expected else ReadStatus.NONE)
+        assert [bytes(delivery) for delivery in batch.deliveries] == [
+            record.new.delivery for record in expected
+        ]
+        assert list(batch.offsets) == list(range(offset, offset + len(expected)))
+        assert batch.next_offset == offset + len(expected)
+        for index, record in enumerate(expected):
+            full = batch.record(index)
+            assert (full.message_id, full.stored_ms, full.born_ms) == (
+                record.new.message_id,
+                record.stored_ms,
+                record.new.born_ms,
+            )
+
+    @rule(place=PLACES, back_ms=st.integers(-5, 3000))
+    def offset_for_time(self, place: tuple[str, int], back_ms: int) -> None:
+        found = self._ref(place)
+        if found is not None:
+            stored = self.model.topics[place[0]].queues[place[1]]
+            wall_ms = self.model.last_ms - back_ms
+            expected = sum(record.stored_ms < wall_ms for record in stored)
+            assert done(self.kit.backend.offset_for_time(found, wall_ms)) == expected
+
+    @rule(name=st.sampled_from(TOPICS), key=st.sampled_from(KEYS[1:]), count_max=st.integers(1, 4))
+    def find(self, name: str, key: bytes, count_max: int) -> None:
+        if name in self.model.topics:
+            stored = [record for queue in self.model.topics[name].queues for record in queue]
+            hits = sorted((record for record in stored if record.new.key == key), key=lambda hit: -hit.order)
+            found = done(self.kit.backend.find(name, key=key, count_max=count_max))
+            assert [hit.message_id for hit in found] == [hit.new.message_id for hit in hits][:count_max]
+
+    @invariant()
+    def same_topics_and_settings(self) -> None:
+        found = {name: (info.incarnation, info.queues) for name, info in self.kit.backend.topics().items()}
+        expected = {name: (topic.incarnation, len(topic.queues)) for name, topic in self.model.topics.items()}
+        assert {name: found[name] for name in found if name in TOPICS} == expected
+        for key in ("group/1", "group/2", "sub/1"):
+            assert self.kit.backend.setting(key) == self.model.settings.get(key)
+
+    @invariant()
+    def same_bounds(self) -> None:
+        asked = [queue for name in self.model.topics for queue in self.kit.queues(name)]
+        expected = [Bounds(0, len(queue)) for topic in self.model.topics.values() for queue in topic.queues]
+        assert done(self.kit.backend.bounds([*asked, *self.gone])) == [*expected, *[None] * len(self.gone)]
+
+    @invariant()
+    def same_progress(self) -> None:
+        for group in GROUPS:
+            for name, topic in self.model.topics.items():
+                views = done(self.kit.backend.progress(group, self.kit.queues(name)))
+                blank = ModelProgress()
+                known = [topic.progress.get((group, index), blank) for index in range(len(topic.queues))]
+                assert views == [progress.view() for progress in known]
+
+    # --- making
+
+    def _records(self, contents: list) -> list[NewRecord]:  # type: ignore[type-arg]
+        return [self.kit.new(name, index, body, key) for (name, index), key, body in contents]
+
+    def _ref(self, place: tuple[str, int]) -> QueueRef | None:
+        topic = self.model.topics.get(place[0])
+        if topic is None or place[1] >= len(topic.queues):
+            return None
+        return QueueRef(place[0], topic.incarnation, place[1])
+
+    def _delta(self, drawn: tuple) -> ProgressDelta | None:  # type: ignore[type-arg]
+        group, place, kind, finished, attempts = drawn
+        queue = self._ref(place)
+        if queue is None:
+            return None
+        known = self.model.progress(group, *place)
+        epoch, generation = known.epoch, known.generation
+        if kind == "reset":
+            return ProgressDelta(group, queue, epoch, generation + 1, reset_to=len(finished) * 5)
+        if kind == "old reset":
+            return ProgressDelta(group, queue, epoch, generation, reset_to=0)
+        epoch += {"up": 1, "late": -1}.get(kind, 0)
+        return ProgressDelta(group, queue, max(0, epoch), generation, tuple(finished), tuple(attempts))
+
+    def _known(self, delta: ProgressDelta) -> ModelProgress:
+        return self.model.progress(delta.group, delta.queue.topic, delta.queue.queue_id)
+
+    def _fenced(self, progress: list[ProgressDelta]) -> bool:
+        """What the model says of the deltas applied one after the other to copies."""
+        copies: dict[tuple[str, QueueRef], ModelProgress] = {}
+        for delta in progress:
+            known = self._known(delta)
+            copy = copies.setdefault(
+                (delta.group, delta.queue), ModelProgress(epoch=known.epoch, generation=known.generation)
+            )
+            if copy.refuses(delta):
+                return True
+            copy.apply(delta)
+        return False
+
+
+def _run(name: str, examples: int, steps: int) -> None:
+    machine = type(f"Machine_{name}", (EngineMachine,), {"engine_name": name})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_an_engine_does_what_the_model_does(name: str) -> None:
+    _run(name, examples=30, steps=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_an_engine_does_what_the_model_does_at_length(name: str) -> None:
+    _run(name, examples=60, steps=120)
