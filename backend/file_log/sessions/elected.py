@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from backend.completion import Completion
 from backend.file_log.sessions.member.mirror import Watchers, differences
@@ -42,15 +43,19 @@ class ElectedMembership:
         self._held: set[QueueRef] = set()
         self._inner: Membership | None = None
         self._turn = 0
+        self.moving = True  # has no place at the present backend yet
 
     def enter(self, backend: Backend) -> None:
         """Join at `backend`; whatever an earlier one still says is not heard."""
         self._turn += 1
+        self.moving = False
         self._inner = backend.join(self._group, self._topic, _Relay(self, self._turn))
 
     def move(self) -> None:
         """Everything held is lost."""
         self._turn += 1
+        self.moving = True
+        self._inner = None
         queues = sorted(self._held)
         self._held.clear()
         if queues:
@@ -122,13 +127,30 @@ class ElectedBackend(Backend):
             membership.move()
         self._unwatch()
         self._adopt(backend)
-        for request in leftovers:
-            if not request.done:
-                request.reissue(backend)
-        for membership in list(self._memberships):
-            self._enter(membership)
+        commits = [request.reissue(backend) for request in leftovers if not request.done]
+        self._join_after([commit for commit in commits if commit is not None])
         for key in changed:
             self._watchers.tell(key)
+
+    def _join_after(self, commits: Sequence[Completion[Any]]) -> None:
+        """Join again once progress under the old epochs is in: a grant would fence it."""
+        waiting = len(commits)
+
+        def answered(_: object) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                self._join_all()
+
+        for commit in commits:
+            commit.then(answered)
+        if not commits:
+            self._join_all()
+
+    def _join_all(self) -> None:
+        for membership in list(self._memberships):
+            if membership.moving:
+                self._enter(membership)
 
     def _enter(self, membership: ElectedMembership) -> None:
         try:

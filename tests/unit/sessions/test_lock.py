@@ -26,7 +26,8 @@ def test_a_second_opening_is_refused_and_names_the_holder(tmp_path: Path) -> Non
 def test_a_killed_holder_gives_it_back(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib; from backend.file_log.lock import DirectoryLock\n"
-        "lock = DirectoryLock.acquire(pathlib.Path(sys.argv[1]), 1); print('held', flush=True); sys.stdin.read()"
+        "lock = DirectoryLock.acquire(pathlib.Path(sys.argv[1]), 1)\n"
+        "print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -22,12 +22,12 @@ from backend.file_log.sessions.member.link import Link
 from backend.file_log.sessions.member.mirror import Mirror
 from backend.file_log.sessions.member.reading import Reads, RemoteReads
 from backend.file_log.sessions.member.requests import (
-    RECORD_BYTES,
     AppendCall,
     AppendFrame,
     CommitRequest,
     PlainRequest,
     Request,
+    append_bytes,
 )
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, deadline_of, timeout_ms
@@ -127,13 +127,10 @@ class MemberBackend(Backend):
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         call = AppendCall(records, deadline, completion)
-        size = RECORD_BYTES * len(records)
-        for record in records:
-            size += len(record.delivery)
+        size = append_bytes(records)
         waits_for = self._durability(records)
-        if self._batch and (
-            waits_for != self._batch_class or self._batch_bytes + size > self.limits.batch_bytes
-        ):
+        full = self._batch_bytes + size > min(self.limits.batch_bytes, self.link.room)
+        if self._batch and (full or waits_for != self._batch_class):
             self._flush_batch()
         if not self._batch:
             self._batch_class = waits_for
@@ -237,7 +234,7 @@ class MemberBackend(Backend):
     def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
         if self._draining:
             raise DrainingError("this process is draining; it joins no group any more")
-        return self._memberships.join(group, topic, listener, self.link.ready)
+        return self._memberships.join(group, topic, listener)
 
     # --- the engine itself
 
@@ -294,8 +291,10 @@ class MemberBackend(Backend):
             self._memberships.refused(ident, codec.error_from(codec.decode_fault(body)))
 
     def on_ready(self) -> None:
-        self._memberships.session_ready()
         self.on_ready_hook()
+
+    def on_caught_up(self) -> None:
+        self._memberships.session_ready()
 
     def on_position(self, position: int) -> None:
         self._reads.on_position(position)

@@ -1,8 +1,8 @@
 """Memberships at a member: what it holds, and how it joins again at every new session.
 
 When the session is lost, everything held is lost with it (the writer has released it); joining again
-brings new assignments under higher epochs. The order at a new session is: unanswered progress first,
-then joins, so that acknowledgements of the old epoch come before anybody is granted a newer one.
+brings new assignments under higher epochs. At a new session progress that was not answered is sent
+again and answered before anything is joined: a grant would fence it.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ class MembershipTable:
         self.push = push
         self._next_ident = next_ident
         self._by_ident: dict[int, RemoteMembership] = {}
+        self._open = False  # a session stands and has caught up
 
     def __contains__(self, ident: int) -> bool:
         return ident in self._by_ident
 
-    def join(self, group: str, topic: str, listener: MembershipListener, ready: bool) -> RemoteMembership:
+    def join(self, group: str, topic: str, listener: MembershipListener) -> RemoteMembership:
         """A new membership; joined at once when a session is there."""
         membership = RemoteMembership(self, group, topic, listener)
-        self._enter(membership, ready)
+        self._enter(membership)
         return membership
 
     def leave(self, membership: RemoteMembership) -> None:
@@ -67,13 +68,15 @@ class MembershipTable:
 
     def session_ready(self) -> None:
         """Join again, everything, under new ids."""
+        self._open = True
         memberships = list(self._by_ident.values())
         self._by_ident.clear()
         for membership in memberships:
-            self._enter(membership, True)
+            self._enter(membership)
 
     def session_lost(self) -> None:
         """Nothing is held any more."""
+        self._open = False
         for membership in list(self._by_ident.values()):
             membership.joined = False
             queues = sorted(membership.held)
@@ -90,7 +93,7 @@ class MembershipTable:
     def retry(self) -> None:
         """Ask again where joining was refused."""
         for membership in self._by_ident.values():
-            if not membership.joined:
+            if not membership.joined and self._open:
                 self._ask(membership)
 
     def assigned(self, ident: int, body: bytes) -> None:
@@ -112,10 +115,10 @@ class MembershipTable:
             membership.held.difference_update(queues)
             membership.listener.lost(queues)
 
-    def _enter(self, membership: RemoteMembership, ready: bool) -> None:
+    def _enter(self, membership: RemoteMembership) -> None:
         membership.ident = self._next_ident()
         self._by_ident[membership.ident] = membership
-        if ready:
+        if self._open:
             self._ask(membership)
 
     def _ask(self, membership: RemoteMembership) -> None:

@@ -51,6 +51,9 @@ class Owner(Protocol):
     def on_ready(self) -> None:
         """The session stands; unanswered requests have been sent again, held ones follow after this."""
 
+    def on_caught_up(self) -> None:
+        """What was sent again has been answered, if anything; once per session, after `on_ready`."""
+
     def on_position(self, position: int) -> None:
         """An answer carried the durable position."""
 
@@ -73,6 +76,7 @@ class Link:
         self._pipe: Pipe | None = None
         self._held: dict[Request, None] = {}  # in order
         self._sent: dict[int, Request] = {}
+        self._catching_up: set[Request] = set()  # commits sent again in this session, not answered
         self._wheel: Wheel[Request] = Wheel(SLOT_S)
         self._bytes = 0
         self._ident = 0
@@ -92,6 +96,11 @@ class Link:
     def outstanding(self) -> int:
         """Requests sent or held."""
         return len(self._sent) + len(self._held)
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still be submitted."""
+        return self.limits.in_flight_bytes_max - self._bytes
 
     @property
     def attached(self) -> bool:
@@ -154,10 +163,10 @@ class Link:
         for timer in (self._tick_timer, self._ping_timer):
             timer.stop()
             timer.close()
-        if self._pipe is not None:
-            self._pipe.flush()
-            self._pipe.close()
-        self._pipe, self.ready = None, False
+        pipe, self._pipe, self.ready = self._pipe, None, False
+        if pipe is not None:
+            pipe.flush()
+            pipe.close()
         pending = [*self._sent.values(), *self._held]
         self._sent.clear()
         self._held.clear()
@@ -237,8 +246,7 @@ class Link:
 
     def _has_room(self, request: Request) -> bool:
         limits = self.limits
-        room = limits.in_flight_bytes_max - self._bytes
-        if request.size <= room and self.outstanding < limits.requests_max:
+        if request.size <= self.room and self.outstanding < limits.requests_max:
             return True
         self._metrics.cell(catalogue.SESSION_REFUSED, "in flight").value += 1
         error = BoundReachedError(
@@ -250,12 +258,16 @@ class Link:
 
     def _send(self, request: Request) -> None:
         assert self._pipe is not None
-        body = request.body(self._clock.monotonic())
-        if len(body) > self.limits.frame_bytes_max:
+        try:
+            body = request.body(self._clock.monotonic())
+            if len(body) > self.limits.frame_bytes_max:
+                self._metrics.cell(catalogue.SESSION_REFUSED, "frame").value += 1
+                raise BoundReachedError(
+                    f"a request of {len(body)} bytes; allowed: {self.limits.frame_bytes_max}"
+                )
+        except (ValueError, TypeError, OverflowError, BoundReachedError) as error:
             self._forget(request)
-            self._metrics.cell(catalogue.SESSION_REFUSED, "frame").value += 1
-            error = f"a request of {len(body)} bytes; allowed: {self.limits.frame_bytes_max}"
-            request.faulted(BoundReachedError(error))
+            self._refused(request, error)
             return
         request.ident = self.next_ident()
         request.sent = True
@@ -268,6 +280,10 @@ class Link:
         if request.sent:
             self._sent.pop(request.ident, None)
         self._held.pop(request, None)
+        if request in self._catching_up:
+            self._catching_up.discard(request)
+            if not self._catching_up and self.ready:
+                self.loop.run_callback(self._caught_up)
         self._bytes -= request.size
         request.size = 0
 
@@ -310,8 +326,12 @@ class Link:
                 self._owner.on_push(Kind.FAULT, ident, codec.encode(codec.error_row(error)))
             return
         self._forget(request)
-        splits = isinstance(request, AppendFrame) and isinstance(error, (CallerError, ValueError))
-        if splits and isinstance(request, AppendFrame) and len(request.calls) > 1:
+        self._refused(request, error)
+
+    def _refused(self, request: Request, error: Exception) -> None:
+        """Settle with `error`; calls that shared a frame are tried apart when one of them may be at fault."""
+        may_split = isinstance(error, (CallerError, BoundReachedError, ValueError, TypeError, OverflowError))
+        if may_split and isinstance(request, AppendFrame) and len(request.calls) > 1:
             for part in request.split():
                 self.submit(part)
         elif not request.done:
@@ -319,11 +339,19 @@ class Link:
 
     def _on_ready(self) -> None:
         self.ready = True
-        for request in [request for request in self._held if request.sent]:
+        again = [request for request in self._held if request.sent and not request.done]
+        self._catching_up.update(request for request in again if isinstance(request, CommitRequest))
+        for request in again:
             self._unhold(request)
         self._owner.on_ready()
+        if not self._catching_up:
+            self._caught_up()
         while self._held and self._pipe is not None:
             self._unhold(next(iter(self._held)))
+
+    def _caught_up(self) -> None:
+        if self.ready:
+            self._owner.on_caught_up()
 
     def _unhold(self, request: Request) -> None:
         if request.done:
@@ -348,6 +376,7 @@ class Link:
             else:
                 unknown.append(request)
         self._sent.clear()
+        self._catching_up.clear()
         self._held = {**again, **self._held}
         for request in unknown:
             self._count_unanswered(request)

@@ -79,8 +79,8 @@ class Request(ABC):
         self.faulted(error)
 
     @abstractmethod
-    def reissue(self, backend: Backend) -> None:
-        """Ask `backend` instead."""
+    def reissue(self, backend: Backend) -> Completion[Any] | None:
+        """Ask `backend` instead. For commits: what tells when it is answered."""
 
     def expire(self, now: float) -> float | None:
         """Its deadline has come. Returns the next one, or None when it is settled."""
@@ -92,6 +92,14 @@ class Request(ABC):
         if not self.done:
             what = self.kind.name.lower()
             self.faulted(gone(what) if self.sent else unsent(what))
+
+
+def append_bytes(records: Sequence[NewRecord]) -> int:
+    """What records weigh in flight."""
+    size = RECORD_BYTES * len(records)
+    for record in records:
+        size += len(record.delivery)
+    return size
 
 
 class AppendCall:
@@ -177,8 +185,8 @@ class AppendFrame(Request):
 
     def split(self) -> list[AppendFrame]:
         """One frame per call: bad arguments of one call are not to refuse the others."""
-        size = self.size // len(self.calls)
-        return [AppendFrame([call], size) for call in self.calls if not call.completion.done]
+        weigh = append_bytes
+        return [AppendFrame([call], weigh(call.records)) for call in self.calls if not call.completion.done]
 
     def reissue(self, backend: Backend) -> None:
         for call in self.calls:
@@ -219,8 +227,10 @@ class CommitRequest(Request):
     def faulted(self, error: Exception) -> None:
         self.completion.fail(error)
 
-    def reissue(self, backend: Backend) -> None:
-        backend.commit(self.batch, self.deadline, self.completion)
+    def reissue(self, backend: Backend) -> Completion[Any]:
+        answered = backend.commit(self.batch, self.deadline)
+        relay(answered, self.completion)
+        return answered
 
 
 class PlainRequest(Request):

@@ -1,0 +1,263 @@
+"""What the session tests share: a writer and members on one hub, a raw client, ways to wait."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gevent
+
+from backend.completion import Completion
+from backend.file_log.lock import DirectoryLock
+from backend.file_log.sessions.elected import ElectedBackend
+from backend.file_log.sessions.election import Election, Opened
+from backend.file_log.sessions.member.backend import MemberBackend
+from backend.file_log.sessions.wire import codec, place
+from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, Kind, SessionLimits, frame
+from backend.file_log.sessions.writer.server import SessionServer
+from backend.memory import MemoryBackend
+from backend.port import Assignment
+from backend.records import AppendResult, NewRecord, QueueRef, TopicInfo
+from ddmq_common.clock import SystemClock
+from ddmq_common.delivery import encode
+from ddmq_common.metrics.registry import Registry
+
+T = TypeVar("T")
+PATIENCE_S = 20.0
+CLOCK = SystemClock()
+_ids = itertools.count(1)
+
+
+def soon() -> float:
+    """A deadline that is not meant to pass."""
+    return CLOCK.monotonic() + PATIENCE_S
+
+
+def done(completion: Completion[T]) -> T:
+    return completion.wait(PATIENCE_S)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Let the hub run until `condition` holds."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up, f"still not so after {PATIENCE_S} s: {what}"
+        gevent.sleep(0.001)
+
+
+def record(topic: str = "orders", queue_id: int = 0, body: bytes = b"body") -> NewRecord:
+    return NewRecord(topic, queue_id, next(_ids).to_bytes(16, "big"), 5, encode(b"", body, b"", None))
+
+
+def queue(topic: str = "orders", queue_id: int = 0) -> QueueRef:
+    return QueueRef(topic, 1, queue_id)
+
+
+class Engine(MemoryBackend):
+    """The memory engine, counting what it is asked; `close` leaves it whole, as a killed writer's disk."""
+
+    def __init__(self) -> None:
+        super().__init__(CLOCK)
+        self.appends = 0
+        self.commits = 0
+        self.reads = 0
+
+    def append(
+        self,
+        records: Sequence[NewRecord],
+        deadline: float,
+        into: Completion[list[AppendResult]] | None = None,
+    ) -> Completion[list[AppendResult]]:
+        self.appends += 1
+        return super().append(records, deadline, into)
+
+    def commit(self, *args: Any, **more: Any) -> Completion[list[AppendResult]]:
+        self.commits += 1
+        return super().commit(*args, **more)
+
+    def close(self) -> None:
+        """Only `end` closes it."""
+
+    def end(self) -> None:
+        super().close()
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+        self.epochs: list[int] = []
+
+    def assigned(self, assignment: Assignment) -> None:
+        self.events.append(("assigned", assignment.queues))
+        self.epochs.append(assignment.epoch)
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        self.events.append(("revoked", tuple(queues)))
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        self.events.append(("lost", tuple(queues)))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.events]
+
+
+class House:
+    """One directory, one engine that outlives its writers, and processes that are not processes."""
+
+    def __init__(self, directory: Path, limits: SessionLimits | None = None) -> None:
+        self.directory = directory
+        self.limits = limits or SessionLimits()
+        self.engine = Engine()
+        self.metrics = Registry()
+        self.position = 0
+        self._elections: list[Election] = []
+        self._closers: list[Callable[[], None]] = []
+
+    def open_writer(self, directory: Path, lock: DirectoryLock) -> Opened:
+        return Opened(self.engine)
+
+    def enter(
+        self, may_write: bool = True, metrics: Registry | None = None
+    ) -> tuple[Election, ElectedBackend]:
+        """One more process."""
+        election = Election(
+            self.directory, self.open_writer, CLOCK, metrics or Registry(), self.limits, may_write
+        )
+        self._elections.append(election)
+        return election, election.start()
+
+    def serve(self, limits: SessionLimits | None = None) -> SessionServer:
+        """Only a server, without lock and election."""
+        server = SessionServer(
+            self.engine, self.directory, CLOCK, self.metrics, limits or self.limits, lambda: self.position
+        )
+        self._closers.append(server.close)
+        return server
+
+    def member(self, limits: SessionLimits | None = None) -> MemberBackend:
+        """A member with a session, which nobody renews."""
+        member = MemberBackend(CLOCK, Registry(), limits or self.limits)
+        self._closers.append(member.close)
+        self.attach(member)
+        return member
+
+    def attach(self, member: MemberBackend) -> None:
+        sock = place.connect(self.directory)
+        assert sock is not None
+        member.link.attach(sock)
+        until(lambda: member.link.ready or not member.link.attached, "the member has its session")
+
+    def make(self, name: str = "orders", queues: int = 1) -> None:
+        done(self.engine.put_topic(TopicInfo(name, 0, queues), soon()))
+
+    def close(self) -> None:
+        for close in [*self._closers, *(election.close for election in self._elections)]:
+            close()
+        self.engine.end()
+
+
+@contextmanager
+def house(directory: Path, **limits: Any) -> Iterator[House]:
+    home = House(directory, SessionLimits(**limits))
+    try:
+        yield home
+    finally:
+        home.close()
+
+
+class RawClient:
+    """The other end of the socket, byte by byte."""
+
+    def __init__(self, directory: Path, greet: bool = True) -> None:
+        sock = place.connect(directory)
+        assert sock is not None
+        self.sock = sock
+        self._got = b""
+        self.ended = False
+        if greet:
+            self.send(Kind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
+            self.next(Kind.READY)
+
+    def send(self, kind: int, ident: int, body: bytes) -> None:
+        self.raw(frame(Kind(kind), ident, body))
+
+    def raw(self, data: bytes) -> None:
+        self.sock.send(data)
+
+    def next(self, *wanted: Kind) -> tuple[Kind, int, bytes]:
+        """The next frame of one of these kinds; others are passed over."""
+        while True:
+            until(self._has_frame, f"a frame of kind {wanted}")
+            length, kind, ident = HEAD.unpack_from(self._got)
+            body, self._got = self._got[HEAD.size : HEAD.size + length], self._got[HEAD.size + length :]
+            if kind in wanted:
+                return Kind(kind), ident, body
+
+    def _has_frame(self) -> bool:
+        self._receive()
+        if len(self._got) < HEAD.size:
+            return False
+        return len(self._got) >= HEAD.size + HEAD.unpack_from(self._got)[0]
+
+    def _receive(self) -> None:
+        try:
+            data = self.sock.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        self.ended = self.ended or not data
+        self._got += data
+
+    def until_ended(self) -> None:
+        def ended() -> bool:
+            self._receive()
+            return self.ended
+
+        until(ended, "the writer ends the session")
+
+    @property
+    def unread(self) -> list[Kind]:
+        """Kinds of the frames that are there and not taken."""
+        self._receive()
+        kinds, at = [], 0
+        while at + HEAD.size <= len(self._got):
+            length, kind, _ = HEAD.unpack_from(self._got, at)
+            kinds.append(Kind(kind))
+            at += HEAD.size + length
+        return kinds
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class RawServer:
+    """A writer that only takes; what it says is up to the test."""
+
+    def __init__(self, directory: Path) -> None:
+        self.listener = place.listen(directory)
+
+    def accept(self) -> socket.socket:
+        found: list[socket.socket] = []
+
+        def accepted() -> bool:
+            try:
+                found.append(self.listener.accept()[0])
+            except BlockingIOError:
+                return False
+            return True
+
+        until(accepted, "a connection")
+        found[0].setblocking(False)
+        return found[0]
+
+    def close(self) -> None:
+        self.listener.close()

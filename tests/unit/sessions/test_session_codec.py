@@ -1,0 +1,126 @@
+"""Bodies there and back; what does not have the shape never passes."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from backend.capabilities import Durability
+from backend.file_log.lock import DirectoryInUseError
+from backend.file_log.sessions.wire import codec
+from backend.file_log.sessions.wire.protocol import deadline_of, timeout_ms
+from backend.records import (
+    AppendResult,
+    AppendStatus,
+    CommitBatch,
+    NewRecord,
+    ProgressDelta,
+    ProgressView,
+    QueueRef,
+    TopicInfo,
+)
+from ddmq_common import errors
+
+QUEUE = QueueRef("orders", 3, 1)
+RECORD = NewRecord("orders", 1, b"i" * 16, 12345, b"\x00\xffbytes", b"key", b"tag", 1, 99, {"R": "ü"})
+
+
+def fields(record: NewRecord) -> list[object]:
+    return [getattr(record, name) for name in NewRecord.__slots__]
+
+
+def test_records_to_append() -> None:
+    bare = NewRecord("t", 0, b"\0" * 16, 0, b"")
+    left, rows = codec.decode_append(codec.encode((250, [codec.record_row(RECORD), codec.record_row(bare)])))
+    assert left == 250
+    assert [fields(record) for record in codec.records_from(rows)] == [fields(RECORD), fields(bare)]
+
+
+def test_results_with_every_status_and_class() -> None:
+    results = [
+        AppendResult(AppendStatus.STORED, 7, Durability.DURABLE, None),
+        AppendResult(AppendStatus.STORED, 8, Durability.WRITTEN, None),
+        AppendResult(AppendStatus.REFUSED, -1, Durability.DURABLE, errors.NoSuchTopicError("no topic x")),
+        AppendResult(AppendStatus.UNKNOWN, -1, Durability.WRITTEN, errors.RemoteError("late")),
+        AppendResult(AppendStatus.NOT_STORED, -1, Durability.WRITTEN, errors.BoundReachedError("full")),
+    ]
+    position, found = codec.decode_results(codec.encode_results(1 << 40, results))
+    assert position == 1 << 40
+    assert [result[:3] for result in found] == [result[:3] for result in results]
+    assert [repr(result.error) for result in found] == [repr(result.error) for result in results]
+    assert codec.decode_results(codec.encode_results(0, [])) == (0, [])
+
+
+def test_commits() -> None:
+    batch = CommitBatch(
+        [RECORD],
+        [
+            ProgressDelta("g", QUEUE, 4, 2, [(0, 5), (7, 9)], [(5, 3)]),
+            ProgressDelta("g", QUEUE, 4, 3, [], [], 1 << 60),
+        ],
+        {"group/g": b"\x00x", "gone": None},
+    )
+    left, found = codec.decode_commit(codec.encode(codec.commit_row(batch, 1)))
+    assert left == 1
+    assert list(found.progress) == list(batch.progress)
+    assert found.settings == batch.settings
+    assert fields(found.records[0]) == fields(RECORD)
+
+
+def test_topics_and_progress() -> None:
+    info = TopicInfo("orders", 3, 8, Durability.WRITTEN, False, True, "only", 1000, "topics.yaml")
+    assert codec.topic_from(codec.decode_topic(codec.encode(codec.topic_row(info)))) == info
+    views = [ProgressView(None, (), {}, 0, 0), ProgressView(5, ((7, 9),), {6: 2}, 3, 1)]
+    assert codec.decode_views(codec.encode([codec.view_row(view) for view in views])) == views
+
+
+@pytest.mark.parametrize("kind", [*codec._ERRORS.values()])
+def test_every_error_keeps_its_class_and_text(kind: type[Exception]) -> None:
+    row = codec.decode_fault(codec.encode(codec.error_row(kind("what was wrong"))))
+    assert type(codec.error_from(row)) is kind
+    assert str(codec.error_from(row)) == "what was wrong"
+
+
+def test_every_error_of_the_tree_has_a_code_of_its_own() -> None:
+    tree = {
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.DdmqError) and kind is not errors.DdmqError
+    }
+    assert tree <= set(codec._ERRORS.values())
+
+
+def test_other_errors_travel_as_the_nearest() -> None:
+    assert type(codec.error_from(codec.error_row(DirectoryInUseError("x")))) is errors.CallerError
+    foreign = codec.error_from(codec.error_row(KeyError("x")))
+    assert type(foreign) is errors.RemoteError
+    assert "KeyError" in str(foreign)
+    assert type(codec.error_from((200, "from a newer version"))) is errors.RemoteError
+
+
+def test_mutated_bodies_raise_or_parse_but_never_anything_else() -> None:
+    chance = random.Random(11)
+    commit = codec.encode(codec.commit_row(CommitBatch([RECORD], [ProgressDelta("g", QUEUE, 1, 0)]), 9))
+    decoders = [codec.decode_commit, codec.decode_append, codec.decode_results, codec.decode_topics]
+    parsed = 0
+    for _ in range(20_000):
+        body = bytearray(commit)
+        for _ in range(chance.randint(1, 4)):
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        cut = bytes(body[: chance.randint(0, len(body))] if chance.random() < 0.3 else body)
+        try:
+            chance.choice(decoders)(cut)
+            parsed += 1
+        except (msgspec.MsgspecError, ValueError):
+            pass
+    assert 0 < parsed < 20_000
+
+
+def test_deadlines_travel_as_time_left() -> None:
+    assert timeout_ms(10.0, 9.9995) == 1
+    assert timeout_ms(10.0, 11.0) == 0
+    assert timeout_ms(float("inf"), 0.0) == 86_400_000
+    assert deadline_of(1500, 100.0) == 101.5
+    assert deadline_of(-5, 100.0) == 100.0

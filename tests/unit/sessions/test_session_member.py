@@ -1,0 +1,371 @@
+"""A member: batching, deadlines, what becomes of requests when the writer goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from session_kit import CLOCK, Heard, RawServer, done, house, queue, record, soon, until
+
+from backend.capabilities import Durability
+from backend.completion import Completion
+from backend.file_log.sessions.member.backend import MemberBackend
+from backend.file_log.sessions.wire import place
+from backend.file_log.sessions.wire.protocol import SessionLimits
+from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
+from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
+from ddmq_common.metrics.registry import Registry
+
+FINISH = CommitBatch(progress=[ProgressDelta("g", queue(), 0, 0, [(0, 1)])])
+
+
+def statuses(completion: Completion[list[AppendResult]]) -> list[AppendStatus]:
+    return [result.status for result in done(completion)]
+
+
+def stuck_member(directory: Path, **limits: object) -> tuple[MemberBackend, RawServer]:
+    """A member that is welcomed by nobody."""
+    server = RawServer(directory)
+    member = MemberBackend(CLOCK, Registry(), SessionLimits(**limits))  # type: ignore[arg-type]
+    sock = place.connect(directory)
+    assert sock is not None
+    member.link.attach(sock)
+    return member, server
+
+
+def test_small_appends_of_one_turn_travel_together(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        home.serve()
+        member = home.member()
+        calls = [member.append([record(body=b"%d" % n)], soon()) for n in range(200)]
+        assert [done(call)[0].offset for call in calls] == list(range(200))
+        assert home.engine.appends == 1
+
+
+def test_a_turn_of_many_bytes_travels_in_several(tmp_path: Path) -> None:
+    with house(tmp_path, batch_bytes=10_000) as home:
+        home.make()
+        home.serve()
+        member = home.member()
+        calls = [member.append([record(body=b"x" * 1000)], soon()) for _ in range(50)]
+        assert [done(call)[0].offset for call in calls] == list(range(50))
+        assert 5 <= home.engine.appends <= 8
+
+
+def test_appends_and_commits_keep_their_order(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        home.serve()
+        member = home.member()
+        calls = []
+        for _ in range(20):
+            calls.append(member.append([record()], soon()))
+            calls.append(member.commit(CommitBatch([record()]), soon()))
+        assert [done(call)[0].offset for call in calls] == list(range(40))
+
+
+def test_durable_and_written_appends_do_not_share_a_frame(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        fast = TopicInfo("fast", 0, 1, durability=Durability.WRITTEN)
+        done(home.engine.put_topic(fast, soon()))
+        home.serve()
+        member = home.member()
+        topics = ["orders", "orders", "fast", "fast", "orders"]
+        calls = [member.append([record(topic)], soon()) for topic in topics]
+        assert [done(call)[0].offset for call in calls] == [0, 1, 0, 1, 2]
+        assert home.engine.appends == 3
+
+
+def test_bad_arguments_of_one_call_do_not_refuse_the_others(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        home.serve()
+        member = home.member()
+        bad = record()
+        bad.born_ms = 1 << 70
+        calls = [member.append([one], soon()) for one in (record(), bad, record())]
+        assert [statuses(call) for call in calls] == [
+            [AppendStatus.STORED],
+            [AppendStatus.REFUSED],
+            [AppendStatus.STORED],
+        ]
+
+
+def test_an_append_larger_than_a_frame_is_refused_alone(tmp_path: Path) -> None:
+    with house(tmp_path, frame_bytes_max=5000) as home:
+        home.make()
+        home.serve()
+        member = home.member()
+        calls = [member.append([record(body=b"x" * size)], soon()) for size in (10, 9000, 20)]
+        assert [done(call)[0].status for call in calls] == [
+            AppendStatus.STORED,
+            AppendStatus.REFUSED,
+            AppendStatus.STORED,
+        ]
+        assert isinstance(done(calls[1])[0].error, BoundReachedError)
+
+
+def test_its_own_changes_are_seen_when_they_are_answered(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.serve()
+        member = home.member()
+        told: list[str] = []
+        member.watch_settings(told.append)
+        made = done(member.put_topic(TopicInfo("orders", 0, 2), soon()))
+        assert member.topic("orders") == made
+        done(member.commit(CommitBatch(settings={"group/g": b"1"}), soon()))
+        assert member.setting("group/g") == b"1"
+        assert member.settings("group/") == {"group/g": b"1"}
+        done(member.commit(CommitBatch(settings={"group/g": None}), soon()))
+        assert member.setting("group/g") is None
+        done(member.delete_topic("orders", soon()))
+        assert member.topics() == {}
+        assert told == ["topic/orders", "group/g", "group/g", "topic/orders"]
+
+
+def test_members_see_each_other_s_changes(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.serve()
+        one, other = home.member(), home.member()
+        done(one.put_topic(TopicInfo("orders", 0, 2), soon()))
+        done(one.commit(CommitBatch(settings={"k": b"v"}), soon()))
+        until(lambda: other.setting("k") == b"v" and other.topic("orders"), "the other sees it")
+
+
+# --- when the writer goes
+
+
+def test_what_was_sent_and_not_answered_is_unknown(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        server = home.serve()
+        member = home.member()
+        home.engine.hold()
+        sent = member.append([record(), record()], soon())
+        mixed = member.commit(CommitBatch([record()], FINISH.progress), soon())
+        until(lambda: home.engine.appends and home.engine.commits, "both are at the engine")
+        server.close()
+        assert statuses(sent) == [AppendStatus.UNKNOWN] * 2
+        with pytest.raises(RemoteError, match="the outcome is unknown"):
+            done(mixed)
+        assert not member.health().ready
+
+
+def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        server = home.serve()
+        member = home.member()
+        home.engine.hold()
+        finished = member.commit(FINISH, soon())
+        wait = member.wait(queue(), 0, soon())
+        until(lambda: home.engine.commits, "the commit is at the engine")
+        server.close()
+        until(lambda: not member.link.attached, "the session is lost")
+        asked = member.bounds([queue()])
+        held = member.append([record()], soon())
+        home.engine.release_held()
+        assert not any(pending.done for pending in (finished, wait, asked, held))
+        home.serve()
+        home.attach(member)
+        assert done(finished) == []
+        assert done(asked)[0] is not None
+        assert statuses(held) == [AppendStatus.STORED]
+        assert done(wait) is True
+        assert done(home.engine.progress("g", [queue()]))[0].committed == 1
+
+
+def test_what_was_never_sent_is_not_stored(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        server = home.serve()
+        member = home.member()
+        server.close()
+        until(lambda: not member.link.attached, "the session is lost")
+        deadline = CLOCK.monotonic() + 0.1
+        append, commit = member.append([record()], deadline), member.commit(FINISH, deadline)
+        wait = member.wait(queue(), 0, deadline)
+        assert statuses(append) == [AppendStatus.NOT_STORED]
+        assert CLOCK.monotonic() >= deadline
+        assert isinstance(append.value[0].error, TryLaterError)
+        with pytest.raises(TryLaterError, match="nothing is stored"):
+            done(commit)
+        assert done(wait) is False
+        assert member.link.outstanding == 0
+
+
+def test_deadlines_pass_while_the_writer_keeps_silent(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        home.serve()
+        member = home.member()
+        home.engine.hold()
+        now = CLOCK.monotonic()
+        early, late = member.append([record()], now + 0.1), member.append([record()], soon())
+        assert statuses(early) == [AppendStatus.UNKNOWN]
+        assert CLOCK.monotonic() >= now + 0.1
+        assert not late.done
+        home.engine.release_held()
+        assert statuses(late) == [AppendStatus.STORED]
+        assert home.engine.appends == 1
+
+
+def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        server = home.serve()
+        member, heard = home.member(), Heard()
+        membership = member.join("g", "orders", heard)
+        until(lambda: heard.epochs, "the first assignment")
+        server.close()
+        until(lambda: heard.names == ["assigned", "lost"], "it is lost")
+        home.serve()
+        home.attach(member)
+        until(lambda: len(heard.epochs) == 2, "the second assignment")
+        assert heard.epochs[1] > heard.epochs[0]
+        membership.leave()
+        other = Heard()
+        home.member().join("g", "orders", other)
+        until(lambda: other.epochs, "it moves on")
+        assert heard.names == ["assigned", "lost", "assigned"]
+
+
+def test_unanswered_progress_comes_before_the_new_epoch(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        server = home.serve()
+        member, heard = home.member(), Heard()
+        member.join("g", "orders", heard)
+        until(lambda: heard.epochs, "the assignment")
+        server.close()
+        until(lambda: not member.link.attached, "the session is lost")
+        delta = ProgressDelta("g", queue(), heard.epochs[0], 0, [(0, 1)])
+        finished = member.commit(CommitBatch(progress=[delta]), soon())
+        for request in list(member.link._held):
+            request.sent = True  # as if it had been sent to the writer that went
+        home.serve()
+        home.attach(member)
+        assert done(finished) == []
+        until(lambda: len(heard.epochs) == 2, "the second assignment")
+
+
+def test_releases_reach_the_writer(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        home.serve()
+        first, second = Heard(), Heard()
+        membership = home.member().join("g", "orders", first)
+        until(lambda: first.epochs, "the first holds")
+        home.member().join("g", "orders", second)
+        home.engine.revoke("g", "orders", soon())
+        until(lambda: "revoked" in first.names, "the first is asked")
+        membership.release([queue()])
+        until(lambda: second.epochs, "the second holds")
+
+
+def test_a_silent_writer_is_given_up(tmp_path: Path) -> None:
+    member, server = stuck_member(tmp_path, silence_s=0.2)
+    lost: list[int] = []
+    member.on_lost = lambda: lost.append(1)
+    until(lambda: lost, "the member gives up")
+    assert not member.link.attached
+    member.close()
+    server.close()
+
+
+def test_nonsense_from_the_writer_ends_the_session(tmp_path: Path) -> None:
+    member, server = stuck_member(tmp_path)
+    peer = server.accept()
+    peer.send(b"\xff" * 100)
+    until(lambda: not member.link.attached, "the member gives up")
+    member.close()
+    server.close()
+
+
+def test_a_writer_that_is_going_gets_nothing_new(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        server = home.serve()
+        member = home.member()
+        server.going()
+        until(lambda: member.link.going, "the member has heard it")
+        held = member.append([record()], soon())
+        server.close()
+        assert home.engine.appends == 0
+        until(lambda: not member.link.attached, "the session is over")
+        home.serve()
+        home.attach(member)
+        assert statuses(held) == [AppendStatus.STORED]
+
+
+# --- bounds and the end
+
+
+def test_bytes_outstanding_are_bounded(tmp_path: Path) -> None:
+    member, server = stuck_member(tmp_path, in_flight_bytes_max=10_000)
+    held, over = (member.append([record(body=b"x" * 6000)], soon()) for _ in range(2))
+    assert statuses(over) == [AppendStatus.REFUSED]
+    assert isinstance(over.value[0].error, BoundReachedError)
+    assert not held.done
+    member.close()
+    server.close()
+
+
+def test_requests_outstanding_are_bounded(tmp_path: Path) -> None:
+    member, server = stuck_member(tmp_path, requests_max=5)
+    waits = [member.wait(queue(), 0, soon()) for _ in range(6)]
+    with pytest.raises(BoundReachedError, match="5 requests"):
+        done(waits[5])
+    assert not any(wait.done for wait in waits[:5])
+    member.close()
+    server.close()
+
+
+def test_waits_given_up_make_room(tmp_path: Path) -> None:
+    with house(tmp_path, silence_s=0.4) as home:
+        home.make()
+        home.serve()
+        member = home.member()
+        wait = member.wait(queue(), 0, soon())
+        wait.cancel()
+        until(lambda: member.link.outstanding == 0, "the wait is taken back")
+        assert not wait.done
+
+
+def test_draining_answers_what_is_under_way(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        home.serve()
+        member = home.member()
+        home.engine.hold()
+        pending, wait = member.append([record()], soon()), member.wait(queue(), 0, soon())
+        drained = member.drain(soon())
+        late = member.append([record()], soon())
+        assert isinstance(done(late)[0].error, DrainingError)
+        with pytest.raises(DrainingError):
+            done(wait)
+        assert not drained.done
+        home.engine.release_held()
+        done(drained)
+        assert statuses(pending) == [AppendStatus.STORED]
+
+
+def test_closing_fails_what_is_pending(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        server = home.serve()
+        member = home.member()
+        home.engine.hold()
+        append, wait, asked = member.append([record()], soon()), member.wait(queue(), 0, soon()), None
+        until(lambda: home.engine.appends, "it is at the engine")
+        asked = member.put_topic(TopicInfo("bills", 0, 1), soon())
+        member.close()
+        member.close()
+        for pending in (append, wait, asked):
+            with pytest.raises(DrainingError):
+                done(pending)
+        with pytest.raises(DrainingError):
+            done(member.bounds([queue()]))
+        until(lambda: server.sessions == 0, "the writer sees it")

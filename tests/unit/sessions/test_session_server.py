@@ -1,0 +1,236 @@
+"""The writer's socket against a client that speaks bytes: bounds, bad input, silence, pushes."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import gevent
+import pytest
+from session_kit import RawClient, done, house, queue, record, soon, until
+
+from backend.file_log.sessions.wire import codec, place
+from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, Kind
+from backend.records import TopicInfo
+from ddmq_common.errors import BoundReachedError, NoSuchTopicError, RemoteError
+from ddmq_common.metrics import catalogue
+
+
+def append_body(*bodies: bytes, topic: str = "orders") -> bytes:
+    return codec.encode((5000, [codec.record_row(record(topic, 0, body)) for body in bodies]))
+
+
+def wait_body(offset: int, left_ms: int = 20_000) -> bytes:
+    return codec.encode((queue(), offset, left_ms))
+
+
+def test_a_welcome_brings_everything_in_one_piece(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make("orders", 3)
+        server = home.serve()
+        client = RawClient(tmp_path, greet=False)
+        client.send(Kind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
+        welcome = client.next(Kind.WELCOME)
+        version, silence_ms, _, capabilities, cluster, broker = codec.decode_welcome(welcome[2])
+        assert (version, silence_ms, cluster, broker) == (VERSION, 10_000, "R_default", "a")
+        assert codec.capabilities_from(capabilities) == home.engine.capabilities
+        rows, gone = codec.decode_topics(client.next(Kind.TOPICS, Kind.READY)[2])
+        assert [row[:3] for row in rows] == [("orders", 1, 3)]
+        assert gone == []
+        client.next(Kind.READY)
+        assert server.sessions == 1
+
+
+def test_only_the_owner_may_connect(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.serve()
+        assert stat.S_IMODE((tmp_path / place.SOCKET_FILE).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD.pack(0xFFFF_FFFF, Kind.APPEND, 1),
+        HEAD.pack(4, 60, 1) + b"\x00" * 4,
+        HEAD.pack(1, Kind.APPEND, 1) + b"\xc1",
+        HEAD.pack(0, Kind.COMMIT, 1),
+        HEAD.pack(2, Kind.HELLO, 0) + b"\x91\x01",
+        HEAD.pack(5, Kind.READ, 1) + b"\xdd\xff\xff\xff\xff",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("greet", [True, False])
+def test_what_is_malformed_ends_the_session_and_only_that(tmp_path: Path, data: bytes, greet: bool) -> None:
+    with house(tmp_path) as home:
+        server = home.serve()
+        other = RawClient(tmp_path)
+        bad = RawClient(tmp_path, greet)
+        bad.raw(data)
+        bad.until_ended()
+        other.send(Kind.PING, 0, b"")
+        other.next(Kind.PONG)
+        assert server.sessions == 1
+        assert home.metrics.cell(catalogue.SESSIONS_ENDED, "malformed").value == 1
+
+
+def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.serve()
+        client = RawClient(tmp_path, greet=False)
+        client.send(Kind.HELLO, 0, codec.encode((MAGIC, 9, "newer")))
+        error = codec.error_from(codec.decode_fault(client.next(Kind.FAULT)[2]))
+        assert isinstance(error, RemoteError)
+        assert "speaks session protocol 1, not ddmq-session 9" in str(error)
+        client.until_ended()
+
+
+def test_sessions_are_bounded(tmp_path: Path) -> None:
+    with house(tmp_path, sessions_max=2) as home:
+        server = home.serve()
+        first = RawClient(tmp_path)
+        RawClient(tmp_path)
+        third = RawClient(tmp_path, greet=False)
+        error = codec.error_from(codec.decode_fault(third.next(Kind.FAULT)[2]))
+        assert isinstance(error, BoundReachedError)
+        third.until_ended()
+        assert home.metrics.cell(catalogue.SESSION_REFUSED, "sessions").value == 1
+        first.close()
+        until(lambda: server.sessions == 1, "the first session's end is seen")
+        RawClient(tmp_path)
+
+
+def test_requests_are_bounded_and_the_rest_goes_on(tmp_path: Path) -> None:
+    with house(tmp_path, requests_max=3) as home:
+        home.make()
+        home.serve()
+        client = RawClient(tmp_path)
+        for ident in range(1, 5):
+            client.send(Kind.WAIT, ident, wait_body(0))
+        _, ident, body = client.next(Kind.FAULT)
+        assert ident == 4
+        assert isinstance(codec.error_from(codec.decode_fault(body)), BoundReachedError)
+        client.send(Kind.UNWAIT, 2, b"")
+        client.send(Kind.APPEND, 9, append_body(b"x"))
+        answered = {client.next(Kind.ANSWER)[1] for _ in range(3)}
+        assert answered == {1, 3, 9}
+
+
+def test_bytes_in_flight_stop_the_reading_until_answers_leave(tmp_path: Path) -> None:
+    with house(tmp_path, in_flight_bytes_max=4000, silence_s=0.4) as home:
+        home.make()
+        server = home.serve()
+        client = RawClient(tmp_path)
+        home.engine.hold()
+        for ident in range(1, 11):
+            client.send(Kind.APPEND, ident, append_body(b"x" * 1000))
+        until(lambda: home.engine.appends, "the first is taken")
+        client.send(Kind.PING, 0, b"")
+        for _ in range(3):
+            server.sweep()
+        assert home.engine.appends == 4
+        home.engine.release_held()
+        assert [client.next(Kind.ANSWER)[1] for _ in range(10)] == list(range(1, 11))
+        client.next(Kind.PONG)
+
+
+def test_whoever_takes_nothing_is_ended(tmp_path: Path) -> None:
+    with house(tmp_path, out_bytes_max=1 << 20) as home:
+        home.make()
+        server = home.serve()
+        client = RawClient(tmp_path)
+        done(home.engine.append([record(body=b"x" * 400_000)], soon()))
+        for ident in range(1, 40):
+            client.send(Kind.READ, ident, codec.encode((queue(), 0, 1, 1 << 20)))
+        until(lambda: server.sessions == 0, "the session is ended")
+        assert home.metrics.cell(catalogue.SESSIONS_ENDED, "untaken").value == 1
+
+
+def test_silence_ends_a_session_and_frees_its_queues(tmp_path: Path) -> None:
+    with house(tmp_path, silence_s=0.2) as home:
+        home.make()
+        server = home.serve()
+        silent, living = RawClient(tmp_path), RawClient(tmp_path)
+        silent.send(Kind.JOIN, 1, codec.encode(("g", "orders")))
+        first = codec.decode_assigned(silent.next(Kind.ASSIGNED)[2])
+        living.send(Kind.JOIN, 1, codec.encode(("g", "orders")))
+
+        def silent_is_ended() -> bool:
+            living.send(Kind.PING, 0, b"")
+            return server.sessions == 1
+
+        until(silent_is_ended, "the silent session is ended")
+        assert home.metrics.cell(catalogue.SESSIONS_ENDED, "silent").value == 1
+        second = codec.decode_assigned(living.next(Kind.ASSIGNED)[2])
+        assert second[0] == first[0]
+        assert second[1] > first[1]
+
+
+def test_the_end_of_the_socket_frees_its_queues(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        home.serve()
+        first, second = RawClient(tmp_path), RawClient(tmp_path)
+        first.send(Kind.JOIN, 1, codec.encode(("g", "orders")))
+        first.next(Kind.ASSIGNED)
+        second.send(Kind.JOIN, 1, codec.encode(("g", "orders")))
+        first.close()
+        second.next(Kind.ASSIGNED)
+
+
+def test_positions_go_once_per_commit_to_who_waits(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        server = home.serve()
+        waiting, other = RawClient(tmp_path), RawClient(tmp_path)
+        home.position = 100
+        waiting.send(Kind.INTEREST, 0, codec.encode(True))
+        assert codec.decode_number(waiting.next(Kind.DURABLE)[2]) == 100
+        for position in (200, 300):
+            home.position = position
+            server.committed()
+            assert codec.decode_number(waiting.next(Kind.DURABLE)[2]) == position
+        waiting.send(Kind.INTEREST, 0, codec.encode(False))
+        waiting.send(Kind.PING, 0, b"")
+        waiting.next(Kind.PONG)
+        home.position = 400
+        server.committed()
+        for client in (waiting, other):
+            client.send(Kind.PING, 0, b"")
+            until(lambda client=client: client.unread, "an answer")
+            assert client.unread == [Kind.PONG]
+            assert codec.decode_pong(client.next(Kind.PONG)[2])[3] == 400
+
+
+def test_changes_are_pushed_to_everyone(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.serve()
+        client = RawClient(tmp_path)
+        done(home.engine.put_topic(TopicInfo("bills", 0, 2), soon()))
+        assert codec.decode_topics(client.next(Kind.TOPICS)[2])[0][0][:3] == ("bills", 1, 2)
+        done(home.engine.delete_topic("bills", soon()))
+        assert codec.decode_topics(client.next(Kind.TOPICS)[2]) == ([], ["bills"])
+
+
+def test_errors_of_the_engine_are_faults(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.serve()
+        client = RawClient(tmp_path)
+        client.send(Kind.DELETE_TOPIC, 1, codec.encode((1000, "nowhere")))
+        error = codec.error_from(codec.decode_fault(client.next(Kind.FAULT)[2]))
+        assert isinstance(error, NoSuchTopicError)
+        client.send(Kind.READ, 2, codec.encode((queue(), -1, 1, 1)))
+        _, ident, body = client.next(Kind.FAULT)
+        assert ident == 2
+        assert isinstance(codec.error_from(codec.decode_fault(body)), ValueError)
+
+
+def test_frames_may_come_in_any_pieces(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        home.serve()
+        client = RawClient(tmp_path)
+        body = append_body(b"x" * 300)
+        stream = b"".join(HEAD.pack(len(body), Kind.APPEND, ident) + body for ident in range(1, 4))
+        for at in range(0, len(stream), 97):
+            client.raw(stream[at : at + 97])
+            gevent.sleep(0)
+        assert [client.next(Kind.ANSWER)[1] for _ in range(3)] == [1, 2, 3]
