@@ -165,12 +165,14 @@ class Rig:
             Random(7),
             ticker=self.ticker,
         )
+        self.calls: list[FakeCall] = []
         self.handlers = self.proxy.service().handlers
 
     def call(
         self, method: str, *, frame_bytes: int = 200, wire: Wire = Wire.COMPACT, **args: Any
     ) -> FakeCall:
         call = FakeCall(Args(**args), self.clock.monotonic(), frame_bytes, wire, method)
+        self.calls.append(call)
         self.handlers[method](call)
         return call
 

@@ -227,4 +227,6 @@ def test_a_backend_that_raises_is_answered(rig, monkeypatch):
         whole(rig, message())
     assert rig.proxy.flow.inflight == 0
     assert not rig.proxy.flow.unanswered
-    assert Fault.INTERNAL_ERROR == 6
+    kind, text = rig.calls[-1].answer
+    assert kind is Fault.INTERNAL_ERROR
+    assert text
