@@ -79,6 +79,13 @@ LOG_COMMITS = _metric("ddmq_log_commits_total", "counter", (), "Group commits wr
 LOG_RECORDS = _metric("ddmq_log_records_total", "counter", (), "Records written to the commit log.")
 LOG_SYNC = _metric("ddmq_log_sync_us", "histogram", (), "Write and fdatasync of one group commit, µs.")
 LOG_DAMAGED = _metric("ddmq_log_damaged_total", "counter", ("file",), "Damaged pieces found, never served.")
+LOG_SEGMENTS_DELETED = _metric(
+    "ddmq_log_segments_deleted_total", "counter", ("reason",), "Segments that retention deleted."
+)
+LOG_SEGMENTS_HELD = _metric("ddmq_log_segments_held", "gauge", (), "1 while a hold keeps a segment.")
+LOG_RETENTION_FAILURES = _metric("ddmq_log_retention_failures_total", "counter", (), "Deletions that failed.")
+LOG_DISK_FREE = _metric("ddmq_log_disk_free_bytes", "gauge", (), "Free bytes where the log lies.")
+LOG_GATE = _metric("ddmq_log_gate", "gauge", (), "0 open, 1 client sends refused, 2 all writes refused.")
 # --- sessions of several processes over one directory
 SESSIONS = _metric("ddmq_sessions", "gauge", (), "Open sessions at this writer.")
 SESSIONS_ENDED = _metric("ddmq_sessions_ended_total", "counter", ("reason",), "Sessions ended, by reason.")

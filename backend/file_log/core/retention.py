@@ -1,0 +1,198 @@
+"""Which segments may go, why, and whether the disk still takes sends. Pure: facts in, a decision out.
+
+Rules:
+* Only a prefix of the log is ever deleted, oldest first, and never the live segment.
+* Age: the newest record is older than the limit; in the cleaning hour, or at any time under pressure.
+* Size: the log is larger than its limit; at once.
+* Disk: free space is under the cleaning mark; at once, even what has not expired.
+* A hold keeps the segment it points into and all after it, whatever the reason to delete them.
+* Under the refusal mark client sends are refused; what the system owes (acks, retries, fires) goes on
+  from the space that is left, down to the reserve, where nothing is written any more.
+docs/retention.md is the table for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from ddmq_common.errors import ConfigError
+
+GIB = 1 << 30
+MIB = 1 << 20
+HOUR_MS = 3_600_000
+REOPEN_FACTOR = 1.1  # a refusal ends this far above the mark that began it, so that it does not flap
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionOptions:
+    """A mark is the smaller of its bytes and its share of the disk; `cleaning_hour` is local, None = any."""
+
+    age_ms: int = field(default=72 * HOUR_MS, metadata={"min": 1_000})
+    log_bytes_max: int | None = field(default=None, metadata={"min": 1})
+    cleaning_hour: int | None = field(default=4, metadata={"min": 0, "max": 23})
+    clean_free_bytes: int = field(default=20 * GIB, metadata={"min": 0})
+    clean_free_percent: int = field(default=25, metadata={"min": 0, "max": 100})
+    refuse_free_bytes: int = field(default=2 * GIB, metadata={"min": 0})
+    refuse_free_percent: int = field(default=10, metadata={"min": 0, "max": 100})
+    reserve_free_bytes: int = field(default=256 * MIB, metadata={"min": 0})
+    reserve_free_percent: int = field(default=1, metadata={"min": 0, "max": 100})
+
+    def __post_init__(self) -> None:
+        for unit in ("bytes", "percent"):
+            clean, refuse, reserve = (
+                getattr(self, f"{mark}_free_{unit}") for mark in ("clean", "refuse", "reserve")
+            )
+            if not clean >= refuse >= reserve:
+                raise ConfigError(
+                    f"retention: clean_free_{unit} ({clean}) must be at least refuse_free_{unit} ({refuse}), "
+                    f"and that at least reserve_free_{unit} ({reserve})"
+                )
+
+
+class Disk(NamedTuple):
+    """Bytes of the file system that holds the log; `free` is what we may still use."""
+
+    free: int
+    total: int
+
+
+class Segment(NamedTuple):
+    """One segment of the commit log, `[start, end)` in log positions, with all that goes with it."""
+
+    start: int
+    end: int
+    bytes_on_disk: int
+    newest_ms: int  # store time of its last record
+
+
+class Hold(NamedTuple):
+    """Someone still needs the log from `position` on."""
+
+    position: int
+    reason: str
+
+
+class Reason(IntEnum):
+    """Why a segment is deleted."""
+
+    AGE = 0
+    SIZE = 1
+    DISK = 2
+
+
+class Deletion(NamedTuple):
+    """One segment to delete."""
+
+    segment: Segment
+    reason: Reason
+
+
+class Held(NamedTuple):
+    """A segment that would have been deleted, and the hold that kept it."""
+
+    segment: Segment
+    reason: Reason
+    hold: Hold
+
+
+class Gate(IntEnum):
+    """What the disk still takes."""
+
+    OPEN = 0
+    CLIENTS_REFUSED = 1
+    ALL_REFUSED = 2
+
+
+class Marks(NamedTuple):
+    """The options applied to a disk, bytes free."""
+
+    clean: int
+    refuse: int
+    reserve: int
+
+
+def marks(options: RetentionOptions, disk_total: int) -> Marks:
+    """The marks on a disk of that size."""
+    return Marks(
+        min(options.clean_free_bytes, disk_total * options.clean_free_percent // 100),
+        min(options.refuse_free_bytes, disk_total * options.refuse_free_percent // 100),
+        min(options.reserve_free_bytes, disk_total * options.reserve_free_percent // 100),
+    )
+
+
+class Moment(NamedTuple):
+    """What the decision depends on besides the log. `settling`: space freed last time has not shown yet."""
+
+    now_ms: int  # wall
+    hour: int  # local, 0 to 23
+    disk: Disk
+    settling: bool = False
+
+
+def deletions(
+    segments: Sequence[Segment], moment: Moment, options: RetentionOptions, holds: Iterable[Hold]
+) -> tuple[list[Deletion], Held | None]:
+    """What to delete now, oldest first, and what a hold kept. `segments` ascend; the last one is live."""
+    lowest = min(holds, default=None)
+    free, log_bytes = moment.disk.free, sum(segment.bytes_on_disk for segment in segments)
+    chosen: list[Deletion] = []
+    for segment in segments[:-1]:
+        reason = _reason(segment, moment, options, free, log_bytes)
+        if reason is None:
+            break
+        if lowest is not None and segment.end > lowest.position:
+            return chosen, Held(segment, reason, lowest)
+        chosen.append(Deletion(segment, reason))
+        free += segment.bytes_on_disk
+        log_bytes -= segment.bytes_on_disk
+    return chosen, None
+
+
+def _reason(
+    segment: Segment, moment: Moment, options: RetentionOptions, free: int, log_bytes: int
+) -> Reason | None:
+    pressure = free < marks(options, moment.disk.total).clean and not moment.settling
+    too_large = options.log_bytes_max is not None and log_bytes > options.log_bytes_max
+    expired = moment.now_ms - segment.newest_ms >= options.age_ms
+    in_hour = options.cleaning_hour in (None, moment.hour)
+    if expired and (in_hour or pressure or too_large):
+        return Reason.AGE
+    if too_large:
+        return Reason.SIZE
+    return Reason.DISK if pressure else None
+
+
+def gate(disk: Disk, options: RetentionOptions, before: Gate) -> Gate:
+    """What the disk takes now; `before` is what it took until now."""
+    _, refuse, reserve = marks(options, disk.total)
+    if disk.free < _edge(reserve, before is Gate.ALL_REFUSED):
+        return Gate.ALL_REFUSED
+    if disk.free < _edge(refuse, before is not Gate.OPEN):
+        return Gate.CLIENTS_REFUSED
+    return Gate.OPEN
+
+
+def _edge(mark: int, refused: bool) -> int:
+    return int(mark * REOPEN_FACTOR) if refused else mark
+
+
+def refusal_text(state: Gate, disk: Disk, options: RetentionOptions, folder: str, held: Held | None) -> str:
+    """Why sends are refused, with the numbers, and what to do."""
+    _, refuse, reserve = marks(options, disk.total)
+    refused, mark = (
+        ("nothing is written", reserve) if state is Gate.ALL_REFUSED else ("client sends are refused", refuse)
+    )
+    kept = f"; segment {held.segment.start} cannot go: {held.hold.reason}" if held else ""
+    return (
+        f"the disk of {folder} has {show_bytes(disk.free)} free of {show_bytes(disk.total)}, less than the "
+        f"{show_bytes(mark)} below which {refused}, until {show_bytes(_edge(mark, True))} are free: "
+        f"free space on it, or keep messages for less than {options.age_ms / HOUR_MS:g} h{kept}"
+    )
+
+
+def show_bytes(count: int) -> str:
+    """`1.5 GiB` or `12.0 MiB`."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"

@@ -1,0 +1,196 @@
+"""Retention at work: looks every few seconds, deletes off the hub, opens and closes the gate for sends.
+
+The decision is core/retention.py's. Rules:
+* The log takes a segment out of its own view on the hub first (readers then continue at the oldest),
+  and only then are the files removed, in a native thread, with a pause after each.
+* Space freed may show late (a reader process still holds the file): until half of it has shown, or
+  SETTLE_S have passed, low disk space is no reason to delete more.
+* Every deletion is logged with its reason and counted; so is every failure, and what a hold keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import gevent
+
+from backend.file_log.core.retention import (
+    Deletion,
+    Disk,
+    Gate,
+    Held,
+    Hold,
+    Moment,
+    Reason,
+    RetentionOptions,
+    Segment,
+    deletions,
+    gate,
+    refusal_text,
+    show_bytes,
+)
+from backend.file_log.index.keeper import off_hub
+from ddmq_common.clock import Clock
+from ddmq_common.errors import DiskFullError
+from ddmq_common.metrics.catalogue import (
+    LOG_DISK_FREE,
+    LOG_GATE,
+    LOG_RETENTION_FAILURES,
+    LOG_SEGMENTS_DELETED,
+    LOG_SEGMENTS_HELD,
+)
+from ddmq_common.metrics.registry import Registry
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 2.0
+PAUSE_S = 0.05
+SETTLE_S = 30.0
+
+Release = Callable[[Segment], Callable[[], None]]
+"""On the hub: take the segment out of the log's view; gives the blocking call that removes its files."""
+
+
+def disk_of(folder: str) -> Disk:
+    """What the file system of `folder` has. Blocking."""
+    facts = os.statvfs(folder)
+    return Disk(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
+
+
+def local_hour(wall_ms: int) -> int:
+    """The hour of the day here, 0 to 23."""
+    return time.localtime(wall_ms / 1000).tm_hour
+
+
+class Retention:
+    """One log's retention.
+
+    `segments()`: ascending, the last one live. `holds()`: what may not go (the progress snapshot, delay
+    records not stored, dead letters under 3 days, …). `deleted(segment, reason)` follows each deletion.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        options: RetentionOptions,
+        segments: Callable[[], Sequence[Segment]],
+        release: Release,
+        holds: Callable[[], Iterable[Hold]],
+        clock: Clock,
+        registry: Registry,
+        *,
+        deleted: Callable[[Segment, Reason], None] | None = None,
+        disk: Callable[[str], Disk] = disk_of,
+        hour: Callable[[int], int] = local_hour,
+    ) -> None:
+        self.options = options
+        self.gate = Gate.OPEN
+        self.client_refusal: DiskFullError | None = None  # raise or answer this for a client's send
+        self.refusal: DiskFullError | None = None  # and this for everything else
+        self.held: Held | None = None
+        self._folder = folder
+        self._segments = segments
+        self._release = release
+        self._holds = holds
+        self._clock = clock
+        self._registry = registry
+        self._deleted = deleted
+        self._disk = disk
+        self._hour = hour
+        self._settle: tuple[float, int] = (0.0, 0)  # until when, and the free bytes that end it before
+        self._greenlet: gevent.Greenlet | None = None
+
+    def start(self, interval_s: float = INTERVAL_S) -> None:
+        """Look now, then every `interval_s`."""
+        self._greenlet = gevent.spawn(self._run, interval_s)
+
+    def stop(self) -> None:
+        """A removal under way finishes in its thread. Blocks the calling greenlet."""
+        if self._greenlet is not None:
+            self._greenlet.kill()
+            self._greenlet = None
+
+    def _run(self, interval_s: float) -> None:
+        while True:
+            self.run_once(PAUSE_S)
+            gevent.sleep(interval_s)
+
+    def run_once(self, pause_s: float = 0.0) -> list[Deletion]:
+        """Measure, decide, delete; what was deleted. Blocks the calling greenlet, not the hub."""
+        try:
+            disk = off_hub(self._disk, self._folder)
+        except OSError as error:
+            self._failed("cannot read the free space of %s: %s", self._folder, error)
+            return []
+        wanted, held = deletions(self._segments(), self._moment(disk), self.options, self._holds())
+        self._note_held(held)
+        self._set_gate(disk)
+        done: list[Deletion] = []
+        for deletion in wanted:
+            if not self._delete(deletion):
+                break
+            done.append(deletion)
+            gevent.sleep(pause_s)
+        self._begin_settling(disk, done)
+        return done
+
+    def _moment(self, disk: Disk) -> Moment:
+        now_ms = self._clock.wall_ms()
+        until, enough = self._settle
+        settling = self._clock.monotonic() < until and disk.free < enough
+        return Moment(now_ms, self._hour(now_ms), disk, settling)
+
+    def _begin_settling(self, disk: Disk, done: list[Deletion]) -> None:
+        freed = sum(deletion.segment.bytes_on_disk for deletion in done)
+        if freed:
+            self._settle = (self._clock.monotonic() + SETTLE_S, disk.free + freed // 2)
+
+    def _delete(self, deletion: Deletion) -> bool:
+        segment, reason = deletion
+        try:
+            off_hub(self._release(segment))
+        except OSError as error:
+            self._failed("cannot delete segment %d: %s", segment.start, error)
+            return False
+        self._registry.cell(LOG_SEGMENTS_DELETED, reason.name.lower()).value += 1
+        log.info(
+            "deleted segment %d (%s, newest record %s ms old): %s",
+            segment.start,
+            show_bytes(segment.bytes_on_disk),
+            self._clock.wall_ms() - segment.newest_ms,
+            reason.name.lower(),
+        )
+        if self._deleted is not None:
+            self._deleted(segment, reason)
+        return True
+
+    def _note_held(self, held: Held | None) -> None:
+        if held is not None and (self.held is None or held.hold.reason != self.held.hold.reason):
+            log.warning(
+                "segment %d would go (%s) but is held from log position %d on: %s",
+                held.segment.start,
+                held.reason.name.lower(),
+                held.hold.position,
+                held.hold.reason,
+            )
+        self.held = held
+        self._registry.cell(LOG_SEGMENTS_HELD).value = int(held is not None)
+
+    def _set_gate(self, disk: Disk) -> None:
+        before, self.gate = self.gate, gate(disk, self.options, self.gate)
+        self._registry.cell(LOG_DISK_FREE).value = disk.free
+        self._registry.cell(LOG_GATE).value = self.gate
+        error = None
+        if self.gate is not Gate.OPEN:
+            error = DiskFullError(refusal_text(self.gate, disk, self.options, self._folder, self.held))
+        self.client_refusal = error
+        self.refusal = error if self.gate is Gate.ALL_REFUSED else None
+        if self.gate is not before:
+            log.warning("%s", error or f"the disk of {self._folder} takes sends again")
+
+    def _failed(self, text: str, *arguments: object) -> None:
+        self._registry.cell(LOG_RETENTION_FAILURES).value += 1
+        log.error(text, *arguments)

@@ -1,0 +1,162 @@
+"""The retention greenlet: order of release and removal, gate, counts, failures, late space."""
+
+from collections.abc import Callable
+
+import gevent
+import pytest
+
+from backend.file_log.core.retention import GIB, HOUR_MS, Disk, Gate, Hold, Reason, RetentionOptions, Segment
+from backend.file_log.retention import Retention, disk_of, local_hour
+from ddmq_common.clock import ManualClock
+from ddmq_common.metrics.catalogue import LOG_RETENTION_FAILURES, LOG_SEGMENTS_DELETED, LOG_SEGMENTS_HELD
+from ddmq_common.metrics.registry import Registry
+
+
+class House:
+    """A log of 1 GiB segments on a disk of 1,000 GiB."""
+
+    def __init__(self, segments: int, options: RetentionOptions | None = None) -> None:
+        self.clock = ManualClock()
+        self.registry = Registry()
+        self.free = 500 * GIB
+        self.freeing = True
+        self.broken: OSError | None = None
+        self.holds: list[Hold] = []
+        self.events: list[tuple[str, int]] = []
+        now = self.clock.wall_ms()
+        self.segments = [Segment(n * GIB, (n + 1) * GIB, GIB, now) for n in range(segments)]
+        self.retention = Retention(
+            "/data",
+            options or RetentionOptions(cleaning_hour=None),
+            lambda: self.segments,
+            self.release,
+            lambda: self.holds,
+            self.clock,
+            self.registry,
+            deleted=lambda segment, reason: self.events.append(
+                (f"deleted {reason.name}", segment.start // GIB)
+            ),
+            disk=self.disk,
+            hour=lambda _: 12,
+        )
+
+    def disk(self, folder: str) -> Disk:
+        if self.broken:
+            raise self.broken
+        return Disk(self.free, 1000 * GIB)
+
+    def release(self, segment: Segment) -> Callable[[], None]:
+        self.segments = [one for one in self.segments if one != segment]
+        self.events.append(("released", segment.start // GIB))
+
+        def remove() -> None:
+            if self.broken:
+                raise self.broken
+            self.free += GIB if self.freeing else 0
+            self.events.append(("removed", segment.start // GIB))
+
+        return remove
+
+
+def test_released_on_the_hub_then_removed_then_told() -> None:
+    house = House(3)
+    house.clock.advance(73 * 3600)
+    house.segments[-1] = house.segments[-1]._replace(newest_ms=house.clock.wall_ms())
+    house.segments[1] = house.segments[1]._replace(newest_ms=house.clock.wall_ms() - 71 * HOUR_MS)
+    done = house.retention.run_once()
+    assert [(deletion.segment.start, deletion.reason) for deletion in done] == [(0, Reason.AGE)]
+    assert house.events == [("released", 0), ("removed", 0), ("deleted AGE", 0)]
+    assert house.registry.cell(LOG_SEGMENTS_DELETED, "age").value == 1
+    assert house.retention.run_once() == []
+
+
+def test_low_space_deletes_until_there_is_enough() -> None:
+    house = House(10)
+    house.free = 17 * GIB
+    assert len(house.retention.run_once()) == 3
+    assert house.retention.run_once() == []
+    assert house.registry.cell(LOG_SEGMENTS_DELETED, "disk").value == 3
+
+
+def test_space_that_shows_late_does_not_delete_more() -> None:
+    house = House(10)
+    house.free, house.freeing = 17 * GIB, False
+    assert len(house.retention.run_once()) == 3
+    house.clock.advance(29)
+    assert house.retention.run_once() == []
+    house.clock.advance(2)
+    assert len(house.retention.run_once()) == 3
+    house.free = 19 * GIB  # half of it has shown
+    assert len(house.retention.run_once()) == 1
+
+
+def test_the_gate_closes_and_opens_again() -> None:
+    house = House(1)
+    assert house.retention.client_refusal is None
+    house.free = GIB
+    house.retention.run_once()
+    assert "1.0 GiB free" in str(house.retention.client_refusal)
+    assert house.retention.refusal is None
+    house.free = 100
+    house.retention.run_once()
+    assert house.retention.refusal is not None
+    assert house.retention.gate is Gate.ALL_REFUSED
+    house.free = 50 * GIB
+    house.retention.run_once()
+    assert house.retention.client_refusal is None
+    assert house.retention.refusal is None
+
+
+def test_a_hold_is_shown_until_it_ends() -> None:
+    house = House(3, RetentionOptions(log_bytes_max=1))
+    house.holds = [Hold(GIB, "dead letters under 3 days")]
+    assert len(house.retention.run_once()) == 1
+    assert house.retention.held is not None
+    assert house.registry.cell(LOG_SEGMENTS_HELD).value == 1
+    house.holds = []
+    assert len(house.retention.run_once()) == 1
+    assert house.retention.held is None
+    assert house.registry.cell(LOG_SEGMENTS_HELD).value == 0
+
+
+def test_a_failed_removal_is_counted_and_ends_the_round() -> None:
+    house = House(4, RetentionOptions(log_bytes_max=1))
+    real, house.broken = house.disk, None
+
+    def remove_fails(segment: Segment) -> Callable[[], None]:
+        def remove() -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        return remove
+
+    house.retention._release = remove_fails
+    assert house.retention.run_once() == []
+    assert house.registry.cell(LOG_RETENTION_FAILURES).value == 1
+    house.retention._release = house.release
+    assert real("/data").free == house.free
+    assert len(house.retention.run_once()) == 3
+
+
+def test_unreadable_free_space_is_counted_and_deletes_nothing() -> None:
+    house = House(4, RetentionOptions(log_bytes_max=1))
+    house.broken = OSError(5, "Input/output error")
+    assert house.retention.run_once() == []
+    assert house.registry.cell(LOG_RETENTION_FAILURES).value == 1
+    assert house.events == []
+
+
+def test_it_runs_by_itself_until_stopped() -> None:
+    house = House(4, RetentionOptions(log_bytes_max=1))
+    house.retention.start(interval_s=0.01)
+    with gevent.Timeout(60):
+        while len(house.segments) > 1:
+            gevent.sleep(0.01)
+    house.retention.stop()
+    house.retention.stop()
+    assert len(house.segments) == 1
+
+
+def test_real_disk_and_hour(tmp_path: pytest.TempPathFactory) -> None:
+    disk = disk_of(str(tmp_path))
+    assert 0 <= disk.free <= disk.total
+    assert local_hour(0) in range(24)
