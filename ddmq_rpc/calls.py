@@ -8,6 +8,7 @@ answers. An answer after that is counted and dropped; a second answer is a bug a
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
@@ -21,6 +22,28 @@ if TYPE_CHECKING:
     from ddmq_rpc.connections import Connection
 
 log = logging.getLogger("ddmq.rpc")
+LOGGED_FAULTS_MAX = 10  # in LOGGED_FAULTS_S; the counts go on
+LOGGED_FAULTS_S = 10.0
+
+
+class FaultLog:
+    """Logs faults of ours with their traceback, a few per interval: clients cannot fill the disk."""
+
+    __slots__ = ("_logged", "_now", "_since")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._since = now()
+        self._logged = 0
+
+    def report(self, text: str, *args: object) -> None:
+        """Log the exception under way."""
+        now = self._now()
+        if now - self._since >= LOGGED_FAULTS_S:
+            self._since, self._logged = now, 0
+        self._logged += 1
+        if self._logged <= LOGGED_FAULTS_MAX:
+            log.exception(text, *args)
 
 
 class Counts:
@@ -97,6 +120,9 @@ class OpenCall(Call):
 
     def reply(self, value: Any) -> None:
         method = self._method.method
+        if method.oneway:
+            self.reply_encoded(b"")
+            return
         try:
             result = ENCODERS[self.wire](method.result[0](success=value), method.result)
         except Exception:
@@ -142,7 +168,7 @@ class OpenCall(Call):
         try:
             told(self)
         except Exception:
-            log.exception("on_abandoned of %s failed", self.method_name)
+            self._connection.report("on_abandoned of %s failed", self.method_name)
 
     def _late(self) -> None:
         """Answered after the client had gone, or twice."""
@@ -158,5 +184,5 @@ class OpenCall(Call):
             self._connection.release(self.frame_bytes)
 
     def _unencodable(self) -> None:
-        log.exception("the answer of %s does not encode", self.method_name)
+        self._connection.report("the answer of %s does not encode", self.method_name)
         self.fault(Fault.INTERNAL_ERROR, f"{self.method_name}: the answer could not be encoded")

@@ -13,10 +13,11 @@ import socket
 from typing import Any
 
 from ddmq_rpc.api import Fault, Wire
-from ddmq_rpc.calls import OpenCall, log
+from ddmq_rpc.calls import OpenCall
 from ddmq_rpc.codec import CHUNK_BYTES, DecodeError, encode_fault
 from ddmq_rpc.envelope import CALL, EXCEPTION, ONEWAY, Envelope, Header, HeaderError, read_header
 from ddmq_rpc.framing import FrameRefusedError, Frames
+from ddmq_rpc.sender import UNSENT, Sender
 from ddmq_rpc.traffic import Traffic
 
 RECV_BYTES = 16 << 10  # when the size of what comes is not known
@@ -26,44 +27,24 @@ JOIN_BYTES_MAX = 16 << 10  # answers above are sent beside their header instead 
 COSTLY_S = 0.02  # a request that took more processor time makes its connection rest
 REST_FACTOR = 4
 
-_READ, _WRITE = 1, 2
-# Why a connection is busy; bits.
-_CALL, _UNSENT, _RESTING, _ONEWAY, _NO_ROOM, _TURN = 1, 2, 4, 8, 16, 32
+_READ = 1
+# Why a connection is busy, beside UNSENT; bits.
+_CALL, _RESTING, _ONEWAY, _NO_ROOM, _TURN = 2, 4, 8, 16, 32
 
 
-class Connection:
+class Connection(Sender):
     """Made by the server for an accepted, non-blocking socket; closes itself."""
 
     __slots__ = (
-        "_call",
-        "_frames",
-        "_in_partial",
-        "_oneway_open",
-        "_reader",
-        "_recv",
-        "_recv_bytes",
-        "_send",
-        "_serving",
-        "_socket",
-        "_timer",
-        "_traffic",
-        "_unsent",
-        "_waiting_frame",
-        "_writer",
-        "busy",
-        "closed",
-        "idle_since",
-        "peer",
+        "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes", "_serving",
+        "_timer", "_waiting_frame", "closed", "idle_since", "peer",
     )  # fmt: skip
 
     def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str) -> None:
-        self._traffic = traffic
-        self._socket = accepted
+        super().__init__(traffic, accepted)
         self._recv = accepted.recv
-        self._send = accepted.send
         self.peer = peer
         self.closed = False
-        self.busy = 0
         self.idle_since = traffic.now()
         self._frames = Frames(traffic.limits.frame_bytes_max)
         self._call: OpenCall | None = None
@@ -71,9 +52,7 @@ class Connection:
         self._in_partial = False
         self._serving = False
         self._recv_bytes = RECV_BYTES
-        self._unsent: memoryview | None = None
         self._waiting_frame: bytes | None = None
-        self._writer: Any = None
         self._timer: Any = None
         self._reader = traffic.loop.io(accepted.fileno(), _READ)
         self._reader.start(self._on_readable)
@@ -99,7 +78,7 @@ class Connection:
         except OSError:
             self.close()
         except Exception:
-            log.exception("connection of %s closed by a fault of ours", self.peer)
+            self.report("connection of %s closed by a fault of ours", self.peer)
             self.close()
 
     def _read_ahead(self, data: bytes) -> None:
@@ -120,7 +99,7 @@ class Connection:
             self._traffic.counts.refused("frame_length")
             self.close()
         except Exception:
-            log.exception("connection of %s closed by a fault of ours", self.peer)
+            self.report("connection of %s closed by a fault of ours", self.peer)
             self.close()
 
     def _serve(self, frame: bytes | None) -> None:
@@ -216,7 +195,7 @@ class Connection:
         try:
             method.handler(call)
         except Exception:
-            log.exception("handler of %s failed", method.method.name)
+            self.report("handler of %s failed", method.method.name)
             if call.open:
                 call.fault(Fault.INTERNAL_ERROR, f"{method.method.name}: internal error")
 
@@ -277,16 +256,16 @@ class Connection:
         self._call = None
         self.busy &= ~_CALL
         if len(result) > JOIN_BYTES_MAX:
-            self._send_beside(envelope.head(call.wire, sequence, len(result)), result)
+            self.write_beside(envelope.head(call.wire, sequence, len(result)), result)
         else:
-            self._write(envelope.wrap(call.wire, sequence, result))
+            self.write(envelope.wrap(call.wire, sequence, result))
         if not self._serving and self._frames.held_bytes:
             self._traffic.loop.run_callback(self._go_on)
 
     def _answer_fault(self, wire: Wire, sequence: bytes, name: bytes, kind: Fault, text: str) -> None:
         """Answer a request that never became a call."""
         self.count_fault(kind)
-        self._write(Envelope(name, EXCEPTION).wrap(wire, sequence, encode_fault(wire, kind, text)))
+        self.write(Envelope(name, EXCEPTION).wrap(wire, sequence, encode_fault(wire, kind, text)))
 
     def _oneway_done(self) -> None:
         self._oneway_open -= 1
@@ -294,61 +273,6 @@ class Connection:
             self.busy &= ~_ONEWAY
             if not self._serving and not self.closed:
                 self._traffic.loop.run_callback(self._go_on)
-
-    def _write(self, data: bytes) -> None:
-        try:
-            sent = self._send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self.count_abandoned()
-            self.close()
-            return
-        if sent != len(data):
-            self._keep_unsent(memoryview(data)[sent:])
-
-    def _send_beside(self, head: bytes, result: bytes) -> None:
-        try:
-            sent = self._socket.sendmsg((head, result))
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self.count_abandoned()
-            self.close()
-            return
-        if sent < len(head):
-            self._keep_unsent(memoryview(head[sent:] + result))
-        elif sent != len(head) + len(result):
-            self._keep_unsent(memoryview(result)[sent - len(head) :])
-
-    def _keep_unsent(self, rest: memoryview) -> None:
-        self._unsent = rest
-        self.busy |= _UNSENT
-        if self._writer is None:
-            self._writer = self._traffic.loop.io(self._socket.fileno(), _WRITE)
-        self._writer.start(self._on_writable)
-        self._traffic.keep_unsent(self, len(rest))
-
-    def _on_writable(self) -> None:
-        rest = self._unsent
-        if rest is None:
-            return
-        try:
-            sent = self._send(rest)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self.count_abandoned()
-            self.close()
-            return
-        if sent != len(rest):
-            self._unsent = rest[sent:]
-            self._traffic.unsent.put(self, len(rest) - sent, 0.0)
-            return
-        self._unsent = None
-        self._writer.stop()
-        self._traffic.unsent.discard(self)
-        self._clear(_UNSENT)
 
     # --- ending
 
@@ -375,6 +299,17 @@ class Connection:
     def release(self, frame_bytes: int) -> None:
         """A call that will not be answered holds its frame's bytes no longer."""
         self._traffic.release(frame_bytes)
+
+    def report(self, text: str, *args: object) -> None:
+        """Log the exception under way, a few per interval."""
+        self._traffic.faults.report(text, *args)
+
+    def sent_at_last(self) -> None:
+        self._clear(UNSENT)
+
+    def answer_lost(self) -> None:
+        self.count_abandoned()
+        self.close()
 
     def count_abandoned(self) -> None:
         self._traffic.counts.abandoned.value += 1

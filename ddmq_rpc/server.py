@@ -53,11 +53,13 @@ class RpcServer:
         self._acceptor: Any = None
         self._sweeper: Any = None
         self._spare_descriptor = -1
+        self._address: tuple[str, int] | None = None
 
     def start(self) -> None:
         """Bind and accept. Raises ConfigError when the address cannot be had."""
         loop = get_hub().loop
         self._listener = _listen(self._host, self._port)
+        self._address = self._listener.getsockname()[:2]
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
         self._traffic = Traffic(loop, self._limits, self._methods, self._counts, self._clock)
         self._acceptor = loop.io(self._listener.fileno(), 1)
@@ -68,10 +70,9 @@ class RpcServer:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port that clients reach; the port is the real one when 0 was asked for."""
-        if self._listener is None:
-            raise RuntimeError("the server is not listening")
-        host, port = self._listener.getsockname()[:2]
-        return host, port
+        if self._address is None:
+            raise RuntimeError("the server has not been started")
+        return self._address
 
     @property
     def open_calls(self) -> int:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from ddmq_common.clock import Clock
 from ddmq_rpc.backlog import Backlog
-from ddmq_rpc.calls import Counts, OpenMethod
+from ddmq_rpc.calls import Counts, FaultLog, OpenMethod
 from ddmq_rpc.codec import Codec
 from ddmq_rpc.limits import RpcLimits
 
 if TYPE_CHECKING:
     from ddmq_rpc.connections import Connection
+    from ddmq_rpc.sender import Sender
 
 
 class Traffic:
@@ -41,6 +42,7 @@ class Traffic:
         self.methods = methods
         self.counts = counts
         self.now = clock.monotonic
+        self.faults = FaultLog(clock.monotonic)
         self.cpu = cpu
         self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s, cpu)
         self.connections: set[Connection] = set()
@@ -48,7 +50,7 @@ class Traffic:
         self.open_bytes = 0
         self.open_bytes_max = limits.in_flight_bytes_max
         self.partial: Backlog[Connection] = Backlog()
-        self.unsent: Backlog[Connection] = Backlog()
+        self.unsent: Backlog[Sender] = Backlog()
         self._waiting: deque[Connection] = deque()
         self._paused: deque[Connection] = deque()
         self._waking = False
@@ -76,7 +78,7 @@ class Traffic:
         if self.partial.discard(connection) and self._paused:
             self._wake_soon()
 
-    def keep_unsent(self, connection: Connection, unsent_bytes: int) -> None:
+    def keep_unsent(self, connection: Sender, unsent_bytes: int) -> None:
         """An answer, or the rest of one, waits for its client to read."""
         self.unsent.put(connection, unsent_bytes, self.now())
         while self.unsent.total > self.limits.unsent_bytes_max:
@@ -92,9 +94,9 @@ class Traffic:
         for connection in self.partial.since_before(now - limits.frame_read_s):
             self.counts.refused("slow_frame")
             connection.close()
-        for connection in self.unsent.since_before(now - limits.answer_write_s):
+        for reader in self.unsent.since_before(now - limits.answer_write_s):
             self.counts.refused("slow_reader")
-            connection.close()
+            reader.close()
         if limits.idle_s:
             for connection in list(self.connections):
                 if connection.idle_since < now - limits.idle_s and not connection.busy:

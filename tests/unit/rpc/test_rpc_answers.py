@@ -21,6 +21,10 @@ from rpc_support import (
     stage,
     until,
 )
+from thriftpy2.protocol import TBinaryProtocolFactory, TCompactProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.thrift import TApplicationException
+from thriftpy2.transport import TFramedTransportFactory
 
 from ddmq_client.idl import consumer, producer
 from ddmq_common.clock import SystemClock
@@ -168,6 +172,17 @@ def test_a_handler_that_raises_is_an_internal_error(one: Stage, caplog: Any) -> 
     assert "the handler breaks" in caplog.text
 
 
+def test_only_a_few_faults_are_logged_per_interval(one: Stage, caplog: Any) -> None:
+    client = one.client()
+    frame = encode_call(producer, PRODUCER, "sendDelaySync", delayMessage=P.DelayMessage())
+    for _ in range(15):
+        fault_of(client, frame)
+    assert (one.faults("internal_error"), len(caplog.records)) == (15, 10)
+    one.clock.advance(10)
+    fault_of(client, frame)
+    assert len(caplog.records) == 11
+
+
 @pytest.mark.parametrize("value", [object(), P.Result(code="x"), P.Result(code=1 << 40), P.Result(msg=5)])
 def test_an_answer_that_does_not_encode_is_an_internal_error(one: Stage, value: Any) -> None:
     client = one.client()
@@ -200,7 +215,7 @@ def test_a_second_answer_is_a_bug(one: Stage) -> None:
     assert client.call(send_sync(4)).sequence == 4
 
 
-def test_oneway_calls_get_no_answer(one: Stage) -> None:
+def test_oneway_calls_get_no_answer(one: Stage, caplog: Any) -> None:
     client = one.client()
     client.send(send_oneway("a") + send_oneway("b") + send_sync(8))
     assert decode_reply(producer, PRODUCER, client.read_frame()).sequence == 8
@@ -210,6 +225,7 @@ def test_oneway_calls_get_no_answer(one: Stage) -> None:
     one.calls[1].fault(Fault.INTERNAL_ERROR, "nobody hears it")
     assert one.server.open_calls == 0
     assert client.call(send_sync(9)).sequence == 9
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -250,6 +266,37 @@ def test_recorded_requests_of_every_client_are_answered() -> None:
             assert sequence_bytes(Wire.COMPACT, reply.sequence) == header.sequence
         client.close()
         server.close()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_thriftpy2s_own_client_calls_us(one: Stage, wire: Wire) -> None:
+    host, port = one.server.address
+    factory = TCompactProtocolFactory() if wire is Wire.COMPACT else TBinaryProtocolFactory()
+
+    def talk() -> list[Any]:
+        client = make_client(
+            producer.ProducerService,
+            host,
+            port,
+            proto_factory=factory,
+            trans_factory=TFramedTransportFactory(),
+            timeout=20_000,
+        )
+        message = producer.Message(topic="t", key="é", body=b"body", properties={"a": "ü"})
+        client.sendOneway(message)
+        answers = [client.sendSync(message, 50), client.sendBatchSync([message] * 3)]
+        with pytest.raises(TApplicationException) as caught:
+            client.sendBatch([message], 50)
+        client.close()
+        return [*answers, caught.value.type]
+
+    # thriftpy2 has no cooperative sockets here: its client runs in a native thread
+    first, second, kind = gevent.get_hub().threadpool.apply(talk)
+    assert (first.code, first.msg, second.code, kind) == (0, "OK", 0, 1)
+    assert one.seen[0].message.key == "é".encode()
+    assert one.seen[0].message.properties == {b"a": "ü".encode()}
+    assert len(one.seen[1].messages) == 3
+    assert len(one.calls) == 1
 
 
 def test_handlers_must_be_of_the_idl() -> None:
