@@ -1,0 +1,136 @@
+"""Answers of the consumer service: constant ones encoded once, pulls joined from stored slices.
+
+A pull's answer over the compact protocol is built by hand: head (the result's field 0, the Context,
+the list header), then per message its delivery bytes and a tail, then three stop bytes. Tails of old
+clients depend on the offset alone and are made for 64 offsets at a time. Our own clients get fields
+100 to 105 as well. Binary-protocol callers take the codec's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from ddmq_client.idl import consumer
+from ddmq_common.delivery import STOP, decode, tail, varint, zigzag
+from ddmq_rpc.api import Call, Wire
+from ddmq_rpc.structs import structs
+from ddmq_rpc.templates import constant_result
+from proxy_consumer.core.pull_buffer import Delivery
+
+SERVICE = "ConsumerService"
+IDL = structs(consumer)
+EMPTY = constant_result(
+    consumer, SERVICE, "pull", success=IDL.PullResponse(context=IDL.Context(), messages=[])
+)
+SUBMITTED = constant_result(consumer, SERVICE, "submit", success=True)
+
+_BLOCK = 64  # offsets whose zigzag varints differ in the first byte only
+_LOWS = tuple(b"\x06\x08" + bytes([low << 1 | 128]) for low in range(_BLOCK))
+_END = STOP + STOP  # of PullResponse and of the result
+
+
+class Place:
+    """One queue of one group as the wire names it, with the bytes that open every answer from it."""
+
+    __slots__ = ("context", "head")
+
+    def __init__(self, group: str, topic: str, qid: str) -> None:
+        self.context: Any = IDL.Context(groupId=group, topic=topic, qid=qid)
+        texts = b"".join(b"\x18" + varint(len(text)) + text.encode() for text in (group, topic, qid))
+        self.head = b"\x0c\x00\x1c" + texts + b"\x00\x19"
+
+
+def throw(call: Call, code: int, text: str) -> None:
+    """Answer with a PullException."""
+    call.throw(IDL.PullException(code=int(code), message=text))
+
+
+def answer(call: Call, place: Place, delivery: Delivery, next_offset: int | None) -> None:
+    """Hand a delivery out. `next_offset` of the queue: for our own clients, None for others."""
+    if call.wire is not Wire.COMPACT:
+        call.reply(_response(place, delivery, next_offset))
+        return
+    deliveries = delivery.messages.deliveries
+    count = len(deliveries)
+    parts: list[bytes] = [b""] * (2 * count)
+    parts[0::2] = deliveries
+    parts[1::2] = tails(delivery) if next_offset is None else own_tails(delivery, next_offset)
+    call.reply_encoded(b"%b%b%b%b" % (place.head, _list_header(count), b"".join(parts), _END))
+
+
+def _list_header(count: int) -> bytes:
+    return bytes([count << 4 | 12]) if count < 15 else b"\xfc" + varint(count)
+
+
+def tails(delivery: Delivery) -> Sequence[bytes]:
+    """Per message: offset and stop byte, for old clients."""
+    offsets = delivery.messages.offsets
+    first, count = offsets[0], len(offsets)
+    if offsets[-1] - first != count - 1:
+        return [_block_tails(offset >> 6)[offset & 63] for offset in offsets]
+    found: list[bytes] = []
+    at, end = first, first + count
+    while at < end:
+        after = min((at | 63) + 1, end)
+        found += _block_tails(at >> 6)[at & 63 : (after - 1 & 63) + 1]
+        at = after
+    return found
+
+
+@lru_cache(maxsize=64)
+def _block_tails(block: int) -> list[bytes]:
+    first = block * _BLOCK
+    if first == 0:
+        return [tail(offset) for offset in range(_BLOCK)]
+    rest = varint(first << 1 >> 7) + STOP
+    return [low + rest for low in _LOWS]
+
+
+def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
+    """Per message: offset, fields 100 to 105, stop byte, for our own clients."""
+    messages = delivery.messages
+    lease = b"\x16" + zigzag(delivery.lease_id)
+    last = b"\x16" + zigzag(next_offset) + STOP
+    found: list[bytes] = []
+    record = messages.batch.record
+    for index, attempt in zip(messages.indexes, delivery.attempts(), strict=True):
+        stored = record(index)
+        found.append(
+            b"\x06\x08%b\x08\xc8\x01\x20%b%b\x15%b\x16%b\x16%b%b"
+            % (
+                zigzag(stored.offset),
+                stored.message_id.hex().encode(),
+                lease,
+                zigzag(attempt),
+                zigzag(stored.born_ms),
+                zigzag(stored.stored_ms),
+                last,
+            )
+        )
+    return found
+
+
+def _response(place: Place, delivery: Delivery, next_offset: int | None) -> Any:
+    messages = delivery.messages
+    made = []
+    for index, offset, raw in zip(messages.indexes, messages.offsets, messages.deliveries, strict=True):
+        content = decode(raw)
+        message = IDL.Message(
+            key=content.key or None,
+            value=content.value,
+            tag=content.tag or None,
+            offset=offset,
+            properties=dict(content.properties) or None,
+        )
+        if next_offset is not None:
+            stored = messages.batch.record(index)
+            message.messageId = stored.message_id.hex()
+            message.leaseId = delivery.lease_id
+            message.attempt = delivery.state.jobs.attempt(offset)
+            message.bornMs = stored.born_ms
+            message.storedMs = stored.stored_ms
+            message.nextOffset = next_offset
+        made.append(message)
+    return IDL.PullResponse(context=place.context, messages=made)

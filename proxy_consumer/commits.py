@@ -1,0 +1,109 @@
+"""Progress on its way to the backend: what of which queue, and what to do when it is (not) durable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from backend.completion import Completion
+from backend.records import AppendResult, CommitBatch, ProgressDelta
+from ddmq_common.errors import FencedError
+from proxy_consumer.core.pull_buffer import QueueState
+from proxy_consumer.runtime import Runtime
+
+if TYPE_CHECKING:
+    from proxy_consumer.subscription import Subscription
+
+TRIES_MAX = 3
+
+
+class Part(NamedTuple):
+    """One queue's share of a commit."""
+
+    subscription: Subscription
+    state: QueueState
+    delta: ProgressDelta
+
+
+def collect(subscription: Subscription, states: Iterable[QueueState]) -> list[Part]:
+    """Everything these queues owe."""
+    parts = []
+    for state in states:
+        delta = state.jobs.collect(subscription.group.name)
+        if delta is not None:
+            parts.append(Part(subscription, state, delta))
+    return parts
+
+
+class ProgressCommit(Completion[list[AppendResult]]):
+    """One commit of progress. `done(error)` runs once it is durable (None) or has failed.
+
+    When the backend fences it, the queues concerned learn their present epoch and generation; what is
+    still ours then is committed again.
+    """
+
+    __slots__ = ("_done", "_parts", "_runtime", "_tries")
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        parts: list[Part],
+        done: Callable[[Exception | None], None] | None = None,
+        tries: int = TRIES_MAX,
+    ) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._parts = parts
+        self._done = done
+        self._tries = tries
+
+    def start(self) -> None:
+        """Hand it to the backend."""
+        runtime = self._runtime
+        runtime.open_commits += 1
+        batch = CommitBatch(progress=[part.delta for part in self._parts])
+        runtime.backend.commit(batch, runtime.commit_deadline(), into=self)
+
+    def settled(self) -> None:
+        self._runtime.open_commits -= 1
+        error = self.error
+        if error is None:
+            for part in self._parts:
+                part.state.jobs.settled()
+            self._finish(None)
+            return
+        for part in self._parts:
+            part.state.jobs.restore(part.delta)
+        if isinstance(error, FencedError) and self._tries > 1:
+            self._refence()
+            return
+        self._runtime.progress_failed(error)
+        for part in self._parts:
+            part.subscription.owe()
+        self._finish(error)
+
+    def _finish(self, error: Exception | None) -> None:
+        if self._done is not None:
+            self._done(error)
+
+    def _refence(self) -> None:
+        left = len(self._parts)
+
+        def checked() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._again()
+
+        for part in self._parts:
+            part.subscription.refence(part.state, checked)
+
+    def _again(self) -> None:
+        parts: list[Part] = []
+        for part in self._parts:
+            if part.subscription.holds(part.state):
+                parts += collect(part.subscription, (part.state,))
+        if parts:
+            ProgressCommit(self._runtime, parts, self._done, self._tries - 1).start()
+        else:
+            self._finish(None)

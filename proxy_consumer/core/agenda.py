@@ -1,0 +1,56 @@
+"""What to do when: one heap for all subscriptions of a proxy, looked at on every tick.
+
+Each task has at most one live entry; setting it earlier adds a new one and the old one is passed over.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+NEVER = float("inf")
+
+
+class Task(Protocol):
+    """Something with a time. `wake_at` belongs to the agenda."""
+
+    wake_at: float
+
+    def due(self, now: float) -> None:
+        """Its time has come; it may be set again from here."""
+
+
+class Agenda:
+    """Tasks by time, in monotonic seconds."""
+
+    __slots__ = ("_heap", "_sequence")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Task]] = []
+        self._sequence = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def set(self, task: Task, when: float) -> None:
+        """Run `task` at `when`, unless it is to run earlier already. NEVER changes nothing."""
+        if when < task.wake_at:
+            task.wake_at = when
+            heappush(self._heap, (when, next(self._sequence), task))
+
+    def next_time(self) -> float:
+        """When the next entry is due; NEVER when there is none."""
+        return self._heap[0][0] if self._heap else NEVER
+
+    def run_due(self, now: float) -> int:
+        """Run every task whose time has come; returns how many ran."""
+        ran = 0
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            when, _, task = heappop(heap)
+            if task.wake_at == when:
+                task.wake_at = NEVER
+                task.due(now)
+                ran += 1
+        return ran

@@ -1,0 +1,150 @@
+"""Leases of one queue as runs of offsets.
+
+One delivery is one Lease: an id and a deadline, shared by the runs of consecutive offsets that the
+answer held (one run, unless the queue had gaps). Finishing part of a run cuts it; nothing is kept per
+message. Runs are disjoint and sorted by offset, so that whoever comes with an offset and no lease id
+finds the lease by bisection.
+
+The byte count of a run is shared out in proportion when it is cut: sums stay exact, single pieces are
+estimates.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+NEVER = float("inf")
+
+Piece = tuple[int, int, int]  # start, end, bytes
+
+
+class Lease:
+    """One delivery's right to finish its messages. `left`: how many are not finished yet."""
+
+    __slots__ = ("deadline", "id", "left")
+
+    def __init__(self, lease_id: int, deadline: float) -> None:
+        self.id = lease_id
+        self.deadline = deadline
+        self.left = 0
+
+
+class Run:
+    """Consecutive offsets `[start, end)` under one lease."""
+
+    __slots__ = ("end", "lease", "size", "start")
+
+    def __init__(self, start: int, end: int, size: int, lease: Lease) -> None:
+        self.start = start
+        self.end = end
+        self.size = size
+        self.lease = lease
+
+
+class LeaseTable:
+    """All leased runs of one queue. `jobs` and `size` are their sums, in messages and bytes."""
+
+    __slots__ = ("_leases", "_runs", "_starts", "jobs", "next_deadline", "size")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._runs: list[Run] = []
+        self._leases: dict[int, Lease] = {}
+        self.jobs = 0
+        self.size = 0
+        self.next_deadline = NEVER  # a lower bound; exact after `expire`
+
+    def add(self, start: int, end: int, size: int, lease: Lease) -> None:
+        """Lease `[start, end)`, none of which is leased now."""
+        run = Run(start, end, size, lease)
+        starts = self._starts
+        if not starts or start > starts[-1]:
+            starts.append(start)
+            self._runs.append(run)
+        else:
+            index = bisect_right(starts, start)
+            starts.insert(index, start)
+            self._runs.insert(index, run)
+        self._leases[lease.id] = lease
+        lease.left += end - start
+        self.jobs += end - start
+        self.size += size
+        if lease.deadline < self.next_deadline:
+            self.next_deadline = lease.deadline
+
+    def take(self, start: int, end: int, lease_id: int | None) -> list[Piece]:
+        """Remove what of `[start, end)` is leased (under `lease_id`, unless None); returns the pieces."""
+        index = bisect_right(self._starts, start) - 1
+        if index < 0:
+            index = 0
+        elif (run := self._runs[index]).start == start and run.end == end:
+            if lease_id is not None and run.lease.id != lease_id:
+                return []
+            del self._starts[index], self._runs[index]
+            self._give_back(run.lease, end - start, run.size)
+            return [(start, end, run.size)]
+        return self._take_pieces(index, start, end, lease_id)
+
+    def _take_pieces(self, index: int, start: int, end: int, lease_id: int | None) -> list[Piece]:
+        pieces: list[Piece] = []
+        while index < len(self._runs) and self._runs[index].start < end:
+            run = self._runs[index]
+            first, after = max(start, run.start), min(end, run.end)
+            if first >= after or (lease_id is not None and run.lease.id != lease_id):
+                index += 1
+                continue
+            piece, index = self._cut(index, run, first, after)
+            pieces.append(piece)
+        return pieces
+
+    def _cut(self, index: int, run: Run, first: int, after: int) -> tuple[Piece, int]:
+        """Take `[first, after)` out of the run at `index`; the piece, and the index after what is left."""
+        whole, taken = run.end - run.start, after - first
+        size = run.size * taken // whole
+        rest = run.size - size
+        parts: list[Run] = []
+        left = rest * (first - run.start) // (whole - taken) if whole > taken else 0
+        if first > run.start:
+            parts.append(Run(run.start, first, left, run.lease))
+        if after < run.end:
+            parts.append(Run(after, run.end, rest - left, run.lease))
+        self._runs[index : index + 1] = parts
+        self._starts[index : index + 1] = [part.start for part in parts]
+        self._give_back(run.lease, taken, size)
+        return (first, after, size), index + len(parts)
+
+    def _give_back(self, lease: Lease, jobs: int, size: int) -> None:
+        self.jobs -= jobs
+        self.size -= size
+        lease.left -= jobs
+        if lease.left == 0:
+            del self._leases[lease.id]
+
+    def extend(self, lease_id: int, deadline: float) -> bool:
+        """Move a live lease's deadline; False when there is no such lease (any more)."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return False
+        lease.deadline = deadline
+        self.next_deadline = min(self.next_deadline, deadline)
+        return True
+
+    def expire(self, now: float) -> list[Piece]:
+        """Remove every run whose deadline has come; returns the pieces, ascending."""
+        if now < self.next_deadline:
+            return []
+        gone = [run for run in self._runs if run.lease.deadline <= now]
+        if gone:
+            self._runs = [run for run in self._runs if run.lease.deadline > now]
+            self._starts = [run.start for run in self._runs]
+            for run in gone:
+                self._give_back(run.lease, run.end - run.start, run.size)
+        self.next_deadline = min((lease.deadline for lease in self._leases.values()), default=NEVER)
+        return [(run.start, run.end, run.size) for run in gone]
+
+    def lease_of(self, offset: int) -> Lease | None:
+        """The lease that holds `offset` now."""
+        index = bisect_right(self._starts, offset) - 1
+        if index < 0 or offset >= self._runs[index].end:
+            return None
+        return self._runs[index].lease

@@ -1,0 +1,145 @@
+"""What was read of one queue and where reading goes on.
+
+A feed is at one of four points:
+
+    READABLE  a read may find something
+    READING   a read is under way (one per queue)
+    TAIL      the last read found nothing; the shell waits for new data
+    GONE      the topic was deleted
+
+`pick` decides what of a read is delivered: finished messages, pressure traffic that the subscription
+refuses, and gaps are not. Filters will decide here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from backend.records import FLAG_PRESSURE, ReadBatch
+from proxy_consumer.core.ranges import Range, ascending_ranges, between
+from proxy_consumer.core.tally import Counter
+
+
+class FeedState(Enum):
+    """See the table above."""
+
+    READABLE = "readable"
+    READING = "reading"
+    TAIL = "tail"
+    GONE = "gone"
+
+
+class Slice:
+    """Messages to deliver, in columns; `indexes` point into `batch`."""
+
+    __slots__ = ("batch", "deliveries", "indexes", "offsets", "size")
+
+    def __init__(
+        self, batch: ReadBatch, offsets: Sequence[int], deliveries: Sequence[bytes], indexes: Sequence[int]
+    ) -> None:
+        self.batch = batch
+        self.offsets = offsets
+        self.deliveries = deliveries
+        self.indexes = indexes
+        self.size = sum(map(len, deliveries))
+
+    def part(self, first: int, after: int) -> Slice:
+        """The messages `[first, after)` of this slice."""
+        return Slice(
+            self.batch, self.offsets[first:after], self.deliveries[first:after], self.indexes[first:after]
+        )
+
+    def fitting(self, bytes_max: int) -> Slice:
+        """As many as fit, at least one."""
+        if self.size <= bytes_max:
+            return self
+        size = len(self.deliveries[0])
+        count = 1
+        while count < len(self.deliveries) and size + len(self.deliveries[count]) <= bytes_max:
+            size += len(self.deliveries[count])
+            count += 1
+        return self.part(0, count)
+
+
+class QueueFeed:
+    """The cursor of one queue and the messages read ahead of delivery."""
+
+    __slots__ = ("_at", "_held", "_read", "cursor", "finished_until", "state")
+
+    def __init__(self, cursor: int, finished_until: int, held: Counter) -> None:
+        """`held` counts the bytes of messages read and not delivered, over all subscriptions."""
+        self._held = held
+        self.cursor = cursor  # where the next read starts
+        self.finished_until = finished_until  # below it offsets may be finished already
+        self.state = FeedState.READABLE
+        self._read: Slice | None = None
+        self._at = 0
+
+    @property
+    def buffered(self) -> bool:
+        return self._read is not None
+
+    def put(self, read: Slice | None, next_offset: int) -> None:
+        """A read came back with `read` to deliver; reading goes on at `next_offset`."""
+        self.cursor = next_offset
+        self.state = FeedState.READABLE
+        self._at = 0
+        if read is not None and read.offsets:
+            self._read = read
+            self._held.value += read.size
+
+    def next_offset(self) -> int:
+        """The first offset not yet delivered."""
+        return self.cursor if self._read is None else self._read.offsets[self._at]
+
+    def take(self, count: int, bytes_max: int) -> Slice | None:
+        """Up to `count` messages; None when nothing is buffered."""
+        read = self._read
+        if read is None:
+            return None
+        first, last = self._at, len(read.offsets)
+        if first == 0 and last <= count:
+            taken = read.fitting(bytes_max)
+        else:
+            taken = read.part(first, min(first + count, last)).fitting(bytes_max)
+        self._at = first + len(taken.offsets)
+        if self._at >= last:
+            self._forget(read)
+        return taken
+
+    def drop_read_ahead(self) -> None:
+        """Forget what was read but not delivered; it is read again when wanted."""
+        if self._read is not None:
+            self.cursor = self.next_offset()
+            self._forget(self._read)
+
+    def _forget(self, read: Slice) -> None:
+        self._read = None
+        self._held.value -= read.size
+
+
+def pick(
+    batch: ReadBatch, cursor: int, refuse_pressure: bool, known: Callable[[int], bool] | None
+) -> tuple[Slice, list[Range], int]:
+    """What of `batch` to deliver, the ranges to finish undelivered, and how many were pressure traffic.
+
+    `known` tells which offsets are finished or handled elsewhere already; None: none of them.
+    """
+    offsets, flags = batch.offsets, batch.flags
+    if not (known is not None or (refuse_pressure and any(flags))):
+        whole = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
+        kept = ascending_ranges(offsets)
+        if kept and kept[0] == (cursor, batch.next_offset):
+            return whole, [], 0
+        return whole, between(cursor, batch.next_offset, kept), 0
+    fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
+    indexes = fresh
+    if refuse_pressure:
+        indexes = [index for index in fresh if not flags[index] & FLAG_PRESSURE]
+    chosen = [offsets[index] for index in indexes]
+    held = [offset for offset in offsets if known is not None and known(offset)]
+    kept = ascending_ranges(sorted([*chosen, *held]))
+    deliveries = [batch.deliveries[index] for index in indexes]
+    skipped = between(cursor, batch.next_offset, kept)
+    return Slice(batch, chosen, deliveries, indexes), skipped, len(fresh) - len(indexes)

@@ -1,0 +1,47 @@
+"""What the core counts. The shell puts metric cells in; tests put plain counts in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Counter(Protocol):
+    """Anything with a number that can be added to."""
+
+    value: float
+
+
+class Count:
+    """The plainest Counter."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """One subscription's counters. `late`: stale leases; `unknown`: offsets neither leased nor waiting."""
+
+    delivered: Counter = field(default_factory=Count)
+    acked: Counter = field(default_factory=Count)
+    failed: Counter = field(default_factory=Count)
+    timed_out: Counter = field(default_factory=Count)
+    late: Counter = field(default_factory=Count)
+    unknown: Counter = field(default_factory=Count)
+    pressure: Counter = field(default_factory=Count)
+    missing: Counter = field(default_factory=Count)
+    expired: Counter = field(default_factory=Count)
+
+
+class Budget:
+    """What one subscription holds at the moment, over all its queues."""
+
+    __slots__ = ("leased", "leased_bytes", "retrying")
+
+    def __init__(self) -> None:
+        self.leased = 0  # messages at clients
+        self.leased_bytes = 0
+        self.retrying = 0  # waiting, ready, or on their way to the dead letters

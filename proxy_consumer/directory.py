@@ -1,0 +1,209 @@
+"""All groups of one proxy: read from the settings at start, kept up with them, added to by pulls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from backend.completion import Completion, failed
+from backend.records import AppendResult, CommitBatch
+from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError
+from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.creation import Creation
+from proxy_consumer.groups import (
+    GROUP_PREFIX,
+    SOURCE_LOG,
+    SUBSCRIPTION_PREFIX,
+    Group,
+    decode_group,
+    decode_subscription,
+    group_key,
+    subscription_key,
+)
+from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription import Subscription
+
+
+class Directory:
+    """Groups by the bytes of their name, as calls bring it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.groups: dict[bytes, Group] = {}
+        self._stop_watching: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Load what stands in the settings and follow their changes."""
+        backend = self._runtime.backend
+        for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX):
+            for key in backend.settings(prefix):
+                self.changed(key)
+        self._stop_watching = backend.watch_settings(self.changed)
+
+    def stop(self) -> None:
+        """Follow no longer; give up every queue."""
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+        for subscription in self.subscriptions():
+            subscription.leave()
+
+    def subscriptions(self) -> Iterable[Subscription]:
+        """All of them."""
+        return [each for group in self.groups.values() for each in group.subscriptions.values()]
+
+    def find(self, name: bytes) -> Group | None:
+        """One group."""
+        return self.groups.get(name)
+
+    def named(self, name: str) -> Group:
+        """One group. Raises CallerError when there is none."""
+        group = self.groups.get(name.encode())
+        if group is None:
+            raise CallerError(f"group {name!r} does not exist")
+        return group
+
+    # --- settings
+
+    def changed(self, key: str) -> None:
+        """A setting (or a topic) changed, here or elsewhere."""
+        kind, _, rest = key.partition("/")
+        if kind == "group":
+            self._group_changed(rest)
+        elif kind == "subscription":
+            name, _, topic = rest.partition("/")
+            self._subscription_changed(key, name, topic)
+        elif kind == "topic":
+            for subscription in self._on_topic(rest):
+                subscription.check_topic()
+        elif kind == "reset":
+            name, _, topic = rest.partition("/")
+            group = self.groups.get(name.encode())
+            if group is not None and topic.encode() in group.subscriptions:
+                group.subscriptions[topic.encode()].refence_all()
+
+    def _on_topic(self, topic: str) -> list[Subscription]:
+        name = topic.encode()
+        return [group.subscriptions[name] for group in self.groups.values() if name in group.subscriptions]
+
+    def _group_changed(self, name: str) -> None:
+        value = self._runtime.backend.setting(group_key(name))
+        if value is None:
+            group = self.groups.get(name.encode())
+            if group is not None and not any(each.creating for each in group.subscriptions.values()):
+                self.drop(group)
+            return
+        try:
+            members = decode_group(value)
+        except ConfigError as error:
+            log.error("group not loaded", extra={"error": str(error)})
+            return
+        group = self.group(name)
+        group.source = str(members.get("source", SOURCE_LOG))
+        group.created_ms = int(members.get("created_ms", 0))
+
+    def _subscription_changed(self, key: str, name: str, topic: str) -> None:
+        value = self._runtime.backend.setting(key)
+        group = self.groups.get(name.encode())
+        known = None if group is None else group.subscriptions.get(topic.encode())
+        if value is None:
+            if group is not None and known is not None and not known.creating:
+                group.remove(topic)
+            return
+        try:
+            config = decode_subscription(key, value, self._runtime.config.defaults)
+        except ConfigError as error:
+            log.error("subscription not loaded", extra={"error": str(error)})
+            return
+        if known is None:
+            self.group(name).add(topic, config)
+        else:
+            known.configure(config)
+
+    def group(self, name: str) -> Group:
+        """The group of that name, new if need be."""
+        found = self.groups.get(name.encode())
+        if found is None:
+            found = self.groups[name.encode()] = Group(self._runtime, name)
+        return found
+
+    def drop(self, group: Group) -> None:
+        """A group was deleted: answer who waits, forget it."""
+        for subscription in list(group.subscriptions.values()):
+            group.remove(subscription.topic)
+        self.groups.pop(group.name.encode(), None)
+        for waiter in group.room:
+            self._runtime.give_up(waiter)
+
+    # --- making
+
+    def check(self, name: str, topic: str) -> None:
+        """Raises CallerError or BoundReachedError when the subscription may not be made."""
+        fault = group_fault(name) or topic_fault(topic)
+        if fault is not None:
+            raise CallerError(fault)
+        if is_internal(topic) and not topic.startswith(DLQ_PREFIX):
+            raise CallerError(f"topic {topic!r} is internal; nobody subscribes to it")
+        config = self._runtime.config
+        group = self.groups.get(name.encode())
+        if group is None and len(self.groups) >= config.groups_max:
+            raise BoundReachedError(f"there are {len(self.groups)} groups; groups_max is {config.groups_max}")
+        if group is not None and len(group.subscriptions) >= config.subscriptions_per_group_max:
+            raise BoundReachedError(
+                f"group {name} has {len(group.subscriptions)} subscriptions; "
+                f"subscriptions_per_group_max is {config.subscriptions_per_group_max}"
+            )
+
+    def subscribe(
+        self, name: str, topic: str, config: SubscriptionDefaults, source: str = SOURCE_LOG
+    ) -> tuple[Subscription, Completion[None]]:
+        """Make a subscription (and its group); it delivers once the completion has succeeded.
+
+        Raises as `check` does. One that exists already is given back as it is.
+        """
+        group = self.groups.get(name.encode())
+        known = None if group is None else group.subscriptions.get(topic.encode())
+        made: Completion[None] = Completion()
+        if known is not None:
+            made.succeed(None)
+            return known, made
+        self.check(name, topic)
+        group = self.group(name)
+        subscription = group.add(topic, config)
+        subscription.creating = True
+
+        def done(error: Exception | None) -> None:
+            subscription.creating = False
+            if isinstance(error, FencedError) and self._exists(name, topic):
+                error = None  # another proxy made it at the same moment
+            if error is None:
+                if group.room.waiting_for(topic):
+                    subscription.use(self._runtime.now())
+                made.succeed(None)
+                return
+            self._undo(group, subscription)
+            made.fail(error)
+
+        Creation(self._runtime, name, topic, config, done, source).start()
+        return subscription, made
+
+    def _exists(self, name: str, topic: str) -> bool:
+        return self._runtime.backend.setting(subscription_key(name, topic)) is not None
+
+    def _undo(self, group: Group, subscription: Subscription) -> None:
+        if group.subscriptions.get(subscription.topic.encode()) is subscription:
+            group.remove(subscription.topic)
+        if not group.subscriptions and self._runtime.backend.setting(group_key(group.name)) is None:
+            self.drop(group)
+
+    def delete(self, name: str) -> Completion[list[AppendResult]]:
+        """Delete a group and its subscriptions; its progress is set anew when it is made again."""
+        try:
+            group = self.named(name)
+        except CallerError as error:
+            return failed(error)
+        settings: dict[str, bytes | None] = {group_key(name): None}
+        for subscription in group.subscriptions.values():
+            settings[subscription_key(name, subscription.topic)] = None
+        runtime = self._runtime
+        return runtime.backend.commit(CommitBatch(settings=settings), runtime.commit_deadline())

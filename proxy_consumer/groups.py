@@ -1,0 +1,163 @@
+"""Consumer groups: their subscriptions, the pulls that wait, and how both stand in the settings.
+
+Settings, the same at every proxy of one backend, JSON:
+
+    group/NAME               {"created_ms": …, "source": "log" or the file that owns it}
+    subscription/GROUP/TOPIC {"created_ms": …, "source": …, "settings": {only what differs from the defaults}}
+    reset/GROUP/TOPIC        written together with a reset of offsets, so that connected proxies look again
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from ddmq_common.config.loader import Place as ConfigPlace
+from ddmq_common.config.loader import build
+from ddmq_common.errors import ConfigError
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.pull_buffer import Delivery
+from proxy_consumer.core.waiting_room import Waiter, WaitingRoom
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription import Held, Subscription
+
+GROUP_PREFIX = "group/"
+SUBSCRIPTION_PREFIX = "subscription/"
+RESET_PREFIX = "reset/"
+SOURCE_LOG = "log"
+
+
+class PullWaiter(Waiter):
+    """A waiting pull, as a group sees it."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, topic: str | None, count: int) -> None:
+        super().__init__(topic)
+        self.count = count
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Answer with messages."""
+        raise AssertionError("a PullWaiter that cannot answer")
+
+
+class Group:
+    """One consumer group at this proxy."""
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self.runtime = runtime
+        self.name = name
+        self.room = WaitingRoom()
+        self.subscriptions: dict[bytes, Subscription] = {}
+        self.held: dict[tuple[bytes, bytes], Held] = {}
+        self.unknown_queue = runtime.ignored(name, "unknown queue")
+        self.source = SOURCE_LOG
+        self.created_ms = 0
+        self._rotation: deque[Subscription] = deque()
+
+    # --- subscriptions
+
+    def add(self, topic: str, config: SubscriptionDefaults) -> Subscription:
+        """A new subscription, not joined yet."""
+        subscription = Subscription(self.runtime, self, topic, config)
+        self.subscriptions[topic.encode()] = subscription
+        self._rotation.append(subscription)
+        return subscription
+
+    def remove(self, topic: str) -> None:
+        """Forget a subscription and give up its queues."""
+        subscription = self.subscriptions.pop(topic.encode(), None)
+        if subscription is not None:
+            self._rotation.remove(subscription)
+            subscription.leave()
+
+    def remember(self, held: Held) -> None:
+        """A queue is ours: results may name it."""
+        self.held[held.key] = held
+
+    def forget(self, held: Held) -> None:
+        """It is not ours any more."""
+        if self.held.get(held.key) is held:
+            del self.held[held.key]
+
+    # --- delivery
+
+    def take(self, subscription: Subscription | None, now: float, count: int) -> Delivery | None:
+        """Messages from one subscription, or (None) from the next of all that has some."""
+        if subscription is not None:
+            return subscription.take(now, count) if subscription.buffer.may_have else None
+        rotation = self._rotation
+        for _ in range(len(rotation)):
+            candidate = rotation[0]
+            rotation.rotate(-1)
+            if candidate.buffer.may_have:
+                delivery = candidate.take(now, count)
+                if delivery is not None:
+                    return delivery
+        return None
+
+    def serve(self) -> None:
+        """Hand out what there is to those who wait, the oldest first."""
+        room, now = self.room, self.runtime.now()
+        served = True
+        while room.count and served:
+            served = False
+            for subscription in list(self._rotation):
+                if subscription.buffer.may_have and self._serve_one(subscription, now):
+                    served = True
+
+    def _serve_one(self, subscription: Subscription, now: float) -> bool:
+        waiter = self.room.oldest(subscription.topic)
+        if not isinstance(waiter, PullWaiter):
+            return False
+        delivery = subscription.take(now, waiter.count)
+        if delivery is None:
+            return False
+        waiter.deliver(delivery)
+        return True
+
+
+# --- settings
+
+
+def group_key(group: str) -> str:
+    return GROUP_PREFIX + group
+
+
+def subscription_key(group: str, topic: str) -> str:
+    return f"{SUBSCRIPTION_PREFIX}{group}/{topic}"
+
+
+def encode_group(created_ms: int, source: str) -> bytes:
+    """The value of `group/NAME`."""
+    return msgspec.json.encode({"created_ms": created_ms, "source": source})
+
+
+def encode_subscription(
+    config: SubscriptionDefaults, defaults: SubscriptionDefaults, created_ms: int, source: str
+) -> bytes:
+    """The value of `subscription/GROUP/TOPIC`."""
+    given, base = dataclasses.asdict(config), dataclasses.asdict(defaults)
+    settings = {name: value for name, value in given.items() if value != base[name]}
+    return msgspec.json.encode({"created_ms": created_ms, "source": source, "settings": settings})
+
+
+def decode_group(value: bytes) -> dict[str, Any]:
+    """The members of `group/NAME`. Raises ConfigError."""
+    return _object(value, "group")
+
+
+def decode_subscription(key: str, value: bytes, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
+    """The settings in force. Raises ConfigError that names the key and the value."""
+    settings = dataclasses.asdict(defaults) | _object(value, key).get("settings", {})
+    return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))
+
+
+def _object(value: bytes, what: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(value, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"setting {what}: is not a JSON object: {error}") from error

@@ -1,0 +1,215 @@
+"""Pulls: what a request asks for, results first, then messages at once, or waiting until its linger ends.
+
+An answer leaves as soon as there is at least one message; `maxLingerTime` is how long an empty pull
+waits. Who waits is served in order of arrival; a waiting client that goes is taken out of the line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddmq_client.idl.codes import Code
+from ddmq_common.errors import BoundReachedError, CallerError, DdmqError
+from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
+from ddmq_rpc.api import Call
+from proxy_consumer import answers
+from proxy_consumer.commits import ProgressCommit
+from proxy_consumer.core.pull_buffer import Delivery
+from proxy_consumer.core.waiting_room import LingerWheel, Waiter
+from proxy_consumer.directory import Directory
+from proxy_consumer.groups import Group, PullWaiter
+from proxy_consumer.results import Results
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription import Held, Subscription
+
+FILTERS_TAKEN = (None, b"", b"*")
+
+
+class Pull(PullWaiter):
+    """One pull from its request to its answer."""
+
+    __slots__ = ("_pulls", "call", "group", "ours")
+
+    def __init__(self, pulls: Pulls, call: Call, topic: str | None, count: int, ours: bool) -> None:
+        super().__init__(topic, count)
+        self._pulls = pulls
+        self.call = call
+        self.ours = ours
+        self.group: Group | None = None
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Messages came while it waited."""
+        self._pulls.leave_line(self)
+        self._pulls.answer(self, delivery)
+
+
+class Pulls:
+    """Everything about `pull`."""
+
+    def __init__(self, runtime: Runtime, directory: Directory, results: Results) -> None:
+        self._runtime = runtime
+        self._directory = directory
+        self._results = results
+        self.wheel = LingerWheel(runtime.config.tick_ms / 1000, runtime.now())
+        self.draining = False
+        cell = runtime.metrics.cell
+        self._with_messages = cell(PULLS, "messages")
+        self._empty = cell(PULLS, "empty")
+        self._refused = cell(PULLS, "refused")
+        self._waiting = cell(WAITING_PULLS)
+        runtime.give_up = self.give_up
+
+    # --- the request
+
+    def pull(self, call: Call) -> None:
+        """Handler of `pull`."""
+        request = call.args.request
+        fault = _fault(request)
+        if fault is not None:
+            self._throw(call, Code.ILLEGAL_MESSAGE, fault)
+            return
+        topic = request.topic.decode("utf-8", "replace") if request.topic else None
+        pull = Pull(self, call, topic, request.maxBatchSize or (1 << 31), request.clientId is not None)
+        if request.result is not None:
+            parts = self._results.apply(request.result)
+            if parts:
+                ProgressCommit(self._runtime, parts, lambda error: self._stored(pull, error)).start()
+                return
+        self._take(pull)
+
+    def _stored(self, pull: Pull, error: Exception | None) -> None:
+        """The results that came with the pull are durable, or not."""
+        if error is not None:
+            self._throw(pull.call, code_of(error), f"the results are not stored: {error}")
+        elif pull.call.open:
+            self._take(pull)
+
+    def _take(self, pull: Pull) -> None:
+        if self.draining:
+            self._answer_empty(pull)
+            return
+        request = pull.call.args.request
+        group = self._directory.find(request.groupId)
+        subscription = None
+        if pull.topic is not None:
+            subscription = None if group is None else group.subscriptions.get(request.topic)
+            if subscription is None:
+                subscription = self._create(pull, request)
+                if subscription is None:
+                    return
+                group = subscription.group
+        elif group is None:
+            self._answer_empty(pull)
+            return
+        assert group is not None
+        self._take_from(pull, group, subscription)
+
+    def _create(self, pull: Pull, request: Any) -> Subscription | None:
+        """The subscription that the pull names, on its way; None when the pull is answered."""
+        if not self._runtime.config.auto_create_groups:
+            self._answer_empty(pull)
+            return None
+        try:
+            name = request.groupId.decode()
+            topic = request.topic.decode()
+            return self._directory.subscribe(name, topic, self._runtime.config.defaults)[0]
+        except UnicodeDecodeError as error:
+            self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
+        except DdmqError as error:
+            self._throw(pull.call, code_of(error), str(error))
+        return None
+
+    def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
+        now = self._runtime.now()
+        pull.group = group
+        if subscription is not None:
+            if not subscription.readable:
+                self._throw(pull.call, Code.TOPIC_REFUSED, f"topic {subscription.topic} may not be read")
+                return
+            subscription.use(now)
+        else:
+            for each in group.subscriptions.values():
+                each.use(now)
+        if group.room.count == 0:
+            delivery = group.take(subscription, now, pull.count)
+            if delivery is not None:
+                self.answer(pull, delivery)
+                return
+            self._wait(pull, group, now)
+        else:
+            self._wait(pull, group, now)
+            group.serve()
+
+    # --- waiting
+
+    def _wait(self, pull: Pull, group: Group, now: float) -> None:
+        config = self._runtime.config
+        if self.wheel.count >= config.waiters_max:
+            self._throw(pull.call, Code.BUSY, f"{config.waiters_max} pulls are waiting; that is the bound")
+            return
+        linger_ms = pull.call.args.request.maxLingerTime or 0
+        linger_ms = min(max(linger_ms, config.linger_min_ms), config.linger_max_ms)
+        group.room.enter(pull)
+        self.wheel.add(pull, now + linger_ms / 1000)
+        self._waiting.value = self.wheel.count
+        pull.call.on_abandoned = lambda _: self.leave_line(pull)
+
+    def leave_line(self, pull: Pull) -> None:
+        """Answered, or its client has gone."""
+        pull.call.on_abandoned = None
+        self.wheel.remove(pull)
+        if pull.group is not None:
+            pull.group.room.leave(pull)
+
+    def give_up(self, waiter: Waiter) -> None:
+        """Answer a waiting pull empty."""
+        if isinstance(waiter, Pull):
+            self.leave_line(waiter)
+            self._answer_empty(waiter)
+
+    def sweep(self, now: float) -> None:
+        """Lingers that are over."""
+        for waiter in self.wheel.over(now):
+            self.give_up(waiter)
+        self._waiting.value = self.wheel.count
+
+    # --- answers
+
+    def answer(self, pull: Pull, delivery: Delivery) -> None:
+        """Hand messages out."""
+        held: Held = delivery.state.label
+        next_offset = None
+        if pull.ours:
+            next_offset = held.subscription.next_offset(delivery.state, self._runtime.now())
+        self._with_messages.value += 1
+        answers.answer(pull.call, held.place, delivery, next_offset)
+
+    def _answer_empty(self, pull: Pull) -> None:
+        self._empty.value += 1
+        if pull.call.open:
+            pull.call.reply_encoded(answers.EMPTY[pull.call.wire])
+
+    def _throw(self, call: Call, code: int, text: str) -> None:
+        self._refused.value += 1
+        if call.open:
+            answers.throw(call, code, text)
+
+
+def _fault(request: Any) -> str | None:
+    """Why a pull cannot be taken as it stands; huge sizes are cut to their bounds instead."""
+    if (request.maxBatchSize or 0) < 0:
+        return f"maxBatchSize is {request.maxBatchSize}; allowed: 0 (the subscription's limit) or more"
+    if (request.maxLingerTime or 0) < 0:
+        return f"maxLingerTime is {request.maxLingerTime} ms; allowed: 0 (20 ms) or more"
+    if request.filter not in FILTERS_TAKEN:
+        return f"filter {request.filter[:80]!r} is not supported; allowed: none, or * for everything"
+    return None
+
+
+def code_of(error: Exception) -> Code:
+    """The PullException code of an error: the same numbers as the producer's results."""
+    if isinstance(error, BoundReachedError):
+        return Code.BUSY
+    if isinstance(error, CallerError):
+        return Code.ILLEGAL_MESSAGE
+    return Code.BACKEND_FAILED

@@ -1,0 +1,88 @@
+"""Results that clients bring: applied to the pull buffers, element by element of the linked list.
+
+Each element counts by its own context; successes go before failures; what names no queue of ours is
+ignored and counted. Afterwards everything the queues concerned owe goes into one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from proxy_consumer.commits import Part, collect
+from proxy_consumer.groups import Group
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription import Held
+
+NO_OFFSETS: Sequence[int] = ()
+
+
+class Results:
+    """Applies ConsumeResults of one proxy."""
+
+    def __init__(self, runtime: Runtime, group_of: Callable[[bytes], Group | None]) -> None:
+        self._runtime = runtime
+        self._group_of = group_of
+        self._unknown_group = runtime.ignored("", "unknown group")
+        self._too_many = runtime.ignored("", "over the bound of one call")
+
+    def apply(self, result: Any) -> list[Part]:
+        """Take in a whole linked list; what has to be committed before the answer."""
+        config = self._runtime.config
+        offsets_left, elements_left = config.offsets_per_call_max, config.results_per_call_max
+        now = self._runtime.now()
+        touched: dict[int, Held] = {}
+        while result is not None:
+            given = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
+            given += len(result.extendLeases or NO_OFFSETS)
+            offsets_left -= given
+            elements_left -= 1
+            if offsets_left < 0 or elements_left < 0:
+                self._too_many.value += given
+            else:
+                held = self._held(result.context, given)
+                if held is not None:
+                    self._apply_one(held, result, now)
+                    touched[id(held)] = held
+            result = result.nextResult
+        return self._collect(touched)
+
+    def _held(self, context: Any, given: int) -> Held | None:
+        """The queue that a context names, if it is ours."""
+        if context is None:
+            self._unknown_group.value += given
+            return None
+        group = self._group_of(context.groupId)
+        if group is None:
+            self._unknown_group.value += given
+            return None
+        held = group.held.get((context.topic, context.qid))
+        if held is None:
+            group.unknown_queue.value += given
+        return held
+
+    def _apply_one(self, held: Held, result: Any, now: float) -> None:
+        buffer, state = held.subscription.buffer, held.state
+        if result.successOffsets:
+            buffer.finish(state, result.successOffsets, result.successLeases)
+        if result.failOffsets:
+            delays = result.failDelaysMs
+            if delays:
+                longest = self._runtime.config.fail_delay_max_ms
+                delays = [min(delay, longest) for delay in delays]
+            buffer.fail(state, result.failOffsets, result.failLeases, delays, now)
+        if result.extendLeases:
+            buffer.extend(state, result.extendLeases, now)
+
+    def _collect(self, touched: dict[int, Held]) -> list[Part]:
+        parts: list[Part] = []
+        groups: dict[int, Group] = {}
+        for held in touched.values():
+            subscription = held.subscription
+            parts += collect(subscription, (held.state,))
+            subscription.settle_up((held.state,))
+            groups[id(subscription.group)] = subscription.group
+        for group in groups.values():
+            if group.room.count:
+                group.serve()
+        return parts

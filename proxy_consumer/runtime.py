@@ -1,0 +1,81 @@
+"""What every part of one consumer proxy shares: the backend, the clock, the agenda, the counters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import count
+from random import Random
+
+from backend.port import Backend
+from backend.records import QueueRef
+from ddmq_common.clock import Clock
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Cell, Registry
+from ddmq_common.names import qid
+from proxy_consumer.config import ConsumerConfig
+from proxy_consumer.core.agenda import Agenda
+from proxy_consumer.core.tally import Count, Counter, Tally
+from proxy_consumer.core.waiting_room import Waiter
+
+log = logging.getLogger("ddmq.consumer")
+LEASE_ID_BITS = 46  # random part: a lease of an earlier process is never taken for one of this
+
+
+class Runtime:
+    """Shared by the service, its groups and their subscriptions."""
+
+    def __init__(
+        self, backend: Backend, config: ConsumerConfig, metrics: Registry, clock: Clock, random: Random
+    ) -> None:
+        self.backend = backend
+        self.config = config
+        self.metrics = metrics
+        self.clock = clock
+        self.agenda = Agenda()
+        self.lease_ids: Iterator[int] = count((random.getrandbits(LEASE_ID_BITS) << 16) + 1)
+        self.held: Counter = Count()  # bytes read and not delivered, all subscriptions
+        self.open_commits = 0
+        self.give_up: Callable[[Waiter], None] = lambda _: None  # answer a waiting pull empty
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self.clock.monotonic()
+
+    def commit_deadline(self) -> float:
+        return self.clock.monotonic() + self.config.commit_timeout_ms / 1000
+
+    def qid(self, queue: QueueRef) -> str:
+        """The queue's name on the wire."""
+        return qid(self.backend.cluster, self.backend.broker, queue.queue_id)
+
+    def read_ahead(self, wanted: int) -> tuple[int, int]:
+        """How many records and bytes to read for a client that wants `wanted`."""
+        config = self.config
+        if wanted < config.read_ahead_count and self.held.value < config.read_ahead_bytes_max:
+            return config.read_ahead_count // wanted * wanted, config.read_ahead_bytes
+        return wanted, max(config.read_ahead_bytes, config.answer_bytes_max)
+
+    def tally(self, group: str, topic: str) -> Tally:
+        """Metric cells of one subscription."""
+        cell = self.metrics.cell
+        return Tally(
+            delivered=cell(catalogue.DELIVERED, group, topic),
+            acked=cell(catalogue.ACKED, group, topic),
+            failed=cell(catalogue.FAILED, group, topic),
+            timed_out=cell(catalogue.LEASE_TIMEOUTS, group, topic),
+            late=self.ignored(group, "late"),
+            unknown=self.ignored(group, "unknown offset"),
+            pressure=cell(catalogue.SKIPPED, group, topic, "pressure"),
+            missing=cell(catalogue.SKIPPED, group, topic, "missing"),
+            expired=cell(catalogue.SKIPPED, group, topic, "expired"),
+        )
+
+    def ignored(self, group: str, reason: str) -> Cell:
+        """Results that changed nothing."""
+        return self.metrics.cell(catalogue.RESULTS_IGNORED, group, reason)
+
+    def progress_failed(self, error: Exception) -> None:
+        """A commit of ours failed."""
+        self.metrics.cell(catalogue.PROGRESS_FAILED, type(error).__name__).value += 1
+        log.warning("progress not stored", extra={"error": str(error)})

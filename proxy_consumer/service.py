@@ -1,0 +1,177 @@
+"""ConsumerService: backend read in, Thrift out. The wire's names are translated here and in answers.py.
+
+The life of a pull: results it carries are applied and made durable; then messages are taken under a
+lease; when there are none it waits in line until there are or its linger ends. `submit` brings results
+alone. `fetch` and `ack` have no handler yet, which the RPC server answers "unknown method".
+
+Everything runs on the hub, nothing blocks. `tick` is the proxy's heartbeat: lingers, lease deadlines,
+retries; with `start` a hub timer calls it, tests call it themselves.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from backend.completion import Completion
+from backend.port import Backend
+from backend.records import AppendResult
+from ddmq_client.idl import consumer
+from ddmq_common.clock import Clock
+from ddmq_common.metrics.registry import Registry
+from ddmq_rpc.api import Call, Service
+from proxy_consumer import answers, stats
+from proxy_consumer.commits import ProgressCommit
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.directory import Directory
+from proxy_consumer.groups import SOURCE_LOG
+from proxy_consumer.pulls import Pulls, code_of
+from proxy_consumer.results import Results
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.stats import GroupSummary, SubscriptionStats
+from proxy_consumer.ticker import HubTicker
+
+
+class ConsumerService:
+    """One consumer proxy over one backend."""
+
+    def __init__(
+        self, backend: Backend, config: ConsumerConfig, metrics: Registry, clock: Clock, random: Random
+    ) -> None:
+        self._runtime = Runtime(backend, config, metrics, clock, random)
+        self._directory = Directory(self._runtime)
+        self._results = Results(self._runtime, self._directory.find)
+        self._pulls = Pulls(self._runtime, self._directory, self._results)
+        self._ticker = HubTicker(config.tick_ms / 1000, self.tick)
+        self._drained: Completion[None] | None = None
+        self._drain_until = 0.0
+
+    def service(self) -> Service:
+        """What the RPC server serves."""
+        handlers = {
+            "pull": self._pulls.pull,
+            "submit": self.submit,
+            "getConsumeStats": self.get_consume_stats,
+        }
+        return Service(consumer, answers.SERVICE, handlers)
+
+    def start(self, *, timer: bool = True) -> None:
+        """Load groups and begin to serve; without `timer` the caller calls `tick`."""
+        self._directory.start()
+        if timer:
+            self._ticker.start()
+
+    def tick(self) -> None:
+        """Do what is due now."""
+        now = self._runtime.now()
+        self._runtime.agenda.run_due(now)
+        self._pulls.sweep(now)
+        if self._drained is not None:
+            self._drain_on(now)
+
+    def drain(self, deadline: float) -> Completion[None]:
+        """Deliver nothing new; take results until nothing is leased, `drain_leases_ms` or `deadline`.
+
+        Waiting pulls are answered empty at once. Succeeds when what came in is durable.
+        """
+        if self._drained is None:
+            self._drained = Completion()
+            self._pulls.draining = True
+            now = self._runtime.now()
+            self._drain_until = min(deadline, now + self._runtime.config.drain_leases_ms / 1000)
+            for group in list(self._directory.groups.values()):
+                for waiter in group.room:
+                    self._pulls.give_up(waiter)
+            self._drain_on(now)
+        return self._drained
+
+    def _drain_on(self, now: float) -> None:
+        drained = self._drained
+        if drained is None or drained.done:
+            return
+        leased = any(each.buffer.budget.leased for each in self._directory.subscriptions())
+        if leased and now < self._drain_until:
+            return
+        self._directory.stop()
+        if self._runtime.open_commits == 0 or now >= self._drain_until + 1.0:
+            self._ticker.stop()
+            drained.succeed(None)
+
+    # --- handlers
+
+    def submit(self, call: Call) -> None:
+        """Results alone; true once they are durable, also for those that are ignored."""
+        parts = self._results.apply(call.args.result)
+        if not parts:
+            call.reply_encoded(answers.SUBMITTED[call.wire])
+            return
+
+        def stored(error: Exception | None) -> None:
+            if not call.open:
+                return
+            if error is None:
+                call.reply_encoded(answers.SUBMITTED[call.wire])
+            else:
+                answers.throw(call, code_of(error), f"the results are not stored: {error}")
+
+        ProgressCommit(self._runtime, parts, stored).start()
+
+    def get_consume_stats(self, call: Call) -> None:
+        """Committed and next offset per queue; an unknown group or topic gives an empty list."""
+        request = call.args.request
+        group = self._directory.find(request.group)
+        if group is None:
+            call.reply([])
+            return
+        topic = request.topic.decode("utf-8", "replace") if request.topic else None
+
+        def answer(found: Completion[list[SubscriptionStats]]) -> None:
+            if not call.open:
+                return
+            if found.error is not None:
+                answers.throw(call, code_of(found.error), f"stats are not available: {found.error}")
+            else:
+                call.reply([_wire_stats(each) for each in found.value])
+
+        stats.group_stats(self._runtime, group, topic).then(answer)
+
+    # --- for the command line and the admin API
+
+    def groups(self) -> list[GroupSummary]:
+        """All groups, by name."""
+        return [
+            GroupSummary(
+                name=group.name,
+                source=group.source,
+                created_ms=group.created_ms,
+                topics=tuple(sorted(each.topic for each in group.subscriptions.values())),
+                waiters=group.room.count,
+            )
+            for group in sorted(self._directory.groups.values(), key=lambda group: group.name)
+        ]
+
+    def group_stats(self, group: str) -> Completion[list[SubscriptionStats]]:
+        """Every subscription of a group. Raises CallerError when there is no such group."""
+        return stats.group_stats(self._runtime, self._directory.named(group), None)
+
+    def subscribe(
+        self, group: str, topic: str, config: SubscriptionDefaults | None = None, source: str = SOURCE_LOG
+    ) -> Completion[None]:
+        """Make a group's subscription (and the group); one that exists stays as it is.
+
+        `config.start` says where it starts. Raises CallerError or BoundReachedError.
+        """
+        return self._directory.subscribe(group, topic, config or self._runtime.config.defaults, source)[1]
+
+    def delete_group(self, group: str) -> Completion[list[AppendResult]]:
+        """Delete a group and its subscriptions; clients that wait are answered empty."""
+        return self._directory.delete(group)
+
+
+def _wire_stats(found: SubscriptionStats) -> Any:
+    return answers.IDL.ConsumeStats(
+        group=found.group,
+        topic=found.topic,
+        consumeOffsets={queue.qid: queue.committed for queue in found.queues},
+        produceOffsets={queue.qid: queue.next for queue in found.queues},
+    )

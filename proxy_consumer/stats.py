@@ -1,0 +1,154 @@
+"""How far groups are: for getConsumeStats, the command line and the admin API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backend.completion import Completion, succeeded
+from backend.records import Bounds, ProgressView, QueueRef
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.pull_buffer import QueueState
+from proxy_consumer.groups import Group
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription import Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One queue of one subscription. `committed` and `next` are as stored; the rest is this proxy's view.
+
+    `held`: whether this proxy delivers from it now; the live numbers are 0 otherwise.
+    """
+
+    queue_id: int
+    qid: str
+    committed: int
+    next: int
+    lag: int
+    in_flight: int
+    retrying: int
+    ack_span: int
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStats:
+    """One subscription. `dead_lettered` counts since this proxy started."""
+
+    group: str
+    topic: str
+    config: SubscriptionDefaults
+    lag: int
+    in_flight: int
+    retrying: int
+    dead_lettered: int
+    ack_span: int
+    waiters: int
+    queues: tuple[QueueStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """One group as a list shows it."""
+
+    name: str
+    source: str
+    created_ms: int
+    topics: tuple[str, ...]
+    waiters: int
+
+
+def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completion[SubscriptionStats]:
+    """Asks the backend for progress and bounds, in bulk."""
+    info = runtime.backend.topic(subscription.topic)
+    if info is None:
+        return succeeded(_summed(subscription, ()))
+    queues = [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
+    views = runtime.backend.progress(subscription.group.name, queues)
+    bounds = runtime.backend.bounds(queues)
+    made: Completion[SubscriptionStats] = Completion()
+
+    def both(_: object) -> None:
+        if not (views.done and bounds.done) or made.done:
+            return
+        error = views.error or bounds.error
+        if error is not None:
+            made.fail(error)
+            return
+        rows = [
+            _queue_stats(runtime, subscription, queue, view, limits)
+            for queue, view, limits in zip(queues, views.value, bounds.value, strict=True)
+            if limits is not None
+        ]
+        made.succeed(_summed(subscription, tuple(rows)))
+
+    views.then(both)
+    bounds.then(both)
+    return made
+
+
+def group_stats(runtime: Runtime, group: Group, topic: str | None) -> Completion[list[SubscriptionStats]]:
+    """Every subscription of the group, or the one to `topic`."""
+    wanted = [each for each in group.subscriptions.values() if topic is None or each.topic == topic]
+    return gather([subscription_stats(runtime, each) for each in wanted])
+
+
+def gather(parts: list[Completion[SubscriptionStats]]) -> Completion[list[SubscriptionStats]]:
+    """All values in order, or the first error."""
+    made: Completion[list[SubscriptionStats]] = Completion()
+    left = len(parts)
+    if not left:
+        made.succeed([])
+
+    def one(_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            error = next((part.error for part in parts if part.error is not None), None)
+            if error is not None:
+                made.fail(error)
+            else:
+                made.succeed([part.value for part in parts])
+
+    for part in parts:
+        part.then(one)
+    return made
+
+
+def _queue_stats(
+    runtime: Runtime, subscription: Subscription, queue: QueueRef, view: ProgressView, bounds: Bounds
+) -> QueueStats:
+    committed = bounds.min if view.committed is None else view.committed
+    state = subscription.buffer.queues.get(queue)
+    top = max([committed, *(end for _, end in view.finished)])
+    return QueueStats(
+        queue_id=queue.queue_id,
+        qid=runtime.qid(queue),
+        committed=committed,
+        next=bounds.next,
+        lag=max(0, bounds.next - committed),
+        in_flight=_live(state, lambda held: held.jobs.leases.jobs),
+        retrying=_live(state, lambda held: held.jobs.retrying),
+        ack_span=_live(state, lambda held: held.jobs.ack_map.span) if state else top - committed,
+        held=state is not None,
+    )
+
+
+def _live(state: QueueState | None, number: Callable[[QueueState], int]) -> int:
+    return 0 if state is None else number(state)
+
+
+def _summed(subscription: Subscription, queues: tuple[QueueStats, ...]) -> SubscriptionStats:
+    return SubscriptionStats(
+        group=subscription.group.name,
+        topic=subscription.topic,
+        config=subscription.config,
+        lag=sum(queue.lag for queue in queues),
+        in_flight=sum(queue.in_flight for queue in queues),
+        retrying=sum(queue.retrying for queue in queues),
+        dead_lettered=subscription.undertaker.moved,
+        ack_span=max((queue.ack_span for queue in queues), default=0),
+        waiters=subscription.group.room.waiting_for(subscription.topic),
+        queues=queues,
+    )

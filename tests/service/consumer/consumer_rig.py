@@ -1,0 +1,255 @@
+"""A consumer proxy over the memory engine with a clock that is moved, and calls that remember answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import gevent
+
+from backend.completion import Completion
+from backend.memory import MemoryBackend
+from backend.records import FLAG_PRESSURE, NewRecord, QueueRef, TopicInfo
+from ddmq_client.idl import consumer
+from ddmq_common.clock import ManualClock
+from ddmq_common.delivery import encode
+from ddmq_common.metrics.registry import Registry
+from ddmq_rpc.api import Call, Fault, Wire
+from ddmq_rpc.codec import Codec, encode_result
+from ddmq_rpc.structs import methods, structs
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.service import ConsumerService
+
+IDL = structs(consumer)
+METHODS = methods(consumer, "ConsumerService")
+CODEC = Codec(1 << 24, 1 << 20, 10.0)
+FIRST = SubscriptionDefaults(start="first")
+
+
+class FakeCall(Call):
+    """A call without a socket; `result` and `error` decode what was answered."""
+
+    def __init__(self, method: str, args: Any, wire: Wire = Wire.COMPACT) -> None:
+        self.method = method
+        self.args = args
+        self.wire = wire
+        self.received_at = 0.0
+        self.frame_bytes = 0
+        self.peer = "test"
+        self.on_abandoned = None
+        self.encoded: bytes | None = None
+        self.fault_kind: Fault | None = None
+        self.gone = False
+
+    @property
+    def open(self) -> bool:
+        return self.encoded is None and self.fault_kind is None and not self.gone
+
+    @property
+    def answered(self) -> bool:
+        return self.encoded is not None
+
+    def reply(self, value: Any) -> None:
+        self.reply_encoded(encode_result(METHODS[self.method], self.wire, success=value))
+
+    def reply_encoded(self, result: bytes) -> None:
+        assert self.encoded is None, "answered twice"
+        self.encoded = bytes(result)
+
+    def throw(self, exception: Any) -> None:
+        self.reply_encoded(encode_result(METHODS[self.method], self.wire, error=exception))
+
+    def fault(self, kind: Fault, text: str) -> None:
+        self.fault_kind = kind
+
+    def go(self) -> None:
+        """The client closes its connection."""
+        self.gone = True
+        told, self.on_abandoned = self.on_abandoned, None
+        if told is not None:
+            told(self)
+
+    @property
+    def outcome(self) -> Any:
+        assert self.encoded is not None, "not answered yet"
+        return CODEC.decode(self.wire, self.encoded, 0, METHODS[self.method].result)
+
+    @property
+    def result(self) -> Any:
+        assert getattr(self.outcome, "error", None) is None, self.outcome.error
+        return self.outcome.success
+
+    @property
+    def offsets(self) -> list[int]:
+        return [message.offset for message in self.result.messages]
+
+    @property
+    def values(self) -> list[bytes]:
+        return [message.value for message in self.result.messages]
+
+    @property
+    def queue(self) -> int:
+        return int(self.result.context.qid.rsplit(b"_", 1)[1])
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Let the hub run until `condition` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        gevent.sleep(0)
+
+
+class Rig:
+    """One proxy, its backend and its clock."""
+
+    def __init__(self, config: ConsumerConfig | None = None, backend: MemoryBackend | None = None) -> None:
+        self.clock = ManualClock()
+        self.metrics = Registry()
+        self.backend = MemoryBackend(self.clock) if backend is None else backend
+        self.config = config or ConsumerConfig()
+        self.service = self.start()
+
+    def start(self) -> ConsumerService:
+        """A (new) proxy process over the same backend."""
+        service = ConsumerService(self.backend, self.config, self.metrics, self.clock, Random(7))
+        service.start(timer=False)
+        self.service = service
+        self.handlers = service.service().handlers
+        return service
+
+    def restart(self) -> None:
+        """Kill the proxy and start another: what was only in its memory is gone."""
+        for group in self.service._directory.groups.values():
+            for subscription in group.subscriptions.values():
+                subscription._term += 1
+                membership, subscription._membership = subscription._membership, None
+                if membership is not None:
+                    membership.leave()
+        self.service._directory._stop_watching()  # type: ignore[misc]
+        self.start()
+
+    def close(self) -> None:
+        self.backend.close()
+
+    # --- backend
+
+    def wait(self, completion: Completion[Any]) -> Any:
+        until(lambda: completion.done)
+        return completion.result()
+
+    def topic(self, name: str = "T", queues: int = 1) -> TopicInfo:
+        found = self.wait(self.backend.put_topic(TopicInfo(name, 0, queues), self.deadline()))
+        assert isinstance(found, TopicInfo)
+        return found
+
+    def ref(self, queue: int = 0, topic: str = "T") -> QueueRef:
+        info = self.backend.topic(topic)
+        assert info is not None
+        return QueueRef(topic, info.incarnation, queue)
+
+    def deadline(self) -> float:
+        return self.clock.monotonic() + 60
+
+    def send(
+        self, count: int, queue: int = 0, topic: str = "T", size: int = 0, pressure: bool = False
+    ) -> None:
+        """Append `count` messages whose values are b"m0", b"m1" … padded to `size`."""
+        records = [
+            NewRecord(
+                topic,
+                queue,
+                bytes(12) + number.to_bytes(4, "big"),
+                self.clock.wall_ms(),
+                encode(b"k%d" % number, (b"m%d" % number).ljust(size, b"."), b"tag", {b"p": b"v"}),
+                key=b"k%d" % number,
+                tags=b"tag",
+                flags=FLAG_PRESSURE if pressure else 0,
+            )
+            for number in range(count)
+        ]
+        self.wait(self.backend.append(records, self.deadline()))
+
+    def progress(self, group: str = "G", queue: int = 0, topic: str = "T") -> Any:
+        return self.wait(self.backend.progress(group, [self.ref(queue, topic)]))[0]
+
+    # --- proxy
+
+    def subscribe(self, group: str = "G", topic: str = "T", config: SubscriptionDefaults = FIRST) -> None:
+        self.wait(self.service.subscribe(group, topic, config))
+
+    def call(self, method: str, args: Any, wire: Wire = Wire.COMPACT) -> FakeCall:
+        call = FakeCall(method, args, wire)
+        self.handlers[method](call)
+        return call
+
+    def ask(
+        self,
+        group: bytes = b"G",
+        topic: bytes | None = b"T",
+        count: int | None = None,
+        linger: int | None = None,
+        result: Any = None,
+        wire: Wire = Wire.COMPACT,
+        **ours: Any,
+    ) -> FakeCall:
+        """Send a pull."""
+        request = IDL.PullRequest(
+            groupId=group, topic=topic, maxBatchSize=count, maxLingerTime=linger, result=result, **ours
+        )
+        return self.call("pull", METHODS["pull"].args[0](request=request), wire)
+
+    def pull(self, *args: Any, **named: Any) -> FakeCall:
+        """Send a pull and wait for its answer, moving the clock if it waits."""
+        call = self.ask(*args, **named)
+        self.settle(lambda: call.answered)
+        while not call.answered:
+            self.advance(0.02)
+            self.settle(lambda: call.answered)
+        return call
+
+    def submit(self, result: Any) -> FakeCall:
+        call = self.call("submit", METHODS["submit"].args[0](result=result))
+        until(lambda: call.answered)
+        return call
+
+    def settle(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Let everything that is on its way arrive."""
+        for _ in range(40):
+            if enough():
+                return
+            gevent.sleep(0)
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock and let the proxy look at it."""
+        self.clock.advance(seconds)
+        self.service.tick()
+        self.settle()
+
+    def counted(self, name: str, **labels: str) -> float:
+        """The sum of a metric's cells that carry these labels."""
+        total = 0.0
+        for family in self.metrics.collect():
+            if f"{family.name}_total" == name or family.name == name:
+                for sample in family.samples:
+                    if labels.items() <= sample.labels.items():
+                        total += sample.value
+        return total
+
+
+def result(
+    success: Sequence[int] = (),
+    fail: Sequence[int] = (),
+    queue: int = 0,
+    group: str = "G",
+    topic: str = "T",
+    then: Any = None,
+    **ours: Any,
+) -> Any:
+    """A ConsumeResult as an old client sends it; `ours`: the lists of our own clients."""
+    context = IDL.Context(groupId=group.encode(), topic=topic.encode(), qid=f"R_default_a_{queue}".encode())
+    return IDL.ConsumeResult(
+        context=context, successOffsets=list(success), failOffsets=list(fail), nextResult=then, **ours
+    )

@@ -1,0 +1,274 @@
+"""Groups: creation, start positions, membership, settings, stats, draining."""
+
+from __future__ import annotations
+
+import pytest
+from consumer_rig import METHODS, Rig, result
+
+from backend.records import CommitBatch
+from ddmq_common.errors import BoundReachedError, CallerError
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+
+
+def stats_of(rig: Rig, group: bytes = b"G", topic: bytes | None = None) -> list[tuple[bytes, dict, dict]]:
+    from consumer_rig import IDL
+
+    request = IDL.ConsumeStatsRequest(group=group, topic=topic)
+    call = rig.call("getConsumeStats", METHODS["getConsumeStats"].args[0](request=request))
+    rig.settle(lambda: call.answered)
+    return [(each.topic, each.consumeOffsets, each.produceOffsets) for each in call.result]
+
+
+def test_a_pull_that_names_a_topic_creates_its_group_at_the_end(rig: Rig) -> None:
+    rig.topic(queues=2)
+    rig.send(3)
+    assert rig.pull().result.messages == []
+    rig.send(2)
+    assert rig.pull().offsets == [3, 4]
+    assert rig.backend.setting("group/G") is not None
+    assert rig.backend.setting("subscription/G/T") is not None
+    assert rig.progress(queue=1).committed == 0
+
+
+def test_without_auto_creation_it_is_empty_at_once_and_nothing_is_created() -> None:
+    rig = Rig(ConsumerConfig(auto_create_groups=False))
+    rig.topic()
+    call = rig.ask(linger=30_000)
+    assert call.result.messages == []
+    assert rig.backend.setting("group/G") is None
+    assert rig.service.groups() == []
+    rig.close()
+
+
+def test_a_blank_topic_never_creates(rig: Rig) -> None:
+    rig.topic()
+    for topic in (None, b""):
+        call = rig.ask(topic=topic, linger=30_000)
+        assert call.result.messages == []
+    assert rig.service.groups() == []
+
+
+@pytest.mark.parametrize(
+    ("group", "topic"),
+    [
+        (b"a/b", b"T"),
+        (b"G", b"../etc"),
+        (b"\xff\xfe", b"T"),
+        (b"g" * 120, b"T"),
+        (b"G", b"SCHEDULE_TOPIC_XXXX"),
+    ],
+)
+def test_names_that_cannot_be_get_an_exception(rig: Rig, group: bytes, topic: bytes) -> None:
+    assert rig.pull(group, topic).outcome.error.code == 11
+    assert rig.service.groups() == []
+
+
+def test_groups_are_bounded() -> None:
+    rig = Rig(ConsumerConfig(groups_max=2, subscriptions_per_group_max=1))
+    rig.topic()
+    rig.pull(b"A")
+    rig.pull(b"B")
+    assert rig.pull(b"C").outcome.error.code == 15
+    assert rig.pull(b"A", b"U").outcome.error.code == 15
+    with pytest.raises(BoundReachedError):
+        rig.service.subscribe("C", "T")
+    rig.close()
+
+
+@pytest.mark.parametrize(("start", "first"), [("first", 0), ("last", 6), ("time", 3)])
+def test_start_positions(rig: Rig, start: str, first: int) -> None:
+    rig.topic()
+    rig.send(3)
+    rig.clock.advance(10)
+    at = str(rig.clock.wall_ms()) if start == "time" else start
+    rig.send(3)
+    rig.subscribe(config=SubscriptionDefaults(start=at))
+    rig.send(1)
+    assert rig.pull().offsets == list(range(first, 7))
+
+
+def test_queues_and_topics_that_appear_later_start_at_their_first_message(rig: Rig) -> None:
+    from backend.records import TopicInfo
+
+    assert rig.pull().result.messages == []
+    info = rig.topic()
+    rig.send(2)
+    assert rig.pull().offsets == [0, 1]
+    rig.wait(rig.backend.put_topic(TopicInfo("T", info.incarnation, 2), rig.deadline()))
+    rig.send(2, queue=1)
+    call = rig.pull()
+    assert (call.queue, call.offsets) == (1, [0, 1])
+
+
+def test_progress_and_settings_survive_a_restart(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=SubscriptionDefaults(start="first", batch_max=2))
+    rig.send(5)
+    rig.submit(result(rig.pull().offsets))
+    rig.restart()
+    assert [group.name for group in rig.service.groups()] == ["G"]
+    assert rig.pull(topic=None).offsets == [2, 3]
+
+
+def test_a_recreated_topic_starts_anew(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    rig.send(3)
+    rig.submit(result(rig.pull().offsets))
+    rig.wait(rig.backend.delete_topic("T", rig.deadline()))
+    rig.settle()
+    rig.topic()
+    rig.send(2)
+    assert rig.pull().offsets == [0, 1]
+
+
+def test_settings_changed_elsewhere_apply_without_a_restart(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    rig.send(10)
+    change = {"subscription/G/T": b'{"settings": {"batch_max": 3}}'}
+    rig.wait(rig.backend.commit(CommitBatch(settings=change), rig.deadline()))
+    rig.settle()
+    assert rig.pull().offsets == [0, 1, 2]
+
+
+def test_a_broken_setting_is_passed_over(rig: Rig) -> None:
+    broken = {"subscription/G/T": b'{"settings": {"batch_max": 0}}', "group/H": b"no json"}
+    rig.wait(rig.backend.commit(CommitBatch(settings=broken), rig.deadline()))
+    rig.settle()
+    assert rig.service.groups() == []
+
+
+def test_deleting_a_group_answers_who_waits_and_forgets(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    waiting = rig.ask(linger=30_000)
+    rig.settle()
+    rig.wait(rig.service.delete_group("G"))
+    rig.settle()
+    assert waiting.result.messages == []
+    assert rig.service.groups() == []
+    with pytest.raises(CallerError):
+        rig.wait(rig.service.delete_group("G"))
+
+
+def test_queues_lost_to_another_member_come_no_more_and_their_acks_are_ignored(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    rig.send(4)
+    assert rig.pull(count=2).offsets == [0, 1]
+
+    class Other:
+        def assigned(self, assignment: object) -> None: ...
+        def revoked(self, queues: object, deadline: float) -> None: ...
+        def lost(self, queues: object) -> None: ...
+
+    rig.backend.join("G", "T", Other())
+    rig.backend.depose("G", "T")
+    rig.settle()
+    assert rig.submit(result([0, 1])).result is True
+    assert rig.progress().committed == 0
+    assert rig.pull().result.messages == []
+
+
+def test_revoked_queues_are_flushed_and_come_back_when_the_other_leaves(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    rig.send(4)
+    rig.submit(result(rig.pull(count=2).offsets))
+
+    class Other:
+        def assigned(self, assignment: object) -> None: ...
+        def revoked(self, queues: object, deadline: float) -> None: ...
+        def lost(self, queues: object) -> None: ...
+
+    other = rig.backend.join("G", "T", Other())
+    rig.backend.revoke("G", "T", rig.clock.monotonic() + 5)
+    rig.settle()
+    assert rig.pull().result.messages == []
+    other.leave()
+    rig.settle()
+    assert rig.pull().offsets == [2, 3]
+
+
+def test_an_idle_subscription_gives_its_queues_up_and_takes_them_again(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    rig.pull()
+    for _ in range(70):
+        rig.advance(1.0)
+    subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
+    assert not subscription.joined
+    rig.send(1)
+    assert rig.pull().offsets == [0]
+
+
+def test_consume_stats(rig: Rig) -> None:
+    rig.topic(queues=2)
+    rig.topic("U")
+    rig.subscribe()
+    rig.subscribe(topic="U")
+    rig.send(5)
+    rig.submit(result(rig.pull(count=2).offsets))
+    expected = (b"T", {b"R_default_a_0": 2, b"R_default_a_1": 0}, {b"R_default_a_0": 5, b"R_default_a_1": 0})
+    assert stats_of(rig, topic=b"T") == [expected]
+    assert sorted(each[0] for each in stats_of(rig)) == [b"T", b"U"]
+    assert stats_of(rig, topic=b"") == stats_of(rig)
+    assert stats_of(rig, b"nobody") == []
+    assert stats_of(rig, topic=b"nothing") == []
+
+
+def test_group_stats_show_what_is_going_on(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=SubscriptionDefaults(start="first", retry_intervals_ms=(100,)))
+    rig.send(10)
+    rig.pull(count=6)
+    rig.submit(result([1, 2], [0]))
+    found = rig.wait(rig.service.group_stats("G"))[0]
+    assert (found.lag, found.in_flight, found.retrying, found.ack_span) == (10, 3, 1, 3)
+    queue = found.queues[0]
+    assert (queue.committed, queue.next, queue.qid, queue.held) == (0, 10, "R_default_a_0", True)
+
+
+def test_a_topic_that_may_not_be_read_is_refused_until_it_may(rig: Rig) -> None:
+    from dataclasses import replace
+
+    info = rig.topic()
+    rig.subscribe()
+    rig.send(1)
+    rig.wait(rig.backend.put_topic(replace(info, readable=False), rig.deadline()))
+    rig.settle()
+    assert rig.pull().outcome.error.code == 13
+    assert rig.pull(topic=None).result.messages == []
+    rig.wait(rig.backend.put_topic(info, rig.deadline()))
+    rig.settle()
+    assert rig.pull().offsets == [0]
+
+
+def test_draining_answers_who_waits_takes_results_and_delivers_nothing(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    rig.send(1)
+    offsets = rig.pull().offsets
+    waiting = rig.ask(linger=30_000)
+    rig.settle()
+    drained = rig.service.drain(rig.clock.monotonic() + 5)
+    assert waiting.result.messages == []
+    assert not drained.done
+    rig.send(1)
+    assert rig.pull(result=result(offsets)).result.messages == []
+    rig.advance(0.01)
+    assert drained.done
+    assert rig.progress().committed == 1
+
+
+def test_draining_does_not_wait_for_ever_for_a_dead_client(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    rig.send(1)
+    rig.pull()
+    drained = rig.service.drain(rig.clock.monotonic() + 60)
+    rig.advance(1.01)
+    rig.settle()
+    rig.advance(0.01)
+    assert drained.done
