@@ -10,8 +10,11 @@ import time
 from bench import frames, load
 from bench.harness import CLIENT_CORE, SERVER_CORE, Series, percentiles, pin, run
 from bench.servers import Running, ddmq
-from ddmq_client import idl
+from ddmq_client.idl import producer
 from ddmq_rpc.codec import Codec
+from ddmq_rpc.envelope import read_header
+from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.structs import methods
 
 CONNECTIONS = 8
 CALLS = 3_000
@@ -50,12 +53,15 @@ def measure(server: Running) -> dict[str, float]:
 def floor() -> dict[str, float]:
     """Messages a second through the codec alone."""
     pin(SERVER_CORE)
-    codec = Codec(idl.producer, "ProducerService")
-    payload = batch(0)[4:]
+    limits = RpcLimits()
+    codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s)
+    arguments = methods(producer, "ProducerService")["sendBatchSync"].args
+    payload = batch(0)
     rounds = 800
     began = time.perf_counter()
     for _ in range(rounds):
-        codec.decode_call(payload)
+        header = read_header(payload)
+        codec.decode(header.wire, payload, header.body_at, arguments)
     seconds = time.perf_counter() - began
     pin(CLIENT_CORE)
     return {"per_s": rounds * BATCH / seconds}
