@@ -90,6 +90,7 @@ class Intake:
         self.stations: dict[str, Station] = {}
         self.counts = Counts()
         self.demand: int | None = None  # messages asked for by callers that wait; None: handlers take all
+        self.askers = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -109,7 +110,20 @@ class Intake:
         """
         if self.demand is None:
             return batch_max if self._prefetch - source.waiting >= batch_max else 0
-        return max(0, min(batch_max, self.demand - len(self._waiting)))
+        waiting = len(self._waiting)
+        return min(batch_max, self.demand - waiting) if waiting < self.askers else 0
+
+    def asking(self, count: int) -> None:
+        """A caller asks for up to `count` messages; it is content with one."""
+        assert self.demand is not None
+        self.demand += count
+        self.askers += 1
+
+    def asked(self, count: int) -> None:
+        """It has got some, or waits no longer."""
+        assert self.demand is not None
+        self.demand -= count
+        self.askers -= 1
 
     def pulling(self, source: Source) -> Parcel | None:
         """A pull starts: the results that it carries."""

@@ -13,7 +13,7 @@ again without making a duplicate; an unknown outcome is sent again only where th
     NOT_SENT      no connection, frame not written whole   NotStoredError        anywhere           out
     UNKNOWN       10, 12, internal error, other codes      UnknownOutcomeError   if allowed         fine
     LOST          connection ended or garbled answer       UnknownOutcomeError   if allowed         out
-    TIMED_OUT     no answer in time                        UnknownOutcomeError   if allowed         out, if thrice
+    TIMED_OUT     no answer in time (out after three)      UnknownOutcomeError   if allowed         fine
 """
 
 from __future__ import annotations

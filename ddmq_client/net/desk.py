@@ -119,14 +119,13 @@ class Desk:
     def ask(self, count: int, deadline: float) -> list[Message]:
         """Messages for a caller that waits until the deadline (monotonic seconds)."""
         with self._lock:
-            assert self._intake.demand is not None
-            self._intake.demand += count
+            self._intake.asking(count)
             self._demand_until = max(self._demand_until, deadline)
             self._room.notify_all()
             try:
                 return self._ask(count, deadline)
             finally:
-                self._intake.demand -= count
+                self._intake.asked(count)
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Messages of `ask` that nobody looked at."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from ddmq_client.core import frames
@@ -23,7 +23,7 @@ from ddmq_client.core.verdicts import Verdict
 from ddmq_client.errors import BusyError, ClosedError
 from ddmq_client.net.connection import Connection
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, resolve
-from ddmq_client.wire.producing import ProxyFault, read_results
+from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
 IDLE_MAX_S = 60.0
 PROBE_TIMEOUT_S = 2.0
@@ -190,10 +190,13 @@ class Router:
 
     def _probe(self, node: Node) -> None:
         connection = Connection(node.address)
-        verdict = probe_verdict(
-            lambda: connection.call(self._probe_frame, time.monotonic() + PROBE_TIMEOUT_S)
-        )
-        connection.close()
+        try:
+            payload, sequence_id = connection.call(self._probe_frame, time.monotonic() + PROBE_TIMEOUT_S)
+            verdict = heartbeat_verdict(payload, sequence_id)
+        except (CallFailed, FrameError, ProxyFault):
+            verdict = Verdict.LOST
+        finally:
+            connection.close()
         with self._lock:
             self._rotation.note(node, verdict, time.monotonic())
 
@@ -205,13 +208,3 @@ def heartbeat_frame(heartbeat: bytes, sequence_id: int) -> bytes:
     """A heartbeat request."""
     args = frames.one_message_args(heartbeat, int(PROBE_TIMEOUT_S * 1000))
     return frames.framed((frames.call_head(SEND_ONE, sequence_id), *args))
-
-
-def probe_verdict(call: Callable[[], tuple[bytes, int]]) -> Verdict:
-    """What a heartbeat call says about a node: in rotation again only if it is answered 0."""
-    try:
-        payload, sequence_id = call()
-        (result,) = read_results(payload, sequence_id, batch=False)
-    except (CallFailed, FrameError, ProxyFault):
-        return Verdict.LOST
-    return Verdict.STORED if result.code == 0 else Verdict.LOST

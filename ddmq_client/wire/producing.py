@@ -7,6 +7,7 @@ from typing import Any
 from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.selectors import Placement
+from ddmq_client.core.verdicts import Verdict
 from ddmq_client.errors import InvalidMessageError
 from ddmq_client.idl import producer as idl
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
@@ -85,6 +86,12 @@ def read_results(payload: bytes, sequence_id: int, batch: bool) -> list[SendResu
     if success is None:
         raise FrameError("answer without a result")
     return success if batch else [success]
+
+
+def heartbeat_verdict(payload: bytes, sequence_id: int) -> Verdict:
+    """What the answer to a heartbeat says about a proxy: in rotation again only after code 0."""
+    (result,) = read_results(payload, sequence_id, batch=False)
+    return Verdict.STORED if result.code == Code.OK else Verdict.LOST
 
 
 def answer_at(payload: bytes, sequence_id: int) -> int:

@@ -1,0 +1,163 @@
+"""One asyncio connection to one proxy, one request at a time, everything within a deadline.
+
+The twin of `net.connection`: the same failures, the same rule that a connection whose call failed or was
+cancelled is closed. Times are the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from ddmq_client.core import transport
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.idl.codes import FRAME_BYTES_MAX
+from ddmq_client.net.connection import CONNECT_MAX_S
+
+MakeFrame = Callable[[float, int], bytes]
+
+
+class _Frames(asyncio.Protocol):
+    """Collects one answer at a time."""
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._buffer = FrameBuffer(frame_bytes_max)
+        self._answer: asyncio.Future[bytes] | None = None
+        self.transport: asyncio.Transport | None = None
+        self.ended: Exception | None = None
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    def connection_made(self, made: asyncio.BaseTransport) -> None:
+        assert isinstance(made, asyncio.Transport)
+        self.transport = made
+        sock = made.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            payload = self._buffer.feed(data)
+        except FrameError as error:
+            self._end(error)
+            return
+        if payload is None:
+            return
+        if self._answer is None or self._answer.done():
+            self._end(FrameError("an answer that nobody asked for"))
+        else:
+            self._answer.set_result(payload)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(error or ConnectionResetError("connection closed"))
+
+    def pause_writing(self) -> None:
+        self._drained.clear()
+
+    def resume_writing(self) -> None:
+        self._drained.set()
+
+    def expect(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[bytes]:
+        """The future of the next answer."""
+        self._answer = loop.create_future()
+        return self._answer
+
+    async def drained(self) -> None:
+        """Until everything written has left; raises what ended the connection."""
+        await self._drained.wait()
+        if self.ended is not None:
+            raise ConnectionResetError(str(self.ended))
+
+    def _end(self, error: Exception) -> None:
+        self.ended = self.ended or error
+        self._drained.set()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class AsyncConnection:
+    """A framed connection. Not for use by two tasks at a time."""
+
+    def __init__(self, address: Address, frame_bytes_max: int = FRAME_BYTES_MAX * 2) -> None:
+        self.name = str(address)
+        self._address = address
+        self._frame_bytes_max = frame_bytes_max
+        self._frames: _Frames | None = None
+        self._sequence_id = 0
+
+    @property
+    def closed(self) -> bool:
+        """No socket is open."""
+        return self._frames is None or self._frames.ended is not None
+
+    async def call(self, make_frame: MakeFrame, deadline: float) -> tuple[bytes, int]:
+        """Send a request, wait for its answer: (payload, sequence id). CallFailed, and closed, otherwise."""
+        loop = asyncio.get_running_loop()
+        try:
+            connected = await self._connected(deadline)
+            answer = connected.expect(loop)
+            sequence_id = self._write(connected, make_frame, loop.time())
+            return await self._answer(answer, deadline), sequence_id
+        except BaseException:
+            self.close()
+            raise
+
+    async def send_only(self, make_frame: MakeFrame, deadline: float) -> None:
+        """Send a request that has no answer."""
+        loop = asyncio.get_running_loop()
+        try:
+            connected = await self._connected(deadline)
+            self._write(connected, make_frame, loop.time())
+            async with asyncio.timeout_at(deadline):
+                await connected.drained()
+        except OSError as error:  # a time-out is one, too
+            self.close()
+            raise transport.not_written(self.name, error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the socket; a call waiting on it fails."""
+        frames, self._frames = self._frames, None
+        if frames is not None and frames.transport is not None:
+            frames.transport.abort()
+
+    def _write(self, connected: _Frames, make_frame: MakeFrame, now: float) -> int:
+        assert connected.transport is not None
+        self._sequence_id = self._sequence_id % 0x7FFFFFFF + 1
+        connected.transport.write(make_frame(now, self._sequence_id))
+        return self._sequence_id
+
+    async def _answer(self, answer: asyncio.Future[bytes], deadline: float) -> bytes:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await answer
+        except TimeoutError as error:
+            raise transport.timed_out(self.name, loop.time() - started) from error
+        except (OSError, FrameError) as error:
+            raise transport.lost(self.name, error) from error
+
+    async def _connected(self, deadline: float) -> _Frames:
+        if self._frames is not None and self._frames.ended is None:
+            return self._frames
+        loop = asyncio.get_running_loop()
+        self._frames = None
+        until = min(deadline, loop.time() + CONNECT_MAX_S)
+        try:
+            async with asyncio.timeout_at(until):
+                _, frames = await loop.create_connection(
+                    lambda: _Frames(self._frame_bytes_max), *self._address
+                )
+        except OSError as error:  # a time-out is one, too
+            reason = "the time is up" if isinstance(error, TimeoutError) else error
+            raise transport.not_connected(self.name, reason) from error
+        self._frames = frames
+        return frames

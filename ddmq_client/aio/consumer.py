@@ -1,0 +1,179 @@
+"""AsyncConsumer: the asyncio twin of `ddmq_client.Consumer`.
+
+    async def handle(message):
+        print(message.topic, message.text())
+
+    async with AsyncConsumer("mq-1:9713,mq-2:9713", "billing", ["orders"], handler=handle):
+        await shutdown.wait()
+
+One event loop, `concurrency` handlers at a time. Cancelling `stop` or the block ends at once; what was not
+settled by then comes again after the group's ack time-out. Messages may be settled from other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+
+from ddmq_client.aio.crew import AsyncCrew
+from ddmq_client.aio.desk import AsyncDesk
+from ddmq_client.core import addresses
+from ddmq_client.core.intake import Counts
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check
+from ddmq_client.errors import ClientError, ClosedError, OptionError
+from ddmq_client.identity import new_client_id
+from ddmq_client.idl.codes import CONSUMER_PORT
+from ddmq_client.received import Message
+
+_log = logging.getLogger("ddmq_client.consumer")
+AsyncHandler = Callable[[Message], object]
+AsyncBatchHandler = Callable[[list[Message]], object]
+
+
+class AsyncConsumer:
+    """Receives messages. `start` and `stop` it, or use it as an async context manager.
+
+    concurrency    handlers that run at the same time; the other arguments as of `ddmq_client.Consumer`.
+    handler and batch_handler are coroutine functions (plain ones must not block).
+    """
+
+    def __init__(
+        self,
+        proxies: str | Sequence[str],
+        group: str,
+        topics: str | Sequence[str] = (),
+        *,
+        handler: AsyncHandler | None = None,
+        batch_handler: AsyncBatchHandler | None = None,
+        concurrency: int = 16,
+        max_batch: int = 32,
+        linger_ms: int = 500,
+        prefetch: int | None = None,
+        lease_ms: int = 30_000,
+        ack_flush_ms: int = 50,
+        auto_ack: bool = True,
+        timeout_ms: int = 5_000,
+        filter_tags: str | None = None,
+        filter_sql: str | None = None,
+        client_id: str | None = None,
+    ) -> None:
+        """Checks its arguments (OptionError); connects when started."""
+        if handler is not None and batch_handler is not None:
+            raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
+        self._settings = ConsumerSettings(
+            group=group,
+            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            workers=concurrency,
+            max_batch=max_batch,
+            linger_ms=linger_ms,
+            prefetch=max_batch if prefetch is None else prefetch,
+            lease_ms=lease_ms,
+            ack_flush_ms=ack_flush_ms,
+            auto_ack=auto_ack,
+            timeout_ms=timeout_ms,
+            filter_tags=filter_tags,
+            filter_sql=filter_sql,
+            client_id=client_id or new_client_id(),
+        )
+        self._proxies = addresses.parse(proxies, CONSUMER_PORT)
+        self._handler = handler
+        self._batch_handler = batch_handler
+        self._desk: AsyncDesk | None = None
+        self._crew: AsyncCrew | None = None
+        self._state = "new"
+
+    @property
+    def client_id(self) -> str:
+        """The name this consumer gives itself."""
+        return self._settings.client_id
+
+    @property
+    def last_error(self) -> str | None:
+        """Text of the last failed call; None when all went well."""
+        return self._desk.last_error if self._desk else None
+
+    def counts(self) -> Counts:
+        """What happened so far: a copy of the counters."""
+        return self._desk.counts() if self._desk else Counts()
+
+    async def start(self) -> None:
+        """Start pulling, and the handlers. Unreachable proxies are tried again and again."""
+        if self._state != "new":
+            raise ClientError(f"the consumer is {self._state}; it can be started once")
+        self._state = "started"
+        handling = bool(self._handler or self._batch_handler)
+        self._desk = AsyncDesk(self._settings, handling)
+        self._crew = AsyncCrew(self._desk, self._proxies)
+        batch = self._settings.max_batch if self._batch_handler else 1
+        await self._crew.start(self._settings.workers, batch, self._handle if handling else None)
+
+    async def stop(self, timeout_ms: int = 30_000) -> bool:
+        """Stop pulling, handle what is here, submit the results, close; as `Consumer.stop`."""
+        check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
+        started, self._state = self._state == "started", "stopped"
+        if not started or self._crew is None:
+            return True
+        now, total_s = asyncio.get_running_loop().time(), timeout_ms / 1000
+        return await self._crew.stop(now + total_s * 0.8, now + total_s)
+
+    async def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
+        """Up to `max_messages` (max_batch), as soon as there are any; as `Consumer.pull`."""
+        count = self._settings.max_batch if max_messages is None else max_messages
+        check("max_messages", count, 1, 1_000_000)
+        check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        if self._handler or self._batch_handler:
+            raise ClientError("this consumer has a handler: it gets the messages, pull would take them away")
+        if self._state == "stopped":
+            raise ClosedError("the consumer has been stopped")
+        if self._state == "new":
+            await self.start()
+        assert self._desk is not None
+        return await self._desk.ask(count, asyncio.get_running_loop().time() + timeout_ms / 1000)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages one by one, until `stop`; as iterating over a Consumer."""
+        while True:
+            try:
+                messages = await self.pull()
+            except ClosedError:
+                return
+            at = 0
+            try:
+                for at, message in enumerate(messages, 1):  # noqa: B007
+                    yield message
+            finally:
+                if self._desk is not None:
+                    self._desk.put_back(messages[at:])
+
+    async def __aenter__(self) -> AsyncConsumer:
+        if self._state == "new":
+            await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _handle(self, messages: list[Message]) -> int:
+        """Run the handler; the number of times it raised."""
+        try:
+            if self._batch_handler is not None:
+                answer = self._batch_handler(list(messages))
+            else:
+                assert self._handler is not None
+                answer = self._handler(messages[0])
+            if inspect.isawaitable(answer):
+                await answer
+        except Exception:
+            _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
+            for message in messages:
+                message.fail()
+            return 1
+        if self._settings.auto_ack:
+            for message in messages:
+                message.ack()
+        return 0

@@ -1,0 +1,227 @@
+"""Which tasks an asyncio consumer runs: per proxy one flusher and a puller for each topic; workers.
+
+The twin of `net.crew`, `net.puller` and `net.flusher`; each puller and flusher has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+
+from ddmq_client.aio.connection import AsyncConnection
+from ddmq_client.aio.desk import AsyncDesk
+from ddmq_client.aio.router import resolve
+from ddmq_client.core.acks import Parcel
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.intake import Source, Station
+from ddmq_client.core.pacing import Pace
+from ddmq_client.errors import PullError
+from ddmq_client.net.crew import UNRESOLVED_RETRY_S
+from ddmq_client.net.puller import FAILURES
+from ddmq_client.net.resolver import RESOLVE_EVERY_S
+from ddmq_client.received import Message
+from ddmq_client.wire.consuming import (
+    Pulled,
+    pull_frame,
+    pull_settings,
+    read_pulled,
+    read_submitted,
+    submit_frame,
+)
+
+_log = logging.getLogger("ddmq_client.consumer")
+CANCEL_S = 1.0  # for a cancelled handler to end
+Handle = Callable[[list[Message]], Awaitable[int]]
+Task = asyncio.Task[None]
+
+
+class AsyncCrew:
+    """Starts and ends the tasks of one consumer."""
+
+    def __init__(self, desk: AsyncDesk, proxies: Sequence[Address]) -> None:
+        self._desk = desk
+        self._proxies = proxies
+        self._pulls = pull_settings(desk.settings)
+        self._known: dict[Address, list[Address]] = {}
+        self._sources: dict[Address, list[Source]] = {}
+        self._stations: dict[Address, Station] = {}
+        self._pullers: set[Task] = set()
+        self._flushers: set[Task] = set()
+        self._workers: set[Task] = set()
+        self._upkeep: Task | None = None
+        self._closing_until = 0.0
+
+    async def start(self, workers: int, batch: int, handle: Handle | None) -> None:
+        """Start pulling; with `handle`, also workers that feed it `batch` messages at most."""
+        await self._refresh()
+        self._upkeep = asyncio.create_task(self._keep_up(), name="ddmq-consumer-upkeep")
+        if handle is not None:
+            for number in range(workers):
+                _spawn(self._workers, self._work(batch, handle), f"ddmq-worker-{number}")
+
+    async def stop(self, until: float, flush_until: float) -> bool:
+        """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
+        desk = self._desk
+        try:
+            if self._upkeep is not None:
+                self._upkeep.cancel()
+            desk.stop_pulling()
+            clean = await _finish(self._pullers, until)
+            clean = await desk.wait_handled(until) and clean
+            desk.stop_handing()
+            clean = await _finish(self._workers, until) and clean
+            self._closing_until = flush_until
+            desk.stop_flushing()
+            return await _finish(self._flushers, flush_until + 0.5) and clean
+        finally:
+            for task in self._pullers | self._workers | self._flushers:
+                task.cancel()
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(RESOLVE_EVERY_S if self._sources else UNRESOLVED_RETRY_S)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        addresses = await resolve(self._proxies, self._known)
+        if not addresses:
+            self._desk.last_error = "no proxy address is known: no name resolves"
+            _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
+            return
+        for address in addresses:
+            if address not in self._sources:
+                self._hire(address)
+        for address in set(self._sources) - set(addresses):
+            for source in self._sources.pop(address):
+                self._desk.end(source)
+            self._desk.retire(self._stations.pop(address), self._stations[addresses[0]])
+
+    def _hire(self, address: Address) -> None:
+        station = self._stations[address] = self._desk.station(str(address))
+        _spawn(self._flushers, self._flush(station, address), f"ddmq-acks-{address}")
+        topics = self._desk.settings.topics or (None,)
+        self._sources[address] = [Source(station, topic) for topic in topics]
+        for source in self._sources[address]:
+            _spawn(self._pullers, self._pull_all(source, address), f"ddmq-pull-{address}")
+
+    async def _pull_all(self, source: Source, address: Address) -> None:
+        connection = AsyncConnection(address)
+        pace = Pace(self._pulls.linger_ms / 1000, random.random)
+        try:
+            while (work := await self._desk.wait_room(source)) is not None:
+                pause = await self._pull(connection, source, pace, *work)
+                if pause:
+                    await self._desk.pause(source, pause)
+        finally:
+            connection.close()
+
+    async def _pull(
+        self,
+        connection: AsyncConnection,
+        source: Source,
+        pace: Pace,
+        batch: int,
+        linger_ms: int,
+        parcel: Parcel | None,
+    ) -> float:
+        """One pull; seconds to pause after it."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            answer = await self._call(connection, source.topic, batch, linger_ms, parcel)
+        except FAILURES as error:
+            if not isinstance(error, PullError):
+                connection.close()
+            self._desk.pull_failed(source, parcel, error)
+            if not (pace.failing or self._desk.pulling_stopped or source.ended):
+                _log.warning("pull from %s failed: %s", source.station.name, error)
+            return pace.failed()
+        except BaseException as error:
+            self._desk.pull_failed(source, parcel, error)
+            raise
+        self._desk.pulled(source, answer)
+        return pace.answered(len(answer.messages), loop.time() - started)
+
+    async def _call(
+        self,
+        connection: AsyncConnection,
+        topic: str | None,
+        batch: int,
+        linger_ms: int,
+        parcel: Parcel | None,
+    ) -> Pulled:
+        pulls = self._pulls._replace(linger_ms=linger_ms)
+        timeout_s = (linger_ms + self._desk.settings.timeout_ms) / 1000
+        payload, sequence_id = await connection.call(
+            lambda now, number: pull_frame(pulls, topic, batch, parcel, number),
+            asyncio.get_running_loop().time() + timeout_s,
+        )
+        return read_pulled(payload, sequence_id)
+
+    async def _flush(self, station: Station, address: Address) -> None:
+        desk, loop = self._desk, asyncio.get_running_loop()
+        connection, pace = AsyncConnection(address), Pace(0.0, random.random)
+        try:
+            while (parcel := await desk.wait_due(station)) is not None:
+                until = loop.time() + desk.settings.timeout_ms / 1000
+                if await self._submit(connection, station, parcel, until):
+                    pace.answered(1, 0.0)
+                else:
+                    await desk.pause_flusher(station, pace.failed())
+            while loop.time() < self._closing_until and (parcel := desk.take_rest(station)) is not None:
+                if not await self._submit(connection, station, parcel, self._closing_until):
+                    return
+        finally:
+            connection.close()
+
+    async def _submit(
+        self, connection: AsyncConnection, station: Station, parcel: Parcel, until: float
+    ) -> bool:
+        """True when the proxy has taken the results."""
+        failure: BaseException | None = None
+        try:
+            payload, sequence_id = await connection.call(
+                lambda now, number: submit_frame(parcel, number), until
+            )
+            if not read_submitted(payload, sequence_id):
+                failure = PullError("proxy answered false to submit")
+        except FAILURES as error:
+            connection.close()
+            failure = error
+            _log.warning("submit to %s failed: %s", station.name, error)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._desk.submitted(station, parcel, failure)
+        return failure is None
+
+    async def _work(self, batch: int, handle: Handle) -> None:
+        while messages := await self._desk.next(batch):
+            errors = 0
+            try:
+                errors = await handle(messages)
+            finally:
+                self._desk.handled(len(messages), errors)
+
+
+def _spawn(tasks: set[Task], work: Coroutine[None, None, None], name: str) -> None:
+    task = asyncio.create_task(work, name=name)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def _finish(tasks: Iterable[Task], until: float) -> bool:
+    """Wait for them until the loop's time `until`, then cancel; whether all ended by themselves."""
+    waiting = set(tasks)
+    if not waiting:
+        return True
+    timeout = max(0.0, until - asyncio.get_running_loop().time())
+    _, late = await asyncio.wait(waiting, timeout=timeout)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=CANCEL_S)
+    return not late

@@ -1,0 +1,193 @@
+"""AsyncProducer: the asyncio twin of `ddmq_client.Producer`.
+
+    async with AsyncProducer("mq-1:9613,mq-2:9613") as producer:
+        result = await producer.send("orders", b"hello", key="order-17")
+
+One event loop, any number of tasks. A cancelled send closes its connection; whether its message was stored is
+then unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+
+from ddmq_client.aio.connection import AsyncConnection
+from ddmq_client.aio.router import AsyncRouter
+from ddmq_client.core import addresses, verdicts
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.nodes import Node
+from ddmq_client.core.selectors import Selector
+from ddmq_client.core.sending import SendJob
+from ddmq_client.core.settings import ProducerSettings
+from ddmq_client.core.transport import CallFailed
+from ddmq_client.core.verdicts import Verdict
+from ddmq_client.errors import BusyError, ClosedError, NotStoredError
+from ddmq_client.identity import new_client_id
+from ddmq_client.idl.codes import PRODUCER_PORT
+from ddmq_client.net.sender import ONEWAY_ATTEMPTS, UNRESOLVED
+from ddmq_client.outbox import Outbox, oneway_frame
+from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey
+from ddmq_client.wire.producing import ProxyFault, heartbeat, read_results
+
+
+class AsyncProducer:
+    """Sends messages. Close it, or use it as an async context manager.
+
+    The arguments are those of `ddmq_client.Producer`.
+    """
+
+    def __init__(
+        self,
+        proxies: str | Sequence[str],
+        *,
+        timeout_ms: int = 3_000,
+        retry_unknown: bool = False,
+        attempts_max: int = 16,
+        selector: Selector = "hash",
+        connections_max: int = 64,
+        batch_bytes: int = 4 * 1024 * 1024,
+        batch_messages: int = 500,
+        producer_group: str | None = None,
+        client_id: str | None = None,
+    ) -> None:
+        """Checks its arguments (OptionError); connects with the first send."""
+        settings = ProducerSettings(
+            timeout_ms=timeout_ms,
+            retry_unknown=retry_unknown,
+            attempts_max=attempts_max,
+            connections_max=connections_max,
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            selector=selector,
+            producer_group=producer_group,
+            client_id=client_id or new_client_id(),
+        )
+        self.client_id = settings.client_id
+        self._outbox = Outbox(settings)
+        parsed = addresses.parse(proxies, PRODUCER_PORT)
+        self._router = AsyncRouter(parsed, connections_max, heartbeat(settings.client_id))
+        self._closed = False
+
+    def proxies(self) -> list[tuple[str, bool]]:
+        """("host:port", in rotation) of every proxy known so far."""
+        return self._router.nodes()
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        key: str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        shard_key: ShardKey | None = None,
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send one message and wait until it is stored; arguments and errors as `Producer.send`."""
+        message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue)
+        return await self.send_message(message, timeout_ms=timeout_ms)
+
+    async def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
+        """`send`, for a message at hand."""
+        job = self._outbox.job([self._encode(message)], self._deadline(timeout_ms))
+        return (await self._run(job))[0].raise_for_error()
+
+    async def send_batch(
+        self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
+    ) -> list[SendResult]:
+        """Send many; one result per message, in their order. As `Producer.send_batch`."""
+        self._check_open()
+        plan = self._outbox.plan(messages)
+        for request in plan.requests:
+            job = self._outbox.job([data for _, data in request], self._deadline(timeout_ms))
+            plan.fill(request, await self._run(job))
+        return plan.results
+
+    async def send_oneway(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> None:
+        """Send without waiting for an answer; NotStoredError where it could not be written."""
+        encoded, deadline = self._encode(message), self._deadline(timeout_ms)
+        tried: set[Node] = set()
+        failure = NotStoredError(UNRESOLVED)
+        for _ in range(ONEWAY_ATTEMPTS):
+            node = await self._router.pick(tried)
+            if node is None or asyncio.get_running_loop().time() >= deadline:
+                break
+            tried.add(node)
+            try:
+                async with self._router.connection(node, deadline) as connection:
+                    await connection.send_only(lambda now, number: oneway_frame(encoded, number), deadline)
+                return
+            except CallFailed as error:
+                failure = NotStoredError(error.text, None, node.name)
+                self._router.note(node, error.verdict, tried)
+        raise failure
+
+    async def close(self) -> None:
+        """Close every connection; sends under way end with an error."""
+        self._closed = True
+        await self._router.close()
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, job: SendJob) -> list[SendResult]:
+        loop = asyncio.get_running_loop()
+        try:
+            while (node := await self._router.pick(job.tried)) is not None:
+                job.begin(node)
+                elsewhere = await self._attempt(job, node)
+                wait = job.next_wait(loop.time(), elsewhere)
+                if wait is None:
+                    return job.results
+                if wait:
+                    await asyncio.sleep(wait)
+            job.gave_up(NotStoredError(UNRESOLVED))
+        except BusyError as error:
+            job.gave_up(error)
+        except ClosedError as error:
+            job.gave_up(NotStoredError(str(error)))
+        return job.results
+
+    async def _attempt(self, job: SendJob, node: Node) -> bool:
+        """One attempt; True where a node in rotation is still untried."""
+        try:
+            async with self._router.connection(node, job.deadline) as connection:
+                results = await _exchange(job, connection)
+        except CallFailed as failure:
+            return self._failed(job, node, failure.verdict, failure.text)
+        except FrameError as error:
+            return self._failed(job, node, Verdict.LOST, f"{error} (from {node.name})")
+        except ProxyFault as fault:
+            return self._failed(job, node, verdicts.of_fault(fault.kind), str(fault))
+        verdict = job.answered(node, results, self._router.has_fresh(job.tried))
+        return self._router.note(node, verdict, job.tried)
+
+    def _failed(self, job: SendJob, node: Node, verdict: Verdict, text: str) -> bool:
+        elsewhere = self._router.note(node, verdict, job.tried)
+        job.failed(node, verdict, text, elsewhere)
+        return elsewhere
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the producer has been closed")
+
+    def _encode(self, message: OutgoingMessage) -> bytes:
+        self._check_open()
+        return self._outbox.encode(message)
+
+    def _deadline(self, timeout_ms: int | None) -> float:
+        return asyncio.get_running_loop().time() + self._outbox.timeout_s(timeout_ms)
+
+
+async def _exchange(job: SendJob, connection: AsyncConnection) -> list[SendResult]:
+    deadline = job.attempt_deadline(asyncio.get_running_loop().time())
+    payload, sequence_id = await connection.call(job.frame, deadline)
+    return read_results(payload, sequence_id, job.batch)
