@@ -296,8 +296,9 @@ class MemberBackend(Backend):
     def on_caught_up(self) -> None:
         self._memberships.session_ready()
 
-    def on_position(self, position: int) -> None:
-        self._reads.on_position(position)
+    def on_stand(self, stand: codec.Stand) -> None:
+        self._clock_ms = max(self._clock_ms, stand.clock_ms)
+        self._reads.on_position(stand.position)
 
     def on_session_lost(self, reason: str) -> None:
         self._health = Health(False, f"no session with the writer ({reason})")

@@ -54,8 +54,8 @@ class Owner(Protocol):
     def on_caught_up(self) -> None:
         """What was sent again has been answered, if anything; once per session, after `on_ready`."""
 
-    def on_position(self, position: int) -> None:
-        """An answer carried the durable position."""
+    def on_stand(self, stand: codec.Stand) -> None:
+        """An answer tells where the engine stands; before it is settled."""
 
     def on_session_lost(self, reason: str) -> None:
         """The session is over; unknown requests are settled already."""
@@ -310,11 +310,8 @@ class Link:
         if request is None:
             return
         self._forget(request)
-        if request.done:
-            return
-        position = request.answered(body)
-        if position >= 0:
-            self._owner.on_position(position)
+        if not request.done:
+            request.answered(body, self._owner.on_stand)
 
     def _on_fault(self, ident: int, error: Exception) -> None:
         request = self._sent.get(ident)

@@ -28,6 +28,7 @@ from backend.records import (
 )
 from ddmq_common.errors import RemoteError, TryLaterError
 
+Tell = Callable[[codec.Stand], None]
 RECORD_BYTES = 96  # what a record weighs besides its delivery bytes
 
 
@@ -67,8 +68,8 @@ class Request(ABC):
         """Its bytes, deadlines as time left from `now`."""
 
     @abstractmethod
-    def answered(self, body: bytes) -> int:
-        """Settle with the answer; returns the durable position it carried, or -1."""
+    def answered(self, body: bytes, tell: Tell) -> None:
+        """Settle with the answer, after telling where the engine stands, if the answer says so."""
 
     @abstractmethod
     def faulted(self, error: Exception) -> None:
@@ -141,15 +142,15 @@ class AppendFrame(Request):
         row = codec.record_row
         return codec.encode((left, [row(record) for call in self.calls for record in call.records]))
 
-    def answered(self, body: bytes) -> int:
-        position, results = codec.decode_results(body)
+    def answered(self, body: bytes, tell: Tell) -> None:
+        stand, results = codec.decode_results(body)
+        tell(stand)
         at = 0
         for call in self.calls:
             end = at + len(call.records)
             if not call.completion.done:
                 call.completion.succeed(results[at:end])
             at = end
-        return position
 
     def faulted(self, error: Exception) -> None:
         unknown = isinstance(error, RemoteError)
@@ -219,10 +220,10 @@ class CommitRequest(Request):
     def body(self, now: float) -> bytes:
         return codec.encode(codec.commit_row(self.batch, timeout_ms(self.deadline, now)))
 
-    def answered(self, body: bytes) -> int:
-        position, results = codec.decode_results(body)
+    def answered(self, body: bytes, tell: Tell) -> None:
+        stand, results = codec.decode_results(body)
+        tell(stand)
         self.completion.succeed(results)
-        return position
 
     def faulted(self, error: Exception) -> None:
         self.completion.fail(error)
@@ -263,9 +264,8 @@ class PlainRequest(Request):
     def body(self, now: float) -> bytes:
         return self._body
 
-    def answered(self, body: bytes) -> int:
+    def answered(self, body: bytes, tell: Tell) -> None:
         self.completion.succeed(self._decode(body))
-        return -1
 
     def faulted(self, error: Exception) -> None:
         self.completion.fail(error)
@@ -291,9 +291,8 @@ class WaitRequest(Request):
     def body(self, now: float) -> bytes:
         return codec.encode((self._queue, self._offset, timeout_ms(self.deadline, now)))
 
-    def answered(self, body: bytes) -> int:
+    def answered(self, body: bytes, tell: Tell) -> None:
         self.wait.succeed(bool(codec.decode_flag(body)))
-        return -1
 
     def faulted(self, error: Exception) -> None:
         self.wait.fail(error)

@@ -93,7 +93,7 @@ def _on_interest(session: Session, ident: int, body: bytes) -> None:
 def _on_append(session: Session, ident: int, body: bytes) -> None:
     left_ms, rows = codec.decode_append(body)
     host = session.host
-    answer = _taken(session, ident, body, lambda results: codec.encode_results(host.position(), results))
+    answer = _taken(session, ident, body, lambda results: codec.encode_results(session.stand(), results))
     records, deadline = codec.records_from(rows), _deadline(session, left_ms)
     _ask(answer, lambda: host.backend.append(records, deadline, answer))
 
@@ -105,7 +105,7 @@ def _on_commit(session: Session, ident: int, body: bytes) -> None:
     def encode(results: list[AppendResult]) -> bytes:
         for key in batch.settings:  # a member reads its own writes
             session.pipe.send_frame(change(host.backend, key))
-        return codec.encode_results(host.position(), results)
+        return codec.encode_results(session.stand(), results)
 
     answer = _taken(session, ident, body, encode)
     _ask(answer, lambda: host.backend.commit(batch, _deadline(session, left_ms), answer))

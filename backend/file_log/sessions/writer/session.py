@@ -147,6 +147,10 @@ class Session:
     def answer(self, ident: int, body: bytes) -> None:
         self.pipe.send(Kind.ANSWER, ident, body)
 
+    def stand(self) -> codec.Stand:
+        """Where the engine stands now."""
+        return codec.Stand(self.host.position(), self.host.backend.clock_ms())
+
     def fault(self, ident: int, error: Exception) -> None:
         self.pipe.send(Kind.FAULT, ident, codec.encode(codec.error_row(error)))
 
