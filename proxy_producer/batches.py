@@ -119,39 +119,47 @@ class PendingBatch(Completion[list[AppendResult]]):
                 self._drop_topic(name, fault)
 
     def _pass_gates(self) -> None:
-        flow = self.flow
-        now = flow.monotonic()
-        wait_s = 0.0
-        tally = self._tally()
-        for topic, (messages, body_bytes) in tally.items():
-            wait, gate = longest(topic.gates, messages, body_bytes, now)
-            fault = flow.rate_fault(wait, gate, self.deadline, now)
-            if fault is not None:
-                self._drop_topic(topic.name, fault)
-            else:
-                wait_s = max(wait_s, wait)
-        if not self._worth_sending():
+        """Wait for the rate limits of all topics; those that would wait too long are dropped."""
+        limited = any(topic.gates for topic in self.topics.values())
+        wait_s = self._longest_wait() if limited else 0.0
+        if not self.members or (self.faults and not self.each):
             self._finish_unsent()
             return
-        for topic, (messages, body_bytes) in self._tally().items():
-            for gate in topic.gates:
-                gate.take(messages, body_bytes)
+        if limited:
+            for topic, (messages, body_bytes) in self._tally(self.members).items():
+                for gate in topic.gates:
+                    gate.take(messages, body_bytes)
         if wait_s > 0:
-            flow.defer(self, wait_s)
+            self.flow.defer(self, wait_s)
         else:
             self.release()
 
-    def _tally(self) -> dict[Topic, tuple[int, int]]:
+    def _longest_wait(self) -> float:
+        """Seconds until all that is left may go; takes nothing."""
+        flow = self.flow
+        now = flow.monotonic()
+        longest_s = 0.0
+        for topic, (messages, body_bytes) in self._tally(self.members).items():
+            wait_s, gate = longest(topic.gates, messages, body_bytes, now)
+            fault = flow.rate_fault(wait_s, gate, self.deadline, now)
+            if fault is not None:
+                self._drop_topic(topic.name, fault)
+            else:
+                longest_s = max(longest_s, wait_s)
+        return longest_s
+
+    def _tally(self, members: Sequence[Member]) -> dict[Topic, tuple[int, int]]:
         """Messages and body bytes by topic."""
+        topics = self.topics
+        if len(topics) == 1 and members:  # nearly always: no need to look each one up
+            topic = topics[members[0].record.topic]
+            return {topic: (len(members), sum([member.body_bytes for member in members]))}
         tally: dict[Topic, tuple[int, int]] = {}
-        for member in self.members:
-            topic = self.topics[member.record.topic]
+        for member in members:
+            topic = topics[member.record.topic]
             messages, body_bytes = tally.get(topic, (0, 0))
             tally[topic] = (messages + 1, body_bytes + member.body_bytes)
         return tally
-
-    def _worth_sending(self) -> bool:
-        return bool(self.members) and (self.each or not self.faults)
 
     def _drop_topic(self, name: str, fault: Refusal) -> None:
         """The messages of one topic are not sent."""
@@ -217,15 +225,7 @@ class PendingBatch(Completion[list[AppendResult]]):
         self.answered = True
         flow, call = self.flow, self.call
         faults = self.faults
-        stored = 0
-        for member, result in zip(self.members, results, strict=False):
-            if result.status is _STORED:
-                stored += 1
-                counts = self.topics[member.record.topic].counts
-                counts.stored.value += 1
-                counts.stored_bytes.value += member.body_bytes
-            else:
-                faults[member.place] = outcome_of(result)
+        stored = self._count_stored(results)
         flow.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
         if self.each:
             self._count_faults()
@@ -236,6 +236,19 @@ class PendingBatch(Completion[list[AppendResult]]):
             call.reply(replies.refused(fault))
         else:
             call.reply_encoded(replies.OK[call.wire])
+
+    def _count_stored(self, results: Sequence[AppendResult]) -> int:
+        """How many are stored; the others become faults."""
+        stored = self.members[: len(results)]
+        failed = [at for at, result in enumerate(results) if result.status is not _STORED]
+        if failed:
+            for at in failed:
+                self.faults[self.members[at].place] = outcome_of(results[at])
+            stored = [member for member in stored if member.place not in self.faults]
+        for topic, (messages, body_bytes) in self._tally(stored).items():
+            topic.counts.stored.value += messages
+            topic.counts.stored_bytes.value += body_bytes
+        return len(stored)
 
     def _count_faults(self) -> None:
         for fault in self.faults.values():

@@ -25,6 +25,7 @@ PRESSURE = PRESSURE_TRAFFIC.encode()
 CHRONOS = FROM_CHRONOS.encode()
 HEARTBEAT = HEARTBEAT_TOPIC.encode()
 RESERVED = frozenset(name.encode() for name in RESERVED_PROPERTIES)
+_SPACE = 0x20  # text that starts above it is not blank, or is not ASCII and looked at with more care
 _TEXT_ALLOWED = f"allowed: at most {KEY_CHARACTERS_MAX} characters of UTF-8"
 _BLANK_ALLOWED = "allowed: any text with at least one character that is not white space"
 
@@ -96,7 +97,7 @@ def properties_fault(properties: Mapping[bytes, bytes], limits: ContentLimits) -
     """The first thing wrong with the properties, or None."""
     size = 0
     for name, value in properties.items():
-        if not name or not value or name in RESERVED or not name.strip() or not value.strip():
+        if not name or not value or name[0] <= _SPACE or value[0] <= _SPACE or name in RESERVED:
             fault = _odd_property_fault(name or b"", value or b"")
             if fault:
                 return fault
@@ -113,6 +114,7 @@ def properties_fault(properties: Mapping[bytes, bytes], limits: ContentLimits) -
 
 
 def _odd_property_fault(name: bytes, value: bytes) -> Refusal | None:
+    """For properties that are empty, start with white space, or have a reserved name."""
     if not name.strip():
         return illegal("property_blank", f"a property name {shown(name)} is blank", _BLANK_ALLOWED)
     if name == DELAY and value.isdigit():
@@ -129,6 +131,8 @@ def _odd_property_fault(name: bytes, value: bytes) -> Refusal | None:
             f"property name {shown(name)} is reserved",
             f"allowed: any name but these {len(RESERVED)}: {b' '.join(sorted(RESERVED)).decode()}",
         )
+    if value.strip():
+        return None
     return illegal("property_blank", f"property {shown(name)} has the value {shown(value)}", _BLANK_ALLOWED)
 
 

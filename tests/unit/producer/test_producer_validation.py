@@ -66,6 +66,7 @@ def test_an_illegal_message_says_what_is_wrong(given, reason, words):
         {"body": b"\xff" * 100},
         {"properties": {}},
         {"properties": {b"p": b"v" * 59}},
+        {"properties": {b"p": b" v", b" q": b"\x01"}},
         {"properties": {b"DELAY": b"0"}},
         {"properties": {b"DELAY": b"18"}},
         {"properties": {"naïve".encode(): "é".encode()}},
