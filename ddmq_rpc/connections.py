@@ -72,14 +72,8 @@ class Connection(Sender):
                 self._serve(self._frames.feed(data))
         except (BlockingIOError, InterruptedError):
             return
-        except FrameRefusedError:
-            self._traffic.counts.refused("frame_length")
-            self.close()
-        except OSError:
-            self.close()
-        except Exception:
-            self.report("connection of %s closed by a fault of ours", self.peer)
-            self.close()
+        except Exception as error:
+            self._failed(error)
 
     def _read_ahead(self, data: bytes) -> None:
         self._frames.keep(data)
@@ -95,12 +89,16 @@ class Connection(Sender):
                 self._reader.start(self._on_readable)
             if self._frames.held_bytes:
                 self._serve(self._frames.next())
-        except FrameRefusedError:
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """Reading broke off, or what came is no frame; anything else is a fault of ours."""
+        if isinstance(error, FrameRefusedError):
             self._traffic.counts.refused("frame_length")
-            self.close()
-        except Exception:
+        elif not isinstance(error, OSError):
             self.report("connection of %s closed by a fault of ours", self.peer)
-            self.close()
+        self.close()
 
     def _serve(self, frame: bytes | None) -> None:
         """Handle frames until none is whole, the connection is busy, or its turn is over."""
@@ -230,8 +228,11 @@ class Connection(Sender):
         if self.closed or frame is None:
             return
         self.busy &= ~_NO_ROOM
-        self._serve(frame)
-        if not self._reader.active and not self.busy:
+        try:
+            self._serve(frame)
+        except Exception as error:
+            self._failed(error)
+        if not self.closed and not self.busy and not self._reader.active:
             self._go_on()
 
     def _rest(self, seconds: float) -> None:

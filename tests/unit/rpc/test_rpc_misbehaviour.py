@@ -293,6 +293,22 @@ def test_a_client_that_goes_while_waiting_for_room() -> None:
         assert one.client().call(send_sync(3)).sequence == 3
 
 
+def test_a_bad_length_behind_a_call_that_waited_for_room() -> None:
+    with stage(in_flight_bytes_max=1_000) as one:
+        first, bad, good = one.client(), one.client(), one.client()
+        first.send(send_async(1, body=bytes(1_000)))
+        one.waits_for(1)
+        for number, (client, frame) in enumerate(
+            ((bad, send_sync(2) + pack(">i", -1)), (good, send_sync(3)))
+        ):
+            client.send(frame)
+            until(lambda number=number: len(one.server._traffic.partial) == number + 1, "it waits")
+        one.calls[0].reply(OK)
+        assert sequence_of(bad.read_frame()) == 2
+        assert bad.is_closed()
+        assert sequence_of(good.read_frame()) == 3
+
+
 def test_at_the_partial_bound_only_the_oldest_reads_on() -> None:
     with stage(partial_bytes_max=50_000) as one:
         frame = send_sync(1, key=b"k" * 200_000)
