@@ -52,9 +52,14 @@ def encode_properties(properties: Mapping[bytes, bytes]) -> bytes:
     """A compact map<string,string> without its field header; b"" for an empty one."""
     if not properties:
         return b""
-    parts = [varint(len(properties)), b"\x88"]
-    for name, value in properties.items():
-        parts += (varint(len(name)), name, varint(len(value)), value)
+    try:
+        parts = [_VARINTS[len(properties)], b"\x88"]
+        for name, value in properties.items():
+            parts += (_VARINTS[len(name)], name, _VARINTS[len(value)], value)
+    except IndexError:  # a length past the table
+        parts = [varint(len(properties)), b"\x88"]
+        for name, value in properties.items():
+            parts += (varint(len(name)), name, varint(len(value)), value)
     return b"".join(parts)
 
 
