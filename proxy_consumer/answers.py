@@ -54,10 +54,11 @@ def answer(call: Call, place: Place, delivery: Delivery, next_offset: int | None
         return
     deliveries = delivery.messages.deliveries
     count = len(deliveries)
-    parts: list[bytes] = [b""] * (2 * count)
-    parts[0::2] = deliveries
-    parts[1::2] = tails(delivery) if next_offset is None else own_tails(delivery, next_offset)
-    call.reply_encoded(b"%b%b%b%b" % (place.head, _list_header(count), b"".join(parts), _END))
+    parts: list[bytes] = [_END] * (2 * count + 2)
+    parts[0] = place.head + _list_header(count)
+    parts[1:-1:2] = deliveries
+    parts[2:-1:2] = tails(delivery) if next_offset is None else own_tails(delivery, next_offset)
+    call.reply_encoded(b"".join(parts))
 
 
 def _list_header(count: int) -> bytes:
@@ -89,25 +90,26 @@ def _block_tails(block: int) -> list[bytes]:
 
 
 def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
-    """Per message: offset, fields 100 to 105, stop byte, for our own clients."""
+    """Per message: offset, fields 100 to 105, stop byte, for our own clients.
+
+    What differs comes first (100, 103, 104), what the messages of an answer share last (101, 102, 105).
+    """
     messages = delivery.messages
-    lease = b"\x16" + zigzag(delivery.lease_id)
-    last = b"\x16" + zigzag(next_offset) + STOP
-    found: list[bytes] = []
     record = messages.batch.record
-    for index, attempt in zip(messages.indexes, delivery.attempts(), strict=True):
+    times: dict[tuple[int, int], bytes] = {}
+    shared: dict[int, bytes] = {}
+    found: list[bytes] = []
+    for index, plain, attempt in zip(messages.indexes, tails(delivery), delivery.attempts(), strict=True):
         stored = record(index)
+        moment = (stored.born_ms, stored.stored_ms)
+        if moment not in times:
+            times[moment] = b"\x36%b\x16%b" % (zigzag(stored.born_ms), zigzag(stored.stored_ms))
+        if attempt not in shared:
+            parts = (zigzag(delivery.lease_id), zigzag(attempt), zigzag(next_offset))
+            shared[attempt] = b"\x06\xca\x01%b\x15%b\x36%b\x00" % parts
+        identity = stored.message_id.hex().encode()
         found.append(
-            b"\x06\x08%b\x08\xc8\x01\x20%b%b\x15%b\x16%b\x16%b%b"
-            % (
-                zigzag(stored.offset),
-                stored.message_id.hex().encode(),
-                lease,
-                zigzag(attempt),
-                zigzag(stored.born_ms),
-                zigzag(stored.stored_ms),
-                last,
-            )
+            b"%b\x08\xc8\x01\x20%b%b%b" % (plain[:-1], identity, times[moment], shared[attempt])
         )
     return found
 

@@ -131,7 +131,7 @@ class ConsumerService:
             if found.error is not None:
                 answers.throw(call, code_of(found.error), f"stats are not available: {found.error}")
             else:
-                call.reply([_wire_stats(each) for each in found.value])
+                call.reply([_wire_stats(each) for each in found.value if each.queues])
 
         stats.group_stats(self._runtime, group, topic).then(answer)
 

@@ -1,0 +1,189 @@
+"""The consumer proxy over loopback, seen by Apache's own Thrift library in both protocols, and the
+frames that real clients recorded."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consumer_server import ConsumerServer
+from consumer_wire import Client, ConsumeResult, ConsumeStatsRequest, PullRequest, exchange
+from thrift.Thrift import TApplicationException
+
+RECORDINGS = Path(__file__).parents[2] / "interop" / "recordings"
+EMPTY_PULL = bytes.fromhex("0c001c00190c0000")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ConsumerServer]:
+    server = ConsumerServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["compact", "binary"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(protocol: str, server: ConsumerServer) -> Iterator[Client]:
+    with Client(server.port, protocol) as client:
+        yield client
+
+
+def prepared(server: ConsumerServer, name: str, values: list[bytes]) -> None:
+    server.topic(name)
+    server.subscribe("G" + name, name)
+    server.send(name, values)
+
+
+def test_pull_acknowledge_and_be_done(server: ConsumerServer, client: Client, protocol: str) -> None:
+    topic = f"job-{protocol}"
+    values = [b"", b"\x00\xff binary", "ünicode".encode() * 50] + [b"v%d" % n for n in range(200)]
+    prepared(server, topic, values)
+    result, got = None, []
+    while True:
+        answer = client.pull(
+            groupId="G" + topic, topic=topic, maxBatchSize=16, maxLingerTime=50, result=result
+        )
+        if not answer.messages:
+            break
+        got += [message.value for message in answer.messages]
+        assert set(answer.messages[0].given()) == {"key", "value", "offset", "properties"}
+        assert answer.messages[0].properties == {"n": "é"}
+        offsets = [message.offset for message in answer.messages]
+        result = ConsumeResult(context=answer.context, successOffsets=offsets, failOffsets=[])
+    assert got == values
+    assert answer.context.given() == {}
+    assert server.committed("G" + topic, topic) == len(values)
+
+
+def test_linked_results_and_submit(server: ConsumerServer, client: Client, protocol: str) -> None:
+    topic = f"submit-{protocol}"
+    prepared(server, topic, [b"a", b"b", b"c"])
+    answer = client.pull(groupId="G" + topic, topic=topic, maxLingerTime=5000)
+    last = ConsumeResult(context=answer.context, successOffsets=[2])
+    middle = ConsumeResult(context=answer.context, successOffsets=[0, 1], nextResult=last)
+    assert client.submit(middle) is True
+    assert server.committed("G" + topic, topic) == 3
+    assert client.submit(middle) is True
+
+
+def test_our_clients_see_leases(server: ConsumerServer, client: Client, protocol: str) -> None:
+    topic = f"ours-{protocol}"
+    prepared(server, topic, [b"a"])
+    (message,) = client.pull(groupId="G" + topic, topic=topic, maxLingerTime=5000, clientId="me").messages
+    assert message.leaseId > 0
+    assert message.attempt == 1
+    assert message.messageId == "00" * 16
+    assert message.bornMs == 1
+    assert message.storedMs > 1_600_000_000_000
+    assert message.nextOffset == 1
+
+
+def test_consume_stats(server: ConsumerServer, client: Client, protocol: str) -> None:
+    topic = f"stats-{protocol}"
+    prepared(server, topic, [b"a", b"b"])
+    request = ConsumeStatsRequest(group="G" + topic, topic=topic)
+    (found,) = client.call("getConsumeStats", request=request).success  # type: ignore[attr-defined]
+    assert found.consumeOffsets == {"R_default_a_0": 0}
+    assert found.produceOffsets == {"R_default_a_0": 2}
+    request = ConsumeStatsRequest(group="nobody")
+    assert client.call("getConsumeStats", request=request).success == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["fetch", "ack"])
+def test_methods_to_come_are_unknown(client: Client, method: str) -> None:
+    with pytest.raises(TApplicationException) as raised:
+        client.call(method)
+    assert raised.value.type == TApplicationException.UNKNOWN_METHOD
+
+
+def test_negative_sizes_get_a_pull_exception(client: Client) -> None:
+    request = PullRequest(groupId="G", topic="T", maxBatchSize=-1)
+    error = client.call("pull", request=request).error  # type: ignore[attr-defined]
+    assert error.code == 11
+    assert "maxBatchSize is -1" in error.message
+
+
+def test_a_pull_without_a_group_is_a_protocol_error(client: Client) -> None:
+    with pytest.raises(TApplicationException) as raised:
+        client.call("pull", request=PullRequest(topic="T"))
+    assert raised.value.type == TApplicationException.PROTOCOL_ERROR
+
+
+def test_a_waiting_client_is_woken_by_an_append(
+    server: ConsumerServer, client: Client, protocol: str
+) -> None:
+    topic = f"wake-{protocol}"
+    prepared(server, topic, [])
+    client.pull(groupId="G" + topic, topic=topic)
+    answers: list[Any] = []
+
+    def wait() -> None:
+        answers.append(client.pull(groupId="G" + topic, topic=topic, maxLingerTime=30_000))
+
+    started = time.monotonic()
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while server.do(lambda: sum(group.waiters for group in server.proxy.groups())) == 0:
+        assert time.monotonic() < started + 20
+    server.send(topic, [b"now"])
+    waiting.join(20)
+    assert [message.value for message in answers[0].messages] == [b"now"]
+    assert time.monotonic() - started < 20
+
+
+def test_a_waiting_client_that_goes_leaves_the_line(server: ConsumerServer) -> None:
+    prepared(server, "gone", [])
+    pull = b"\x82\x21\x01\x04pull\x1c\x18\x05Ggone\x95\x40\x15\xc0\xa9\x07\x00\x00"
+    frame = len(pull).to_bytes(4, "big") + pull
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(frame)
+        _until(lambda: _waiting(server, "Ggone") == 1)
+    _until(lambda: _waiting(server, "Ggone") == 0)
+
+
+def _waiting(server: ConsumerServer, group: str) -> int:
+    return server.do(lambda: next(each.waiters for each in server.proxy.groups() if each.name == group))
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+
+
+def recorded() -> Iterator[tuple[str, bytes, bytes | None]]:
+    for path in sorted(RECORDINGS.rglob("*.hex")):
+        if any(name in path.name for name in ("pull", "submit", "getConsumeStats", "fetch", "ack")):
+            lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+            frames = [bytes.fromhex(line) for line in lines if line]
+            yield f"{path.parent.name}/{path.stem}", frames[0], frames[1] if len(frames) > 1 else None
+
+
+RECORDED = list(recorded())
+
+
+@pytest.mark.parametrize(("name", "request_frame", "reply"), RECORDED, ids=[name for name, _, _ in RECORDED])
+def test_recorded_requests_get_answers_of_the_recorded_shape(
+    server: ConsumerServer, name: str, request_frame: bytes, reply: bytes | None
+) -> None:
+    answer = exchange(server.port, request_frame)
+    assert answer[4] == 0x82
+    sequence = request_frame[6:].split(b"\x04pull")[0] if b"\x04pull" in request_frame else None
+    if "fetch" in name or "lowlevel_ack" in name:
+        assert answer[5] == 0x61, "an application exception"
+    elif sequence is not None:
+        assert answer[5:] == b"\x41" + sequence + b"\x04pull" + EMPTY_PULL
+    elif "submit" in name:
+        assert reply is not None
+        assert answer == reply
+    else:
+        assert answer.endswith(b"getConsumeStats" + bytes.fromhex("09000c00")), "an empty list"
