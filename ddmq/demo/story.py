@@ -125,7 +125,7 @@ def consume_all(address: str, wanted: dict[str, str], received: Received) -> flo
     done.wait(GIVE_UP_S)
     seconds = time.monotonic() - began
     for consumer in consumers:
-        consumer.close()
+        consumer.stop()
     return seconds
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+import resource
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -52,6 +53,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Blocks until every port answers. Raises DdmqError or OSError with the reason in one line."""
+        raise_open_files()
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
         log.info("starting", extra={"parts": ",".join(self.parts), "config": shown(self.config)})
         self.backend = open_shared(
@@ -136,6 +138,8 @@ class ServerProcess:
         for proxy in (self.producer, self.consumer):
             if proxy is not None:
                 _wait(proxy.drain(deadline), deadline - self.clock.monotonic())
+        if self.producer is not None:
+            self.producer.close()
         if self.backend is not None:
             _wait(self.backend.drain(deadline), deadline - self.clock.monotonic())
 
@@ -148,6 +152,13 @@ class ServerProcess:
         if self.backend is not None:
             self.backend.close()
         log.info("stopped")
+
+
+def raise_open_files() -> None:
+    """As many sockets and files as the machine allows this process; the usual 1,024 are soon used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _wait(completion: Any, seconds: float) -> None:

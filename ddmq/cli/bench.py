@@ -1,0 +1,38 @@
+"""`ddmq bench NAME`: run one benchmark with its floor, or all; needs the source tree."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+import click
+
+
+def available() -> dict[str, str]:
+    """Name → module of every benchmark in bench/ (files named tNN_…)."""
+    folder = Path(__file__).resolve().parents[2] / "bench"
+    if not folder.is_dir():
+        raise click.ClickException("benchmarks come with the source tree (bench/), which is not here")
+    sys.path.insert(0, str(folder.parent))
+    names = sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
+    return {name.split("_")[0]: f"bench.{name}" for name in names if name[0] == "t" and name[1].isdigit()}
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--list", "listing", is_flag=True, help="Show what there is.")
+def bench(name: str | None, listing: bool) -> None:
+    """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
+    known = available()
+    if listing or name is None:
+        for short, module in known.items():
+            text = (importlib.import_module(module).__doc__ or "").strip().splitlines()[0]
+            click.echo(f"{short:<5} {text}")
+        return
+    if name != "all" and name not in known:
+        raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(known)}")
+    for short, module in known.items():
+        if name in ("all", short):
+            importlib.import_module(module).main()

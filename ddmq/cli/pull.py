@@ -1,0 +1,153 @@
+"""`ddmq pull` takes messages as a group and acknowledges them; `ddmq tail` only watches."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddmq.address import ADDRESS, CONSUMER, Address
+from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.message import show_moment
+from ddmq.cli.output import hint, json_option, print_json
+from ddmq_client import ClientError, Consumer, Message
+
+GROUP_DEFAULT = "ddmq-cli"
+TAIL_PAUSE_S = 0.2
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--group", default=GROUP_DEFAULT, show_default=True, help="Consumer group to take part in.")
+@click.option("--count", type=click.IntRange(1), help="Stop after that many messages.")
+@click.option("--follow", is_flag=True, help="Keep waiting for more, until interrupted.")
+@click.option("--no-ack", is_flag=True, help="Look only: they come again after the ack timeout.")
+@click.option(
+    "--save-to", type=click.Path(path_type=Path, file_okay=False), help="Write each body to a file."
+)
+@click.option("--consumer", type=ADDRESS, default=str(CONSUMER), show_default=True, envvar="DDMQ_CONSUMER",
+              help="Consumer proxy (or DDMQ_CONSUMER).")  # fmt: skip
+@admin_option
+@json_option
+def pull(
+    topic: str,
+    group: str,
+    count: int | None,
+    follow: bool,
+    no_ack: bool,
+    save_to: Path | None,
+    consumer: Address,
+    admin: Address,
+    as_json: bool,
+) -> None:
+    """Take messages of TOPIC and acknowledge them, until there are no more.
+
+    The group is created with start first, when it does not exist.
+    """
+    made = AdminClient(admin).post("groups", group, body={"topics": [topic], "start": "first"})
+    if not as_json and made.get("created"):
+        hint(f"created group {group} on {topic}, starting at its first message")
+    try:
+        with Consumer(str(consumer), group, [topic], auto_ack=False, max_batch=100) as client:
+            taken = _take(client, count, follow, no_ack, save_to, as_json)
+    except ClientError as error:
+        raise click.ClickException(str(error)) from error
+    if not as_json:
+        hint(f"{taken} message{'s' if taken != 1 else ''}" + ("" if no_ack else ", acknowledged"))
+
+
+def _take(
+    client: Consumer, count: int | None, follow: bool, no_ack: bool, save_to: Path | None, as_json: bool
+) -> int:
+    taken = 0
+    while count is None or taken < count:
+        wanted = min(100, count - taken) if count is not None else 100
+        messages = client.pull(wanted, timeout_ms=2_000)
+        if not messages and not follow:
+            break
+        for message in messages:
+            taken += 1
+            _show(message, as_json)
+            if save_to is not None:
+                _save(message, save_to)
+            if not no_ack:
+                message.ack()
+    return taken
+
+
+def _show(message: Message, as_json: bool) -> None:
+    if as_json:
+        print_json(_row(message))
+        return
+    click.secho(f"{message.queue}/{message.offset}", fg="cyan", nl=False)
+    for name, value in (("key", message.key), ("tags", message.tags), ("attempt", message.attempt)):
+        if value and value != 1:
+            click.echo(f" {name}={value}", nl=False)
+    click.echo("  " + _text(message.body))
+
+
+def _row(message: Message) -> dict[str, Any]:
+    return {
+        "topic": message.topic,
+        "queue": message.queue,
+        "offset": message.offset,
+        "id": message.message_id,
+        "key": message.key,
+        "tags": message.tags,
+        "properties": dict(message.properties),
+        "attempt": message.attempt,
+        "stored_ms": message.stored_ms,
+        "body": _text(message.body),
+    }
+
+
+def _text(body: bytes, shown: int = 2000) -> str:
+    text = body[:shown].decode("utf-8", "backslashreplace")
+    return text if len(body) <= shown else f"{text}… ({len(body):,} bytes)"
+
+
+def _save(message: Message, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{message.topic}-{message.queue}-{message.offset}").write_bytes(message.body)
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--count", default=10, show_default=True, type=click.IntRange(0, 1000), help="Start with the last N."
+)
+@click.option("--follow/--no-follow", default=True, show_default=True, help="Keep watching.")
+@admin_option
+@json_option
+def tail(topic: str, count: int, follow: bool, admin: Address, as_json: bool) -> None:
+    """Show what is stored in TOPIC as it comes; takes nothing from anyone."""
+    client = AdminClient(admin)
+    detail = client.get("topics", topic)
+    at = {row["queue"]: max(row["min"], row["next"] - count) for row in detail["by_queue"]}
+    while True:
+        rows = [row for queue in at for row in _newer(client, topic, queue, at)]
+        for row in sorted(rows, key=lambda row: (row["stored_ms"], row["position"])):
+            print_json(row) if as_json else _show_row(row)
+        if not rows and not follow:
+            return
+        if not rows:
+            time.sleep(TAIL_PAUSE_S)
+
+
+def _newer(client: AdminClient, topic: str, queue: int, at: dict[int, int]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = client.get(
+        "topics", topic, "messages", queue=queue, offset=at[queue], count=100
+    )
+    if rows:
+        at[queue] = rows[-1]["offset"] + 1
+    return rows
+
+
+def _show_row(row: dict[str, Any]) -> None:
+    click.secho(f"{show_moment(row['stored_ms'])} {row['queue']}/{row['offset']}", fg="cyan", nl=False)
+    for name in ("key", "tags"):
+        if row[name]:
+            click.echo(f" {name}={row[name]}", nl=False)
+    click.echo("  " + str(row.get("body") or row.get("body_base64", ""))[:2000])
