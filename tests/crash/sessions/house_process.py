@@ -1,0 +1,168 @@
+"""One process of the house: a writer or a member, as the election has it, with one job.
+
+    python house_process.py DIR ENGINE SILENCE_S JOB...
+
+Jobs: `append` keeps sending, `wait` keeps reading, `join` holds a group's queues and keeps committing.
+What happens is printed as JSON lines with the machine's monotonic time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from backend.completion import Completion
+from backend.file_log.lock import DirectoryLock
+from backend.file_log.sessions.election import Election, Opened
+from backend.file_log.sessions.wire.protocol import SessionLimits
+from backend.port import Assignment, Backend
+from backend.records import (
+    AppendResult,
+    AppendStatus,
+    CommitBatch,
+    NewRecord,
+    ProgressDelta,
+    QueueRef,
+    ReadStatus,
+    TopicInfo,
+)
+from ddmq_common.clock import SystemClock
+from ddmq_common.delivery import decode, encode
+from ddmq_common.errors import DdmqError
+from ddmq_common.metrics.registry import Registry
+
+CLOCK = SystemClock()
+STAMP = struct.Struct("<QQd")  # pid, number, sent at
+IN_FLIGHT = 32
+
+
+def say(what: str, **more: Any) -> None:
+    print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
+
+
+def soon() -> float:
+    return CLOCK.monotonic() + 5.0
+
+
+def open_writer(engine: str, metrics: Registry) -> Any:
+    def open_it(directory: Path, lock: DirectoryLock) -> Opened:
+        say("opening")
+        from journal_engine import JournalBackend
+
+        opened = Opened(JournalBackend(directory, CLOCK))
+        say("writer")
+        return opened
+
+    return open_it
+
+
+class Appends:
+    """Keeps IN_FLIGHT appends under way and tells what became of each."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._numbers = itertools.count()
+        for _ in range(IN_FLIGHT):
+            self._next()
+
+    def _next(self) -> None:
+        number = next(self._numbers)
+        body = STAMP.pack(os.getpid(), number, time.monotonic())
+        message_id = struct.pack("<QQ", os.getpid(), number)
+        record = NewRecord("orders", 0, message_id, 0, encode(b"", body, b"", None))
+        answer = self._backend.append([record], soon())
+        answer.then(lambda done: self._answered(number, done))
+
+    def _answered(self, number: int, done: Completion[list[AppendResult]]) -> None:
+        if done.error is not None:
+            say("failed", number=number, error=str(done.error))
+            return
+        result = done.value[0]
+        if result.status is AppendStatus.STORED:
+            say("acked", id=[os.getpid(), number], offset=result.offset)
+        else:
+            say(result.status.name.lower(), id=[os.getpid(), number], error=str(result.error))
+        gevent.spawn_later(0.002, self._next)
+
+
+def read_on(backend: Backend) -> None:
+    """Read everything from the start, waiting at the end; tell every message."""
+    queue, offset = QueueRef("orders", 1, 0), 0
+    while True:
+        try:
+            backend.wait(queue, offset, soon()).wait()
+            batch = backend.read(queue, offset, 100, 1 << 20).wait()
+        except DdmqError as error:
+            say("reading", error=str(error))
+            gevent.sleep(0.01)
+            continue
+        if batch.status is not ReadStatus.DATA:
+            continue
+        now = time.monotonic()
+        for at, delivery in zip(batch.offsets, batch.deliveries, strict=True):
+            pid, number, sent = STAMP.unpack(decode(delivery).value)
+            say("got", id=[pid, number], offset=at, after=now - sent)
+        offset = batch.next_offset
+
+
+class Holder:
+    """Holds what it is assigned and keeps finishing offset 0 under its epoch, even when it was lost."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._epoch = 0
+        self.membership = backend.join("group", "orders", self)
+        gevent.spawn(self._commit)
+
+    def assigned(self, assignment: Assignment) -> None:
+        say("assigned", epoch=assignment.epoch, queues=len(assignment.queues))
+        self._epoch = self._epoch or assignment.epoch  # keeps its first: the fence must stop it
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        self.membership.release(queues)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        say("lost", queues=len(queues))
+
+    def _commit(self) -> None:
+        while True:
+            gevent.sleep(0.02)
+            if not self._epoch:
+                continue
+            delta = ProgressDelta("group", QueueRef("orders", 1, 0), self._epoch, 0, [(0, 1)])
+            try:
+                self._backend.commit(CommitBatch(progress=[delta]), soon()).wait()
+                say("committed", epoch=self._epoch)
+            except DdmqError as error:
+                say("refused", epoch=self._epoch, error=type(error).__name__)
+
+
+def main(directory: str, engine: str, silence_s: str, *jobs: str) -> None:
+    metrics = Registry()
+    limits = SessionLimits(silence_s=float(silence_s))
+    election = Election(Path(directory), open_writer(engine, metrics), CLOCK, metrics, limits)
+    backend = election.start()
+    backend.put_topic(TopicInfo("orders", 0, 1), soon()).wait()
+    say("ready", writer=election.is_writer)
+    started: list[Any] = []
+    for job in jobs:
+        if job == "append":
+            started.append(Appends(backend))
+        elif job == "wait":
+            started.append(gevent.spawn(read_on, backend))
+        elif job == "join":
+            started.append(Holder(backend))
+    gevent.get_hub().join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

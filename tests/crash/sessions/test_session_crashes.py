@@ -1,0 +1,162 @@
+"""Real processes, killed and stopped: nothing acknowledged is lost, takeovers are short, the old fenced."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+
+SCRIPT = Path(__file__).with_name("house_process.py")
+PATIENCE_S = 60.0
+TAKEOVER_S = 3.0
+
+
+class Process:
+    """One process of the house, and what it said."""
+
+    def __init__(self, directory: Path, name: str, *jobs: str, silence_s: float = 10.0) -> None:
+        self._path = directory / f"{name}.jsonl"
+        self._said: list[dict[str, Any]] = []
+        self._read = 0
+        with open(self._path, "wb") as out, open(directory / f"{name}.err", "wb") as err:
+            command = [sys.executable, str(SCRIPT), str(directory / "log"), "journal", str(silence_s), *jobs]
+            self._process = subprocess.Popen(command, stdout=out, stderr=err)
+
+    def said(self, what: str) -> list[dict[str, Any]]:
+        with open(self._path, "rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read += len(line)
+                self._said.append(json.loads(line))
+        return [event for event in self._said if event["what"] == what]
+
+    @property
+    def is_writer(self) -> bool:
+        return bool(self.said("writer"))
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up, f"still not so after {PATIENCE_S} s: {what}"
+        gevent.sleep(0.02)
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    started: list[Process] = []
+    yield started
+    for process in started:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_writers_are_killed_while_members_append_and_wait(tmp_path: Path, processes: list[Process]) -> None:
+    first = Process(tmp_path, "first")
+    processes.append(first)
+    until(lambda: first.said("ready"), "the first writes")
+    senders = [Process(tmp_path, f"sender{n}", "append") for n in range(2)]
+    last = Process(tmp_path, "last", "wait", "append")
+    processes += [*senders, last]
+    members = [*senders, last]
+    until(lambda: all(len(member.said("acked")) > 50 for member in members), "everybody is answered")
+    gaps = []
+    killed = first
+    while members:
+        before = [len(member.said("acked")) for member in members]
+        killed_at = time.monotonic()
+        killed.kill()
+        until(lambda: any(member.is_writer for member in members), "somebody takes over")
+        writer = next(member for member in members if member.is_writer)
+
+        def go_on(before: list[int] = before) -> bool:
+            return all(len(m.said("acked")) > n + 30 for m, n in zip(members, before, strict=True))
+
+        until(go_on, "everybody is answered again")
+        for member in members:
+            again = next(
+                event["at"] for event in member.said("acked") if event["at"] > writer.said("writer")[0]["at"]
+            )
+            gaps.append(again - killed_at)
+        if writer is last:
+            break
+        members.remove(writer)
+        killed = writer
+    print(f"takeovers, kill to next answer: {[round(gap, 3) for gap in gaps]} s")
+    assert max(gaps) < TAKEOVER_S
+    everybody = [first, *senders, last]
+    acked = {tuple(event["id"]): event["offset"] for process in everybody for event in process.said("acked")}
+
+    def missing() -> set[tuple[int, int]]:
+        return set(acked) - {tuple(event["id"]) for event in last.said("got")}
+
+    until(lambda: not missing(), "every acknowledged message is read")
+    got = {tuple(event["id"]): event["offset"] for event in last.said("got")}
+    assert {identity: got[identity] for identity in acked} == acked
+    offsets = [event["offset"] for event in last.said("got")]
+    assert offsets == list(range(len(offsets)))
+    twice = [event for event in last.said("got") if got[tuple(event["id"])] != event["offset"]]
+    assert not twice, "an append was stored twice"
+
+
+@pytest.mark.slow
+def test_epochs_rise_with_every_writer(tmp_path: Path, processes: list[Process]) -> None:
+    first = Process(tmp_path, "first")
+    processes.append(first)
+    until(lambda: first.said("ready"), "the first writes")
+    holder = Process(tmp_path, "holder", "join")
+    processes.append(holder)
+    until(lambda: holder.said("committed"), "the holder commits")
+    first.kill()
+    until(lambda: len(holder.said("assigned")) == 2, "it is assigned anew, by itself")
+    epochs = [event["epoch"] for event in holder.said("assigned")]
+    assert epochs[1] > epochs[0]
+    assert len(holder.said("lost")) == 1
+    until(lambda: holder.said("refused"), "the old epoch is fenced")
+    assert {event["error"] for event in holder.said("refused")} <= {"FencedError", "RemoteError"}
+
+
+@pytest.mark.slow
+def test_a_stopped_holder_is_fenced(tmp_path: Path, processes: list[Process]) -> None:
+    silence_s = 0.8
+    first = Process(tmp_path, "first", silence_s=silence_s)
+    processes.append(first)
+    until(lambda: first.said("ready"), "the first writes")
+    holder = Process(tmp_path, "holder", "join", silence_s=silence_s)
+    processes.append(holder)
+    until(lambda: holder.said("committed"), "the holder commits")
+    heir = Process(tmp_path, "heir", "join", silence_s=silence_s)
+    processes.append(heir)
+    until(lambda: heir.said("ready"), "the heir waits in line")
+    assert not heir.said("assigned")
+    holder.signal(signal.SIGSTOP)
+    until(lambda: heir.said("committed"), "the heir holds and commits")
+    assert heir.said("assigned")[0]["epoch"] > holder.said("assigned")[0]["epoch"]
+    holder.signal(signal.SIGCONT)
+    until(lambda: holder.said("refused"), "the holder is told")
+    assert holder.said("refused")[-1]["error"] == "FencedError"
+    until(lambda: holder.said("lost"), "the holder has lost")
+    seen = len(heir.said("committed"))
+    until(lambda: len(heir.said("committed")) > seen + 3, "the heir is not disturbed")
+    lost_at = holder.said("lost")[0]["at"]
+    assert all(event["at"] < lost_at for event in holder.said("committed")), (
+        "a late answer, but no late commit"
+    )
+    assert not heir.said("refused")
