@@ -1,0 +1,254 @@
+"""What the memory engine does beyond the port: its test hooks, its bounds, answers that come later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import gevent
+import pytest
+
+from backend.memory import MemoryBackend, MemoryOptions
+from backend.port import Assignment
+from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, QueueRef, ReadStatus, TopicInfo
+from ddmq_common.clock import ManualClock
+from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, StorageError
+
+FAR = 1e12
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def engine(clock: ManualClock) -> Iterator[MemoryBackend]:
+    engine = MemoryBackend(clock, MemoryOptions(bytes_max=10_000, entries_max=5, waits_max=3, writes_max=4))
+    engine.put_topic(TopicInfo("t", 0, 2), FAR).wait(5)
+    yield engine
+    engine.close()
+
+
+def ref(engine: MemoryBackend, queue_id: int = 0) -> QueueRef:
+    info = engine.topic("t")
+    assert info is not None
+    return QueueRef("t", info.incarnation, queue_id)
+
+
+def record(size: int = 1) -> NewRecord:
+    return NewRecord("t", 0, b"i" * 16, 1, b"d" * size)
+
+
+def until(condition: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up
+        gevent.sleep(0.001)
+
+
+class Heard:
+    """A membership listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, object]] = []
+
+    def assigned(self, assignment: Assignment) -> None:
+        self.told.append(("assigned", assignment.epoch))
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        self.told.append(("revoked", deadline))
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        self.told.append(("lost", len(queues)))
+
+
+def test_nothing_is_settled_inside_the_call(engine: MemoryBackend) -> None:
+    queue = ref(engine)
+    engine.append([record()], FAR).wait(5)
+    calls = [
+        engine.append([record()], FAR),
+        engine.commit(CommitBatch(), FAR),
+        engine.read(queue, 0, 1, 1),
+        engine.wait(queue, 0, FAR),
+        engine.bounds([queue]),
+        engine.offset_for_time(queue, 0),
+        engine.find("t", key=b"k"),
+        engine.progress("g", [queue]),
+        engine.put_topic(TopicInfo("u", 0, 1), FAR),
+    ]
+    assert not any(call.done for call in calls)
+    for call in calls:
+        call.wait(5)
+
+
+def test_what_is_held_is_not_seen_and_comes_in_order(engine: MemoryBackend) -> None:
+    engine.hold()
+    calls = [engine.append([record(n + 1)], FAR) for n in range(3)]
+    assert engine.bounds([ref(engine)]).wait(5) == [Bounds(0, 0)]
+    assert not any(call.done for call in calls)
+    engine.release_held()
+    assert [call.wait(5)[0].offset for call in calls] == [0, 1, 2]
+    assert [len(body) for body in engine.read(ref(engine), 0, 9, 999).wait(5).deliveries] == [1, 2, 3]
+
+
+def test_what_is_held_past_its_deadline_is_unknown_and_stored_all_the_same(
+    engine: MemoryBackend, clock: ManualClock
+) -> None:
+    engine.hold()
+    append = engine.append([record(), record()], clock.monotonic() + 2)
+    commit = engine.commit(CommitBatch([record()]), clock.monotonic() + 2)
+    patient = engine.append([record()], FAR)
+    clock.advance(3)
+    results = append.wait(5)
+    assert [result.status for result in results] == [AppendStatus.UNKNOWN] * 2
+    assert isinstance(results[0].error, RemoteError)
+    with pytest.raises(RemoteError, match="deadline"):
+        commit.wait(5)
+    assert not patient.done
+    engine.release_held()
+    assert patient.wait(5)[0].offset == 3
+
+
+def test_a_failure_that_was_asked_for_hits_the_next_writes_only(engine: MemoryBackend) -> None:
+    engine.fail_next(StorageError("no disk"), times=2)
+    first, second = engine.append([record()] * 2, FAR), engine.commit(CommitBatch([record()]), FAR)
+    third = engine.append([record()], FAR)
+    assert [result.status for result in first.wait(5)] == [AppendStatus.NOT_STORED] * 2
+    with pytest.raises(StorageError, match="no disk"):
+        second.wait(5)
+    assert third.wait(5)[0].offset == 0
+
+
+def test_an_unknown_outcome_may_be_stored(engine: MemoryBackend) -> None:
+    engine.fail_next(RemoteError("gone"), AppendStatus.UNKNOWN, stored=True)
+    assert engine.append([record()], FAR).wait(5)[0].status is AppendStatus.UNKNOWN
+    assert engine.bounds([ref(engine)]).wait(5) == [Bounds(0, 1)]
+
+
+def test_expired_offsets_are_out_of_range(engine: MemoryBackend) -> None:
+    engine.append([record()] * 5, FAR).wait(5)
+    engine.expire(ref(engine), 3)
+    batch = engine.read(ref(engine), 2, 9, 999).wait(5)
+    assert (batch.status, batch.bounds) == (ReadStatus.OUT_OF_RANGE, Bounds(3, 5))
+    assert list(engine.read(ref(engine), 3, 9, 999).wait(5).offsets) == [3, 4]
+
+
+def test_a_lost_record_is_a_gap(engine: MemoryBackend) -> None:
+    engine.append([record()] * 4, FAR).wait(5)
+    engine.lose(ref(engine), 1)
+    batch = engine.read(ref(engine), 0, 2, 999).wait(5)
+    assert (list(batch.offsets), batch.next_offset) == ([0, 2], 3)
+    engine.lose(ref(engine), 3)
+    batch = engine.read(ref(engine), 3, 2, 999).wait(5)
+    assert (batch.status, batch.next_offset) == (ReadStatus.NONE, 4)
+
+
+def test_waits_end_by_the_clock_that_was_given(engine: MemoryBackend, clock: ManualClock) -> None:
+    soon = engine.wait(ref(engine), 0, clock.monotonic() + 10)
+    late = engine.wait(ref(engine), 0, clock.monotonic() + 30)
+    clock.advance(11)
+    assert soon.wait(5) is False
+    assert not late.done
+    clock.advance(20)
+    assert late.wait(5) is False
+
+
+def test_every_bound_is_named_when_it_is_reached(engine: MemoryBackend) -> None:
+    for name in "abcd":
+        engine.put_topic(TopicInfo(name, 0, 1), FAR).wait(5)
+    with pytest.raises(BoundReachedError, match="5 topics"):
+        engine.put_topic(TopicInfo("e", 0, 1), FAR).wait(5)
+    with pytest.raises(BoundReachedError, match="5 settings"):
+        engine.commit(CommitBatch(settings={str(n): b"" for n in range(6)}), FAR).wait(5)
+    waits = [engine.wait(ref(engine), 0, FAR) for _ in range(4)]
+    with pytest.raises(BoundReachedError, match="3 waits"):
+        waits[3].wait(5)
+    waits[0].cancel()
+    until(lambda: not engine.wait(ref(engine), 0, FAR).done)
+    for n in range(5):
+        engine.join(f"g{n}", "t", Heard())
+    with pytest.raises(BoundReachedError, match="5 groups"):
+        engine.join("g5", "t", Heard())
+
+
+def test_more_writes_than_the_bound_are_refused(engine: MemoryBackend) -> None:
+    engine.hold()
+    calls = [engine.append([record()], FAR) for _ in range(5)]
+    result = calls[4].wait(5)[0]
+    assert result.status is AppendStatus.REFUSED
+    assert isinstance(result.error, BoundReachedError)
+    engine.release_held()
+    assert [call.wait(5)[0].offset for call in calls[:4]] == [0, 1, 2, 3]
+
+
+def test_bytes_are_bounded_and_freed_again(engine: MemoryBackend) -> None:
+    engine.append([record(6000)], FAR).wait(5)
+    full = engine.append([record(6000)], FAR).wait(5)[0]
+    assert (full.status, type(full.error)) == (AppendStatus.REFUSED, BoundReachedError)
+    with pytest.raises(BoundReachedError, match="the bound is 10000"):
+        engine.commit(CommitBatch([record(3000), record(3000)]), FAR).wait(5)
+    engine.expire(ref(engine), 1)
+    assert engine.append([record(6000)], FAR).wait(5)[0].status is AppendStatus.STORED
+
+
+def test_a_record_over_the_limit_is_the_caller_s_mistake() -> None:
+    engine = MemoryBackend(ManualClock(), MemoryOptions(body_bytes_max=100, properties_bytes_max=10))
+    engine.put_topic(TopicInfo("t", 0, 1), FAR).wait(5)
+    result = engine.append([record(121)], FAR).wait(5)[0]
+    assert (result.status, type(result.error)) == (AppendStatus.REFUSED, CallerError)
+    engine.close()
+
+
+def test_a_revoked_holder_has_until_the_deadline(engine: MemoryBackend, clock: ManualClock) -> None:
+    first, second = Heard(), Heard()
+    engine.join("g", "t", first)
+    engine.join("g", "t", second)
+    engine.revoke("g", "t", clock.monotonic() + 5)
+    until(lambda: ("revoked", clock.monotonic() + 5) in first.told)
+    assert second.told == []
+    clock.advance(6)
+    until(lambda: second.told == [("assigned", 2)])
+    assert first.told[-1] == ("lost", 2)
+
+
+def test_a_revoked_holder_that_releases_hands_over(engine: MemoryBackend) -> None:
+    first, second = Heard(), Heard()
+    membership = engine.join("g", "t", first)
+    engine.join("g", "t", second)
+    engine.revoke("g", "t", FAR)
+    until(lambda: len(first.told) == 2)
+    membership.release([ref(engine, 0)])
+    gevent.sleep(0)
+    assert second.told == []
+    membership.release([ref(engine, 1)])
+    until(lambda: second.told == [("assigned", 2)])
+    assert first.told[-1][0] == "revoked"
+
+
+def test_a_deposed_holder_loses_all_at_once(engine: MemoryBackend) -> None:
+    first, second = Heard(), Heard()
+    engine.join("g", "t", first)
+    engine.join("g", "t", second)
+    engine.depose("g", "t")
+    until(lambda: second.told == [("assigned", 2)])
+    assert first.told == [("assigned", 1), ("lost", 2)]
+
+
+def test_draining_ends_waits_and_joins(engine: MemoryBackend) -> None:
+    wait = engine.wait(ref(engine), 0, FAR)
+    gevent.sleep(0)
+    assert engine.drain(FAR).wait(5) is None
+    with pytest.raises(DrainingError):
+        wait.wait(5)
+    with pytest.raises(DrainingError):
+        engine.join("g", "t", Heard())
+
+
+def test_a_drain_that_cannot_end_says_so(engine: MemoryBackend, clock: ManualClock) -> None:
+    engine.hold()
+    engine.append([record()], FAR)
+    drained = engine.drain(clock.monotonic() + 1)
+    clock.advance(2)
+    with pytest.raises(RemoteError, match="deadline"):
+        drained.wait(5)
