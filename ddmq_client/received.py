@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 FAIL_DELAY_MS_MAX = 7 * 24 * 3600 * 1000
@@ -24,24 +25,28 @@ class Outcome(Enum):
     FAILED = "failed"
 
 
+class Origin(NamedTuple):
+    """The context that a proxy wants echoed: where messages came from."""
+
+    group: str
+    topic: str
+    queue: str
+
+
 class Delivery:
     """What the messages of one answer share: where they came from and where their results go."""
 
-    __slots__ = ("arrived_at", "extend", "group", "queue", "settle", "source", "topic")
+    __slots__ = ("arrived_at", "extend", "origin", "settle", "source")
 
     def __init__(
         self,
-        group: str,
-        topic: str,
-        queue: str,
+        origin: Origin,
         arrived_at: float,
         source: object,
         settle: Callable[[Message, Outcome, int | None], bool],
         extend: Callable[[Message], bool],
     ) -> None:
-        self.group = group
-        self.topic = topic
-        self.queue = queue
+        self.origin = origin
         self.arrived_at = arrived_at  # monotonic seconds
         self.source = source
         self.settle = settle
@@ -81,17 +86,17 @@ class Message:
     @property
     def topic(self) -> str:
         """Topic that it was sent to."""
-        return self.delivery.topic
+        return self.delivery.origin.topic
 
     @property
     def queue(self) -> str:
         """Name of its queue; (topic, queue, offset) is unique."""
-        return self.delivery.queue
+        return self.delivery.origin.queue
 
     @property
     def group(self) -> str:
         """Consumer group that it was delivered to."""
-        return self.delivery.group
+        return self.delivery.origin.group
 
     def text(self) -> str:
         """The body as UTF-8; UnicodeDecodeError (a ValueError) where it is none."""

@@ -18,9 +18,8 @@ from ddmq_client.core.addresses import Address
 from ddmq_client.core.intake import Source, Station
 from ddmq_client.core.pacing import Pace
 from ddmq_client.errors import PullError
-from ddmq_client.net.crew import UNRESOLVED_RETRY_S
 from ddmq_client.net.puller import FAILURES
-from ddmq_client.net.resolver import RESOLVE_EVERY_S
+from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S
 from ddmq_client.received import Message
 from ddmq_client.wire.consuming import (
     Pulled,

@@ -17,7 +17,7 @@ from ddmq_client.core.nodes import Node, Rotation
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import Verdict
 from ddmq_client.errors import BusyError, ClosedError
-from ddmq_client.net.resolver import ADDRESSES_MAX, RESOLVE_EVERY_S, from_info
+from ddmq_client.net.resolver import ADDRESSES_MAX, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, from_info
 from ddmq_client.net.router import IDLE_MAX_S, PROBE_TIMEOUT_S, heartbeat_frame
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
@@ -149,7 +149,7 @@ class AsyncRouter:
 
     async def _upkeep(self) -> None:
         loop = asyncio.get_running_loop()
-        resolve_at = loop.time() + RESOLVE_EVERY_S
+        resolve_at = loop.time() + self._resolve_in()
         while True:
             self._wake.clear()
             with suppress(TimeoutError):
@@ -160,7 +160,10 @@ class AsyncRouter:
             if loop.time() >= resolve_at:
                 self._close_idle(loop.time())
                 await self._resolve()
-                resolve_at = loop.time() + RESOLVE_EVERY_S
+                resolve_at = loop.time() + self._resolve_in()
+
+    def _resolve_in(self) -> float:
+        return RESOLVE_EVERY_S if self._rotation.nodes else UNRESOLVED_RETRY_S
 
     def _next_probe(self) -> float:
         times = [n.retry_at for n in self._rotation.nodes if n.retry_at is not None and not n.probing]

@@ -8,20 +8,12 @@ results are dropped and counted: the proxy then redelivers those messages after 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from ddmq_client.received import Origin
 
 CONTEXTS_MAX = 16  # linked results per call; proxies refuse to follow a list without end
 RESULTS_MAX = 5_000  # per call
 NO_LEASE = 0
 NO_DELAY = -1
-
-
-class Origin(NamedTuple):
-    """The context that a proxy wants echoed."""
-
-    group: str
-    topic: str
-    queue: str
 
 
 class Results:

@@ -35,8 +35,15 @@ class ReplyHead(NamedTuple):
     body_at: int
 
 
+_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
+
+
 def varint(value: int) -> bytes:
     """An unsigned number in groups of seven bits, the lowest first."""
+    if value < 0x80:
+        return _ONE_BYTE[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -58,8 +65,7 @@ def framed(parts: Sequence[bytes]) -> bytes:
 
 def call_head(method: bytes, sequence_id: int, kind: int = CALL) -> bytes:
     """Head of a request."""
-    start = bytes((_PROTOCOL, _VERSION | kind << 5))
-    return start + varint(sequence_id) + varint(len(method)) + method
+    return b"%c%c%b%b%b" % (_PROTOCOL, _VERSION | kind << 5, varint(sequence_id), varint(len(method)), method)
 
 
 def one_message_args(message: bytes, timeout_ms: int | None) -> tuple[bytes, ...]:
@@ -75,6 +81,12 @@ def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tup
     head = bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + varint(count)
     tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, zigzag(timeout_ms), _STOP)
     return _LIST_FIELD, head, *messages, *tail
+
+
+def body_of_reply(payload: bytes, method: bytes, sequence_id: int) -> int | None:
+    """Where the struct starts in the answer that is hoped for; None where `reply_head` must look closer."""
+    head = call_head(method, sequence_id, REPLY)
+    return len(head) if payload.startswith(head) else None
 
 
 def reply_head(payload: bytes) -> ReplyHead:

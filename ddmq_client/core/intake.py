@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ddmq_client.core.acks import AckBook, Origin, Parcel
-from ddmq_client.received import Delivery, Message, Outcome
+from ddmq_client.core.acks import AckBook, Parcel
+from ddmq_client.received import Delivery, Message, Origin, Outcome
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class Intake:
         source.parked = False
         if not messages:
             return
-        delivery = Delivery(*origin, self._clock(), source, settle, extend)
+        delivery = Delivery(origin, self._clock(), source, settle, extend)
         for message in messages:
             message.delivery = delivery
         self._waiting.extend(messages)
@@ -188,14 +188,20 @@ class Intake:
         delivery = message.delivery
         source = delivery.source
         assert isinstance(source, Source)
-        station = source.station.present()
-        book, origin = station.book, Origin(delivery.group, delivery.topic, delivery.queue)
+        station = source.station
+        if station.heir is not None:
+            station = station.present()
+        book = station.book
+        now = self._clock() if book.since is None else book.since
         if outcome is Outcome.FAILED:
             self.counts.failed += 1
-            book.failure(origin, message.offset, message.lease_id, delay_ms, self._clock())
+            book.failure(delivery.origin, message.offset, message.lease_id, delay_ms, now)
         else:
-            self._count_success(outcome)
-            book.success(origin, message.offset, message.lease_id, self._clock())
+            if outcome is Outcome.ACKED:
+                self.counts.acked += 1
+            else:
+                self.counts.skipped += 1
+            book.success(delivery.origin, message.offset, message.lease_id, now)
         source.open -= 1
         if source.parked and not source.open:
             station.prompt = True
@@ -207,8 +213,8 @@ class Intake:
             return False
         delivery = message.delivery
         assert isinstance(delivery.source, Source)
-        origin = Origin(delivery.group, delivery.topic, delivery.queue)
-        delivery.source.station.present().book.extension(origin, message.lease_id, self._clock())
+        book = delivery.source.station.present().book
+        book.extension(delivery.origin, message.lease_id, self._clock())
         self.counts.extended += 1
         return True
 
@@ -240,9 +246,3 @@ class Intake:
             del self.stations[gone.name]
         while (parcel := gone.book.take()) is not None:
             self.give_back(gone, parcel)
-
-    def _count_success(self, outcome: Outcome) -> None:
-        if outcome is Outcome.SKIPPED:
-            self.counts.skipped += 1
-        else:
-            self.counts.acked += 1

@@ -33,6 +33,11 @@ class Node:
         self.gone = False  # no longer among the resolved addresses
 
     @property
+    def well(self) -> bool:
+        """In rotation, and no failure counted: a further success changes nothing."""
+        return self.retry_at is None and not self.time_outs and not self.failures
+
+    @property
     def up(self) -> bool:
         """In rotation."""
         return self.retry_at is None
@@ -68,6 +73,8 @@ class Rotation:
     def pick(self, avoid: Collection[Node]) -> Node | None:
         """The next node, if possible not one of `avoid`; None only while no address is known."""
         nodes = self._nodes
+        if len(nodes) == 1:
+            return nodes[0]
         up = [node for node in nodes if node.retry_at is None]
         fresh = [node for node in up if node not in avoid] if avoid else up
         candidates = fresh or up

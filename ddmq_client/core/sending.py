@@ -105,7 +105,8 @@ class SendJob:
             self.results[at] = result
             if verdict is Verdict.STORED:
                 continue
-            worst = verdict
+            if worst is not Verdict.LEAVING:
+                worst = verdict
             if self._refused(at, verdict, result.text, result.code, node.name, elsewhere):
                 left.append(at)
         self._pending = left

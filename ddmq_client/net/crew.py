@@ -16,12 +16,11 @@ from ddmq_client.core.intake import Source
 from ddmq_client.net.desk import Desk
 from ddmq_client.net.flusher import Flusher
 from ddmq_client.net.puller import Puller
-from ddmq_client.net.resolver import RESOLVE_EVERY_S, is_literal, resolve
+from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, is_literal, resolve
 from ddmq_client.received import Message
 from ddmq_client.wire.consuming import PullSettings
 
 _log = logging.getLogger("ddmq_client.consumer")
-UNRESOLVED_RETRY_S = 1.0
 Handle = Callable[[list[Message]], int]
 
 

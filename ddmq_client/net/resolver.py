@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from ddmq_client.core.addresses import Address
 
 RESOLVE_EVERY_S = 30.0
+UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
 ADDRESSES_MAX = 256
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 
 from ddmq_client.core import frames
 from ddmq_client.core.addresses import Address
@@ -22,7 +21,7 @@ from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import Verdict
 from ddmq_client.errors import BusyError, ClosedError
 from ddmq_client.net.connection import Connection
-from ddmq_client.net.resolver import RESOLVE_EVERY_S, resolve
+from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, resolve
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
 IDLE_MAX_S = 60.0
@@ -77,18 +76,6 @@ class Router:
         with self._lock:
             return [(node.name, node.up) for node in self._rotation.nodes]
 
-    @contextmanager
-    def connection(self, node: Node, deadline: float) -> Iterator[Connection]:
-        """A connection to the node, given back after use; closed when the block raised."""
-        connection = self._lease(node, deadline)
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            self._give_back(node, connection)
-
     def close(self) -> None:
         """Close every connection; calls under way fail."""
         with self._lock:
@@ -119,35 +106,37 @@ class Router:
             for node in self._rotation.update(addresses):
                 self._drop_idle(node)
 
-    def _lease(self, node: Node, deadline: float) -> Connection:
+    def lease(self, node: Node, deadline: float) -> Connection:
+        """A connection to the node, for one caller; waits while all are in use. Give it back."""
         with self._lock:
             while not self._closed:
-                idle = self._idle.get(node)
-                if idle:
-                    connection = idle.pop()[1]
-                    break
-                if len(self._in_use) < self._connections_max:
-                    self._make_room()
-                    connection = Connection(node.address)
-                    break
+                connection = self._take(node)
+                if connection is not None:
+                    self._in_use.add(connection)
+                    return connection
                 if not self._freed.wait(deadline - time.monotonic()):
                     raise BusyError(f"all {self._connections_max} connections of this producer are in use")
-            else:
-                raise ClosedError("the producer has been closed")
-            self._in_use.add(connection)
-            return connection
+            raise ClosedError("the producer has been closed")
 
-    def _give_back(self, node: Node, connection: Connection) -> None:
+    def give_back(self, node: Node, connection: Connection) -> None:
+        """After use; a connection whose call failed comes back closed."""
         with self._lock:
             self._in_use.discard(connection)
-            if connection.closed or node.gone or self._closed:
-                keep = False
-            else:
-                keep = True
+            keep = not (connection.closed or node.gone or self._closed)
+            if keep:
                 self._idle.setdefault(node, []).append((time.monotonic(), connection))
             self._freed.notify()
         if not keep:
             connection.close()
+
+    def _take(self, node: Node) -> Connection | None:
+        idle = self._idle.get(node)
+        if idle:
+            return idle.pop()[1]
+        if len(self._in_use) >= self._connections_max:
+            return None
+        self._make_room()
+        return Connection(node.address)
 
     def _make_room(self) -> None:
         """An idle connection to another node makes way, so that open ones stay within the bound."""
@@ -160,7 +149,7 @@ class Router:
             connection.close()
 
     def _upkeep(self) -> None:
-        resolve_at = time.monotonic() + RESOLVE_EVERY_S
+        resolve_at = time.monotonic() + self._resolve_in()
         while True:
             now = time.monotonic()
             with self._lock:
@@ -175,7 +164,10 @@ class Router:
                 self._probe(node)
             if now >= resolve_at:
                 self._resolve()
-                resolve_at = time.monotonic() + RESOLVE_EVERY_S
+                resolve_at = time.monotonic() + self._resolve_in()
+
+    def _resolve_in(self) -> float:
+        return RESOLVE_EVERY_S if self._rotation.nodes else UNRESOLVED_RETRY_S
 
     def _next_probe(self) -> float:
         times = [n.retry_at for n in self._rotation.nodes if n.retry_at is not None and not n.probing]

@@ -13,7 +13,6 @@ from ddmq_client.core.sending import SendJob
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import Verdict
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError
-from ddmq_client.net.connection import Connection
 from ddmq_client.net.router import Router
 from ddmq_client.outgoing import SendResult
 from ddmq_client.wire.producing import ProxyFault, read_results
@@ -61,8 +60,7 @@ class Sender:
                 break
             tried.add(node)
             try:
-                with self._router.connection(node, deadline) as connection:
-                    connection.send_only(make_frame, deadline)
+                self._write(node, make_frame, deadline)
                 return
             except CallFailed as error:
                 failure = NotStoredError(error.text, None, node.name)
@@ -76,15 +74,18 @@ class Sender:
     def _attempt(self, job: SendJob, node: Node) -> bool:
         """One attempt; True where a node in rotation is still untried."""
         try:
-            with self._router.connection(node, job.deadline) as connection:
-                results = _exchange(job, connection)
+            results = self._exchange(job, node)
         except CallFailed as failure:
             return self._failed(job, node, failure.verdict, failure.text)
         except FrameError as error:
             return self._failed(job, node, Verdict.LOST, f"{error} (from {node.name})")
         except ProxyFault as fault:
             return self._failed(job, node, verdicts.of_fault(fault.kind), str(fault))
-        verdict = job.answered(node, results, self._router.has_fresh(job.tried))
+        stored = all(result.code == 0 for result in results)
+        elsewhere = not stored and self._router.has_fresh(job.tried)
+        verdict = job.answered(node, results, elsewhere)
+        if verdict is Verdict.STORED and node.well:
+            return False
         return self._router.note(node, verdict, job.tried)
 
     def _failed(self, job: SendJob, node: Node, verdict: Verdict, text: str) -> bool:
@@ -92,8 +93,21 @@ class Sender:
         job.failed(node, verdict, text, elsewhere)
         return elsewhere
 
+    def _exchange(self, job: SendJob, node: Node) -> list[SendResult]:
+        connection = self._router.lease(node, job.deadline)
+        try:
+            deadline = job.attempt_deadline(time.monotonic())
+            payload, sequence_id = connection.call(job.frame, deadline)
+            return read_results(payload, sequence_id, job.batch)
+        except FrameError:
+            connection.close()  # what comes next on it cannot be trusted
+            raise
+        finally:
+            self._router.give_back(node, connection)
 
-def _exchange(job: SendJob, connection: Connection) -> list[SendResult]:
-    deadline = job.attempt_deadline(time.monotonic())
-    payload, sequence_id = connection.call(job.frame, deadline)
-    return read_results(payload, sequence_id, job.batch)
+    def _write(self, node: Node, make_frame: Callable[[float, int], bytes], deadline: float) -> None:
+        connection = self._router.lease(node, deadline)
+        try:
+            connection.send_only(make_frame, deadline)
+        finally:
+            self._router.give_back(node, connection)

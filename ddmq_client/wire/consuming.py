@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ddmq_client.core import frames
-from ddmq_client.core.acks import NO_DELAY, Origin, Parcel, Results
+from ddmq_client.core.acks import NO_DELAY, Parcel, Results
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import PullError
 from ddmq_client.idl import consumer as idl
-from ddmq_client.received import Message
+from ddmq_client.received import Message, Origin
 from ddmq_client.wire.codec import decode, encode
 from ddmq_client.wire.producing import answer_at
 from ddmq_client.wire.specs import Specs
 
+PULL = b"pull"
+SUBMIT = b"submit"
 _specs = Specs()
 _specs.register(
     idl.Message,
@@ -80,19 +82,19 @@ def pull_frame(
     request.result = _linked(parcel) if parcel else None
     args = _PULL_ARGS[0]()
     args.request = request
-    return frames.framed((frames.call_head(b"pull", sequence_id), encode(args, _PULL_ARGS)))
+    return frames.framed((frames.call_head(PULL, sequence_id), encode(args, _PULL_ARGS)))
 
 
 def submit_frame(parcel: Parcel, sequence_id: int) -> bytes:
     """A submit request."""
     args = _SUBMIT_ARGS[0]()
     args.result = _linked(parcel)
-    return frames.framed((frames.call_head(b"submit", sequence_id), encode(args, _SUBMIT_ARGS)))
+    return frames.framed((frames.call_head(SUBMIT, sequence_id), encode(args, _SUBMIT_ARGS)))
 
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
     """The messages of an answer, perhaps none; PullError, ProxyFault or FrameError."""
-    answer = decode(payload, answer_at(payload, sequence_id), _PULL_RESULT)
+    answer = decode(payload, answer_at(payload, PULL, sequence_id), _PULL_RESULT)
     _raise_refusal(answer)
     response = answer.success
     if response is None:
@@ -104,7 +106,7 @@ def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
 
 def read_submitted(payload: bytes, sequence_id: int) -> bool:
     """Whether the proxy took the results; PullError, ProxyFault or FrameError."""
-    answer = decode(payload, answer_at(payload, sequence_id), _SUBMIT_RESULT)
+    answer = decode(payload, answer_at(payload, SUBMIT, sequence_id), _SUBMIT_RESULT)
     _raise_refusal(answer)
     if answer.success is None:
         raise FrameError("answer without a result")

@@ -7,6 +7,7 @@ from typing import Any
 from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.selectors import Placement
+from ddmq_client.core.sending import SEND_MANY, SEND_ONE
 from ddmq_client.core.verdicts import Verdict
 from ddmq_client.errors import InvalidMessageError
 from ddmq_client.idl import producer as idl
@@ -81,7 +82,7 @@ def encode_message(
 
 def read_results(payload: bytes, sequence_id: int, batch: bool) -> list[SendResult]:
     """Results of sendSync or sendBatch; ProxyFault, or FrameError for what is no answer to this request."""
-    at = answer_at(payload, sequence_id)
+    at = answer_at(payload, SEND_MANY if batch else SEND_ONE, sequence_id)
     success = decode(payload, at, _MANY if batch else _ONE).success
     if success is None:
         raise FrameError("answer without a result")
@@ -94,8 +95,11 @@ def heartbeat_verdict(payload: bytes, sequence_id: int) -> Verdict:
     return Verdict.STORED if result.code == Code.OK else Verdict.LOST
 
 
-def answer_at(payload: bytes, sequence_id: int) -> int:
+def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:
     """Where the answer's struct starts; raises what the proxy raised."""
+    at = frames.body_of_reply(payload, method, sequence_id)
+    if at is not None:
+        return at
     head = frames.reply_head(payload)
     if head.sequence_id != sequence_id:
         raise FrameError(f"answer to request {head.sequence_id}, expected {sequence_id}")
