@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test check lint format bench clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, restart, consume, prove"
@@ -26,12 +26,14 @@ demo: setup
 test: setup
 	$(PY) -m pytest
 
-check: setup
+check: lint
+	$(PY) -m pytest -m "not slow"
+
+lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(PY) tools/check_rooms.py
-	$(PY) -m pytest -m "not slow"
 
 format: setup
 	$(VENV)/bin/ruff format .
