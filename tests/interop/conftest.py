@@ -1,0 +1,82 @@
+"""Servers of the interop tests: one with every default, one with what refusals need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop.apache_client import Client
+from tests.scenarios.real_server import RealServer, running, write_config
+
+STRICT = {
+    "topics": {
+        "topics": {
+            "both": {"queues": 4},
+            "only": {"delay": "only"},
+            "none": {"delay": "none"},
+            "closed": {"writable": False},
+            "hidden": {"readable": False},
+            "small": {"body_bytes_max": 100},
+            "limited": {"queues": 1},
+        }
+    },
+    "proxy_producer": {
+        "auto_create_topics": False,
+        "defer_ms_max": 20,
+        "topic_rates": {"limited": {"messages_per_s": 0.001, "burst_ms": 1000}},
+    },
+    "proxy_consumer": {"auto_create_groups": False, "drain_leases_ms": 30_000},
+}
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """As it comes: topics and groups are created on first use."""
+    with running(tmp_path_factory.mktemp("default")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """Creates nothing by itself; topics of every kind."""
+    folder = tmp_path_factory.mktemp("strict")
+    with running(folder, write_config(folder / "conf", **STRICT)) as started:
+        yield started
+
+
+@pytest.fixture(params=["compact", "binary"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def producer(server: RealServer, protocol: str) -> Iterator[Client]:
+    with Client(server.ports["producer"], protocol) as client:
+        yield client
+
+
+@pytest.fixture
+def consumer(server: RealServer, protocol: str) -> Iterator[Client]:
+    with Client(server.ports["consumer"], protocol) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic's name of the test's own."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:100]
+
+
+@pytest.fixture
+def group(server: RealServer, topic: str) -> str:
+    """A group with its name that reads the topic (4 queues) from its first message."""
+    make_group(server, f"g-{topic}", topic)
+    return f"g-{topic}"
+
+
+def make_group(server: RealServer, group: str, topic: str, queues: int = 4) -> None:
+    """Topic and group; the group starts at the first message."""
+    server.admin("POST", "topics", topic, body={"create": True, "queues": queues})
+    server.admin("POST", "groups", group, body={"topics": [topic], "start": "first"})

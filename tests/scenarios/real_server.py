@@ -1,0 +1,218 @@
+"""The real `ddmq serve` as a process of its own, for tests that look at it from outside.
+
+`running(folder)` starts one on free ports and stops it afterwards. A RealServer keeps its ports over
+kills and restarts. With `processes` each part is its own process; `part_pids` finds them. Everything it
+starts ends with it: the process leads a group of its own, which is killed at the end.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from select import select
+from typing import Any
+from urllib.parse import quote
+
+PATIENCE_S = 60.0
+PARTS = ("producer", "consumer", "admin")
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class NotReady(Exception):
+    """The server ended, or said nothing in time; the text holds what it wrote."""
+
+
+def ddmq_command(*arguments: str) -> list[str]:
+    """The command line of `ddmq ARGUMENTS` with this interpreter."""
+    return [sys.executable, "-m", "ddmq", *arguments]
+
+
+def ddmq(*arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a `ddmq` command to its end."""
+    return subprocess.run(
+        ddmq_command(*arguments),
+        input=None if stdin is None else stdin.decode(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=_REPOSITORY,
+        check=False,
+    )
+
+
+def write_config(folder: Path, **files: Any) -> Path:
+    """A --config folder: `topics={…}` becomes topics.yaml. JSON is YAML."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tree in files.items():
+        (folder / f"{name}.yaml").write_text(json.dumps(tree, indent=1))
+    return folder
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
+    """Wait for a true value of `condition` and give it back."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"in {seconds:g} s not seen: {what}"
+        select([], [], [], 0.005)
+    return found
+
+
+class RealServer:
+    """One `ddmq serve` over one directory."""
+
+    def __init__(self, folder: Path, config: Path | None = None, processes: bool = False) -> None:
+        self.folder = folder
+        self.data_dir = folder / "data"
+        self.log_path = folder / "server.log"
+        self.config = config
+        self.processes = processes
+        self.ports: dict[str, int] = dict.fromkeys(PARTS, 0)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._groups: set[int] = set()
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "not started"
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """What it wrote on standard error, over all its lives."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def start(self) -> RealServer:
+        """Blocks until `ready`. Raises NotReady."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command(), stdout=subprocess.PIPE, stderr=log, cwd=_REPOSITORY, start_new_session=True
+            )
+        self._groups.add(self.process.pid)
+        self._read_ready(self.process)
+        return self
+
+    def _command(self) -> list[str]:
+        command = ddmq_command("serve", "--data-dir", str(self.data_dir))
+        for part in PARTS:
+            command += [f"--{part}", f"127.0.0.1:{self.ports[part]}"]
+        if self.config is not None:
+            command += ["--config", str(self.config)]
+        return [*command, "--processes"] if self.processes else command
+
+    def _read_ready(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        line = b""
+        deadline = time.monotonic() + PATIENCE_S
+        while not line.endswith(b"\n"):
+            readable, _, _ = select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            more = os.read(process.stdout.fileno(), 4096) if readable else b""
+            line += more
+            if not more:
+                process.kill()
+                process.wait()
+                raise NotReady(f"said {line!r}; {self.log[-2000:]}")
+        words = line.decode().split()
+        assert words[0] == "ready", line
+        given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
+        self.ports = {part: int(given[part].rpartition(":")[2]) for part in PARTS}
+
+    # --- ending
+
+    def kill(self) -> None:
+        """SIGKILL, to all of its processes."""
+        if self.process is not None:
+            self._signal_group(self.process.pid)
+            self.process.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM: it drains."""
+        if self.process is not None:
+            self.process.terminate()
+
+    def wait(self, seconds: float = PATIENCE_S) -> int:
+        """Its exit code."""
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def end(self) -> None:
+        """SIGTERM, then whatever it takes."""
+        if self.process is None:
+            return
+        self.terminate()
+        try:
+            self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        for group in self._groups:
+            self._signal_group(group)
+        self.process.wait()
+
+    @staticmethod
+    def _signal_group(group: int) -> None:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    # --- looking inside
+
+    def part_pids(self) -> dict[str, int]:
+        """With `processes`: the process of each part, by its name."""
+        found = {}
+        for pid in _children(self.pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            for part in ("producer", "consumer"):
+                if part.encode() in words:
+                    found[part] = pid
+        return found
+
+    def admin(self, method: str, *path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON answer of the admin API. Asserts that it is no error."""
+        status, answer = self.ask(method, "/" + "/".join(quote(part, safe="") for part in path), body)
+        assert status == 200, (status, answer)
+        return answer
+
+    def ask(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        """Status and JSON (or text) of one request to the admin port."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports["admin"], timeout=PATIENCE_S)
+        try:
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, target, payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read().decode()
+        finally:
+            connection.close()
+        is_json = response.headers.get("Content-Type", "").startswith("application/json")
+        return response.status, json.loads(text) if is_json else text
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of that name that carry these labels, 0 when there are none."""
+        _, text = self.ask("GET", "/metrics")
+        total = 0.0
+        for line in text.splitlines():
+            sample, _, value = line.rpartition(" ")
+            if sample.partition("{")[0] == name and all(f'{k}="{v}"' in sample for k, v in labels.items()):
+                total += float(value)
+        return total
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextmanager
+def running(folder: Path, config: Path | None = None, processes: bool = False) -> Iterator[RealServer]:
+    """A server that is ready, ended afterwards."""
+    server = RealServer(folder, config, processes)
+    try:
+        yield server.start()
+    finally:
+        server.end()
