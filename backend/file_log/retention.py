@@ -11,7 +11,6 @@ The decision is core/retention.py's. Rules:
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -33,6 +32,7 @@ from backend.file_log.core.retention import (
     show_bytes,
 )
 from backend.file_log.index.keeper import off_hub
+from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DiskFullError
 from ddmq_common.metrics.catalogue import (
@@ -54,12 +54,6 @@ Release = Callable[[Segment], Callable[[], None]]
 """On the hub: take the segment out of the log's view; gives the blocking call that removes its files."""
 
 
-def disk_of(folder: str) -> Disk:
-    """What the file system of `folder` has. Blocking."""
-    facts = os.statvfs(folder)
-    return Disk(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
-
-
 def local_hour(wall_ms: int) -> int:
     """The hour of the day here, 0 to 23."""
     return time.localtime(wall_ms / 1000).tm_hour
@@ -74,6 +68,7 @@ class Retention:
 
     def __init__(
         self,
+        storage: Storage,
         folder: str,
         options: RetentionOptions,
         segments: Callable[[], Sequence[Segment]],
@@ -83,7 +78,6 @@ class Retention:
         registry: Registry,
         *,
         deleted: Callable[[Segment, Reason], None] | None = None,
-        disk: Callable[[str], Disk] = disk_of,
         hour: Callable[[int], int] = local_hour,
     ) -> None:
         self.options = options
@@ -91,6 +85,7 @@ class Retention:
         self.client_refusal: DiskFullError | None = None  # raise or answer this for a client's send
         self.refusal: DiskFullError | None = None  # and this for everything else
         self.held: Held | None = None
+        self._storage = storage
         self._folder = folder
         self._segments = segments
         self._release = release
@@ -98,7 +93,6 @@ class Retention:
         self._clock = clock
         self._registry = registry
         self._deleted = deleted
-        self._disk = disk
         self._hour = hour
         self._settle: tuple[float, int] = (0.0, 0)  # until when, and the free bytes that end it before
         self._greenlet: gevent.Greenlet | None = None
@@ -121,7 +115,7 @@ class Retention:
     def run_once(self, pause_s: float = 0.0) -> list[Deletion]:
         """Measure, decide, delete; what was deleted. Blocks the calling greenlet, not the hub."""
         try:
-            disk = off_hub(self._disk, self._folder)
+            disk = Disk(*off_hub(self._storage.space, self._folder))
         except OSError as error:
             self._failed("cannot read the free space of %s: %s", self._folder, error)
             return []

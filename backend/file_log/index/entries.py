@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from backend.file_log.index import blocks
 from backend.file_log.index.blocks import HEADER_BYTES, MAGIC, Block
-from backend.file_log.index.files import Damage, IndexFile, OnDamage
+from backend.file_log.index.damage import Damage, OnDamage
 from backend.file_log.index.names import entries_name
+from backend.file_log.storage import File
 
 _WINDOW = 64 * 1024
 
@@ -24,7 +25,7 @@ class Found(NamedTuple):
     block: Block
 
 
-def walk(file: IndexFile, segment_start: int, on_damage: OnDamage) -> Iterator[Found]:
+def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[Found]:
     """Every block with a sound header, in file order; bodies are not looked at."""
     at, size = 0, file.size()
     while at + HEADER_BYTES <= size:
@@ -39,7 +40,7 @@ def walk(file: IndexFile, segment_start: int, on_damage: OnDamage) -> Iterator[F
             at += block.size
 
 
-def _next_header(file: IndexFile, segment_start: int, at: int, size: int) -> int:
+def _next_header(file: File, segment_start: int, at: int, size: int) -> int:
     """Where the next sound header starts; `size` when there is none."""
     while at < size:
         window = file.pread(_WINDOW, at)
@@ -54,7 +55,7 @@ def _next_header(file: IndexFile, segment_start: int, at: int, size: int) -> int
     return size
 
 
-def read_body(file: IndexFile, found: Found, on_damage: OnDamage) -> bytes | None:
+def read_body(file: File, found: Found, on_damage: OnDamage) -> bytes | None:
     """The checked body, or None (and a report) when it is damaged."""
     body = file.pread(found.block.rows * blocks.ROW_BYTES, found.at + HEADER_BYTES)
     if blocks.body_is_sound(found.block, body):
@@ -65,7 +66,7 @@ def read_body(file: IndexFile, found: Found, on_damage: OnDamage) -> bytes | Non
 
 
 def newest_with_hash(
-    file: IndexFile, segment_start: int, which: int, wanted: int, on_damage: OnDamage
+    file: File, segment_start: int, which: int, wanted: int, on_damage: OnDamage
 ) -> Iterator[int]:
     """Log positions whose hash in column `which` is `wanted`, descending."""
     for found in reversed(list(walk(file, segment_start, on_damage))):
@@ -83,7 +84,7 @@ def in_body(body: bytes, segment_start: int, which: int, wanted: int) -> Iterato
         yield segment_start + positions[row]
 
 
-def between(file: IndexFile, segment_start: int, span: tuple[int, int], on_damage: OnDamage) -> Iterator[int]:
+def between(file: File, segment_start: int, span: tuple[int, int], on_damage: OnDamage) -> Iterator[int]:
     """Log positions stored in the wall ms `[start, end)`, ascending."""
     start_ms, end_ms = span
     for found in walk(file, segment_start, on_damage):
@@ -107,7 +108,7 @@ def times_in_body(block: Block, body: bytes, start_ms: int, end_ms: int) -> Iter
             yield block.segment_start + position
 
 
-def sound_prefix(file: IndexFile, segment_start: int, log_end: int) -> tuple[int, int, int]:
+def sound_prefix(file: File, segment_start: int, log_end: int) -> tuple[int, int, int]:
     """(bytes, covered to, last store time) of the leading blocks: sound, without gaps, up to `log_end`.
 
     What comes after is worth nothing to the writer: it is cut and added again from the log.
@@ -127,9 +128,7 @@ def _ignore(_: Damage) -> None:
     """The tail that a crash left is no damage."""
 
 
-def gaps(
-    file: IndexFile, segment_start: int, segment_end: int, on_damage: OnDamage
-) -> Iterator[tuple[int, int]]:
+def gaps(file: File, segment_start: int, segment_end: int, on_damage: OnDamage) -> Iterator[tuple[int, int]]:
     """Ranges of the segment that no sound block covers, ascending; bodies are checked."""
     covered = segment_start
     for found in walk(file, segment_start, on_damage):

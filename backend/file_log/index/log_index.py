@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from backend.file_log.index import entries, sealing
-from backend.file_log.index.files import Damage, IndexStorage, OnDamage
+from backend.file_log.index.damage import Damage, OnDamage
 from backend.file_log.index.lookup import IndexLookup, sound_table
 from backend.file_log.index.names import UNFINISHED, entries_name, parse, segments, sorted_name
 from backend.file_log.index.sealing import Row
 from backend.file_log.index.writer import IndexWriter
+from backend.file_log.storage import Storage
 from ddmq_common.errors import DamagedError
 
 Span = tuple[int, int]
@@ -26,7 +27,7 @@ DAMAGE_REMEMBERED_MAX = 1_024
 class LogIndex:
     """One index folder, opened for writing. `on_damage` hears of each damaged piece once, in any thread."""
 
-    def __init__(self, storage: IndexStorage, folder: str, on_damage: OnDamage) -> None:
+    def __init__(self, storage: Storage, folder: str, on_damage: OnDamage) -> None:
         self._storage = storage
         self._folder = folder
         self._on_damage = on_damage
@@ -74,6 +75,13 @@ class LogIndex:
         covered = self.writer.resume(start, end)
         return [*gaps, (covered, end)] if covered < end else gaps
 
+    def skip_to(self, position: int) -> None:
+        """Go on from `position` although the live segment's gap before it is not filled (too large for a
+        quick start). Lookups miss what lies in it until the segment is full and repaired.
+        """
+        self.writer.skip_to(position)
+        self.damaged.add(self.writer.segment_start)
+
     def _remove_strangers(self, starts: set[int]) -> None:
         for name in self._storage.list(self._folder):
             known = parse(name)
@@ -105,7 +113,8 @@ class LogIndex:
             file.close()
         if header is None:
             return False
-        return header.entries_bytes == entries_bytes and (header.covers_from, header.covers_to) == span
+        covers = header.covers_from <= span[0] and header.covers_to >= span[1]
+        return covers and header.entries_bytes == entries_bytes
 
     # --- lookups
 

@@ -15,10 +15,11 @@ from typing import TypeVar
 
 from backend.file_log.index import blocks, entries, table
 from backend.file_log.index.blocks import HEADER_BYTES, ID_COLUMN, KEY_COLUMN
-from backend.file_log.index.files import Damage, IndexFile, IndexStorage, OnDamage
+from backend.file_log.index.damage import Damage, OnDamage
 from backend.file_log.index.hashes import id_hash, key_hash
 from backend.file_log.index.names import entries_name, segments, sorted_name
 from backend.file_log.index.table import Table
+from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ Unsaved = Sequence[tuple[int, bytes]]
 class IndexLookup:
     """Lookups over one index folder."""
 
-    def __init__(self, storage: IndexStorage, folder: str, on_damage: OnDamage) -> None:
+    def __init__(self, storage: Storage, folder: str, on_damage: OnDamage) -> None:
         self._storage = storage
         self._folder = folder
         self._on_damage = on_damage
@@ -98,7 +99,7 @@ class IndexLookup:
         finally:
             file.close()
 
-    def _header(self, file: IndexFile, start: int) -> Table:
+    def _header(self, file: File, start: int) -> Table:
         header = sound_table(file, start)
         if header is None:
             self._on_damage(Damage(start, sorted_name(start), 0, "header"))
@@ -147,7 +148,7 @@ class IndexLookup:
 
     # ---
 
-    def _with_entries(self, start: int, read: Callable[[IndexFile], Iterator[T]]) -> Iterator[T]:
+    def _with_entries(self, start: int, read: Callable[[File], Iterator[T]]) -> Iterator[T]:
         try:
             file = self._storage.open(f"{self._folder}/{entries_name(start)}")
         except FileNotFoundError:
@@ -158,7 +159,7 @@ class IndexLookup:
             file.close()
 
 
-def sound_table(file: IndexFile, segment_start: int) -> Table | None:
+def sound_table(file: File, segment_start: int) -> Table | None:
     """The table's header when it is sound and the file is as long as it says."""
     header = table.unpack_header(file.pread(table.HEADER_BYTES, 0), segment_start)
     return header if header is not None and file.size() == header.size else None

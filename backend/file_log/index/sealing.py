@@ -13,10 +13,11 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
 from backend.file_log.index import blocks, entries, radix
-from backend.file_log.index.files import IndexFile, IndexStorage, OnDamage
+from backend.file_log.index.damage import OnDamage
 from backend.file_log.index.hashes import Seeds
 from backend.file_log.index.names import UNFINISHED, entries_name, sorted_name
 from backend.file_log.index.table import HEADER_BYTES, PAGE_ENTRIES, Table, pack_page
+from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError
 
 _STEP_ROWS = 128
@@ -33,9 +34,7 @@ class Row(NamedTuple):
     stored_ms: int
 
 
-def seal_steps(
-    storage: IndexStorage, folder: str, span: tuple[int, int], on_damage: OnDamage
-) -> Iterator[None]:
+def seal_steps(storage: Storage, folder: str, span: tuple[int, int], on_damage: OnDamage) -> Iterator[None]:
     """Make the sorted table of the segment `[start, end)`.
 
     Raises DamagedError when the entries are not sound or do not cover the whole segment: rebuild it.
@@ -77,7 +76,7 @@ def _check_whole(found: list[entries.Found], span: tuple[int, int]) -> None:
 
 
 def _write_pages(
-    source: IndexFile, target: IndexFile, found: list[entries.Found], on_damage: OnDamage
+    source: File, target: File, found: list[entries.Found], on_damage: OnDamage
 ) -> Generator[None, None, int]:
     start = found[0].block.segment_start if found else 0
     rows = sum(one.block.rows for one in found)
@@ -88,7 +87,7 @@ def _write_pages(
     return pages.finish()
 
 
-def _bodies(source: IndexFile, found: list[entries.Found], on_damage: OnDamage) -> Iterator[list[int]]:
+def _bodies(source: File, found: list[entries.Found], on_damage: OnDamage) -> Iterator[list[int]]:
     for one in found:
         body = entries.read_body(source, one, on_damage)
         if body is None:
@@ -100,7 +99,7 @@ def _bodies(source: IndexFile, found: list[entries.Found], on_damage: OnDamage) 
 class _Pages:
     """Cuts ascending entries into pages and writes them in larger pieces."""
 
-    def __init__(self, target: IndexFile, segment_start: int) -> None:
+    def __init__(self, target: File, segment_start: int) -> None:
         self._target = target
         self._segment_start = segment_start
         self._entries: array[int] = array("Q")
@@ -139,7 +138,7 @@ class _Pages:
 
 
 def rebuild_steps(
-    storage: IndexStorage, folder: str, span: tuple[int, int], rows: Iterable[Row], on_damage: OnDamage
+    storage: Storage, folder: str, span: tuple[int, int], rows: Iterable[Row], on_damage: OnDamage
 ) -> Iterator[None]:
     """Replace the index of the segment `[start, end)` by one of all its records in order; seal it."""
     start, _ = span
@@ -157,7 +156,7 @@ def rebuild_steps(
     yield from seal_steps(storage, folder, span, on_damage)
 
 
-def _write_rows(target: IndexFile, span: tuple[int, int], rows: Iterable[Row]) -> Iterator[None]:
+def _write_rows(target: File, span: tuple[int, int], rows: Iterable[Row]) -> Iterator[None]:
     start, end = span
     seeds, pending = Seeds(), blocks.Rows()
     covered, last_ms, written = start, 0, 0

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from backend.file_log.index import entries
 from backend.file_log.index.blocks import BLOCK_ROWS, ROWS_MAX, SEGMENT_BYTES_MAX, Rows
-from backend.file_log.index.files import IndexFile, IndexStorage
 from backend.file_log.index.hashes import Seeds
 from backend.file_log.index.names import entries_name
+from backend.file_log.storage import File, Storage
 
 UNWRITTEN_MAX = 512  # blocks, about 8 MB
 
@@ -25,14 +25,14 @@ UNWRITTEN_MAX = 512  # blocks, about 8 MB
 class IndexWriter:
     """Appends to the live segment's entries file. All but `write_blocks` and `sync` belong to the hub."""
 
-    def __init__(self, storage: IndexStorage, folder: str) -> None:
+    def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage
         self._folder = folder
         self._seeds = Seeds()
         self._rows = Rows()
         self._unwritten: deque[tuple[int, bytes]] = deque()
         self._lock = threading.Lock()  # held by whoever writes; never taken on the hub
-        self._file: IndexFile | None = None
+        self._file: File | None = None
         self._file_start = -1
         self._file_end = 0
         self._block_from = 0
@@ -88,6 +88,13 @@ class IndexWriter:
             self.flush()
         return bool(self._unwritten)
 
+    def skip_to(self, position: int) -> None:
+        """Leave what lies below `position` out; the segment has a gap there until it is repaired."""
+        if not self.covered_to <= position:
+            raise ValueError(f"log position {position} is below {self.covered_to}, which is indexed")
+        self.flush()
+        self.covered_to = self._block_from = position
+
     def flush(self) -> None:
         """Close the current block, so that `write_blocks` shows it to other processes."""
         if self.covered_to == self._block_from:
@@ -102,12 +109,13 @@ class IndexWriter:
             self.blocks_dropped += 1
 
     def roll(self, segment_start: int) -> None:
-        """A new segment starts at this log position; the one before gets no more rows."""
-        if segment_start < self.covered_to:
-            raise ValueError(f"segment {segment_start} starts below {self.covered_to}, which is indexed")
-        self.covered_to = segment_start
+        """A new segment starts at this log position; the one before gets no more rows.
+
+        It may start below `covered_to` (the log moved its unsynced end to a new file): add those rows again.
+        """
+        self.covered_to = max(self.covered_to, segment_start)
         self.flush()
-        self.segment_start = self._block_from = segment_start
+        self.segment_start = self._block_from = self.covered_to = segment_start
 
     def unsaved(self) -> list[tuple[int, bytes]]:
         """(segment start, block) of what is not in a file yet, oldest first; taken on the hub."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backend.file_log.index import blocks, table
-from backend.file_log.index.files import Damage
+from backend.file_log.index.damage import Damage
 from backend.file_log.index.log_index import LogIndex
 from backend.file_log.index.names import entries_name, sorted_name
 from tests.unit.index.files_for_index import OsStorage

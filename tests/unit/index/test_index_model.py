@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backend.file_log.index.files import Damage
+from backend.file_log.index.damage import Damage
 from backend.file_log.index.log_index import LogIndex
 from tests.unit.index.files_for_index import OsStorage
 from tests.unit.index.logs import PretendLog, fill_gaps, run

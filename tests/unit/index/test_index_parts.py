@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.file_log.index import blocks, hashes, names, radix
-from backend.file_log.index.files import Damage
+from backend.file_log.index.damage import Damage
 from backend.file_log.index.keeper import IndexKeeper
 from backend.file_log.index.log_index import LogIndex
 from tests.unit.index.files_for_index import OsStorage

@@ -3,13 +3,24 @@
 from collections.abc import Callable
 
 import gevent
-import pytest
 
-from backend.file_log.core.retention import GIB, HOUR_MS, Disk, Gate, Hold, Reason, RetentionOptions, Segment
-from backend.file_log.retention import Retention, disk_of, local_hour
+from backend.file_log.core.retention import GIB, HOUR_MS, Gate, Hold, Reason, RetentionOptions, Segment
+from backend.file_log.retention import Retention, local_hour
+from backend.file_log.storage import Space, Storage
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.catalogue import LOG_RETENTION_FAILURES, LOG_SEGMENTS_DELETED, LOG_SEGMENTS_HELD
 from ddmq_common.metrics.registry import Registry
+
+
+class DiskOf(Storage):
+    def __init__(self, house: "House") -> None:
+        self.house = house
+
+    def space(self, folder: str) -> Space:
+        assert folder == "/data"
+        if self.house.broken:
+            raise self.house.broken
+        return Space(self.house.free, 1000 * GIB)
 
 
 class House:
@@ -26,6 +37,7 @@ class House:
         now = self.clock.wall_ms()
         self.segments = [Segment(n * GIB, (n + 1) * GIB, GIB, now) for n in range(segments)]
         self.retention = Retention(
+            DiskOf(self),
             "/data",
             options or RetentionOptions(cleaning_hour=None),
             lambda: self.segments,
@@ -36,14 +48,8 @@ class House:
             deleted=lambda segment, reason: self.events.append(
                 (f"deleted {reason.name}", segment.start // GIB)
             ),
-            disk=self.disk,
             hour=lambda _: 12,
         )
-
-    def disk(self, folder: str) -> Disk:
-        if self.broken:
-            raise self.broken
-        return Disk(self.free, 1000 * GIB)
 
     def release(self, segment: Segment) -> Callable[[], None]:
         self.segments = [one for one in self.segments if one != segment]
@@ -121,7 +127,6 @@ def test_a_hold_is_shown_until_it_ends() -> None:
 
 def test_a_failed_removal_is_counted_and_ends_the_round() -> None:
     house = House(4, RetentionOptions(log_bytes_max=1))
-    real, house.broken = house.disk, None
 
     def remove_fails(segment: Segment) -> Callable[[], None]:
         def remove() -> None:
@@ -133,7 +138,6 @@ def test_a_failed_removal_is_counted_and_ends_the_round() -> None:
     assert house.retention.run_once() == []
     assert house.registry.cell(LOG_RETENTION_FAILURES).value == 1
     house.retention._release = house.release
-    assert real("/data").free == house.free
     assert len(house.retention.run_once()) == 3
 
 
@@ -156,7 +160,5 @@ def test_it_runs_by_itself_until_stopped() -> None:
     assert len(house.segments) == 1
 
 
-def test_real_disk_and_hour(tmp_path: pytest.TempPathFactory) -> None:
-    disk = disk_of(str(tmp_path))
-    assert 0 <= disk.free <= disk.total
+def test_local_hour() -> None:
     assert local_hour(0) in range(24)
