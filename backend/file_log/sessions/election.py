@@ -40,12 +40,10 @@ TOOL_START_S = 3.0  # how long a tool waits for a takeover that is under way
 
 
 class Opened(NamedTuple):
-    """The engine in the writer. `position`: its durable log position; `on_durable` registers who is told
-    (on the hub, after each commit) that it has moved."""
+    """The engine in the writer. `on_readers` is told whether other processes read its files themselves."""
 
     backend: Backend
-    position: Callable[[], int] = lambda: 0
-    on_durable: Callable[[Callable[[], None]], object] = lambda told: None
+    on_readers: Callable[[bool], object] = lambda any_reader: None
 
 
 OpenWriter = Callable[[Path, DirectoryLock], Opened]
@@ -188,11 +186,9 @@ class Election:
         return opened
 
     def _serve(self, opened: Opened) -> SessionServer:
-        server = SessionServer(
-            opened.backend, self._directory, self._clock, self._metrics, self._limits, opened.position
+        return SessionServer(
+            opened.backend, self._directory, self._clock, self._metrics, self._limits, opened.on_readers
         )
-        opened.on_durable(server.committed)
-        return server
 
     def _try_socket(self) -> MemberBackend:
         """Try for a session; the member is `link.ready` when it worked."""

@@ -117,7 +117,7 @@ class House:
         self.limits = limits or SessionLimits()
         self.engine = Engine()
         self.metrics = Registry()
-        self.position = 0
+        self.readers: list[bool] = []
         self._elections: list[Election] = []
         self._closers: list[Callable[[], None]] = []
 
@@ -137,7 +137,7 @@ class House:
     def serve(self, limits: SessionLimits | None = None) -> SessionServer:
         """Only a server, without lock and election."""
         server = SessionServer(
-            self.engine, self.directory, CLOCK, self.metrics, limits or self.limits, lambda: self.position
+            self.engine, self.directory, CLOCK, self.metrics, limits or self.limits, self.readers.append
         )
         self._closers.append(server.close)
         return server

@@ -177,27 +177,31 @@ def test_the_end_of_the_socket_frees_its_queues(tmp_path: Path) -> None:
         second.next(Kind.ASSIGNED)
 
 
-def test_positions_go_once_per_commit_to_who_waits(tmp_path: Path) -> None:
+def test_the_engine_is_told_whether_anybody_reads_its_files(tmp_path: Path) -> None:
     with house(tmp_path) as home:
-        server = home.serve()
+        home.serve()
+        first, second = RawClient(tmp_path), RawClient(tmp_path)
+        for client in (first, second):
+            client.send(Kind.READS_FILES, 0, b"")
+        until(lambda: home.readers == [True], "the engine is told once")
+        first.close()
+        second.close()
+        until(lambda: home.readers == [True, False], "and of the end")
+
+
+def test_a_commit_wakes_a_session_with_one_write_and_nobody_else(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make("orders", 4)
+        home.serve()
         waiting, other = RawClient(tmp_path), RawClient(tmp_path)
-        home.position = 100
-        waiting.send(Kind.INTEREST, 0, codec.encode(True))
-        assert codec.decode_number(waiting.next(Kind.DURABLE)[2]) == 100
-        for position in (200, 300):
-            home.position = position
-            server.committed()
-            assert codec.decode_number(waiting.next(Kind.DURABLE)[2]) == position
-        waiting.send(Kind.INTEREST, 0, codec.encode(False))
+        for number in range(4):
+            waiting.send(Kind.WAIT, number + 1, codec.encode((queue("orders", number), 0, 20_000)))
         waiting.send(Kind.PING, 0, b"")
         waiting.next(Kind.PONG)
-        home.position = 400
-        server.committed()
-        for client in (waiting, other):
-            client.send(Kind.PING, 0, b"")
-            until(lambda client=client: client.unread, "an answer")
-            assert client.unread == [Kind.PONG]
-            assert codec.decode_pong(client.next(Kind.PONG)[2])[3] == 400
+        done(home.engine.append([record("orders", number) for number in range(4)], soon()))
+        until(lambda: waiting.unread, "the wake-up")
+        assert waiting.unread == [Kind.ANSWER] * 4
+        assert other.unread == []
 
 
 def test_changes_are_pushed_to_everyone(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class MemberBackend(Backend):
         self.link.taken = self._memberships.__contains__
         self._reads: Reads = RemoteReads(self.link, clock) if reads is None else reads(self)
         self._batch: list[AppendCall] = []
-        self._batch_bytes = 0
+        self._batch_bytes = self._batch_room = 0
         self._batch_class: int | None = None
         self._health = Health(False, "no session with the writer yet")
         self._clock_ms = 0
@@ -126,16 +126,16 @@ class MemberBackend(Backend):
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
-        call = AppendCall(records, deadline, completion)
         size = append_bytes(records)
         waits_for = self._durability(records)
-        full = self._batch_bytes + size > min(self.limits.batch_bytes, self.link.room)
-        if self._batch and (full or waits_for != self._batch_class):
+        batch = self._batch
+        if batch and (waits_for != self._batch_class or self._batch_bytes + size > self._batch_room):
             self._flush_batch()
         if not self._batch:
             self._batch_class = waits_for
+            self._batch_room = min(self.limits.batch_bytes, self.link.room)
             self.link.loop.run_callback(self._flush_batch)
-        self._batch.append(call)
+        self._batch.append(AppendCall(records, deadline, completion))
         self._batch_bytes += size
         return completion
 
@@ -263,21 +263,18 @@ class MemberBackend(Backend):
     def surrender(self) -> list[Request]:
         """Everything that was not sent, taken out in order, for the Backend that is asked from now on."""
         self._flush_batch()
-        return [*self.link.surrender(), *self._reads.surrender()]
+        return self.link.surrender()
 
     # --- what the link tells (link.Owner)
 
     def on_push(self, kind: int, ident: int, body: bytes) -> None:
-        if kind == Kind.DURABLE:
-            self._reads.on_position(codec.decode_number(body))
-        elif kind in (Kind.READY, Kind.PONG):
+        if kind in (Kind.READY, Kind.PONG):
             self._on_pong(kind, body)
         elif kind == Kind.WELCOME:
             self._on_welcome(body)
         elif kind == Kind.TOPICS:
             rows, gone = codec.decode_topics(body)
             self.mirror.take_topics([codec.topic_from(row) for row in rows], gone)
-            self._reads.on_topics()
         elif kind == Kind.SETTINGS:
             self.mirror.take_settings(codec.decode_settings(body))
         elif kind == Kind.ASSIGNED:
@@ -291,14 +288,14 @@ class MemberBackend(Backend):
             self._memberships.refused(ident, codec.error_from(codec.decode_fault(body)))
 
     def on_ready(self) -> None:
+        self._reads.on_ready()
         self.on_ready_hook()
 
     def on_caught_up(self) -> None:
         self._memberships.session_ready()
 
-    def on_stand(self, stand: codec.Stand) -> None:
-        self._clock_ms = max(self._clock_ms, stand.clock_ms)
-        self._reads.on_position(stand.position)
+    def on_clock(self, clock_ms: int) -> None:
+        self._clock_ms = max(self._clock_ms, clock_ms)
 
     def on_session_lost(self, reason: str) -> None:
         self._health = Health(False, f"no session with the writer ({reason})")
@@ -306,7 +303,6 @@ class MemberBackend(Backend):
         self.on_lost()
 
     def on_ping(self) -> None:
-        self._reads.tick()
         if self.link.ready:
             self._memberships.retry()
 
@@ -320,13 +316,10 @@ class MemberBackend(Backend):
         self.mirror.begin()
 
     def _on_pong(self, kind: int, body: bytes) -> None:
-        self._clock_ms, ready, reason, position = codec.decode_pong(body)
+        self._clock_ms, ready, reason = codec.decode_pong(body)
         self._health = Health(ready, reason)
         if kind == Kind.READY:
             self.mirror.finish()
-            self._reads.on_ready(position)
-        else:
-            self._reads.on_position(position)
 
     def _ask(
         self,

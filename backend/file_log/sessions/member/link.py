@@ -54,8 +54,8 @@ class Owner(Protocol):
     def on_caught_up(self) -> None:
         """What was sent again has been answered, if anything; once per session, after `on_ready`."""
 
-    def on_stand(self, stand: codec.Stand) -> None:
-        """An answer tells where the engine stands; before it is settled."""
+    def on_clock(self, clock_ms: int) -> None:
+        """An answer tells the store's clock; before it is settled."""
 
     def on_session_lost(self, reason: str) -> None:
         """The session is over; unknown requests are settled already."""
@@ -311,7 +311,7 @@ class Link:
             return
         self._forget(request)
         if not request.done:
-            request.answered(body, self._owner.on_stand)
+            request.answered(body, self._owner.on_clock)
 
     def _on_fault(self, ident: int, error: Exception) -> None:
         request = self._sent.get(ident)

@@ -1,7 +1,7 @@
 """How a member reads: through the writer, or the log's files itself.
 
-`RemoteReads` asks the writer for everything and parks waits there; it serves any engine. A process that
-can read the files hands in another `Reads`, which learns the durable position from pushes and answers.
+`RemoteReads` asks the writer for everything and parks waits there; it serves any engine. LocalReads (in
+local.py) reads the files and asks the writer only for what is not in them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddmq_common.clock import Clock
 
 
 class Reads(Protocol):
-    """The reading half of a member. `position` is the durable log position, as last heard."""
+    """The reading half of a member."""
 
     def read(
         self, queue: QueueRef, offset: int, count_max: int, bytes_max: int, completion: Completion[ReadBatch]
@@ -29,23 +29,11 @@ class Reads(Protocol):
     def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
         """As Backend.wait."""
 
-    def on_position(self, position: int) -> None:
-        """The durable position is at least this."""
-
-    def on_ready(self, position: int) -> None:
-        """A session stands; `position` is where this writer is."""
-
-    def on_topics(self) -> None:
-        """Topics came, went or changed."""
-
-    def tick(self) -> None:
-        """A good moment for deadlines and cancelled waits."""
-
-    def surrender(self) -> list[WaitRequest]:
-        """Waits parked here, taken out."""
+    def on_ready(self) -> None:
+        """A session stands, maybe with another writer."""
 
     def close(self) -> None:
-        """Fail what is parked."""
+        """Let go of files."""
 
 
 class RemoteReads:
@@ -72,21 +60,8 @@ class RemoteReads:
     def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
         self._link.submit(WaitRequest(queue, offset, deadline, wait))
 
-    def on_position(self, position: int) -> None:
-        """Nothing is read here."""
-
-    def on_ready(self, position: int) -> None:
+    def on_ready(self) -> None:
         """Parked waits are sent again with all other requests."""
 
-    def on_topics(self) -> None:
-        """Nothing is read here."""
-
-    def tick(self) -> None:
-        """The link keeps the deadlines."""
-
-    def surrender(self) -> list[WaitRequest]:
-        """They are among the link's requests."""
-        return []
-
     def close(self) -> None:
-        """The link fails them."""
+        """The link fails what is pending."""

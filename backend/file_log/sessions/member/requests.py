@@ -28,7 +28,7 @@ from backend.records import (
 )
 from ddmq_common.errors import RemoteError, TryLaterError
 
-Tell = Callable[[codec.Stand], None]
+Tell = Callable[[int], None]  # the store's clock, ms
 RECORD_BYTES = 96  # what a record weighs besides its delivery bytes
 
 
@@ -69,7 +69,7 @@ class Request(ABC):
 
     @abstractmethod
     def answered(self, body: bytes, tell: Tell) -> None:
-        """Settle with the answer, after telling where the engine stands, if the answer says so."""
+        """Settle with the answer, after telling the store's clock, if the answer has it."""
 
     @abstractmethod
     def faulted(self, error: Exception) -> None:
@@ -138,13 +138,13 @@ class AppendFrame(Request):
 
     def body(self, now: float) -> bytes:
         self.calls = [call for call in self.calls if not call.completion.done]
-        left = max((timeout_ms(call.deadline, now) for call in self.calls), default=0)
+        left = timeout_ms(max([call.deadline for call in self.calls], default=now), now)
         row = codec.record_row
         return codec.encode((left, [row(record) for call in self.calls for record in call.records]))
 
     def answered(self, body: bytes, tell: Tell) -> None:
-        stand, results = codec.decode_results(body)
-        tell(stand)
+        clock_ms, results = codec.decode_results(body)
+        tell(clock_ms)
         at = 0
         for call in self.calls:
             end = at + len(call.records)
@@ -221,8 +221,8 @@ class CommitRequest(Request):
         return codec.encode(codec.commit_row(self.batch, timeout_ms(self.deadline, now)))
 
     def answered(self, body: bytes, tell: Tell) -> None:
-        stand, results = codec.decode_results(body)
-        tell(stand)
+        clock_ms, results = codec.decode_results(body)
+        tell(clock_ms)
         self.completion.succeed(results)
 
     def faulted(self, error: Exception) -> None:

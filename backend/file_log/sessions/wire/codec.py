@@ -81,17 +81,10 @@ def error_from(row: ErrorRow) -> Exception:
 # --- records and results
 
 
-class Stand(NamedTuple):
-    """Where the engine stands, as every write's answer tells it: durable position, store clock."""
-
-    position: int
-    clock_ms: int
-
-
 RecordRow = tuple[str, int, bytes, int, bytes, bytes, bytes, int, int, dict[str, str] | None]
 AppendRow = tuple[int, list[RecordRow]]
 OddRow = tuple[int, int, int, ErrorRow | None]
-ResultsRow = tuple[int, int, int, list[int], list[OddRow]]
+ResultsRow = tuple[int, int, list[int], list[OddRow]]
 decode_append: Callable[[Body], AppendRow] = decoder(AppendRow)
 _decode_results: Callable[[Body], ResultsRow] = decoder(ResultsRow)
 
@@ -109,7 +102,7 @@ def records_from(rows: Sequence[RecordRow]) -> list[NewRecord]:
     return [NewRecord(*row) for row in rows]
 
 
-def encode_results(stand: Stand, results: Sequence[AppendResult]) -> bytes:
+def encode_results(clock_ms: int, results: Sequence[AppendResult]) -> bytes:
     """Offsets, one common durability, and the odd ones out: those not stored or of another class."""
     common = results[0].durability if results else Durability.WRITTEN
     odd = [
@@ -117,18 +110,18 @@ def encode_results(stand: Stand, results: Sequence[AppendResult]) -> bytes:
         for index, result in enumerate(results)
         if result.status or result.durability is not common
     ]
-    return encode((*stand, common, [result.offset for result in results], odd))
+    return encode((clock_ms, common, [result.offset for result in results], odd))
 
 
-def decode_results(body: Body) -> tuple[Stand, list[AppendResult]]:
-    """(where the engine stands, results)."""
-    position, clock_ms, common, offsets, odd = _decode_results(body)
+def decode_results(body: Body) -> tuple[int, list[AppendResult]]:
+    """(store clock in ms, results)."""
+    clock_ms, common, offsets, odd = _decode_results(body)
     stored, durability = AppendStatus.STORED, Durability(common)
     results = [AppendResult(stored, offset, durability, None) for offset in offsets]
     for index, status, own, error in odd:
         problem = None if error is None else error_from(error)
         results[index] = AppendResult(AppendStatus(status), offsets[index], Durability(own), problem)
-    return Stand(position, clock_ms), results
+    return clock_ms, results
 
 
 # --- commits
@@ -230,7 +223,7 @@ def capabilities_from(row: CapabilitiesRow) -> Capabilities:
 
 
 WelcomeRow = tuple[int, int, int, CapabilitiesRow, str, str]
-PongRow = tuple[int, bool, str, int]
+PongRow = tuple[int, bool, str]
 decode_welcome: Callable[[Body], WelcomeRow] = decoder(WelcomeRow)
 decode_pong: Callable[[Body], PongRow] = decoder(PongRow)
 decode_assigned: Callable[[Body], tuple[list[QueueRef], int]] = decoder(tuple[list[QueueRef], int])

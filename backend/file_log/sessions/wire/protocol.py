@@ -37,8 +37,7 @@ class Kind(IntEnum):
     JOIN = 14
     RELEASE = 15
     LEAVE = 16
-    INTEREST = 17
-    POSITION = 18
+    READS_FILES = 17
     WELCOME = 64
     READY = 65
     PONG = 66
@@ -49,8 +48,7 @@ class Kind(IntEnum):
     ASSIGNED = 71
     REVOKED = 72
     LOST = 73
-    DURABLE = 74
-    GOING = 75
+    GOING = 74
 
 
 @dataclass(frozen=True, slots=True)

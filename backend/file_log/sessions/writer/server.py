@@ -1,12 +1,12 @@
 """The writer's side: a Unix socket beside the log, over which other processes use this engine.
 
 Rules:
-* It serves any Backend; only `position` and `committed` tie it to a log whose files members read.
+* It serves any Backend; only `on_readers` ties it to a log whose files members read themselves.
 * A session ends when its socket does, or after `silence_s` without a frame; its memberships are released
   in the same moment, so that its queues move.
 * Time during which this process itself stood still (stopped, swapped out) is not held against members.
-* Changes of topics and settings go to every member; durable positions go once per commit, and only to
-  members that have a waiter.
+* Changes of topics and settings go to every member; what becomes readable is told only to members that
+  wait for it, all of one commit with one system call.
 * `going` before a planned stop: members keep new requests until another writer is there.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 
 from gevent import get_hub
 
-from backend.file_log.sessions.wire import codec, place
+from backend.file_log.sessions.wire import place
 from backend.file_log.sessions.wire.pipe import READABLE, Pipe
-from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, frame
+from backend.file_log.sessions.wire.protocol import Kind, SessionLimits
 from backend.file_log.sessions.wire.snapshot import change
 from backend.file_log.sessions.writer.serving import serve
 from backend.file_log.sessions.writer.session import Session
@@ -38,8 +38,8 @@ ACCEPT_MAX = 16  # connections taken per turn of the hub
 class SessionServer:
     """Serves `backend` to other processes at DIR/writer.sock.
 
-    Only the holder of the directory's lock may make one. `position` gives the durable log position that
-    members' readers may read up to; call `committed` after it has moved. Raises StorageError.
+    Only the holder of the directory's lock may make one. `on_readers` is told whether any member reads the
+    log's files itself (its views should then be written at once). Raises StorageError.
     """
 
     def __init__(
@@ -49,12 +49,13 @@ class SessionServer:
         clock: Clock,
         metrics: Registry,
         limits: SessionLimits | None = None,
-        position: Callable[[], int] = lambda: 0,
+        on_readers: Callable[[bool], object] = lambda any_reader: None,
     ) -> None:
         self.backend = backend
         self.clock = clock
         self.limits = limits or SessionLimits()
-        self.position = position
+        self._on_readers = on_readers
+        self._readers = False
         self._metrics = metrics
         self._sessions: dict[int, Session] = {}
         self._count = 0
@@ -73,14 +74,6 @@ class SessionServer:
     def sessions(self) -> int:
         """How many are open."""
         return len(self._sessions)
-
-    def committed(self) -> None:
-        """The durable position has moved: tell it to the sessions that wait."""
-        data: bytes | None = None
-        for session in self._sessions.values():
-            if session.interested:
-                data = data or frame(Kind.DURABLE, 0, codec.encode(self.position()))
-                session.pipe.send_frame(data)
 
     def going(self) -> None:
         """This writer will stop: members send nothing new to it, what is under way is still answered."""
@@ -118,10 +111,18 @@ class SessionServer:
         """Count a refusal."""
         self._metrics.cell(catalogue.SESSION_REFUSED, reason).value += 1
 
+    def readers_changed(self) -> None:
+        """Tell the engine whether any session reads its files, when that has changed."""
+        any_reader = any(session.reads_files for session in self._sessions.values())
+        if any_reader != self._readers:
+            self._readers = any_reader
+            self._on_readers(any_reader)
+
     def ended(self, session: Session, reason: str, text: str) -> None:
         """A session is over."""
         self._sessions.pop(session.number, None)
         self._open.value = len(self._sessions)
+        self.readers_changed()
         self._metrics.cell(catalogue.SESSIONS_ENDED, reason).value += 1
         log.info("session %d (%s) ended: %s", session.number, session.name or "unnamed", text)
 

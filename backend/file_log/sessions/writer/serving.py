@@ -80,20 +80,17 @@ def _on_ping(session: Session, ident: int, body: bytes) -> None:
     session.pong()
 
 
-def _on_position(session: Session, ident: int, body: bytes) -> None:
-    session.answer(ident, codec.encode(session.host.position()))
-
-
-def _on_interest(session: Session, ident: int, body: bytes) -> None:
-    session.interested = codec.decode_flag(body)
-    if session.interested:  # what was committed before we knew of the interest
-        session.pipe.send(Kind.DURABLE, 0, codec.encode(session.host.position()))
+def _on_reads_files(session: Session, ident: int, body: bytes) -> None:
+    session.reads_files = True
+    session.host.readers_changed()
 
 
 def _on_append(session: Session, ident: int, body: bytes) -> None:
     left_ms, rows = codec.decode_append(body)
     host = session.host
-    answer = _taken(session, ident, body, lambda results: codec.encode_results(session.stand(), results))
+    answer = _taken(
+        session, ident, body, lambda results: codec.encode_results(host.backend.clock_ms(), results)
+    )
     records, deadline = codec.records_from(rows), _deadline(session, left_ms)
     _ask(answer, lambda: host.backend.append(records, deadline, answer))
 
@@ -105,7 +102,7 @@ def _on_commit(session: Session, ident: int, body: bytes) -> None:
     def encode(results: list[AppendResult]) -> bytes:
         for key in batch.settings:  # a member reads its own writes
             session.pipe.send_frame(change(host.backend, key))
-        return codec.encode_results(session.stand(), results)
+        return codec.encode_results(host.backend.clock_ms(), results)
 
     answer = _taken(session, ident, body, encode)
     _ask(answer, lambda: host.backend.commit(batch, _deadline(session, left_ms), answer))
@@ -230,6 +227,5 @@ _HANDLERS: dict[int, Callable[[Session, int, bytes], None]] = {
     Kind.JOIN: _on_join,
     Kind.RELEASE: _on_release,
     Kind.LEAVE: _on_leave,
-    Kind.INTEREST: _on_interest,
-    Kind.POSITION: _on_position,
+    Kind.READS_FILES: _on_reads_files,
 }

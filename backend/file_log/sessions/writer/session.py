@@ -43,8 +43,8 @@ class Host(Protocol):
     clock: Clock
     limits: SessionLimits
 
-    def position(self) -> int:
-        """The engine's durable position; 0 where it has none."""
+    def readers_changed(self) -> None:
+        """A session began to read the files itself."""
 
     def refused(self, reason: str) -> None:
         """Count a refusal."""
@@ -61,7 +61,7 @@ class Session:
         self.number = number
         self.name = ""
         self.welcomed = False
-        self.interested = False
+        self.reads_files = False
         self.heard = host.clock.monotonic()
         self.outstanding = 0
         self.in_flight_bytes = 0
@@ -147,10 +147,6 @@ class Session:
     def answer(self, ident: int, body: bytes) -> None:
         self.pipe.send(Kind.ANSWER, ident, body)
 
-    def stand(self) -> codec.Stand:
-        """Where the engine stands now."""
-        return codec.Stand(self.host.position(), self.host.backend.clock_ms())
-
     def fault(self, ident: int, error: Exception) -> None:
         self.pipe.send(Kind.FAULT, ident, codec.encode(codec.error_row(error)))
 
@@ -183,10 +179,10 @@ class Session:
         self.pong(Kind.READY)
 
     def pong(self, kind: Kind = Kind.PONG) -> None:
-        """How the engine is: clock, health, durable position."""
+        """How the engine is: clock and health."""
         backend = self.host.backend
         health = backend.health()
-        row = (backend.clock_ms(), health.ready, health.reason, self.host.position())
+        row = (backend.clock_ms(), health.ready, health.reason)
         self.pipe.send(kind, 0, codec.encode(row))
 
 
