@@ -137,6 +137,11 @@ class ConsumerService:
 
     # --- for the command line and the admin API
 
+    @property
+    def defaults(self) -> SubscriptionDefaults:
+        """The configured settings of subscriptions that set nothing themselves."""
+        return self._runtime.config.defaults
+
     def groups(self) -> list[GroupSummary]:
         """All groups, by name."""
         return [

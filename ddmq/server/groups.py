@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ def detail(consumer: ConsumerService, group: str) -> dict[str, Any]:
 
 
 def create(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Subscribe a group to `topics`; other keys are the settings of those subscriptions."""
+    """Subscribe a group to `topics`; other keys are settings, and go before the configured defaults."""
     fault = names.group_fault(group)
     if fault:
         raise CallerError(fault)
@@ -46,7 +47,9 @@ def create(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> di
     topics = settings.pop("topics", [])
     if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
         raise CallerError(f"topics is {topics!r}; a list with at least one topic name is wanted")
-    config = build(SubscriptionDefaults, settings, Place("request", group))
+    config = build(
+        SubscriptionDefaults, dataclasses.asdict(consumer.defaults) | settings, Place("request", group)
+    )
     created = all(found.name != group for found in consumer.groups())
     for topic in topics:
         consumer.subscribe(group, topic, config).wait(WAIT_S)
