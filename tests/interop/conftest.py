@@ -27,7 +27,7 @@ STRICT = {
         "defer_ms_max": 20,
         "topic_rates": {"limited": {"messages_per_s": 0.001, "burst_ms": 1000}},
     },
-    "proxy_consumer": {"auto_create_groups": False, "drain_leases_ms": 30_000},
+    "proxy_consumer": {"auto_create_groups": False, "drain_leases_ms": 0},
 }
 
 
@@ -43,6 +43,15 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """Creates nothing by itself; topics of every kind."""
     folder = tmp_path_factory.mktemp("strict")
     with running(folder, write_config(folder / "conf", **STRICT)) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """A lease ends after 500 ms."""
+    folder = tmp_path_factory.mktemp("short")
+    consumer = {"drain_leases_ms": 0, "defaults": {"ack_timeout_ms": 500}}
+    with running(folder, write_config(folder / "conf", proxy_consumer=consumer)) as started:
         yield started
 
 
