@@ -193,7 +193,7 @@ def test_what_was_never_sent_is_not_stored(tmp_path: Path) -> None:
         with pytest.raises(TryLaterError, match="nothing is stored"):
             done(commit)
         assert done(wait) is False
-        assert member.link.outstanding == 0
+        assert len(member.link.outstanding) == 0
 
 
 def test_deadlines_pass_while_the_writer_keeps_silent(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_unanswered_progress_comes_before_the_new_epoch(tmp_path: Path) -> None:
         until(lambda: not member.link.attached, "the session is lost")
         delta = ProgressDelta("g", queue(), heard.epochs[0], 0, [(0, 1)])
         finished = member.commit(CommitBatch(progress=[delta]), soon())
-        for request in list(member.link._held):
+        for request in list(member.link.outstanding.held):
             request.sent = True  # as if it had been sent to the writer that went
         home.serve()
         home.attach(member)
@@ -330,7 +330,7 @@ def test_waits_given_up_make_room(tmp_path: Path) -> None:
         member = home.member()
         wait = member.wait(queue(), 0, soon())
         wait.cancel()
-        until(lambda: member.link.outstanding == 0, "the wait is taken back")
+        until(lambda: len(member.link.outstanding) == 0, "the wait is taken back")
         assert not wait.done
 
 

@@ -133,7 +133,7 @@ class MemberBackend(Backend):
             self._flush_batch()
         if not self._batch:
             self._batch_class = waits_for
-            self._batch_room = min(self.limits.batch_bytes, self.link.room)
+            self._batch_room = min(self.limits.batch_bytes, self.link.outstanding.room)
             self.link.loop.run_callback(self._flush_batch)
         self._batch.append(AppendCall(records, deadline, completion))
         self._batch_bytes += size
@@ -250,7 +250,7 @@ class MemberBackend(Backend):
         self._flush_batch()
         self._draining = True
         done: Completion[None] = Completion()
-        self.link.when_idle(deadline, done)
+        self.link.outstanding.when_idle(deadline, done)
         return done
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class MemberBackend(Backend):
     def surrender(self) -> list[Request]:
         """Everything that was not sent, taken out in order, for the Backend that is asked from now on."""
         self._flush_batch()
-        return self.link.surrender()
+        return self.link.outstanding.surrender()
 
     # --- what the link tells (link.Owner)
 

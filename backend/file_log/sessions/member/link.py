@@ -20,9 +20,8 @@ from typing import Any, Protocol
 import msgspec
 from gevent import get_hub
 
-from backend.completion import Completion
-from backend.file_log.sessions.member.requests import AppendFrame, CommitRequest, Request, WaitRequest
-from backend.file_log.sessions.member.wheel import Wheel
+from backend.file_log.sessions.member.outstanding import Outstanding
+from backend.file_log.sessions.member.requests import AppendFrame, CommitRequest, Request
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.pipe import Pipe
 from backend.file_log.sessions.wire.protocol import (
@@ -34,12 +33,11 @@ from backend.file_log.sessions.wire.protocol import (
     SessionLimits,
 )
 from ddmq_common.clock import Clock
-from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError
+from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
-SLOT_S = 0.02  # resolution of deadlines
 
 
 class Owner(Protocol):
@@ -74,33 +72,15 @@ class Link:
         self.limits = limits
         self.loop: Any = get_hub().loop
         self._pipe: Pipe | None = None
-        self._held: dict[Request, None] = {}  # in order
-        self._sent: dict[int, Request] = {}
-        self._catching_up: set[Request] = set()  # commits sent again in this session, not answered
-        self._wheel: Wheel[Request] = Wheel(SLOT_S)
-        self._bytes = 0
+        self.outstanding = Outstanding(self.loop, clock, metrics, limits, self._caught_up)
         self._ident = 0
         self._heard = self._pinged = clock.monotonic()
         self.ready = False
-        self.going = False
-        self.closed = False
+        self.going = self._has_caught_up = False
         self.refusal: Exception | None = None  # why the writer would not have us
-        self._idle: list[tuple[float, Completion[None]]] = []
         self.taken: Callable[[int], bool] = lambda ident: False  # ids in use elsewhere
-        self._tick_timer = self.loop.timer(SLOT_S, SLOT_S)
         self._ping_timer = self.loop.timer(limits.ping_s, limits.ping_s)
         self._ping_timer.start(self.ping)
-        self._ticking = False
-
-    @property
-    def outstanding(self) -> int:
-        """Requests sent or held."""
-        return len(self._sent) + len(self._held)
-
-    @property
-    def room(self) -> int:
-        """Bytes that may still be submitted."""
-        return self.limits.in_flight_bytes_max - self._bytes
 
     @property
     def attached(self) -> bool:
@@ -110,20 +90,13 @@ class Link:
     # --- requests
 
     def submit(self, request: Request) -> None:
-        """Send it, hold it, or refuse it at once (a bound, or closed)."""
-        if self.closed:
-            error = DrainingError("this process has closed its session; nothing new is taken")
-            self.loop.run_callback(request.faulted, error)
+        """Send it, hold it, or refuse it (a bound, or closed)."""
+        if not self.outstanding.enter(request):
             return
-        if not self._has_room(request):
-            return
-        self._bytes += request.size
-        self._wheel.add(request, request.deadline)
-        self._start_ticking()
-        if self.ready and not self.going and not self._held:
+        if self.ready and not self.going and not self.outstanding.held:
             self._send(request)
         else:
-            self._held[request] = None
+            self.outstanding.held[request] = None
 
     def push(self, kind: Kind, ident: int, body: bytes) -> None:
         """Send a frame that gets no answer; nothing happens without a session."""
@@ -134,54 +107,16 @@ class Link:
         """An id that nothing outstanding uses."""
         while True:
             self._ident = self._ident % IDENT_MAX + 1
-            if self._ident not in self._sent and not self.taken(self._ident):
+            if self._ident not in self.outstanding.sent and not self.taken(self._ident):
                 return self._ident
-
-    def when_idle(self, deadline: float, done: Completion[None]) -> None:
-        """Settle `done` once nothing but waits is outstanding, or fail it at the deadline."""
-        for request in [*self._sent.values(), *self._held]:
-            if isinstance(request, WaitRequest):
-                self._forget(request)
-                if not request.done:
-                    self.loop.run_callback(request.fail, DrainingError("this process is draining"))
-        self._idle.append((deadline, done))
-        self._start_ticking()
-        self.loop.run_callback(self._see_idle)
-
-    def surrender(self) -> list[Request]:
-        """Everything not sent, in order, taken out: another Backend will be asked instead."""
-        held = [request for request in self._held if not request.done]
-        for request in list(self._held):
-            self._forget(request)
-        return held
-
-    def close(self) -> None:
-        """End the session; what is pending fails with DrainingError. May be called twice."""
-        if self.closed:
-            return
-        self.closed = True
-        for timer in (self._tick_timer, self._ping_timer):
-            timer.stop()
-            timer.close()
-        pipe, self._pipe, self.ready = self._pipe, None, False
-        if pipe is not None:
-            pipe.flush()
-            pipe.close()
-        pending = [*self._sent.values(), *self._held]
-        self._sent.clear()
-        self._held.clear()
-        self._wheel.clear()
-        for request in pending:
-            if not request.done:
-                request.fail(DrainingError("this process closed its session before the answer came"))
-        self._see_idle()
 
     # --- the session
 
     def attach(self, sock: socket.socket) -> None:
         """Start a session on `sock` (connected, non-blocking); `ready` or `on_session_lost` follows."""
         limits = self.limits
-        self.going, self.refusal = False, None
+        self.going = self._has_caught_up = False
+        self.refusal = None
         self._heard = self._clock.monotonic()
         self._pipe = Pipe(
             self.loop, sock, limits.frame_bytes_max, limits.out_bytes_max, self._on_frame, self._lost
@@ -195,22 +130,6 @@ class Link:
             self._pipe.close()
             self._lost(reason, text)
 
-    def tick(self) -> None:
-        """Settle what is past its deadline; runs by itself while anything is outstanding."""
-        now = self._clock.monotonic()
-        for request in self._wheel.due(now):
-            again = None if request.done else request.expire(now)
-            if again is not None:
-                self._wheel.add(request, again)
-                continue
-            if request.sent:
-                self._count_unanswered(request)
-            self._forget(request)
-        self._see_idle()
-        if not self._wheel and not self._idle and self._ticking:
-            self._ticking = False
-            self._tick_timer.stop()
-
     def ping(self) -> None:
         """Say that we live, and see whether the writer does; runs by itself every `ping_s`."""
         now = self._clock.monotonic()
@@ -223,38 +142,23 @@ class Link:
                 self.drop("silent", f"nothing heard from the writer for {self.limits.silence_s} s")
             elif self.ready:
                 self._pipe.send(Kind.PING, 0, b"")
-                self._unwait()
+                for wait in self.outstanding.given_up():
+                    self._pipe.send(Kind.UNWAIT, wait.ident, b"")
         self._owner.on_ping()
 
+    def close(self) -> None:
+        """End the session; what is pending fails with DrainingError. May be called twice."""
+        if self.outstanding.closed:
+            return
+        self._ping_timer.stop()
+        self._ping_timer.close()
+        pipe, self._pipe, self.ready = self._pipe, None, False
+        if pipe is not None:
+            pipe.flush()
+            pipe.close()
+        self.outstanding.close()
+
     # --- inside
-
-    def _start_ticking(self) -> None:
-        if not self._ticking and not self.closed:
-            self._ticking = True
-            self._tick_timer.start(self.tick)
-
-    def _see_idle(self) -> None:
-        now = self._clock.monotonic()
-        waiting, self._idle = self._idle, []
-        for deadline, done in waiting:
-            if not self.outstanding or self.closed:
-                done.succeed(None)
-            elif deadline <= now:
-                done.fail(RemoteError(f"{self.outstanding} requests were not answered by the deadline"))
-            else:
-                self._idle.append((deadline, done))
-
-    def _has_room(self, request: Request) -> bool:
-        limits = self.limits
-        if request.size <= self.room and self.outstanding < limits.requests_max:
-            return True
-        self._metrics.cell(catalogue.SESSION_REFUSED, "in flight").value += 1
-        error = BoundReachedError(
-            f"{self.outstanding} requests with {self._bytes} bytes wait for the writer; allowed:"
-            f" {limits.requests_max} with {limits.in_flight_bytes_max}"
-        )
-        self.loop.run_callback(request.faulted, error)
-        return False
 
     def _send(self, request: Request) -> None:
         assert self._pipe is not None
@@ -266,26 +170,13 @@ class Link:
                     f"a request of {len(body)} bytes; allowed: {self.limits.frame_bytes_max}"
                 )
         except (ValueError, TypeError, OverflowError, BoundReachedError) as error:
-            self._forget(request)
+            self.outstanding.forget(request)
             self._refused(request, error)
             return
         request.ident = self.next_ident()
         request.sent = True
-        self._sent[request.ident] = request
+        self.outstanding.sent[request.ident] = request
         self._pipe.send(request.kind, request.ident, body)
-
-    def _forget(self, request: Request) -> None:
-        """It is settled or goes elsewhere: out of every table, its bytes given back. Once per request."""
-        self._wheel.drop(request)
-        if request.sent:
-            self._sent.pop(request.ident, None)
-        self._held.pop(request, None)
-        if request in self._catching_up:
-            self._catching_up.discard(request)
-            if not self._catching_up and self.ready:
-                self.loop.run_callback(self._caught_up)
-        self._bytes -= request.size
-        request.size = 0
 
     def _on_frame(self, kind: int, ident: int, body: bytes) -> None:
         self._heard = self._clock.monotonic()
@@ -306,24 +197,28 @@ class Link:
             log.exception("taking a frame of kind %d failed", kind)
 
     def _on_answer(self, ident: int, body: bytes) -> None:
-        request = self._sent.get(ident)
+        request = self.outstanding.sent.get(ident)
         if request is None:
             return
-        self._forget(request)
-        if not request.done:
+        self.outstanding.forget(request)
+        if request.done:
+            return
+        try:
             request.answered(body, self._owner.on_clock)
+        except msgspec.MsgspecError:
+            request.unknown()
+            raise
 
     def _on_fault(self, ident: int, error: Exception) -> None:
-        request = self._sent.get(ident)
-        if request is None:
-            if ident == 0:
-                self.refusal = error
-                self.drop("refused", str(error))
-            elif self.taken(ident):
-                self._owner.on_push(Kind.FAULT, ident, codec.encode(codec.error_row(error)))
-            return
-        self._forget(request)
-        self._refused(request, error)
+        request = self.outstanding.sent.get(ident)
+        if request is not None:
+            self.outstanding.forget(request)
+            self._refused(request, error)
+        elif ident == 0:
+            self.refusal = error
+            self.drop("refused", str(error))
+        elif self.taken(ident):
+            self._owner.on_push(Kind.FAULT, ident, codec.encode(codec.error_row(error)))
 
     def _refused(self, request: Request, error: Exception) -> None:
         """Settle with `error`; calls that shared a frame are tried apart when one of them may be at fault."""
@@ -336,25 +231,26 @@ class Link:
 
     def _on_ready(self) -> None:
         self.ready = True
-        again = [request for request in self._held if request.sent and not request.done]
-        self._catching_up.update(request for request in again if isinstance(request, CommitRequest))
+        outstanding = self.outstanding
+        again = [request for request in outstanding.held if request.sent and not request.done]
+        outstanding.resent.update(request for request in again if isinstance(request, CommitRequest))
         for request in again:
             self._unhold(request)
         self._owner.on_ready()
-        if not self._catching_up:
-            self._caught_up()
-        while self._held and self._pipe is not None:
-            self._unhold(next(iter(self._held)))
+        self._caught_up()
+        while outstanding.held and self._pipe is not None:
+            self._unhold(next(iter(outstanding.held)))
 
     def _caught_up(self) -> None:
-        if self.ready:
+        if self.ready and not self._has_caught_up and not self.outstanding.resent:
+            self._has_caught_up = True
             self._owner.on_caught_up()
 
     def _unhold(self, request: Request) -> None:
         if request.done:
-            self._forget(request)
+            self.outstanding.forget(request)
         else:
-            del self._held[request]
+            del self.outstanding.held[request]
             self._send(request)
 
     def _lost(self, reason: str, text: str) -> None:
@@ -364,39 +260,5 @@ class Link:
         if was_ready:
             self._metrics.cell(catalogue.SESSION_LOST, reason).value += 1
             log.warning("lost the writer: %s", text)
-        again: dict[Request, None] = {}
-        unknown: list[Request] = []
-        for request in self._sent.values():
-            if request.resend and not request.done:
-                request.ident = 0
-                again[request] = None
-            else:
-                unknown.append(request)
-        self._sent.clear()
-        self._catching_up.clear()
-        self._held = {**again, **self._held}
-        for request in unknown:
-            self._count_unanswered(request)
-            self._forget(request)
-            request.unknown()
+        self.outstanding.session_lost()
         self._owner.on_session_lost(reason)
-
-    def _unwait(self) -> None:
-        """Waits that their callers gave up need not be parked any longer."""
-        given_up = [
-            request for request in self._sent.values() if isinstance(request, WaitRequest) and request.done
-        ]
-        for request in given_up:
-            self.push(Kind.UNWAIT, request.ident, b"")
-            self._forget(request)
-
-    def _count_unanswered(self, request: Request) -> None:
-        if isinstance(request, (AppendFrame, CommitRequest)):
-            self._metrics.cell(catalogue.SESSION_UNANSWERED, request.kind.name.lower()).value += 1
-
-
-def unreachable(directory: object) -> RemoteError:
-    """What a tool says when no server runs on the directory."""
-    return RemoteError(
-        f"no server is running on {directory}; start one with: ddmq serve --data-dir {directory}"
-    )

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -28,6 +29,7 @@ from backend.records import (
 )
 from ddmq_common.errors import RemoteError, TryLaterError
 
+log = logging.getLogger(__name__)
 Tell = Callable[[int], None]  # the store's clock, ms
 RECORD_BYTES = 96  # what a record weighs besides its delivery bytes
 
@@ -42,6 +44,14 @@ def unsent(what: str) -> TryLaterError:
     return TryLaterError(
         f"{what} was not sent: no writer was reachable before its deadline; nothing is stored"
     )
+
+
+def guarded(settle: Callable[..., None], *args: Any) -> None:
+    """Settle one of several: what its caller's callback raises is logged, and the others go on."""
+    try:
+        settle(*args)
+    except Exception:
+        log.exception("a callback of an answered request failed")
 
 
 class Request(ABC):
@@ -149,7 +159,7 @@ class AppendFrame(Request):
         for call in self.calls:
             end = at + len(call.records)
             if not call.completion.done:
-                call.completion.succeed(results[at:end])
+                guarded(call.completion.succeed, results[at:end])
             at = end
 
     def faulted(self, error: Exception) -> None:
@@ -165,12 +175,12 @@ class AppendFrame(Request):
     def _settle(self, status: AppendStatus, error: Exception) -> None:
         for call in self.calls:
             if not call.completion.done:
-                call.settle(status, error)
+                guarded(call.settle, status, error)
 
     def fail(self, error: Exception) -> None:
         for call in self.calls:
             if not call.completion.done:
-                call.completion.fail(error)
+                guarded(call.completion.fail, error)
 
     def expire(self, now: float) -> float | None:
         next_deadline: float | None = None
@@ -179,7 +189,7 @@ class AppendFrame(Request):
             if call.completion.done:
                 continue
             if call.deadline <= now:
-                call.settle(status, gone("append") if self.sent else unsent("append"))
+                guarded(call.settle, status, gone("append") if self.sent else unsent("append"))
             elif next_deadline is None or call.deadline < next_deadline:
                 next_deadline = call.deadline
         return next_deadline

@@ -1,0 +1,173 @@
+"""LocalReads: a member of the file log reads its files itself; only what is not there goes to the writer.
+
+Rules:
+* An entry is in a consume-queue file only when readers may see its record, so a sound entry is all the
+  leave that is needed; the mapped log is touched no further than such entries reach.
+* Whatever is missing or does not check out (end of the queue, too old, damaged, cut by a new writer) is
+  asked of the writer, which decides, counts and repairs. Nothing here counts damage or writes anything.
+* A new session may mean a new writer: every file is opened again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from backend.completion import Completion
+from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, entry_is_sound
+from backend.file_log.options import FileLogOptions
+from backend.file_log.reader import FileBatch, LogReader
+from backend.file_log.segments import SegmentSet
+from backend.file_log.sessions.member.backend import MemberBackend
+from backend.file_log.sessions.member.reading import Reads, RemoteReads
+from backend.file_log.sessions.wire.protocol import Kind
+from backend.file_log.storage import Storage
+from backend.port import Wait
+from backend.records import QueueRef, ReadBatch
+
+COUNT_MAX = 4096  # entries looked at in one read
+RELOAD_S = 0.05  # segments are not looked for more often
+
+
+def local_reads(directory: Path, options: FileLogOptions) -> Callable[[MemberBackend], Reads]:
+    """What `share` takes as `reads` for the file log in `directory`."""
+    return lambda member: LocalReads(member, directory, options)
+
+
+class LocalReads:
+    """See the module's text."""
+
+    def __init__(self, member: MemberBackend, directory: Path, options: FileLogOptions) -> None:
+        self._member = member
+        self._remote = RemoteReads(member.link, member.clock)
+        self._directory = str(directory)
+        self._options = options
+        self._storage = Storage()
+        self._hub: Any = gevent.get_hub()
+        self._odd = False  # the batch being read holds something that does not check out
+        self._closed = False
+        self._open()
+
+    def _open(self) -> None:
+        options = self._options
+        self._files = QueueFiles(self._storage, self._directory, options.queue_files_max, write=False)
+        self._segments = SegmentSet(self._storage, self._directory)
+        self._loaded_at = float("-inf")
+        self._end = 0  # of the log, as far as entries have shown
+        self._reader = LogReader(
+            self._segments,
+            self._found_odd,
+            lambda ref, offset: None,
+            options.hot_bytes,
+            options.warm_blocks_max,
+        )
+
+    def on_ready(self) -> None:
+        self.close()
+        self._closed = False
+        self._open()
+        self._member.link.push(Kind.READS_FILES, 0, b"")
+
+    def close(self) -> None:
+        self._closed = True
+        self._files.close()
+        self._segments.close()
+
+    def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
+        self._remote.wait(queue, offset, deadline, wait)
+
+    def read(
+        self, queue: QueueRef, offset: int, count_max: int, bytes_max: int, completion: Completion[ReadBatch]
+    ) -> None:
+        entries = self._entries(queue, offset, min(count_max, COUNT_MAX))
+        cold = self._reader.cold(entries, bytes_max) if entries else []
+        if not entries:
+            self._remote.read(queue, offset, count_max, bytes_max, completion)
+        elif not cold:
+            self._hub.loop.run_callback(
+                self._answer, queue, offset, entries, count_max, bytes_max, completion
+            )
+        else:
+            warming = self._hub.threadpool.spawn(self._reader.warm, cold)
+            warming.rawlink(lambda _: self._answer(queue, offset, entries, count_max, bytes_max, completion))
+
+    # --- inside
+
+    def _entries(self, queue: QueueRef, offset: int, count_max: int) -> bytes:
+        """Sound entries from `offset` on whose log is mapped; b"" when the writer has to be asked."""
+        info = self._member.topic(queue.topic)
+        if info is None or info.incarnation != queue.incarnation or not info.readable or self._closed:
+            return b""
+        try:
+            entries = self._files.read(queue, offset, count_max)
+            if entries and entry_is_sound(entries[-ENTRY_BYTES:]) and self._reaches(entries):
+                return entries
+        except (OSError, ValueError):  # a file that went, or became shorter, while a new writer cut it
+            pass
+        return b""
+
+    def _reaches(self, entries: bytes) -> bool:
+        """Whether the segments of the first and last entry are there; looks for new ones once."""
+        first = ENTRY_ROWS.unpack_from(entries)[0]
+        position, size = ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[:2]
+        if not size:
+            return False
+        self._end = max(self._end, position + size)
+        segments = self._segments
+        if not segments.segments or self._end > segments.last.start + segments.last.file.size():
+            self._load_segments()
+        if not segments.segments:
+            return False
+        segments.last.end = max(segments.last.end, self._end)
+        return segments.locate(first) is not None and segments.locate(position) is not None
+
+    def _answer(
+        self,
+        queue: QueueRef,
+        offset: int,
+        entries: bytes,
+        count_max: int,
+        bytes_max: int,
+        completion: Completion[ReadBatch],
+    ) -> None:
+        batch = None if self._closed else self._batch(queue, offset, entries, bytes_max)
+        if batch is None:
+            self._remote.read(queue, offset, count_max, bytes_max, completion)
+        else:
+            completion.succeed(batch)
+
+    def _batch(self, queue: QueueRef, offset: int, entries: bytes, bytes_max: int) -> FileBatch | None:
+        batch = self._sound_batch(queue, offset, entries, bytes_max)
+        if batch is None and self._load_segments():  # one may have ended earlier than its file
+            batch = self._sound_batch(queue, offset, entries, bytes_max)
+        return batch
+
+    def _sound_batch(self, queue: QueueRef, offset: int, entries: bytes, bytes_max: int) -> FileBatch | None:
+        self._odd = False
+        try:
+            batch = self._reader.batch(queue, offset, entries, bytes_max, self._end)
+        except (OSError, ValueError):
+            return None
+        return None if self._odd or not batch.deliveries else batch
+
+    def _load_segments(self) -> bool:
+        """See which segments there are now; False when that was asked a moment ago."""
+        now = self._member.clock.monotonic()
+        if now - self._loaded_at < RELOAD_S:
+            return False
+        self._loaded_at = now
+        try:
+            self._segments.load()
+        except OSError:  # one was deleted while it was being opened
+            return False
+        if self._segments.segments:
+            last = self._segments.last
+            last.end = max(self._end, last.start)
+        return True
+
+    def _found_odd(self, position: int, length: int, what: str) -> None:
+        self._odd = True

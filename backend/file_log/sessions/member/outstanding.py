@@ -1,0 +1,183 @@
+"""A member's requests that are not answered: sent or held, how much of them, and until when.
+
+Rules: bounded by number and bytes; deadlines are kept by one sweep; a request leaves by `forget`, exactly
+once, whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from backend.completion import Completion
+from backend.file_log.sessions.member.requests import AppendFrame, CommitRequest, Request, WaitRequest
+from backend.file_log.sessions.member.wheel import Wheel
+from backend.file_log.sessions.wire.protocol import SessionLimits
+from ddmq_common.clock import Clock
+from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
+
+SLOT_S = 0.02  # resolution of deadlines
+
+
+class Outstanding:
+    """See the module's text. `sent` by id, `held` in order; `caught_up` is called when nothing is resent."""
+
+    def __init__(
+        self, loop: Any, clock: Clock, metrics: Registry, limits: SessionLimits, caught_up: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._metrics = metrics
+        self._limits = limits
+        self._caught_up = caught_up
+        self.held: dict[Request, None] = {}
+        self.sent: dict[int, Request] = {}
+        self.resent: set[Request] = set()  # commits sent again in this session, not answered
+        self.bytes = 0
+        self.closed = False
+        self._wheel: Wheel[Request] = Wheel(SLOT_S)
+        self._idle: list[tuple[float, Completion[None]]] = []
+        self._timer = loop.timer(SLOT_S, SLOT_S)
+        self._ticking = False
+
+    def __len__(self) -> int:
+        return len(self.sent) + len(self.held)
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still be entered."""
+        return self._limits.in_flight_bytes_max - self.bytes
+
+    def enter(self, request: Request) -> bool:
+        """Account for it; False, and it is refused from the hub, at a bound or once closed."""
+        error = self._why_not(request)
+        if error is not None:
+            self._loop.run_callback(request.faulted, error)
+            return False
+        self.bytes += request.size
+        self._wheel.add(request, request.deadline)
+        self._start()
+        return True
+
+    def _why_not(self, request: Request) -> Exception | None:
+        if self.closed:
+            return DrainingError("this process has closed its session; nothing new is taken")
+        limits = self._limits
+        if request.size <= self.room and len(self) < limits.requests_max:
+            return None
+        self._metrics.cell(catalogue.SESSION_REFUSED, "in flight").value += 1
+        return BoundReachedError(
+            f"{len(self)} requests with {self.bytes} bytes wait for the writer; allowed:"
+            f" {limits.requests_max} with {limits.in_flight_bytes_max}"
+        )
+
+    def forget(self, request: Request) -> None:
+        """It is settled, or goes elsewhere."""
+        self._wheel.drop(request)
+        if request.sent:
+            self.sent.pop(request.ident, None)
+        self.held.pop(request, None)
+        if request in self.resent:
+            self.resent.discard(request)
+            if not self.resent:
+                self._loop.run_callback(self._caught_up)
+        self.bytes -= request.size
+        request.size = 0
+
+    def session_lost(self) -> None:
+        """What may be repeated is held, before everything else; the rest is settled as unknown."""
+        again: dict[Request, None] = {}
+        unknown: list[Request] = []
+        for request in self.sent.values():
+            if request.resend and not request.done:
+                request.ident = 0
+                again[request] = None
+            else:
+                unknown.append(request)
+        self.sent.clear()
+        self.resent.clear()
+        self.held = {**again, **self.held}
+        for request in unknown:
+            self._count(request)
+            self.forget(request)
+            request.unknown()
+
+    def given_up(self) -> list[WaitRequest]:
+        """Waits at the writer that nobody wants any more, taken out."""
+        found = [one for one in self.sent.values() if isinstance(one, WaitRequest) and one.done]
+        for request in found:
+            self.forget(request)
+        return found
+
+    def surrender(self) -> list[Request]:
+        """Everything held, in order, taken out."""
+        held = [request for request in self.held if not request.done]
+        for request in list(self.held):
+            self.forget(request)
+        return held
+
+    # --- deadlines and the end
+
+    def when_idle(self, deadline: float, done: Completion[None]) -> None:
+        """Settle `done` once nothing is outstanding, or fail it at the deadline. Waits fail at once."""
+        for request in [*self.sent.values(), *self.held]:
+            if isinstance(request, WaitRequest):
+                self.forget(request)
+                if not request.done:
+                    self._loop.run_callback(request.fail, DrainingError("this process is draining"))
+        self._idle.append((deadline, done))
+        self._start()
+        self._loop.run_callback(self._see_idle)
+
+    def tick(self) -> None:
+        """Settle what is past its deadline; runs by itself while anything is outstanding."""
+        now = self._clock.monotonic()
+        for request in self._wheel.due(now):
+            again = None if request.done else request.expire(now)
+            if again is not None:
+                self._wheel.add(request, again)
+                continue
+            if request.sent:
+                self._count(request)
+            self.forget(request)
+        self._see_idle()
+        if not self._wheel and not self._idle and self._ticking:
+            self._ticking = False
+            self._timer.stop()
+
+    def _start(self) -> None:
+        if not self._ticking and not self.closed:
+            self._ticking = True
+            self._timer.start(self.tick)
+
+    def _see_idle(self) -> None:
+        now = self._clock.monotonic()
+        waiting, self._idle = self._idle, []
+        for deadline, done in waiting:
+            if not len(self) or self.closed:
+                done.succeed(None)
+            elif deadline <= now:
+                done.fail(RemoteError(f"{len(self)} requests were not answered by the deadline"))
+            else:
+                self._idle.append((deadline, done))
+
+    def _count(self, request: Request) -> None:
+        if isinstance(request, (AppendFrame, CommitRequest)):
+            self._metrics.cell(catalogue.SESSION_UNANSWERED, request.kind.name.lower()).value += 1
+
+    def close(self) -> None:
+        """Everything fails with DrainingError."""
+        self.closed = True
+        self._timer.stop()
+        self._timer.close()
+        pending = [*self.sent.values(), *self.held]
+        self.sent.clear()
+        self.held.clear()
+        self.resent.clear()
+        self._wheel.clear()
+        for request in pending:
+            if not request.done:
+                request.fail(DrainingError("this process closed its session before the answer came"))
+        self._see_idle()
