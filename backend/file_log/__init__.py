@@ -1,0 +1,76 @@
+"""The file log: the bundled engine. One process writes a directory, others join it over a socket.
+
+    log.py        FileLog, the backend port; opened.py ties its parts together
+    commit/       the way of a write       queries.py, reader.py, waits.py   the way of a read
+    start/        recovery, checkpoints    state.py, segments.py, consume_queue.py   what there is
+    core/         bytes and decisions, pure       index/, retention.py, sessions/   beside the log
+    storage.py    every file operation
+
+docs/formats.md describes every byte before the code does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backend.file_log.lock import DirectoryLock
+from backend.file_log.log import FileLog
+from backend.file_log.opened import Opened
+from backend.file_log.options import FileLogOptions
+from backend.file_log.sessions.elected import ElectedBackend
+from backend.file_log.sessions.election import Opened as OpenedWriter
+from backend.file_log.sessions.election import share
+from backend.file_log.storage import Storage
+from ddmq_common.clock import Clock
+from ddmq_common.errors import StorageError
+from ddmq_common.metrics.registry import Registry
+
+__all__ = ["FileLog", "FileLogOptions", "open_log", "open_shared"]
+
+
+def open_log(
+    directory: Path,
+    options: FileLogOptions | None = None,
+    *,
+    clock: Clock,
+    metrics: Registry,
+    storage: Storage | None = None,
+    lock: DirectoryLock | None = None,
+) -> FileLog:
+    """Lock (unless `lock` is given) and recover a directory, made when missing; ready for appends. Blocks.
+
+    Raises DirectoryInUseError when another process writes it, StorageError when it cannot be used. The
+    log gives the lock back when it is closed, or when opening fails.
+    """
+    options = FileLogOptions() if options is None else options
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the directory {directory} cannot be made: {error}") from error
+    held = DirectoryLock.acquire(directory, clock.wall_ms()) if lock is None else lock
+    try:
+        opened = Opened(directory, options, held, Storage() if storage is None else storage, metrics)
+        return FileLog(opened, options, clock, metrics)
+    except BaseException:
+        held.release()
+        raise
+
+
+def open_shared(
+    directory: Path,
+    options: FileLogOptions | None = None,
+    *,
+    clock: Clock,
+    metrics: Registry,
+    may_write: bool = True,
+) -> ElectedBackend:
+    """The directory's log for one of several processes: as its writer when there is none, else as a member.
+
+    Blocks the calling greenlet. Raises what `share` raises; `may_write` False never becomes the writer.
+    """
+
+    def open_writer(folder: Path, lock: DirectoryLock) -> OpenedWriter:
+        log = open_log(folder, options, clock=clock, metrics=metrics, lock=lock)
+        return OpenedWriter(log, log.publish_entries)
+
+    return share(directory, open_writer, clock=clock, metrics=metrics, may_write=may_write)

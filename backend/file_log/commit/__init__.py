@@ -1,0 +1,1 @@
+"""The way of a write: requests, group commits, the thread that writes, entries to their files."""

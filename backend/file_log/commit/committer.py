@@ -1,0 +1,175 @@
+"""The one native thread that writes the log: a job in, its outcome back on the hub.
+
+Rules: one job at a time, handed over by the hub; `done(job)` runs on the hub, also for a job that
+failed (then `job.error` is set). Nothing but system calls happens in the thread: each time it needs the
+interpreter it may have to wait for the hub to let go of it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from backend.file_log.segments import Segment, SegmentSet
+
+
+class NotStartedError(Exception):
+    """The disk refused before anything was written; the cause is `__cause__`."""
+
+
+class Job:
+    """Work for the thread. `run` blocks; what it raises becomes `error`."""
+
+    __slots__ = ("error", "took_us")
+
+    error: Exception | None
+    took_us: float
+
+    def run(self, place: WritePlace) -> None:
+        """The work itself, in the thread."""
+        raise RuntimeError("a job needs a run method")
+
+
+class WritePlace:
+    """Where the log is written. Used by the thread, and by whoever opens the log before it starts."""
+
+    def __init__(self, segments: SegmentSet, segment_bytes: int, allocate_bytes: int) -> None:
+        self.segments = segments
+        self.segment = segments.last
+        self._segment_bytes = segment_bytes
+        self._allocate_bytes = allocate_bytes
+        self._allocated = self.segment.end  # log position up to which there is space
+        self._unsynced = False
+
+    def write(self, data: bytes, position: int, *, sync: bool) -> None:
+        """Write at the end of the log; a new segment when this one is full. Raises OSError.
+
+        Raises NotStartedError when there is no space and nothing was written.
+        """
+        end = position + len(data)
+        full = end > self.segment.start + self._segment_bytes and position > self.segment.start
+        if full and self._unsynced:
+            self.sync()
+        try:
+            if full:
+                self._roll(position, len(data))
+            if end > self._allocated:
+                self._allocate(position, end)
+        except OSError as error:
+            raise NotStartedError(str(error)) from error
+        file, at = self.segment.file, position - self.segment.start
+        if sync and not self._unsynced:
+            file.write_through(data, at)
+            return
+        file.pwrite(data, at)
+        self._unsynced = True
+        if sync:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make all that was written durable. Raises OSError."""
+        self.segment.file.sync()
+        self._unsynced = False
+
+    def _roll(self, position: int, size: int) -> None:
+        segment = self.segments.create(position, max(self._segment_bytes, size))
+        old, self.segment = self.segment, segment
+        self._allocated = position
+        old.file.truncate(position - old.start)
+
+    def _allocate(self, position: int, end: int) -> None:
+        limit = self.segment.start + max(self._segment_bytes, end - self.segment.start)
+        start = max(position, self._allocated)
+        upto = min(limit, max(end, start + self._allocate_bytes))
+        self.segment.file.allocate(start - self.segment.start, upto - start)
+        self._allocated = upto
+
+    def rescue(self, durable: int, data: bytes) -> Segment:
+        """After a failed sync: a new durable segment from `durable` on that ends with `data`. Raises OSError.
+
+        `data` is the frame that failed; what was written between `durable` and it is read back from the
+        cache. The bytes at their old place are not believed any more.
+        """
+        old = self.segment
+        found = self.segments.last
+        if found.start > durable:
+            raise OSError(f"log position {durable} lies before the segment that was being written")
+        between = found.pread(durable, found.end - durable)
+        if len(between) < found.end - durable:
+            raise OSError(f"{found.path} gives {len(between)} of {found.end - durable} bytes back")
+        segment = self.segments.create_with(durable, between + data, self._segment_bytes)
+        if old is not found:  # it was new, and is not believed either
+            self.segments.storage.remove(old.path)
+            self.segments.storage.sync_folder(self.segments.folder)
+        if found.start < durable:
+            found.file.truncate(durable - found.start)
+        self.segment, self._allocated, self._unsynced = segment, segment.end, False
+        return segment
+
+
+class Committer:
+    """The thread, and its way back to the hub."""
+
+    def __init__(self, place: WritePlace, done: Callable[[Any], None]) -> None:
+        self.place = place
+        self._done = done
+        self._job: Job | None = None
+        self._finished: Job | None = None
+        self._stopping = False
+        self._wake: Any = _thread.allocate_lock()
+        self._wake.acquire()
+        self._gone: Any = _thread.allocate_lock()
+        self._gone.acquire()
+        self._async: Any = gevent.get_hub().loop.async_()
+        self._async.start(self._on_hub)
+        _thread.start_new_thread(self._loop, ())
+
+    def hand_over(self, job: Job) -> None:
+        """Start a job; the one before must be done."""
+        self._job = job
+        self._wake.release()
+
+    def _loop(self) -> None:
+        wait = self._wake.acquire
+        while not self._stopping:
+            wait()
+            job, self._job = self._job, None
+            if job is not None:
+                self._run(job)
+        self._gone.release()
+
+    def _run(self, job: Job) -> None:
+        started = time.perf_counter()
+        job.error = None
+        try:
+            job.run(self.place)
+        except Exception as error:  # whatever it is: the hub must hear of it, or it waits for ever
+            job.error = error
+        job.took_us = (time.perf_counter() - started) * 1e6
+        self._finished = job
+        if not self._stopping:
+            self._async.send()
+
+    def _on_hub(self) -> None:
+        job, self._finished = self._finished, None
+        if job is not None:
+            self._done(job)
+
+    def stop(self) -> Job | None:
+        """End the thread, after the job it has; gives that job if the hub has not heard of it."""
+        if self._stopping:
+            return None
+        self._stopping = True
+        try:
+            self._wake.release()
+        except RuntimeError:  # a job was handed over that the thread has not taken yet
+            pass
+        self._gone.acquire()
+        self._async.stop()
+        self._async.close()
+        job, self._finished = self._finished, None
+        return job

@@ -1,0 +1,268 @@
+"""What waits for the disk: each kind of request packs itself into a frame and answers its caller.
+
+Rules: `pack` puts a request whole into the frame or answers at once; whatever happens later, a
+completion is settled once. "Not stored" is said only of what was never handed to the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from backend.capabilities import Durability
+from backend.completion import Completion
+from backend.file_log.core.record import FLAG_DELETED, Kind
+from backend.file_log.packing import FramePacker, Results, refused
+from backend.file_log.state import LogState, TopicState, encode_topic
+from backend.progress.codec import encode_delta
+from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo
+from ddmq_common.errors import (
+    BoundReachedError,
+    CallerError,
+    DdmqError,
+    NoSuchTopicError,
+    RemoteError,
+)
+
+LATE = "the deadline passed before the request was handed to the disk; nothing was stored"
+UNKNOWN = "no answer from the disk by the deadline; what was sent may be stored or not"
+RECORD_OVERHEAD = 256  # bytes a record may take besides delivery bytes and key
+
+
+class Request:
+    """One caller waiting. `size`: bytes it holds in memory."""
+
+    __slots__ = ("completion", "deadline", "size")
+
+    completion: Completion[Any]
+    deadline: float
+    size: int
+
+    def pack(self, packer: FramePacker) -> bool:
+        """Put it into the frame; False when it was answered instead."""
+        raise RuntimeError("a request needs a pack method")
+
+    def stored(self) -> None:
+        """Answer: it is where it should be."""
+        raise RuntimeError("a request needs a stored method")
+
+    def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
+        """Answer: it is not (status REFUSED or NOT_STORED), or nobody knows (UNKNOWN)."""
+        if not self.completion.done:
+            self.completion.fail(error)
+
+
+class AppendRequest(Request):
+    """Records, each by itself."""
+
+    __slots__ = ("records", "results")
+
+    def __init__(
+        self, records: Sequence[NewRecord], deadline: float, completion: Completion[Results], size: int
+    ) -> None:
+        self.records = records
+        self.deadline = deadline
+        self.completion = completion
+        self.size = size
+        self.results: Results = []
+
+    def pack(self, packer: FramePacker) -> bool:
+        self.results = packer.add_records(self.records)
+        return True
+
+    def stored(self) -> None:
+        if not self.completion.done:
+            self.completion.succeed(self.results)
+
+    def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
+        if not self.completion.done:
+            result = AppendResult(status, -1, Durability.WRITTEN, error)
+            own = [found if found.error is not None else result for found in self.results]
+            self.completion.succeed(own or [result] * len(self.records))
+
+
+class CommitRequest(Request):
+    """Records, progress and settings, all or nothing."""
+
+    __slots__ = ("_changed", "_state", "batch", "encoded", "results", "settings_max")
+
+    def __init__(
+        self,
+        batch: CommitBatch,
+        deadline: float,
+        completion: Completion[Results],
+        state: LogState,
+        changed: Callable[[str], None],
+        settings_max: int,
+    ) -> None:
+        """Raises ValueError for progress that no queue could take."""
+        self.batch = batch
+        self.deadline = deadline
+        self.completion = completion
+        self.encoded = [encode_delta(delta) for delta in batch.progress]
+        values = (value for value in batch.settings.values() if value is not None)
+        self.size = size_of(batch.records) + sum(map(len, self.encoded)) + sum(map(len, values))
+        self.settings_max = settings_max
+        self.results: Results = []
+        self._state = state
+        self._changed = changed
+
+    def pack(self, packer: FramePacker) -> bool:
+        try:
+            fences = self._check(packer)
+        except DdmqError as error:
+            self.refuse(error)
+            return False
+        self.results = packer.add_records(self.batch.records)
+        failed = next((result.error for result in self.results if result.error is not None), None)
+        assert failed is None, f"a record was refused after its check: {failed}"
+        packer.frame.fences.update(fences)
+        for delta, data in zip(self.batch.progress, self.encoded, strict=True):
+            self._pack_delta(packer, delta, data)
+        for key, value in self.batch.settings.items():
+            self._pack_setting(packer, key, value)
+        return True
+
+    def _check(self, packer: FramePacker) -> dict[Any, Any]:
+        state = self._state
+        for delta in self.batch.progress:
+            if state.queue(delta.queue) is None:
+                raise NoSuchTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
+        fences = state.progress.check(self.batch.progress, packer.frame.fences)
+        for record in self.batch.records:
+            error = packer.refusal(record)
+            if error is not None:
+                raise error
+        if self.batch.settings and len(state.settings) + len(self.batch.settings) > self.settings_max:
+            raise BoundReachedError(f"{self.settings_max} settings are the bound")
+        return fences
+
+    def _pack_delta(self, packer: FramePacker, delta: ProgressDelta, data: bytes) -> None:
+        queue = delta.queue
+        packer.add_internal(
+            Kind.PROGRESS,
+            lambda: self._state.apply_delta(delta),
+            topic=queue.topic.encode(),
+            incarnation=queue.incarnation,
+            queue_id=queue.queue_id,
+            delivery=data,
+        )
+
+    def _pack_setting(self, packer: FramePacker, key: str, value: bytes | None) -> None:
+        def apply() -> None:
+            self._state.apply_setting(key, value)
+            self._changed(key)
+
+        flags = FLAG_DELETED if value is None else 0
+        packer.add_internal(Kind.SETTING, apply, key=key.encode(), delivery=value or b"", flags=flags)
+
+    def stored(self) -> None:
+        if not self.completion.done:
+            self.completion.succeed(self.results)
+
+    def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
+        if not self.completion.done:
+            self.completion.fail(RemoteError(str(error)) if status is AppendStatus.UNKNOWN else error)
+
+
+class TopicRequest(Request):
+    """Create, change or delete a topic. `info` None deletes."""
+
+    __slots__ = ("_changed", "_info", "_name", "_made", "_state", "topics_max")  # noqa: RUF023
+
+    def __init__(
+        self,
+        name: str,
+        info: TopicInfo | None,
+        deadline: float,
+        completion: Completion[Any],
+        state: LogState,
+        changed: Callable[[str, TopicState | None], None],
+        topics_max: int,
+    ) -> None:
+        self._name = name
+        self._info = info
+        self.deadline = deadline
+        self.completion = completion
+        self.size = RECORD_OVERHEAD
+        self.topics_max = topics_max
+        self._state = state
+        self._changed = changed
+        self._made: TopicInfo | None = None
+
+    def pack(self, packer: FramePacker) -> bool:
+        ahead = packer.frame.topics
+        living = self._state.topics.get(self._name)
+        found = ahead.get(self._name, living.info if living is not None else None)
+        try:
+            if self._info is None:
+                self._pack_deletion(packer, found)
+                return True
+            if found is not None and self._info.incarnation == 0:
+                self._made = found
+                return True
+            self._made = self._checked(self._info, found)
+        except DdmqError as error:
+            self.refuse(error)
+            return False
+        self._pack_topic(packer, self._made)
+        return True
+
+    def _checked(self, info: TopicInfo, found: TopicInfo | None) -> TopicInfo:
+        if info.incarnation == 0:
+            if len(self._state.topics) >= self.topics_max:
+                raise BoundReachedError(f"{self.topics_max} topics exist; that is the bound")
+            self._state.last_incarnation += 1
+            return replace(info, incarnation=self._state.last_incarnation)
+        if found is None or found.incarnation != info.incarnation:
+            raise NoSuchTopicError(f"topic {info.name} has no incarnation {info.incarnation} (any more)")
+        if info.queues < found.queues:
+            raise CallerError(
+                f"topic {info.name} has {found.queues} queues; they only grow, {info.queues} is less"
+            )
+        return info
+
+    def _pack_topic(self, packer: FramePacker, info: TopicInfo) -> None:
+        def apply() -> None:
+            self._state.apply_topic(info)
+            self._changed(info.name, None)
+
+        packer.frame.topics[info.name] = info
+        name = info.name.encode()
+        packer.add_internal(
+            Kind.TOPIC, apply, topic=name, incarnation=info.incarnation, delivery=encode_topic(info)
+        )
+
+    def _pack_deletion(self, packer: FramePacker, found: TopicInfo | None) -> None:
+        if found is None:
+            raise NoSuchTopicError(f"topic {self._name} does not exist")
+        incarnation = found.incarnation
+
+        def apply() -> None:
+            self._changed(self._name, self._state.apply_topic_deleted(self._name, incarnation))
+
+        packer.frame.topics[self._name] = None
+        name = self._name.encode()
+        packer.add_internal(Kind.TOPIC, apply, topic=name, incarnation=incarnation, flags=FLAG_DELETED)
+
+    def stored(self) -> None:
+        if not self.completion.done:
+            self.completion.succeed(self._made)
+
+    def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
+        if not self.completion.done:
+            self.completion.fail(RemoteError(str(error)) if status is AppendStatus.UNKNOWN else error)
+
+
+def size_of(records: Sequence[NewRecord]) -> int:
+    """Bytes that records will take in the log, at most (without system properties)."""
+    size = RECORD_OVERHEAD * len(records)
+    for record in records:
+        size += len(record.delivery) + len(record.key)
+    return size
+
+
+def all_refused(count: int, error: Exception) -> Results:
+    """The answer to an append that is not even queued."""
+    return [refused(error)] * count

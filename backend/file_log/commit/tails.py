@@ -1,0 +1,109 @@
+"""Consume-queue entries on their way from memory to their files.
+
+Entries of what readers may see wait in memory, per queue, and go to the files in bulk, off the hub: past
+`tail_bytes_max`, or `tail_ms` after the first. While another process reads the files (`at_once`), they go
+at every commit. Rule: entries leave memory only when they are in the file.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gevent
+
+from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.core.record import ENTRY_BYTES
+from backend.file_log.options import FileLogOptions
+from backend.file_log.state import QueueState
+from backend.records import QueueRef
+
+log = logging.getLogger(__name__)
+Write = tuple[QueueState, int, bytes]  # queue, offset of the first entry, entries
+
+
+class Tails:
+    """The entries of all queues that are not in files yet. Belongs to the hub."""
+
+    def __init__(self, files: QueueFiles, options: FileLogOptions) -> None:
+        self._files = files
+        self._bytes_max = options.tail_bytes_max
+        self._hub: Any = gevent.get_hub()
+        self._period_s = options.tail_ms / 1000
+        self._timer: Any = self._hub.loop.timer(self._period_s, self._period_s)
+        self._waiting: dict[QueueRef, QueueState] = {}
+        self._busy = self._ticking = self._closed = False
+        self.at_once = False
+        self.bytes = 0
+
+    def grown(self, queue: QueueState, size: int) -> None:
+        """A queue's tail has grown by `size` bytes."""
+        self._waiting[queue.ref] = queue
+        self.bytes += size
+
+    def committed(self) -> None:
+        """All tails of one commit have grown."""
+        if self.at_once and not self._busy:
+            self._finish(self._write(self.take()))
+        elif self.bytes >= self._bytes_max and not self._busy:
+            self.flush()
+        elif not self._ticking and self._waiting:
+            self._ticking = True
+            self._timer.start(self._tick)
+
+    def _tick(self) -> None:
+        if self._waiting:
+            self.flush()
+        elif not self._busy:
+            self._timer.stop()
+            self._ticking = False
+
+    def flush(self) -> None:
+        """Write what waits now, in a native thread."""
+        if not self._busy and not self._closed:
+            self._busy = True
+            self._hub.threadpool.spawn(self._write, self.take()).rawlink(self._written)
+
+    def take(self) -> list[Write]:
+        """What waits now, for a checkpoint that writes it itself; writing it twice is harmless."""
+        return [(queue, queue.flushed, bytes(queue.tail)) for queue in self._waiting.values()]
+
+    def _write(self, writes: list[Write]) -> list[Write]:
+        """Blocking; gives back what is in the files now."""
+        done: list[Write] = []
+        try:
+            for write in writes:
+                self._files.write(write[0].ref, write[1], write[2])
+                done.append(write)
+        except OSError as error:
+            log.error("consume-queue entries could not be written, they stay in memory: %s", error)
+        return done
+
+    def _written(self, result: Any) -> None:
+        self._busy = False
+        if self._closed:
+            return
+        self._finish(result.get())
+
+    def _finish(self, done: list[Write]) -> None:
+        for queue, _, data in done:
+            if self._waiting.get(queue.ref) is not queue:
+                continue
+            del queue.tail[: len(data)]
+            queue.flushed += len(data) // ENTRY_BYTES
+            self.bytes -= len(data)
+            if not queue.tail:
+                self._waiting.pop(queue.ref, None)
+
+    def forget(self, queue: QueueState) -> None:
+        """Its topic is gone."""
+        if self._waiting.pop(queue.ref, None) is not None:
+            self.bytes -= len(queue.tail)
+
+    def close(self) -> None:
+        """Write what waits, at once and on this thread."""
+        self._closed = True
+        self._timer.stop()
+        self._timer.close()
+        if not self._busy:
+            self._finish(self._write(self.take()))

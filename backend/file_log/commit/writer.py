@@ -1,0 +1,384 @@
+"""The log's writer on the hub: gathers requests while a frame is being written, packs the next, answers.
+
+Rules:
+* One frame is with the thread at a time; what arrives meanwhile shares the next one and its sync.
+* A frame's records are seen by readers, and its other records applied, when it is durable (with nothing
+  but records of "written" topics: when it is written), before anybody is answered.
+* When a write or sync fails, nothing is believed: the log refuses, and what is not proven durable is
+  written once more, to a new segment. Only when that is durable the frame counts and the log goes on;
+  a failed sync is never repeated. Refused by the disk before anything was written (no space): taken back.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
+from backend.file_log.commit.requests import LATE, UNKNOWN, Request
+from backend.file_log.options import FileLogOptions
+from backend.file_log.packing import FramePacker, PackedFrame
+from backend.file_log.segments import Segment
+from backend.file_log.state import LogState, QueueState
+from backend.records import AppendStatus
+from ddmq_common.clock import Clock
+from ddmq_common.errors import (
+    BoundReachedError,
+    DdmqError,
+    DiskFullError,
+    DrainingError,
+    RefusedUntilRecoveredError,
+    RemoteError,
+    StorageError,
+    TryLaterError,
+)
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
+
+log = logging.getLogger(__name__)
+NEVER = float("inf")
+
+
+class CommitJob(Job):
+    """Write one frame."""
+
+    __slots__ = ("frame",)
+
+    def __init__(self, frame: PackedFrame) -> None:
+        self.frame = frame
+
+    def run(self, place: WritePlace) -> None:
+        place.write(self.frame.data, self.frame.position, sync=self.frame.sync)
+
+
+class SyncJob(Job):
+    """Sync what was only written."""
+
+    __slots__ = ()
+
+    def run(self, place: WritePlace) -> None:
+        place.sync()
+
+
+class RescueJob(Job):
+    """After a failure: what is not proven durable goes to a new segment."""
+
+    __slots__ = ("durable", "frame", "segment")
+
+    segment: Segment
+
+    def __init__(self, durable: int, frame: PackedFrame | None) -> None:
+        self.durable = durable
+        self.frame = frame
+
+    def run(self, place: WritePlace) -> None:
+        self.segment = place.rescue(self.durable, b"" if self.frame is None else self.frame.data)
+
+
+class Writer:
+    """See the module's text. For each frame that counts, `published` runs before the answers to its
+    callers, and before the next frame is packed; `answered` runs after both."""
+
+    def __init__(
+        self,
+        state: LogState,
+        place: WritePlace,
+        position: int,
+        options: FileLogOptions,
+        clock: Clock,
+        metrics: Registry,
+        published: Callable[[PackedFrame], None],
+        answered: Callable[[PackedFrame], None],
+    ) -> None:
+        self.state = state
+        self.durable = self.written = position  # log positions
+        self.refusal: DdmqError | None = None
+        self._options = options
+        self._clock = clock
+        self._published = published
+        self._answered = answered
+        self._segments = place.segments
+        self._packer = FramePacker(state, options)
+        self._committer = Committer(place, self._done)
+        self._job: Job | None = None
+        self._pending: deque[Request] = deque()
+        self._pending_bytes = 0
+        self._scheduled = self._closed = self._sync_wanted = False
+        self._at_rest: list[Callable[[], None]] = []
+        self._loop: Any = gevent.get_hub().loop
+        self._handle_error: Any = gevent.get_hub().handle_error
+        self._sync_timer: Any = self._loop.timer(options.written_sync_ms / 1000)
+        self._retry_timer: Any = self._loop.timer(options.recover_retry_ms / 1000)
+        self._rescue: RescueJob | None = None
+        self._commits = metrics.cell(catalogue.LOG_COMMITS)
+        self._records = metrics.cell(catalogue.LOG_RECORDS)
+        self._sync_us = metrics.histogram(catalogue.LOG_SYNC)
+        self.deadline = NEVER  # the earliest of what waits; may be too early
+
+    # --- taking requests
+
+    def submit(self, request: Request) -> None:
+        """Take it, or refuse it later, from the hub."""
+        error = self._why_not(request)
+        if error is not None:
+            self._loop.run_callback(request.refuse, error)
+            return
+        self._pending.append(request)
+        self._pending_bytes += request.size
+        if request.deadline < self.deadline:
+            self.deadline = request.deadline
+        if not self._scheduled and self._job is None:
+            self._scheduled = True
+            self._loop.run_callback(self._turn)
+
+    def _why_not(self, request: Request) -> DdmqError | None:
+        options = self._options
+        if self.refusal is not None:
+            return self.refusal
+        if request.size > options.request_bytes_max:
+            return BoundReachedError(
+                f"a request of {request.size} bytes; allowed: at most {options.request_bytes_max}"
+            )
+        if self._pending_bytes + request.size > options.pending_bytes_max:
+            return BoundReachedError(
+                f"{self._pending_bytes} bytes wait for the disk; the bound is {options.pending_bytes_max}"
+            )
+        if len(self._pending) >= options.pending_max:
+            return BoundReachedError(f"{len(self._pending)} requests wait for the disk; that is the bound")
+        return None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is being written."""
+        return self._job is None and not self._pending
+
+    def when_at_rest(self, callback: Callable[[], None]) -> None:
+        """Run it once, between two frames, when everything written is durable and applied."""
+        self._at_rest.append(callback)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self._job is None and not self._closed:
+            self._scheduled = True
+            self._loop.run_callback(self._turn)
+
+    # --- one turn after the other
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        self._settle(*self._start_next())
+
+    def _start_next(self) -> tuple[list[Request], list[Request]]:
+        """Hand the next job over; gives requests to answer: late ones, and finished without a write."""
+        if self._job is not None or self._closed or self.refusal is not None:
+            return [], []
+        if (self._at_rest or (self._sync_wanted and not self._pending)) and self.written > self.durable:
+            self._hand_over(SyncJob())
+            return [], []
+        at_rest, self._at_rest = self._at_rest, []
+        for callback in at_rest:
+            self.guarded(callback)
+        return self._pack() if self._pending else ([], [])
+
+    def _pack(self) -> tuple[list[Request], list[Request]]:
+        now, pending, packer = self._clock.monotonic(), self._pending, self._packer
+        late: list[Request] = []
+        frame = packer.begin(self.written, self.durable, max(self._clock.wall_ms(), self.state.last_ms))
+        limit = frame.position + self._options.frame_bytes_max
+        while pending and frame.end < limit:
+            request = pending.popleft()
+            self._pending_bytes -= request.size
+            if request.completion.done:
+                continue
+            if request.deadline <= now:
+                late.append(request)
+            elif request.pack(packer):
+                frame.requests.append(request)
+        if not frame.columns[0] and not frame.applies:
+            if pending:
+                self._schedule()
+            return late, frame.requests
+        frame.sync = frame.sync or self._sync_wanted
+        self._hand_over(CommitJob(packer.finish()))
+        return late, []
+
+    def _hand_over(self, job: Job) -> None:
+        self._job = job
+        self._committer.hand_over(job)
+
+    def _settle(self, late: list[Request], done: list[Request]) -> None:
+        for request in late:
+            self.guarded(request.refuse, TryLaterError(LATE), AppendStatus.NOT_STORED)
+        for request in done:
+            self.guarded(request.stored)
+
+    def guarded(self, call: Callable[..., None], *args: object) -> None:
+        """A caller's callback that raises is its own problem; it is printed, and the others go on."""
+        try:
+            call(*args)
+        except Exception as error:
+            self._handle_error(call, type(error), error, error.__traceback__)
+
+    # --- outcomes
+
+    def _done(self, job: Job) -> None:
+        self._job = None
+        if isinstance(job, CommitJob):
+            self._commit_done(job)
+        elif isinstance(job, RescueJob):
+            self._rescue_done(job)
+        elif job.error is None:
+            self._synced()
+            self._settle(*self._start_next())
+        else:
+            self._fail(job.error, None)
+
+    def _commit_done(self, job: CommitJob) -> None:
+        frame, error = job.frame, job.error
+        if error is None:
+            self._sync_us.observe(job.took_us)
+            self._complete(frame)
+        elif isinstance(error, NotStartedError):
+            self._take_back(frame, error)
+        else:
+            self._fail(error, frame)
+
+    def _complete(self, frame: PackedFrame) -> None:
+        """It counts: show it, start the next one, answer."""
+        self._commits.value += 1
+        self._records.value += frame.count
+        self._adopt_segment(frame)
+        self.written = frame.end
+        self.state.last_ms = frame.stored_ms
+        for queue, _ in frame.touched:
+            _show(queue)
+        for apply in frame.applies:
+            self.guarded(apply)
+        if frame.sync:
+            self._synced()
+        elif not self._sync_timer.active:
+            self._sync_timer.start(self._want_sync)
+        self.guarded(self._published, frame)
+        late, done = self._start_next()
+        for request in frame.requests:
+            self.guarded(request.stored)
+        self._settle(late, done)
+        self.guarded(self._answered, frame)
+
+    def _adopt_segment(self, frame: PackedFrame) -> None:
+        segment = self._committer.place.segment
+        if segment is not self._segments.last:
+            self._segments.add(segment)
+        segment.end = frame.end
+        segment.last_ms = frame.stored_ms
+
+    def _synced(self) -> None:
+        self.durable = self.written
+        self._sync_wanted = False
+        self._sync_timer.stop()
+
+    def _want_sync(self) -> None:
+        self._sync_wanted = True
+        self._schedule()
+
+    def _take_back(self, frame: PackedFrame, error: NotStartedError) -> None:
+        frame.undo()
+        self.state.batch_id = frame.batch_id
+        cause = error.__cause__
+        full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+        text = f"the log cannot grow: {error}; nothing was stored"
+        log.error(text)
+        refusal: DdmqError = DiskFullError(text) if full else StorageError(text)
+        late, done = self._start_next()
+        for request in frame.requests:
+            self.guarded(request.refuse, refusal)
+        self._settle(late, done)
+
+    # --- after a failed write or sync
+
+    def _fail(self, error: Exception, frame: PackedFrame | None) -> None:
+        self.refusal = RefusedUntilRecoveredError(
+            f"writing the log failed ({error}); it refuses writes until all of it is proven durable again"
+        )
+        log.error("%s", self.refusal)
+        self._rescue = RescueJob(self.durable, frame)
+        self._hand_over(self._rescue)
+
+    def _rescue_done(self, job: RescueJob) -> None:
+        if job.error is not None:
+            log.error("the log stays refused: a new segment could not be written: %s", job.error)
+            self._refuse_all(job.frame)
+            self._retry_timer.start(self._rescue_again)
+            return
+        log.warning("the log goes on in a new segment from position %d", job.durable)
+        self._rescue = self.refusal = None
+        self._segments.add(job.segment)
+        if job.frame is not None:
+            job.frame.sync = True
+            self._complete(job.frame)
+        else:
+            self._synced()
+            self._settle(*self._start_next())
+
+    def _rescue_again(self) -> None:
+        if self._rescue is not None and not self._closed:
+            self._hand_over(self._rescue)
+
+    def _refuse_all(self, frame: PackedFrame | None) -> None:
+        refusal = self.refusal
+        pending, self._pending, self._pending_bytes = list(self._pending), deque(), 0
+        for request in [] if frame is None else frame.requests:
+            self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+        for request in pending:
+            self.guarded(request.refuse, refusal)
+
+    # --- deadlines and the end
+
+    def sweep(self, now: float) -> None:
+        """Answer what is past its deadline (monotonic seconds)."""
+        if now < self.deadline:
+            return
+        late = [request for request in self._pending if request.deadline <= now]
+        flying = self._flying()
+        unknown = [request for request in flying if request.deadline <= now]
+        waiting = [*self._pending, *flying]
+        self.deadline = min((one.deadline for one in waiting if one.deadline > now), default=NEVER)
+        self._settle(late, [])
+        for request in unknown:
+            self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+
+    def _flying(self) -> list[Request]:
+        frame = getattr(self._job or self._rescue, "frame", None)
+        return [] if frame is None else frame.requests
+
+    def close(self) -> None:
+        """Stop the thread after what it is doing; what nobody was told about fails."""
+        if self._closed:
+            return
+        self._closed = True
+        for timer in (self._sync_timer, self._retry_timer):
+            timer.stop()
+            timer.close()
+        flying, job = self._flying(), self._committer.stop()
+        if isinstance(job, CommitJob) and job.error is None:
+            self._sync_us.observe(job.took_us)
+            self._complete(job.frame)
+        for request in flying:
+            self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+        pending, self._pending = list(self._pending), deque()
+        for request in pending:
+            self.guarded(request.refuse, DrainingError("the log was closed before this was stored"))
+
+
+def _show(queue: QueueState) -> None:
+    if queue.tail:
+        queue.tail += queue.pending
+        queue.pending.clear()
+    else:
+        queue.tail, queue.pending = queue.pending, queue.tail
+    queue.visible = queue.assigned

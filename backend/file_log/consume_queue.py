@@ -1,0 +1,185 @@
+"""Consume-queue files: offset → entry, per queue and incarnation. A view; it never decides what counts.
+
+Rules: entries of a queue are written in order, without a sync, and only for records that readers may
+see; other processes find the number of entries in the files' sizes. Reading past what is written gives
+less; what is wrong in an entry is for the reader to find.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from backend.file_log.core import names
+from backend.file_log.core.record import ENTRY_BYTES
+from backend.file_log.storage import File, Storage
+from backend.records import QueueRef
+
+FILE_ENTRIES = 1 << 18
+FILE_BYTES = FILE_ENTRIES * ENTRY_BYTES
+
+
+class QueueFiles:
+    """The consume queues of one directory; used from the hub and from native threads."""
+
+    def __init__(self, storage: Storage, directory: str, open_max: int, *, write: bool) -> None:
+        self._storage = storage
+        self._directory = directory
+        self._open_max = open_max
+        self._write = write
+        self._open: OrderedDict[tuple[QueueRef, int], File] = OrderedDict()
+        self._unsynced: dict[QueueRef, set[int]] = {}
+        self._lock = threading.Lock()
+
+    def read(self, ref: QueueRef, offset: int, count: int) -> bytes:
+        """Entries from `offset` on; fewer where the files end."""
+        index, at = divmod(offset, FILE_ENTRIES)
+        found = self._read_file(ref, index, at, min(count, FILE_ENTRIES - at))
+        left = count - (FILE_ENTRIES - at)
+        if left > 0 and len(found) == (FILE_ENTRIES - at) * ENTRY_BYTES:
+            found += self.read(ref, offset + count - left, left)
+        return found[: len(found) // ENTRY_BYTES * ENTRY_BYTES]
+
+    def _read_file(self, ref: QueueRef, index: int, at: int, count: int) -> bytes:
+        with self._lock:
+            try:
+                file = self._file(ref, index, write=False)
+            except FileNotFoundError:
+                return b""
+            return file.pread(count * ENTRY_BYTES, at * ENTRY_BYTES)
+
+    def write(self, ref: QueueRef, offset: int, data: bytes) -> None:
+        """Entries for `offset` and what follows it, to the page cache."""
+        while data:
+            index, at = divmod(offset, FILE_ENTRIES)
+            chunk = data[: (FILE_ENTRIES - at) * ENTRY_BYTES]
+            with self._lock:
+                self._file(ref, index, write=True).pwrite(chunk, at * ENTRY_BYTES)
+                self._unsynced.setdefault(ref, set()).add(index)
+            offset += len(chunk) // ENTRY_BYTES
+            data = data[len(chunk) :]
+
+    def end(self, ref: QueueRef) -> int:
+        """The offset behind the last written entry; 0 when there is none."""
+        found = 0
+        for name in self._storage.list(self._folder(ref)):
+            parsed = names.parse_queue_file(name)
+            if parsed is not None and parsed.incarnation == ref.incarnation:
+                found = max(found, parsed.start)
+        with self._lock:
+            try:
+                size = self._file(ref, found // FILE_ENTRIES, write=False).size()
+            except FileNotFoundError:
+                return 0
+        return found + size // ENTRY_BYTES
+
+    def holds(self, ref: QueueRef, start: int, end: int) -> bool:
+        """Whether the files are long enough for entries `[start, end)`. Blocking."""
+        for index in range(start // FILE_ENTRIES, -(-end // FILE_ENTRIES) if end > start else 0):
+            needed = min(end - index * FILE_ENTRIES, FILE_ENTRIES) * ENTRY_BYTES
+            try:
+                with self._lock:
+                    if self._file(ref, index, write=False).size() < needed:
+                        return False
+            except FileNotFoundError:
+                return False
+        return True
+
+    def cut(self, ref: QueueRef, offset: int) -> None:
+        """Remove the entries from `offset` on. Blocking."""
+        keep = offset // FILE_ENTRIES
+        folder = self._folder(ref)
+        for name in self._storage.list(folder):
+            parsed = names.parse_queue_file(name)
+            if parsed is None or parsed.incarnation != ref.incarnation:
+                continue
+            index = parsed.start // FILE_ENTRIES
+            if index > keep:
+                self._forget(ref, index)
+                self._storage.remove(f"{folder}/{name}")
+            elif index == keep:
+                with self._lock:
+                    self._file(ref, index, write=True).truncate(offset % FILE_ENTRIES * ENTRY_BYTES)
+
+    def drop_below(self, ref: QueueRef, offset: int) -> None:
+        """Remove the files that hold nothing from `offset` on. Blocking."""
+        folder = self._folder(ref)
+        for name in self._storage.list(folder):
+            parsed = names.parse_queue_file(name)
+            if parsed is None or parsed.incarnation != ref.incarnation:
+                continue
+            if parsed.start + FILE_ENTRIES <= offset:
+                self._forget(ref, parsed.start // FILE_ENTRIES)
+                self._storage.remove(f"{folder}/{name}")
+
+    def drop(self, ref: QueueRef) -> None:
+        """Remove all files of a queue whose topic is gone. Blocking."""
+        self.drop_below(ref, 1 << 62)
+
+    def sync(self) -> None:
+        """Make durable what was written since the last time. Blocking."""
+        with self._lock:
+            unsynced, self._unsynced = self._unsynced, {}
+        try:
+            for ref, indexes in list(unsynced.items()):
+                for index in indexes:
+                    self._sync_file(ref, index)
+                self._storage.sync_folder(self._folder(ref))
+                del unsynced[ref]
+        except OSError:
+            with self._lock:
+                for ref, indexes in unsynced.items():
+                    self._unsynced.setdefault(ref, set()).update(indexes)
+            raise
+
+    def _sync_file(self, ref: QueueRef, index: int) -> None:
+        path = self._path(ref, index)
+        try:
+            file = self._storage.open(path)
+        except FileNotFoundError:  # deleted meanwhile
+            return
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+    def _file(self, ref: QueueRef, index: int, *, write: bool) -> File:
+        """Open or held open; the lock is held."""
+        found = self._open.get((ref, index))
+        if found is not None:
+            self._open.move_to_end((ref, index))
+            return found
+        path = self._path(ref, index)
+        if write:
+            self._storage.make_folder(self._folder(ref))
+            file = self._storage.open(path, write=True)
+        else:
+            file = self._open_existing(path)
+        self._open[ref, index] = file
+        if len(self._open) > self._open_max:
+            self._open.popitem(last=False)[1].close()
+        return file
+
+    def _open_existing(self, path: str) -> File:
+        if not self._write:
+            return self._storage.open(path)
+        self._storage.open(path).close()  # raises when it is not there, rather than creating it
+        return self._storage.open(path, write=True)
+
+    def _forget(self, ref: QueueRef, index: int) -> None:
+        with self._lock:
+            file = self._open.pop((ref, index), None)
+            if file is not None:
+                file.close()
+
+    def _folder(self, ref: QueueRef) -> str:
+        return f"{self._directory}/{names.queue_folder(ref.topic, ref.queue_id)}"
+
+    def _path(self, ref: QueueRef, index: int) -> str:
+        return f"{self._folder(ref)}/{names.queue_file_name(ref.incarnation, index * FILE_ENTRIES)}"
+
+    def close(self) -> None:
+        """All files."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()

@@ -1,0 +1,54 @@
+"""File names of the log, built and parsed in one place. All take and give plain text, relative to DIR."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+COMMIT_LOG = "commitlog"
+CONSUME_QUEUE = "consumequeue"
+INDEX = "index"
+DAMAGED = "damaged"
+CHECKPOINT = "checkpoint"
+CHECKPOINT_OLD = "checkpoint.old"
+CHECKPOINT_NEW = "checkpoint.new"
+UNFINISHED = ".new"
+
+
+def segment_name(start: int) -> str:
+    """Of the segment whose first byte has this log position."""
+    return f"{start:020d}"
+
+
+def parse_segment(name: str) -> int | None:
+    """The start position, None for what is no segment."""
+    return int(name) if len(name) == 20 and name.isascii() and name.isdecimal() else None
+
+
+class QueueFile(NamedTuple):
+    """Name of one consume-queue file."""
+
+    incarnation: int
+    start: int  # offset of its first entry
+
+
+def queue_folder(topic: str, queue_id: int) -> str:
+    """Where the files of one queue lie."""
+    return f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+
+
+def queue_file_name(incarnation: int, start: int) -> str:
+    """Of the file whose first entry is for offset `start`."""
+    return f"{incarnation:010d}-{start:020d}"
+
+
+def parse_queue_file(name: str) -> QueueFile | None:
+    """None for what is no consume-queue file."""
+    incarnation, dash, start = name.partition("-")
+    if dash and len(incarnation) == 10 and len(start) == 20 and (incarnation + start).isdecimal():
+        return QueueFile(int(incarnation), int(start))
+    return None
+
+
+def damaged_name(segment: int, position: int, length: int) -> str:
+    """Of the copy of a damaged piece."""
+    return f"{segment:020d}-{position:020d}-{length:010d}.bin"

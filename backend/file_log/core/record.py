@@ -1,0 +1,199 @@
+"""Records of the commit log and entries of the consume queues, as docs/formats.md describes them.
+
+A record is its header, topic, key, system properties (together: the meta part, under one CRC) and
+delivery bytes (under their own). An entry repeats 28 bytes of the header, so that the two vouch for
+each other. The packing of records in bulk is in packing.py; here is one at a time, and all of parsing.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import google_crc32c
+
+from ddmq_common.delivery import decode, encode_properties
+from ddmq_common.errors import DamagedError
+
+RECORD_MAGIC = b"DQR1"
+RECORD_VERSION = 1
+FLAG_DELETED = 1  # of topic and setting records
+NO_ID = bytes(16)
+
+FRONT = struct.Struct("<4sI")
+REST = struct.Struct("<IQIIqIqqq16sIIIBBB9x")
+VOUCH = struct.Struct("<IQIIqIq")  # header bytes 8–47: delivery CRC, the entry's fields, queue offset
+VOUCH_AT = 8
+RECORD_BYTES = FRONT.size + REST.size
+META_BYTES_MAX = (1 << 24) - 1
+
+ENTRY = struct.Struct("<QIIqI")  # position, length, tag hash, due, flags | delivery start << 8
+ENTRY_ROWS = struct.Struct("<QIIqI4x")
+ENTRY_CRC = struct.Struct("<I")
+ENTRY_BYTES = ENTRY.size + ENTRY_CRC.size
+ENTRY_AT = 12  # where an entry's fields stand in a record
+
+
+class Kind(IntEnum):
+    """What a record is."""
+
+    MESSAGE = 1
+    PROGRESS = 2
+    TOPIC = 3
+    SETTING = 4
+
+
+class Record(NamedTuple):
+    """A record's sound meta part; `delivery_crc` still has to be compared with the delivery bytes."""
+
+    delivery_crc: int
+    position: int
+    size: int
+    tag_hash: int
+    due_ms: int
+    packed: int
+    offset: int
+    stored_ms: int
+    born_ms: int
+    message_id: bytes
+    incarnation: int
+    queue_id: int
+    key_bytes: int
+    kind: int
+    version: int
+    topic_bytes: int
+    meta: bytes  # the whole meta part, header included
+
+    @property
+    def end(self) -> int:
+        """Log position behind the record."""
+        return self.position + self.size
+
+    @property
+    def meta_bytes(self) -> int:
+        """Where the delivery bytes start."""
+        return self.packed >> 8
+
+    def delivery_is(self, delivery: bytes) -> bool:
+        """Whether these are its delivery bytes."""
+        return bool(google_crc32c.value(delivery) == self.delivery_crc)
+
+    @property
+    def flags(self) -> int:
+        return self.packed & 255
+
+    @property
+    def topic(self) -> str:
+        return self.meta[RECORD_BYTES : RECORD_BYTES + self.topic_bytes].decode()
+
+    @property
+    def key(self) -> bytes:
+        start = RECORD_BYTES + self.topic_bytes
+        return self.meta[start : start + self.key_bytes]
+
+    @property
+    def system(self) -> dict[str, str]:
+        """Internal properties."""
+        return decode_system(self.meta[RECORD_BYTES + self.topic_bytes + self.key_bytes :])
+
+
+def pack_record(
+    kind: int,
+    position: int,
+    stored_ms: int,
+    *,
+    topic: bytes = b"",
+    incarnation: int = 0,
+    queue_id: int = 0,
+    offset: int = 0,
+    key: bytes = b"",
+    system: bytes = b"",
+    delivery: bytes = b"",
+    message_id: bytes = NO_ID,
+    born_ms: int = 0,
+    due_ms: int = 0,
+    tag_hash: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """One record's bytes. Raises struct.error when a number does not fit."""
+    tail = topic + key + system
+    meta_bytes = RECORD_BYTES + len(tail)
+    rest = REST.pack(
+        google_crc32c.value(delivery),
+        position,
+        meta_bytes + len(delivery),
+        tag_hash,
+        due_ms,
+        meta_bytes << 8 | flags,
+        offset,
+        stored_ms,
+        born_ms,
+        message_id,
+        incarnation,
+        queue_id,
+        len(key),
+        kind,
+        RECORD_VERSION,
+        len(topic),
+    )
+    meta = rest + tail
+    return b"%b%b%b" % (FRONT.pack(RECORD_MAGIC, google_crc32c.value(meta)), meta, delivery)
+
+
+def unpack_record(data: Any, at: int, position: int) -> Record | None:
+    """The record at `at` of `data` (bytes or mmap), found at log position `position`; None when not sound.
+
+    Only the meta part is checked.
+    """
+    if at < 0 or at + RECORD_BYTES > len(data) or data[at : at + 4] != RECORD_MAGIC:
+        return None
+    fields = REST.unpack_from(data, at + FRONT.size)
+    meta_bytes = fields[5] >> 8
+    if fields[1] != position or not RECORD_BYTES <= meta_bytes <= fields[2]:
+        return None
+    if meta_bytes < RECORD_BYTES + fields[15] + fields[12] or fields[14] != RECORD_VERSION:
+        return None
+    meta = bytes(data[at : at + meta_bytes])
+    if len(meta) < meta_bytes or google_crc32c.value(meta[8:]) != FRONT.unpack_from(meta)[1]:
+        return None
+    return Record._make((*fields, meta))
+
+
+def pack_entry(record: Record) -> bytes:
+    """The consume-queue entry of a record."""
+    fields = record.meta[ENTRY_AT : ENTRY_AT + ENTRY.size]
+    return fields + ENTRY_CRC.pack(google_crc32c.value(fields))
+
+
+def entry_is_sound(entry: bytes) -> bool:
+    """Whether the CRC of one whole entry is right."""
+    return len(entry) == ENTRY_BYTES and ENTRY_CRC.unpack_from(entry, ENTRY.size)[0] == google_crc32c.value(
+        entry[: ENTRY.size]
+    )
+
+
+def _gap_entry() -> bytes:
+    fields = ENTRY.pack(0, 0, 0, 0, 0)
+    return fields + ENTRY_CRC.pack(google_crc32c.value(fields))
+
+
+GAP_ENTRY = _gap_entry()
+
+
+def encode_system(system: dict[str, str] | None) -> bytes:
+    """System properties as they are stored; b"" for none."""
+    if not system:
+        return b""
+    return encode_properties({name.encode(): value.encode() for name, value in system.items()})
+
+
+def decode_system(data: bytes) -> dict[str, str]:
+    """The other way. Raises DamagedError."""
+    if not data:
+        return {}
+    properties = decode(b"\x5b" + data).properties
+    try:
+        return {name.decode(): value.decode() for name, value in properties.items()}
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"system properties are not UTF-8: {error}") from error

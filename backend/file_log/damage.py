@@ -1,0 +1,70 @@
+"""What was found damaged: counted, logged, copied to `damaged/` once, never served.
+
+Bounded: past PIECES_MAX pieces or BYTES_MAX copied bytes only the counter goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from backend.file_log.core import names
+from backend.file_log.segments import SegmentSet
+from backend.file_log.storage import Storage
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
+
+log = logging.getLogger(__name__)
+PIECES_MAX = 1_000
+BYTES_MAX = 64 << 20
+PIECE_BYTES_MAX = 16 << 20
+
+
+class Damage:
+    """The damage of one log, this time it is open."""
+
+    def __init__(self, storage: Storage, directory: str, segments: SegmentSet, metrics: Registry) -> None:
+        self._storage = storage
+        self._folder = f"{directory}/{names.DAMAGED}"
+        self._segments = segments
+        self._metrics = metrics
+        self._seen: set[tuple[str, int]] = set()
+        self._bytes = 0
+        self.pieces = 0
+
+    def found(self, file: str, position: int, length: int, what: str) -> None:
+        """A damaged piece of a kind of file (commitlog, consumequeue, checkpoint, index), counted once."""
+        if (file, position) in self._seen:
+            return
+        if len(self._seen) < PIECES_MAX:
+            self._seen.add((file, position))
+        self.pieces += 1
+        self._metrics.cell(catalogue.LOG_DAMAGED, file).value += 1
+        log.error("damaged: %s, %d bytes at %d: %s", file, length, position, what)
+
+    def found_in_log(self, position: int, length: int, what: str) -> None:
+        """The same for the commit log; the bytes are copied aside."""
+        before = self.pieces
+        self.found("commitlog", position, length, what)
+        segment = self._segments.locate(position)
+        if self.pieces > before and segment is not None and self._bytes + length <= BYTES_MAX:
+            self._copy(segment.start, position, segment.pread(position, min(length, PIECE_BYTES_MAX)))
+
+    def copy_tail(self, start: int, position: int, data: bytes) -> None:
+        """Keep a torn tail that is about to be cut."""
+        if data and self._bytes + len(data) <= BYTES_MAX:
+            self._copy(start, position, data)
+
+    def _copy(self, start: int, position: int, data: bytes) -> None:
+        self._bytes += len(data)
+        try:
+            self._storage.make_folder(self._folder)
+            if len(self._storage.list(self._folder)) >= PIECES_MAX:
+                return
+            name = names.damaged_name(start, position, len(data))
+            file = self._storage.open(f"{self._folder}/{name}", write=True)
+            try:
+                file.pwrite(data, 0)
+            finally:
+                file.close()
+        except OSError as error:
+            log.error("a damaged piece could not be copied aside: %s", error)

@@ -1,0 +1,419 @@
+"""FileLog: the backend port over the files of one directory, in the process that writes them.
+
+It only puts the parts together: the writer (group commits), the queries (reads), the waits, the
+ownership of groups, checkpoints, index and retention. Everything belongs to the hub of the thread that
+opened it; what blocks runs in native threads. Answers are settled from the hub, never inside the call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import gevent
+
+from backend.capabilities import Capabilities, Durability
+from backend.completion import Completion
+from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
+from backend.file_log.core.retention import Gate, Hold
+from backend.file_log.opened import Opened
+from backend.file_log.options import FileLogOptions
+from backend.file_log.ownership import Ownership
+from backend.file_log.packing import PackedFrame
+from backend.file_log.state import TopicState
+from backend.file_log.waits import Waits
+from backend.port import Backend, Health, Membership, MembershipListener, Wait
+from backend.records import (
+    AppendResult,
+    Bounds,
+    CommitBatch,
+    NewRecord,
+    ProgressView,
+    QueueRef,
+    ReadBatch,
+    StoredRecord,
+    TopicInfo,
+)
+from ddmq_common.clock import Clock
+from ddmq_common.errors import (
+    CallerError,
+    DdmqError,
+    DrainingError,
+    NoSuchTopicError,
+    TryLaterError,
+    UnsupportedError,
+)
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import is_internal, topic_fault
+
+log = logging.getLogger(__name__)
+QUEUES_MAX = 65_536
+DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))
+GRANT_S = 10.0  # how long raising an epoch may wait for the disk
+
+
+class FileLog(Backend):
+    """One directory, opened for writing; see `backend.file_log.open_log`."""
+
+    def __init__(self, opened: Opened, options: FileLogOptions, clock: Clock, metrics: Registry) -> None:
+        """`opened` is a recovered directory; its index, checkpoints and retention begin to run here."""
+        self._clock = clock
+        self._options = options
+        self.capabilities = _capabilities(options)
+        self._state = opened.state
+        self._opened = opened
+        self._hub: Any = gevent.get_hub()
+        self._later = self._hub.loop.run_callback
+        self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
+        self._queries = opened.make_queries(options, self._writer)
+        self._checkpoints = opened.make_checkpointer(self._writer)
+        self._retention = opened.make_retention(options, clock, metrics, self.holds)
+        self._waits = Waits(options.waits_max, self._writer.guarded)
+        self._ownership = Ownership(
+            self._commit_grant,
+            self._living,
+            lambda group, queue: self._state.progress.fence(group, queue),
+            self._later,
+            self._call_after,
+            options.topics_max,
+        )
+        self._holders: list[Callable[[], Iterable[Hold]]] = []
+        self._watchers: list[Callable[[str], None]] = []
+        self._drains: list[tuple[float, Completion[None]]] = []
+        self._draining = self._closed = self._ticking = False
+        self._tick_timer: Any = self._hub.loop.timer(options.sweep_ms / 1000, options.sweep_ms / 1000)
+        self._checkpoint_timer: Any = self._hub.loop.timer(
+            options.checkpoint_ms / 1000, options.checkpoint_ms / 1000
+        )
+        self._checkpoint_timer.start(self._checkpoints.want)
+        opened.index.start()
+        self._retention.start()
+
+    # --- topics and settings
+
+    def topic(self, name: str) -> TopicInfo | None:
+        topic = self._state.topics.get(name)
+        return None if topic is None else topic.info
+
+    def topics(self) -> Mapping[str, TopicInfo]:
+        return {name: topic.info for name, topic in self._state.topics.items()}
+
+    def put_topic(
+        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
+    ) -> Completion[TopicInfo]:
+        check_topic(info)
+        completion: Completion[TopicInfo] = Completion() if into is None else into
+        return self._change_topic(info.name, info, deadline, completion)
+
+    def delete_topic(self, name: str, deadline: float) -> Completion[None]:
+        return self._change_topic(name, None, deadline, Completion())
+
+    def _change_topic(
+        self, name: str, info: TopicInfo | None, deadline: float, completion: Completion[Any]
+    ) -> Completion[Any]:
+        error = self._refusal()
+        if error is not None:
+            self._later(completion.fail, error)
+            return completion
+        request = TopicRequest(
+            name, info, deadline, completion, self._state, self._topic_changed, self._options.topics_max
+        )
+        self._writer.submit(request)
+        self._tick_on()
+        return completion
+
+    def _topic_changed(self, name: str, gone: TopicState | None) -> None:
+        """A topic was made or changed, or (`gone`: its last state) deleted."""
+        self._changed(f"topic/{name}")
+        self._ownership.topic_changed(name)
+        if gone is not None:
+            error = NoSuchTopicError(f"topic {name} was deleted")
+            for queue in gone.queues:
+                self._waits.fail(queue, error)
+            self._opened.forget_queues(gone.queues)
+
+    def setting(self, key: str) -> bytes | None:
+        return self._state.settings.get(key)
+
+    def settings(self, prefix: str) -> Mapping[str, bytes]:
+        return {key: value for key, value in self._state.settings.items() if key.startswith(prefix)}
+
+    def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        def tell(key: str) -> None:
+            if tell in self._watchers:
+                listener(key)
+
+        def stop() -> None:
+            if tell in self._watchers:
+                self._watchers.remove(tell)
+
+        self._watchers.append(tell)
+        return stop
+
+    def _changed(self, key: str) -> None:
+        for tell in self._watchers:
+            self._later(tell, key)
+
+    # --- writing
+
+    def append(
+        self,
+        records: Sequence[NewRecord],
+        deadline: float,
+        into: Completion[list[AppendResult]] | None = None,
+    ) -> Completion[list[AppendResult]]:
+        completion: Completion[list[AppendResult]] = Completion() if into is None else into
+        if self._draining or self._retention.gate is not Gate.OPEN:
+            error = self._refusal() or self._client_refusal(records)
+            if error is not None:
+                self._later(completion.succeed, all_refused(len(records), error))
+                return completion
+        self._writer.submit(AppendRequest(records, deadline, completion, size_of(records)))
+        if not self._ticking:
+            self._tick_on()
+        return completion
+
+    def commit(
+        self, batch: CommitBatch, deadline: float, into: Completion[list[AppendResult]] | None = None
+    ) -> Completion[list[AppendResult]]:
+        completion: Completion[list[AppendResult]] = Completion() if into is None else into
+        request = CommitRequest(
+            batch, deadline, completion, self._state, self._changed, self._options.settings_max
+        )
+        error = self._refusal()
+        if error is not None:
+            self._later(completion.fail, error)
+            return completion
+        self._writer.submit(request)
+        if not self._ticking:
+            self._tick_on()
+        return completion
+
+    def _refusal(self) -> DdmqError | None:
+        if self._draining:
+            return DrainingError("the log is draining; it takes nothing new")
+        return self._retention.refusal
+
+    def _client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
+        """Under the refusal mark clients' sends end here; what the system owes goes on."""
+        if all(is_internal(record.topic) for record in records):
+            return None
+        return self._retention.client_refusal
+
+    def _published(self, frame: PackedFrame) -> None:
+        """A frame counts: its entries and index rows go their way."""
+        self._opened.published(frame)
+        if frame.end - self._checkpoints.position >= self._options.checkpoint_bytes:
+            self._checkpoints.want()
+
+    def _answered(self, frame: PackedFrame) -> None:
+        """Its callers know; now those who wait for data."""
+        for queue, _ in frame.touched:
+            if queue.waiting:
+                self._waits.wake(queue)
+
+    # --- reading
+
+    def read(
+        self,
+        queue: QueueRef,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        into: Completion[ReadBatch] | None = None,
+    ) -> Completion[ReadBatch]:
+        if offset < 0 or count_max < 1 or bytes_max < 0:
+            raise ValueError(
+                f"read of {count_max} records, {bytes_max} bytes from {offset}: allowed are 1, 0, 0 up"
+            )
+        completion: Completion[ReadBatch] = Completion() if into is None else into
+        self._queries.read(queue, offset, count_max, bytes_max, completion)
+        return completion
+
+    def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
+        wait = Wait() if into is None else into
+        self._later(self._park, queue, offset, deadline, wait)
+        return wait
+
+    def _park(self, ref: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
+        if wait.cancelled or wait.done:
+            return
+        queue = self._state.queue(ref)
+        try:
+            if self._draining:
+                raise DrainingError("the log is draining")
+            if queue is None:
+                raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
+            if queue.visible <= offset:
+                self._waits.park(queue, offset, deadline, wait)
+                self._tick_on()
+                return
+        except DdmqError as error:
+            wait.fail(error)
+            return
+        wait.succeed(True)
+
+    def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
+        return self._queries.answer(lambda: self._queries.bounds(queues), Completion())
+
+    def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
+        return self._queries.answer_off_hub(
+            lambda: self._queries.offset_for_time(queue, wall_ms), Completion()
+        )
+
+    def find(
+        self,
+        topic: str,
+        *,
+        key: bytes | None = None,
+        message_id: bytes | None = None,
+        count_max: int = 64,
+    ) -> Completion[list[StoredRecord]]:
+        if (key is None) == (message_id is None) or count_max < 1:
+            raise ValueError(
+                f"find by key {key!r} and id {message_id!r}, {count_max} at most: one of them, 1 or more"
+            )
+        return self._queries.answer_off_hub(
+            lambda: self._queries.find(topic, key, message_id, count_max), Completion()
+        )
+
+    # --- group progress and membership
+
+    def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
+        progress = self._state.progress
+        return self._queries.answer(lambda: [progress.view(group, queue) for queue in queues], Completion())
+
+    def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
+        if self._draining:
+            raise DrainingError("the log is draining; nobody joins any more")
+        return self._ownership.join(group, topic, listener)
+
+    def _commit_grant(self, batch: CommitBatch) -> Completion[Any]:
+        return self.commit(batch, self._clock.monotonic() + GRANT_S)
+
+    def _living(self, name: str) -> list[QueueRef]:
+        topic = self._state.topics.get(name)
+        return [] if topic is None else [queue.ref for queue in topic.queues]
+
+    def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
+        gevent.spawn_later(seconds, call)
+
+    # --- for the other parts of the system
+
+    @property
+    def durable_position(self) -> int:
+        """Everything below this log position is durable."""
+        return self._writer.durable
+
+    def publish_entries(self, at_once: bool) -> None:
+        """Whether consume-queue entries go to their files at every commit: other processes read."""
+        self._opened.tails.at_once = at_once
+        if at_once:
+            self._opened.tails.flush()
+
+    def add_holds(self, holder: Callable[[], Iterable[Hold]]) -> None:
+        """Log positions that retention must keep, asked for at each round."""
+        self._holders.append(holder)
+
+    def holds(self) -> list[Hold]:
+        """What retention must keep."""
+        own = Hold(self.retention_floor(), "the older checkpoint")
+        return [own, *(hold for holder in self._holders for hold in holder())]
+
+    def retention_floor(self) -> int:
+        """No segment that holds this log position, or a later one, may be deleted."""
+        return self._checkpoints.floor
+
+    # --- the engine itself
+
+    def health(self) -> Health:
+        error = self._writer.refusal or self._refusal() or self._retention.client_refusal
+        if error is not None:
+            return Health(self._writer.refusal is None and self._refusal() is None, str(error))
+        return Health(True, self._opened.note)
+
+    def clock_ms(self) -> int:
+        return max(self._clock.wall_ms(), self._state.last_ms)
+
+    def drain(self, deadline: float) -> Completion[None]:
+        done: Completion[None] = Completion()
+        if self._closed:
+            self._later(done.succeed, None)
+            return done
+        self._draining = True
+        self._waits.fail_all(DrainingError("the log is draining"))
+        self._drains.append((deadline, done))
+        self._tick_on()
+        self._writer.when_at_rest(self._drained)
+        return done
+
+    def _drained(self) -> None:
+        if not self._writer.idle:
+            self._writer.when_at_rest(self._drained)
+            return
+        self._checkpoints.want(self._end_drains)
+
+    def _end_drains(self) -> None:
+        drains, self._drains = self._drains, []
+        for _, done in drains:
+            self._later(done.succeed, None)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = self._draining = self._queries.closed = self._checkpoints.closed = True
+        for timer in (self._tick_timer, self._checkpoint_timer):
+            timer.stop()
+            timer.close()
+        self._watchers.clear()
+        self._ownership.close()
+        self._retention.stop()
+        self._writer.close()
+        self._waits.fail_all(DrainingError("the log was closed"))
+        self._end_drains()
+        self._opened.close()
+
+    def _tick_on(self) -> None:
+        if not self._ticking and not self._closed:
+            self._ticking = True
+            self._tick_timer.start(self._tick)
+
+    def _tick(self) -> None:
+        """Settle what is past its deadline; stop ticking when nothing has one."""
+        now = self._clock.monotonic()
+        self._writer.sweep(now)
+        self._waits.sweep(now)
+        for deadline, done in [one for one in self._drains if one[0] <= now]:
+            self._drains.remove((deadline, done))
+            done.fail(TryLaterError("the log could not finish what it has by the deadline"))
+        if self._writer.idle and not len(self._waits) and not self._drains and not self._closed:
+            self._tick_timer.stop()
+            self._ticking = False
+
+
+def check_topic(info: TopicInfo) -> None:
+    """Raises CallerError or UnsupportedError when no topic can be like `info`."""
+    fault = topic_fault(info.name)
+    if fault is not None:
+        raise CallerError(fault)
+    if not 1 <= info.queues <= QUEUES_MAX:
+        raise CallerError(f"topic {info.name} with {info.queues} queues; allowed: 1 to {QUEUES_MAX}")
+    if info.durability not in DURABILITIES:
+        raise UnsupportedError(f"topic {info.name}: the file log cannot store {info.durability.name.lower()}")
+
+
+def _capabilities(options: FileLogOptions) -> Capabilities:
+    return Capabilities(
+        engine="file_log",
+        atomic=True,
+        idempotent=False,
+        find_by_key=True,
+        topic_order=True,
+        durability=DURABILITIES,
+        body_bytes_max=options.body_bytes_max,
+        properties_bytes_max=options.properties_bytes_max,
+        forbidden_bytes=b"",
+        empty_body=True,
+        queues_can_grow=True,
+    )

@@ -1,0 +1,193 @@
+"""A directory opened for writing: lock held, log recovered, index in line, all files at hand.
+
+Here the parts are made and tied together; what they do stands in their own modules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from backend.file_log.commit.committer import WritePlace
+from backend.file_log.commit.tails import Tails
+from backend.file_log.commit.writer import Writer
+from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.core.record import ENTRY_BYTES
+from backend.file_log.core.retention import Hold
+from backend.file_log.core.retention import Segment as OldSegment
+from backend.file_log.damage import Damage
+from backend.file_log.index.attached import AttachedIndex
+from backend.file_log.lock import DirectoryLock
+from backend.file_log.options import FileLogOptions
+from backend.file_log.packing import PackedFrame
+from backend.file_log.queries import Queries
+from backend.file_log.retention import Retention
+from backend.file_log.segments import SegmentSet
+from backend.file_log.start.checkpointer import Checkpointer
+from backend.file_log.start.recovery import Recovered, Recovery
+from backend.file_log.state import QueueState
+from backend.file_log.storage import Storage
+from ddmq_common.clock import Clock
+from ddmq_common.errors import StorageError
+from ddmq_common.metrics.registry import Registry
+
+log = logging.getLogger(__name__)
+
+
+class Opened:
+    """See the module's text. Making one blocks. Raises StorageError; the lock is the caller's until then."""
+
+    def __init__(
+        self,
+        directory: Path,
+        options: FileLogOptions,
+        lock: DirectoryLock,
+        storage: Storage,
+        metrics: Registry,
+    ) -> None:
+        folder = str(directory)
+        self.storage = storage
+        self.directory = folder
+        self.segments = SegmentSet(storage, folder)
+        self.files = QueueFiles(storage, folder, options.queue_files_max, write=True)
+        self.damage = Damage(storage, folder, self.segments, metrics)
+        self._lock = lock
+        try:
+            recovery = Recovery(storage, folder, self.segments, self.files, self.damage, options)
+            self.recovered: Recovered = recovery.run()
+            self.index = AttachedIndex(storage, folder, self.segments, self.damage.found)
+            self.index.recover()
+        except OSError as error:
+            raise StorageError(f"the log in {folder} cannot be opened: {error}") from error
+        self.state = self.recovered.state
+        self.tails = Tails(self.files, options)
+        self._hub: Any = gevent.get_hub()
+        self._report()
+
+    @property
+    def note(self) -> str:
+        """What people should know, though the log works."""
+        pieces = self.damage.pieces
+        return f"{pieces} damaged pieces were found since the start; see damaged/" if pieces else ""
+
+    def _report(self) -> None:
+        found = self.recovered
+        log.info(
+            "log open: %d segments, ends at %d, read from %d, %d bytes of torn tail cut, %d damaged pieces,"
+            " %d consume queues rebuilt",
+            len(self.segments.segments),
+            found.end,
+            found.checkpoint,
+            found.torn_bytes,
+            found.damaged_pieces,
+            found.rebuilt_queues,
+        )
+
+    # --- making the parts
+
+    def make_writer(
+        self,
+        options: FileLogOptions,
+        clock: Clock,
+        metrics: Registry,
+        published: Callable[[PackedFrame], None],
+        answered: Callable[[PackedFrame], None],
+    ) -> Writer:
+        """The writer; its thread starts."""
+        place = WritePlace(self.segments, options.segment_bytes, options.allocate_bytes)
+        return Writer(self.state, place, self.recovered.end, options, clock, metrics, published, answered)
+
+    def make_queries(self, options: FileLogOptions, writer: Writer) -> Queries:
+        """The queries; they read up to what was written and counts."""
+        return Queries(
+            self.state,
+            self.segments,
+            self.files,
+            self.index,
+            self.damage,
+            lambda: writer.written,
+            options.hot_bytes,
+            options.warm_blocks_max,
+        )
+
+    def make_checkpointer(self, writer: Writer) -> Checkpointer:
+        """The checkpointer; the log from where it was read at the start stays until two are written."""
+        return Checkpointer(
+            self.storage,
+            self.directory,
+            writer,
+            self.segments,
+            self.files,
+            self.tails,
+            self.index,
+            self.recovered.checkpoint,
+        )
+
+    def make_retention(
+        self,
+        options: FileLogOptions,
+        clock: Clock,
+        metrics: Registry,
+        holds: Callable[[], Iterable[Hold]],
+    ) -> Retention:
+        """Retention over the segments."""
+        return Retention(
+            self.storage,
+            self.directory,
+            options.retention,
+            self._old_segments,
+            self._release,
+            holds,
+            clock,
+            metrics,
+        )
+
+    # --- while it runs
+
+    def published(self, frame: PackedFrame) -> None:
+        """A frame counts now."""
+        for queue, before in frame.touched:
+            self.tails.grown(queue, (queue.visible - before) * ENTRY_BYTES)
+        self.tails.committed()
+        self.index.published(frame)
+
+    def forget_queues(self, queues: Sequence[QueueState]) -> None:
+        """Their topic was deleted: their files go, off the hub."""
+        for queue in queues:
+            self.tails.forget(queue)
+            self._hub.threadpool.spawn(self.files.drop, queue.ref)
+
+    def _old_segments(self) -> list[OldSegment]:
+        return [
+            OldSegment(segment.start, segment.end, segment.disk_bytes(), segment.last_ms)
+            for segment in self.segments.segments
+        ]
+
+    def _release(self, old: OldSegment) -> Callable[[], None]:
+        """Take the oldest segment out of view; the call that removes its files."""
+        if len(self.segments.segments) < 2 or self.segments.first_position != old.start:
+            raise StorageError(f"segment {old.start} is not the oldest of several; it stays")
+        segment = self.segments.drop_first()
+        lowest = [(queue.ref, queue.min) for queue in self.state.queues()]
+
+        def remove() -> None:
+            segment.close()
+            self.storage.remove(segment.path)
+            self.storage.sync_folder(self.segments.folder)
+            self.index.index.drop(segment.start)
+            for ref, offset in lowest:
+                self.files.drop_below(ref, offset)
+
+        return remove
+
+    def close(self) -> None:
+        """Write what is only in memory, close all files, give back the lock."""
+        self.tails.close()
+        self.index.close()
+        self.files.close()
+        self.segments.close()
+        self._lock.release()

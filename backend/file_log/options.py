@@ -1,0 +1,55 @@
+"""Bounds and periods of the file log. What happens at each bound stands beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backend.file_log.core.retention import RetentionOptions
+from ddmq_common.errors import ConfigError
+
+MIB = 1 << 20
+SEGMENT_BYTES_MAX = 2048 * MIB  # the index has 32 bits for a position inside a segment
+
+
+@dataclass(frozen=True, slots=True)
+class FileLogOptions:
+    """Sizes in bytes, periods in the unit of the name."""
+
+    segment_bytes: int = 1024 * MIB  # then a new segment starts; a bigger frame gets a bigger segment
+    allocate_bytes: int = 64 * MIB  # space set aside ahead, at a time
+    frame_bytes_max: int = 4 * MIB  # a group commit takes no further request past this
+    request_bytes_max: int = 16 * MIB  # of one append or commit; more is refused
+    pending_bytes_max: int = 64 * MIB  # waiting for the disk; more is refused
+    pending_max: int = 100_000  # requests waiting for the disk; more are refused
+    body_bytes_max: int = 2 * MIB
+    properties_bytes_max: int = 32 * 1024
+    topics_max: int = 10_000  # more are refused
+    settings_max: int = 100_000  # more are refused
+    waits_max: int = 100_000  # parked; more fail
+    progress_max: int = 1_000_000  # (group, queue) pairs; more are refused
+    written_sync_ms: int = 500  # topics of class "written" are synced this often
+    checkpoint_bytes: int = 256 * MIB  # a checkpoint after this much log, or
+    checkpoint_ms: int = 5_000  # after this time, when something was written
+    tail_bytes_max: int = 8 * MIB  # consume-queue entries kept in memory before they go to their files
+    tail_ms: int = 200  # or after this time
+    queue_files_max: int = 512  # consume-queue files held open
+    hot_bytes: int = 256 * MIB  # the newest part of the log, read without leaving the hub
+    warm_blocks_max: int = 256  # of 1 MiB, read lately: taken as cached as well
+    sweep_ms: int = 5  # how exact deadlines are
+    recover_retry_ms: int = 1_000  # between tries to leave the state after a failed sync
+
+    retention: RetentionOptions = field(default_factory=RetentionOptions)
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if name != "retention" and getattr(self, name) <= 0:
+                raise ConfigError(f"log: {name} is {getattr(self, name)}; allowed: above 0")
+        if self.segment_bytes > SEGMENT_BYTES_MAX:
+            raise ConfigError(
+                f"log: segment_bytes is {self.segment_bytes}; allowed: at most {SEGMENT_BYTES_MAX}"
+            )
+
+    @property
+    def delivery_bytes_max(self) -> int:
+        """Of one record: body, key, tag and properties encoded."""
+        return self.body_bytes_max + 2 * self.properties_bytes_max

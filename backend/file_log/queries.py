@@ -1,0 +1,315 @@
+"""Everything that is asked of the log without changing it. Answers come later, from the hub.
+
+Rules: hot reads are done on the hub, from mapped files; what may touch the disk is done in gevent's
+native threads. Only what is visible is ever looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import gevent
+
+from backend.completion import Completion
+from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, Record, pack_entry
+from backend.file_log.core.scan import walk
+from backend.file_log.damage import Damage
+from backend.file_log.index.attached import AttachedIndex
+from backend.file_log.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
+from backend.file_log.segments import SegmentSet
+from backend.file_log.state import LogState, QueueState
+from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from ddmq_common.errors import CallerError, DdmqError, DrainingError, NoSuchTopicError, StorageError
+
+T = TypeVar("T")
+NEIGHBOURS = 64  # entries looked at on each side of one that is wrong
+
+
+class QueueView(NamedTuple):
+    """A queue as it was, for a thread; as in QueueState."""
+
+    ref: QueueRef
+    min: int
+    visible: int
+    flushed: int
+    tail: bytes
+
+
+class Queries:
+    """Reads of one log. `limit()`: the log position readers may read up to."""
+
+    def __init__(
+        self,
+        state: LogState,
+        segments: SegmentSet,
+        files: QueueFiles,
+        index: AttachedIndex,
+        damage: Damage,
+        limit: Callable[[], int],
+        hot_bytes: int,
+        warm_blocks_max: int,
+    ) -> None:
+        self.closed = False
+        self._state = state
+        self._segments = segments
+        self._files = files
+        self._index = index
+        self._damage = damage
+        self._limit = limit
+        self._reader = LogReader(segments, damage.found_in_log, self._look_up, hot_bytes, warm_blocks_max)
+        self._hub: Any = gevent.get_hub()
+        self._later = self._hub.loop.run_callback
+
+    # --- reading
+
+    def read(
+        self, ref: QueueRef, offset: int, count_max: int, bytes_max: int, completion: Completion[ReadBatch]
+    ) -> None:
+        """As Backend.read."""
+        self._later(self._read, ref, offset, count_max, bytes_max, completion)
+
+    def _read(
+        self, ref: QueueRef, offset: int, count_max: int, bytes_max: int, completion: Completion[ReadBatch]
+    ) -> None:
+        try:
+            answer = self._outcome(ref, offset)
+            if answer is None:
+                queue = self._queue(ref)
+                entries = self._entries(queue, offset, min(count_max, queue.visible - offset))
+                cold = self._reader.cold(entries, bytes_max)
+                if cold:
+                    self._read_cold(ref, offset, entries, bytes_max, cold, completion)
+                    return
+                answer = self._batch(ref, offset, entries, bytes_max)
+        except DdmqError as error:
+            completion.fail(error)
+        except (OSError, ValueError) as error:
+            completion.fail(StorageError(f"reading {ref.topic} queue {ref.queue_id} failed: {error}"))
+        else:
+            completion.succeed(answer)
+
+    def _outcome(self, ref: QueueRef, offset: int) -> FileBatch | None:
+        """The answer when there is nothing to read."""
+        self._check_open()
+        queue = self._state.queue(ref)
+        if queue is None:
+            return FileBatch(None, ref, ReadStatus.GONE, offset, None)
+        if not self._state.topics[ref.topic].info.readable:
+            raise CallerError(f"topic {ref.topic} is not readable")
+        if offset == queue.visible:
+            return FileBatch(None, ref, ReadStatus.NONE, offset, None)
+        bounds = self.bounds_of(queue)
+        if not bounds.min <= offset < bounds.next:
+            return FileBatch(None, ref, ReadStatus.OUT_OF_RANGE, offset, bounds)
+        return None
+
+    def _batch(self, ref: QueueRef, offset: int, entries: bytes, bytes_max: int) -> FileBatch:
+        """At least one record, unless nothing but gaps is left."""
+        queue = self._queue(ref)
+        batch = self._reader.batch(ref, offset, entries, bytes_max, self._limit())
+        while not batch.offsets and batch.next_offset < queue.visible:
+            at = batch.next_offset
+            entries = self._entries(queue, at, min(NEIGHBOURS, queue.visible - at))
+            batch = self._reader.batch(ref, at, entries, bytes_max, self._limit())
+        if not batch.offsets:
+            batch.status = ReadStatus.NONE
+        return batch
+
+    def _read_cold(
+        self, ref: QueueRef, offset: int, entries: bytes, bytes_max: int, cold: Any, completion: Any
+    ) -> None:
+        def warmed(result: Any) -> None:
+            try:
+                result.get()
+                self._check_open()
+                batch = self._batch(ref, offset, entries, bytes_max)
+            except DdmqError as error:
+                completion.fail(error)
+            except (OSError, ValueError) as error:
+                completion.fail(StorageError(f"reading {ref.topic} queue {ref.queue_id} failed: {error}"))
+            else:
+                completion.succeed(batch)
+
+        self._hub.threadpool.spawn(self._reader.warm, cold).rawlink(warmed)
+
+    def _entries(self, queue: QueueState | QueueView, offset: int, count: int) -> bytes:
+        """Entries of visible records; those that the files lost are gaps until they are looked up."""
+        flushed = queue.flushed
+        if offset >= flushed:
+            start = (offset - flushed) * ENTRY_BYTES
+            return bytes(queue.tail[start : start + count * ENTRY_BYTES])
+        in_files = min(count, flushed - offset)
+        found = self._files.read(queue.ref, offset, in_files)
+        if len(found) < in_files * ENTRY_BYTES:
+            found += bytes(in_files * ENTRY_BYTES - len(found))
+        if count > in_files:
+            found += queue.tail[: (count - in_files) * ENTRY_BYTES]
+        return found
+
+    def _queue(self, ref: QueueRef) -> QueueState:
+        queue = self._state.queue(ref)
+        if queue is None:
+            raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
+        return queue
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise DrainingError("the log is closed")
+
+    # --- bounds
+
+    def bounds_of(self, queue: QueueState) -> Bounds:
+        """Of one queue; the oldest offset is found anew after segments were deleted."""
+        first = self._segments.first_position
+        if queue.min_at < first:
+            queue.min = self._first_offset(queue, lambda row: row[0] >= first)
+            queue.min_at = first
+        return Bounds(queue.min, queue.visible)
+
+    def _first_offset(self, queue: QueueState | QueueView, wanted: Callable[[Row], bool]) -> int:
+        """The first offset from min on whose entry is `wanted`, which is monotonous; gaps are not."""
+        low, high = queue.min, queue.visible
+        while low < high:
+            middle = (low + high) // 2
+            at, row = self._entry_from(queue, middle, high)
+            if row is None or wanted(row):
+                high = middle
+            else:
+                low = at + 1
+        return low
+
+    def _entry_from(self, queue: QueueState | QueueView, offset: int, end: int) -> tuple[int, Row | None]:
+        """The first entry at or after `offset` that is no gap."""
+        while offset < end:
+            entries = self._entries(queue, offset, min(NEIGHBOURS, end - offset))
+            for at, row in enumerate(ENTRY_ROWS.iter_unpack(entries), offset):
+                if row[1]:
+                    return at, row
+            offset += len(entries) // ENTRY_BYTES
+        return end, None
+
+    def bounds(self, refs: Sequence[QueueRef]) -> list[Bounds | None]:
+        """As Backend.bounds."""
+        found = [self._state.queue(ref) for ref in refs]
+        return [None if queue is None else self.bounds_of(queue) for queue in found]
+
+    def offset_for_time(self, ref: QueueRef, wall_ms: int) -> Callable[[], int]:
+        """As Backend.offset_for_time. Call it on the hub, and what it gives in a native thread."""
+        queue = self._queue(ref)
+        low = self.bounds_of(queue).min
+        view = QueueView(ref, low, queue.visible, queue.flushed, bytes(queue.tail))
+
+        def is_late_enough(row: Row) -> bool:
+            record = self._reader.record_at(row[0])
+            return record is not None and record.stored_ms >= wall_ms
+
+        return lambda: self._first_offset(view, is_late_enough)
+
+    # --- finding
+
+    def find(
+        self, topic: str, key: bytes | None, message_id: bytes | None, count_max: int
+    ) -> Callable[[], list[StoredRecord]]:
+        """As Backend.find. Call it on the hub, and what it gives in a native thread."""
+        found = self._state.topics.get(topic)
+        if found is None:
+            raise NoSuchTopicError(f"topic {topic} does not exist")
+        incarnation = found.info.incarnation
+        if key is not None:
+            take = self._index.find_key(topic, incarnation, key, count_max) if key else list
+        else:
+            take = self._index.find_id(topic, incarnation, message_id or b"", count_max)
+        return lambda: [stored_record(record, delivery) for record, delivery in take()]
+
+    # --- answering
+
+    def answer(self, act: Callable[[], T], completion: Completion[T]) -> Completion[T]:
+        """Settle with what `act` gives, later, on the hub."""
+
+        def run() -> None:
+            try:
+                self._check_open()
+                value = act()
+            except DdmqError as error:
+                completion.fail(error)
+            else:
+                completion.succeed(value)
+
+        self._later(run)
+        return completion
+
+    def answer_off_hub(
+        self, prepare: Callable[[], Callable[[], T]], completion: Completion[T]
+    ) -> Completion[T]:
+        """The same; `prepare` runs on the hub and gives what then runs in a native thread."""
+
+        def done(result: Any) -> None:
+            try:
+                value = result.get()
+            except DdmqError as error:
+                completion.fail(error)
+            except (OSError, ValueError) as error:
+                completion.fail(StorageError(f"reading the log failed: {error}"))
+            else:
+                completion.succeed(value)
+
+        def begin() -> None:
+            try:
+                self._check_open()
+                act = prepare()
+            except DdmqError as error:
+                completion.fail(error)
+                return
+            self._hub.threadpool.spawn(act).rawlink(done)
+
+        self._later(begin)
+        return completion
+
+    # --- entries that are wrong
+
+    def _look_up(self, ref: QueueRef, offset: int) -> Row | None:
+        """Find a record in the log between its neighbours in the queue, and repair the entry."""
+        queue = self._state.queue(ref)
+        if queue is None:
+            return None
+        low, high = self._neighbours(queue, offset)
+        for segment in self._segments.segments:
+            start, end = max(low, segment.start), min(high, segment.end)
+            if start >= end:
+                continue
+            for item in walk(segment.view(end), segment.start, start, end):
+                if isinstance(item, Record) and is_of(item, ref, offset):
+                    self._repair(queue, item)
+                    return row_of(item)
+        return None
+
+    def _neighbours(self, queue: QueueState, offset: int) -> tuple[int, int]:
+        """Log positions between which the record of `offset` lies."""
+        low, high = self._segments.first_position, self._limit()
+        first = max(queue.min, offset - NEIGHBOURS)
+        before = self._sound_positions(queue, first, offset)
+        after = self._sound_positions(queue, offset + 1, min(queue.visible, offset + NEIGHBOURS))
+        return (before[-1] if before else low), (after[0] if after else high)
+
+    def _sound_positions(self, queue: QueueState, start: int, end: int) -> list[int]:
+        if start >= end:
+            return []
+        entries = self._entries(queue, start, end - start)
+        found = []
+        for at, row in enumerate(ENTRY_ROWS.iter_unpack(entries), start):
+            record = self._reader.record_at(row[0], self._limit()) if row[1] else None
+            if record is not None and is_of(record, queue.ref, at):
+                found.append(record.position)
+        return found
+
+    def _repair(self, queue: QueueState, record: Record) -> None:
+        self._damage.found(
+            "consumequeue", record.position, ENTRY_BYTES, f"entry {record.offset} of {queue.ref}"
+        )
+        if record.offset < queue.flushed:
+            try:
+                self._files.write(queue.ref, record.offset, pack_entry(record))
+            except OSError:
+                return  # it is looked up again next time

@@ -1,0 +1,170 @@
+"""The commit log's files: found by name, mapped for reading, cut and continued.
+
+Rules:
+* A segment holds the positions from its name up to the next segment's name; `end` says up to where its
+  bytes count. Nothing reads a mapped byte at or past `end`: behind a cut it may be gone, and a process
+  that touches it dies.
+* Creating and cutting block; adding to and removing from the set is done on the hub, by one owner.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_right
+from itertools import pairwise
+
+from backend.file_log.core import names
+from backend.file_log.core.frame import FRAME_BYTES, unpack_frame
+from backend.file_log.storage import File, Storage
+
+
+class Segment:
+    """One file of the commit log."""
+
+    __slots__ = ("_map", "end", "file", "last_ms", "path", "start")
+
+    def __init__(self, start: int, end: int, path: str, file: File) -> None:
+        self.start = start
+        self.end = end
+        self.path = path
+        self.file = file
+        self.last_ms = 0  # store time of its newest record, or a little later
+        self._map: mmap.mmap | None = None
+
+    def view(self, end: int) -> mmap.mmap:
+        """The file mapped, at least up to log position `end`. Raises ValueError when it is shorter."""
+        found = self._map
+        if found is None or self.start + len(found) < end:
+            found = self._map = self.file.map()
+            if self.start + len(found) < end:
+                raise ValueError(f"{self.path} ends at {self.start + len(found)}, wanted is {end}")
+        return found
+
+    def pread(self, position: int, size: int) -> bytes:
+        """Bytes from a log position on; shorter at the end of what counts."""
+        return self.file.pread(min(size, self.end - position), position - self.start)
+
+    def disk_bytes(self) -> int:
+        """Space taken."""
+        return os.fstat(self.file.fd).st_blocks * 512
+
+    def close(self) -> None:
+        """Mapped pages go when their last reader does."""
+        self._map = None
+        self.file.close()
+
+
+class SegmentSet:
+    """All segments of one log, ascending."""
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self.storage = storage
+        self.folder = f"{directory}/{names.COMMIT_LOG}"
+        self.starts: list[int] = []
+        self.segments: list[Segment] = []
+
+    def load(self) -> None:
+        """Open what is there. Segments not known yet are added, so members call it again."""
+        found = [names.parse_segment(name) for name in self.storage.list(self.folder)]
+        starts = [start for start in found if start is not None]
+        known = dict(zip(self.starts, self.segments, strict=True))
+        segments = [known.pop(start) if start in known else self._open(start) for start in starts]
+        for gone in known.values():
+            gone.close()
+        for segment, after in pairwise(segments):
+            segment.end = min(after.start, segment.start + segment.file.size())
+            segment.last_ms = segment.last_ms or self._first_ms(after)
+        self.starts, self.segments = starts, segments
+
+    def _open(self, start: int) -> Segment:
+        path = self.path(start)
+        file = self.storage.open(path)
+        return Segment(start, start + file.size(), path, file)
+
+    def _first_ms(self, segment: Segment) -> int:
+        frame = unpack_frame(segment.file.pread(FRAME_BYTES, 0), segment.start)
+        return 0 if frame is None else frame.stored_ms
+
+    def path(self, start: int) -> str:
+        """Of a segment's file."""
+        return f"{self.folder}/{names.segment_name(start)}"
+
+    @property
+    def last(self) -> Segment:
+        """The one being written."""
+        return self.segments[-1]
+
+    @property
+    def first_position(self) -> int:
+        """Where the log starts; 0 when there is none."""
+        return self.starts[0] if self.starts else 0
+
+    def locate(self, position: int) -> Segment | None:
+        """The segment that holds a log position, None when it was deleted or is not there yet."""
+        index = bisect_right(self.starts, position) - 1
+        if index < 0 or position >= self.segments[index].end:
+            return None
+        return self.segments[index]
+
+    def create(self, start: int, size: int) -> Segment:
+        """A new, empty, durable file for the log from `start` on. Blocking; not in the set yet."""
+        path = self.path(start)
+        file = self.storage.open(path, write=True)
+        try:
+            file.truncate(size)
+            file.sync_all()
+            self.storage.sync_folder(self.folder)
+        except OSError:
+            file.close()
+            raise
+        return Segment(start, start, path, file)
+
+    def create_with(self, start: int, data: bytes, size: int) -> Segment:
+        """A new durable file that holds `data`, in place of one with the same start. Blocking."""
+        path = self.path(start)
+        unfinished = path + names.UNFINISHED
+        self.storage.remove(unfinished)
+        file = self.storage.open(unfinished, write=True)
+        try:
+            file.truncate(max(size, len(data)))
+            file.pwrite(data, 0)
+            file.sync_all()
+            self.storage.rename(unfinished, path)
+            self.storage.sync_folder(self.folder)
+        except OSError:
+            file.close()
+            raise
+        return Segment(start, start + len(data), path, file)
+
+    def reopen_last(self, end: int, size: int) -> None:
+        """Make the last segment writable and cut it at log position `end`, durably. Blocking."""
+        last = self.segments[-1]
+        file = self.storage.open(last.path, write=True)
+        file.truncate(end - last.start)
+        file.sync_all()
+        file.truncate(max(size, end - last.start))
+        file.sync_all()
+        last.close()
+        self.segments[-1] = Segment(last.start, end, last.path, file)
+
+    def add(self, segment: Segment) -> None:
+        """A new last one; what it overlaps of the one before does not count any more."""
+        if self.segments and self.segments[-1].start >= segment.start:
+            self.starts.pop()
+            self.segments.pop()
+        elif self.segments:
+            self.segments[-1].end = min(self.segments[-1].end, segment.start)
+        self.starts.append(segment.start)
+        self.segments.append(segment)
+
+    def drop_first(self) -> Segment:
+        """Take the oldest out of the set; its file stays."""
+        self.starts.pop(0)
+        return self.segments.pop(0)
+
+    def close(self) -> None:
+        """All files."""
+        for segment in self.segments:
+            segment.close()
+        self.starts, self.segments = [], []

@@ -1,0 +1,1 @@
+"""Opening the log, and the checkpoints that make it quick."""

@@ -1,0 +1,193 @@
+"""The checkpoint: all state as of one log position, so that only what follows is read at the next start.
+
+Two generations are kept: when the newer is damaged the older one serves, and the log is read from there.
+Encoding is done on the hub at once, so that it shows one moment; progress that has not changed since the
+last time is taken from memory as it was encoded then.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import google_crc32c
+
+from backend.file_log.core import names
+from backend.file_log.state import LogState, QueueState, TopicState, decode_topic, encode_topic
+from backend.file_log.storage import Storage
+from backend.progress.codec import decode_progress, encode_progress
+from backend.progress.group_progress import Key
+from backend.records import QueueRef
+from ddmq_common.errors import DamagedError
+
+MAGIC = b"DDMQCKP1"
+VERSION = 1
+_FRONT = struct.Struct("<8sI")
+_REST = struct.Struct("<IQQqQIIQII")
+HEADER_BYTES = _FRONT.size + _REST.size
+_ITEM = struct.Struct("<BI")
+_BOUNDS = struct.Struct("<qq")
+TOPIC, SETTING, PROGRESS = 1, 2, 3
+
+
+class Checkpoint(NamedTuple):
+    """One, as read."""
+
+    position: int
+    first_position: int
+    state: LogState
+
+
+class Encoder:
+    """Encodes checkpoints of one state; remembers encoded progress between them."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._progress: dict[Key, bytes] = {}
+
+    def encode(self, position: int, first_position: int) -> bytes:
+        """The whole file. `position`: everything below is applied."""
+        state = self._state
+        items = [_topic_item(topic) for topic in state.topics.values()]
+        items += [_setting_item(key, value) for key, value in state.settings.items()]
+        items += self._progress_items()
+        body = b"".join(items)
+        rest = _REST.pack(
+            VERSION,
+            position,
+            state.batch_id,
+            state.last_ms,
+            first_position,
+            state.writer_epoch,
+            state.last_incarnation,
+            len(body),
+            google_crc32c.value(body),
+            len(items),
+        )
+        return _FRONT.pack(MAGIC, google_crc32c.value(rest)) + rest + body
+
+    def _progress_items(self) -> list[bytes]:
+        state, known = self._state, self._progress
+        fresh: dict[Key, bytes] = {}
+        for key, progress in state.progress:
+            item = None if key in state.changed_progress else known.get(key)
+            fresh[key] = item or _item(PROGRESS, encode_progress(*key, progress))
+        state.changed_progress.clear()
+        self._progress = fresh
+        return list(fresh.values())
+
+
+def _item(kind: int, content: bytes) -> bytes:
+    return _ITEM.pack(kind, len(content)) + content
+
+
+def _topic_item(topic: TopicState) -> bytes:
+    settings = encode_topic(topic.info)
+    head = struct.pack(f"<B{len(topic.name_bytes)}sII", len(topic.name_bytes), topic.name_bytes,
+                       topic.info.incarnation, len(settings))  # fmt: skip
+    bounds = b"".join([_BOUNDS.pack(queue.min, queue.visible) for queue in topic.queues])
+    return _item(TOPIC, head + settings + bounds)
+
+
+def _setting_item(key: str, value: bytes) -> bytes:
+    data = key.encode()
+    return _item(SETTING, struct.pack("<I", len(data)) + data + value)
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    """Raises DamagedError."""
+    try:
+        return _decode(data)
+    except (struct.error, UnicodeDecodeError, ValueError, IndexError) as error:
+        raise DamagedError(f"a checkpoint of {len(data)} bytes does not parse: {error}") from error
+
+
+def _decode(data: bytes) -> Checkpoint:
+    magic, crc = _FRONT.unpack_from(data)
+    if magic != MAGIC or google_crc32c.value(data[_FRONT.size : HEADER_BYTES]) != crc:
+        raise DamagedError("the checkpoint's header is damaged")
+    state = LogState()
+    version, position, state.batch_id, state.last_ms, first, epoch, last, length, crc, count = _REST.unpack(
+        data[_FRONT.size : HEADER_BYTES]
+    )
+    body = data[HEADER_BYTES:]
+    if version != VERSION or len(body) != length or google_crc32c.value(body) != crc:
+        raise DamagedError(f"the checkpoint's body of {len(body)} bytes is damaged, or of another version")
+    state.writer_epoch = epoch
+    items = list(_items(body))
+    if len(items) != count:
+        raise DamagedError(f"the checkpoint has {len(items)} items, its header says {count}")
+    for kind, content in items:
+        _restore(state, kind, content, first)
+    state.last_incarnation = max(state.last_incarnation, last)
+    return Checkpoint(position, first, state)
+
+
+def _items(body: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(body):
+        kind, length = _ITEM.unpack_from(body, at)
+        at += _ITEM.size
+        if at + length > len(body):
+            raise ValueError(f"an item of {length} bytes passes the end")
+        yield kind, body[at : at + length]
+        at += length
+
+
+def _restore(state: LogState, kind: int, content: bytes, first_position: int) -> None:
+    if kind == TOPIC:
+        _restore_topic(state, content, first_position)
+    elif kind == SETTING:
+        length = struct.unpack_from("<I", content)[0]
+        state.settings[content[4 : 4 + length].decode()] = content[4 + length :]
+    elif kind == PROGRESS:
+        state.progress.put(*decode_progress(content))
+
+
+def _restore_topic(state: LogState, content: bytes, first_position: int) -> None:
+    end = 1 + content[0]
+    incarnation, length = struct.unpack_from("<II", content, end)
+    name = content[1:end].decode()
+    end += 8
+    info = decode_topic(name, incarnation, content[end : end + length])
+    state.apply_topic(info)
+    queues = state.topics[name].queues
+    bounds = list(_BOUNDS.iter_unpack(content[end + length :]))
+    for queue_id, (low, after) in enumerate(bounds[: len(queues)]):
+        queue = queues[queue_id] = QueueState(QueueRef(name, incarnation, queue_id), low, after)
+        queue.min_at = first_position
+
+
+def load_checkpoint(storage: Storage, directory: str) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound one, and what was wrong with others. Blocking."""
+    faults: list[str] = []
+    for name in (names.CHECKPOINT, names.CHECKPOINT_OLD):
+        try:
+            file = storage.open(f"{directory}/{name}")
+        except FileNotFoundError:
+            continue
+        try:
+            return decode_checkpoint(file.pread(file.size(), 0)), faults
+        except DamagedError as error:
+            faults.append(f"{name}: {error}")
+        finally:
+            file.close()
+    return None, faults
+
+
+def save_checkpoint(storage: Storage, directory: str, data: bytes) -> None:
+    """Durable on return; the one before becomes the old one. Blocking. Raises OSError."""
+    unfinished = f"{directory}/{names.CHECKPOINT_NEW}"
+    storage.remove(unfinished)
+    file = storage.open(unfinished, write=True)
+    try:
+        file.pwrite(data, 0)
+        file.sync_all()
+    finally:
+        file.close()
+    current = f"{directory}/{names.CHECKPOINT}"
+    if names.CHECKPOINT in storage.list(directory):
+        storage.rename(current, f"{directory}/{names.CHECKPOINT_OLD}")
+    storage.rename(unfinished, current)
+    storage.sync_folder(directory)

@@ -1,0 +1,96 @@
+"""Writes checkpoints: every so many bytes or seconds, between two commits, off the hub.
+
+The state is encoded on the hub at a moment when nothing is being written and all is durable; then, in a
+native thread, consume queues and index are brought up to that moment and synced, and only then the
+checkpoint takes its place. A failure leaves the last one in force: the next start reads more of the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from backend.file_log.commit.tails import Tails, Write
+from backend.file_log.commit.writer import Writer
+from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.index.attached import AttachedIndex
+from backend.file_log.segments import SegmentSet
+from backend.file_log.start.checkpoint import Encoder, save_checkpoint
+from backend.file_log.storage import Storage
+
+log = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """Of one log. `floor`: the log position of the older generation; what lies behind it must stay."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        directory: str,
+        writer: Writer,
+        segments: SegmentSet,
+        files: QueueFiles,
+        tails: Tails,
+        index: AttachedIndex,
+        position: int,
+    ) -> None:
+        self.floor = self.position = position
+        self.failures = 0
+        self._storage = storage
+        self._directory = directory
+        self._writer = writer
+        self._segments = segments
+        self._files = files
+        self._tails = tails
+        self._index = index
+        self._encoder = Encoder(writer.state)
+        self._hub: Any = gevent.get_hub()
+        self._waiting: list[Callable[[], None]] = []
+        self._wanted = self._saving = self.closed = False
+
+    def want(self, then: Callable[[], None] | None = None) -> None:
+        """Write one soon, unless nothing was written since the last; `then` follows, whatever came of it."""
+        if then is not None:
+            self._waiting.append(then)
+        if not self._wanted and not self._saving and not self.closed:
+            self._wanted = True
+            self._writer.when_at_rest(self._capture)
+
+    def _capture(self) -> None:
+        self._wanted = False
+        position = self._writer.durable
+        if position == self.position or self.closed:
+            self._finish()
+            return
+        self._saving = True
+        data = self._encoder.encode(position, self._segments.first_position)
+        self._index.index.flush()
+        self._hub.threadpool.spawn(self._save, data, self._tails.take()).rawlink(
+            lambda result: self._saved(position, result)
+        )
+
+    def _save(self, data: bytes, writes: list[Write]) -> None:
+        """Blocking."""
+        for queue, offset, entries in writes:
+            self._files.write(queue.ref, offset, entries)
+        self._files.sync()
+        self._index.index.sync()
+        save_checkpoint(self._storage, self._directory, data)
+
+    def _saved(self, position: int, result: Any) -> None:
+        self._saving = False
+        if result.exception is None:
+            self.floor, self.position = self.position, position
+        else:
+            self.failures += 1
+            log.error("the checkpoint at log position %d failed: %s", position, result.exception)
+        self._finish()
+
+    def _finish(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then()

@@ -1,0 +1,164 @@
+"""Everything the log's writer knows by heart: topics, queues, settings, group progress.
+
+It is what the log's records say, applied in log order; each `apply` is the same at work and at recovery.
+Rules: a record is applied once it is durable (a topic of class "written": written); applying one that
+does not fit what is known (its topic was deleted, its progress is fenced) changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from backend.capabilities import Durability
+from backend.port import Wait
+from backend.progress.group_progress import Key, ProgressTable
+from backend.records import ProgressDelta, QueueRef, TopicInfo
+from ddmq_common.errors import DamagedError, FencedError
+
+
+class QueueState:
+    """One queue. Offsets: min <= flushed <= visible <= assigned."""
+
+    __slots__ = ("assigned", "flushed", "min", "min_at", "pending", "ref", "tail", "visible", "waiting")
+
+    def __init__(self, ref: QueueRef, first: int = 0, after: int = 0) -> None:
+        self.ref = ref
+        self.min = first  # oldest readable, as of log start `min_at`
+        self.min_at = 0
+        self.flushed = after  # entries below are in the consume-queue files
+        self.visible = after  # readers see what is below
+        self.assigned = after  # the next record gets this offset
+        self.tail = bytearray()  # entries [flushed, visible)
+        self.pending = bytearray()  # entries of the frame being packed or written
+        self.waiting: list[tuple[int, Wait]] = []  # offset, wait
+
+
+class TopicState:
+    """One living topic."""
+
+    __slots__ = ("durable", "info", "name_bytes", "queues", "writable")
+
+    def __init__(self, info: TopicInfo) -> None:
+        self.name_bytes = info.name.encode()
+        self.queues: list[QueueState] = []
+        self.change(info)
+
+    def change(self, info: TopicInfo) -> None:
+        """Take over what can change; queues are only added."""
+        self.info = info
+        self.writable = info.writable
+        self.durable = info.durability >= Durability.DURABLE
+        for queue_id in range(len(self.queues), info.queues):
+            self.queues.append(QueueState(QueueRef(info.name, info.incarnation, queue_id)))
+
+
+class LogState:
+    """As of one log position."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicState] = {}
+        self.settings: dict[str, bytes] = {}
+        self.progress = ProgressTable()
+        self.changed_progress: set[Key] = set()  # since the last checkpoint
+        self.last_incarnation = 0
+        self.last_ms = 0
+        self.batch_id = 0  # of the next frame
+        self.writer_epoch = 0
+
+    def queue(self, ref: QueueRef) -> QueueState | None:
+        """None when it, its topic or its incarnation is gone."""
+        topic = self.topics.get(ref.topic)
+        if topic is None or topic.info.incarnation != ref.incarnation:
+            return None
+        return topic.queues[ref.queue_id] if 0 <= ref.queue_id < len(topic.queues) else None
+
+    def queues(self) -> Iterator[QueueState]:
+        """All of them."""
+        for topic in self.topics.values():
+            yield from topic.queues
+
+    def apply_topic(self, info: TopicInfo) -> None:
+        """Create it, or change the living one of the same incarnation; a newer incarnation replaces it."""
+        found = self.topics.get(info.name)
+        self.last_incarnation = max(self.last_incarnation, info.incarnation)
+        if found is not None and found.info.incarnation == info.incarnation:
+            found.change(info)
+        elif found is None or found.info.incarnation < info.incarnation:
+            self.apply_topic_deleted(info.name, info.incarnation - 1)
+            self.topics[info.name] = TopicState(info)
+
+    def apply_topic_deleted(self, name: str, incarnation: int) -> TopicState | None:
+        """Forget it and its progress; harmless when a newer one lives."""
+        found = self.topics.get(name)
+        if found is None or found.info.incarnation > incarnation:
+            return None
+        del self.topics[name]
+        self.progress.drop_queues(name, found.info.incarnation)
+        return found
+
+    def apply_setting(self, key: str, value: bytes | None) -> None:
+        """None deletes."""
+        if value is None:
+            self.settings.pop(key, None)
+        else:
+            self.settings[key] = value
+
+    def apply_delta(self, delta: ProgressDelta) -> None:
+        """Progress of a queue that is gone, or fenced, changes nothing."""
+        if self.queue(delta.queue) is None:
+            return
+        try:
+            self.progress.apply(delta)
+        except FencedError:
+            return
+        self.changed_progress.add((delta.group, delta.queue))
+
+
+class _TopicRow(msgspec.Struct, forbid_unknown_fields=False):
+    queues: int
+    durability: int = int(Durability.DURABLE)
+    readable: bool = True
+    writable: bool = True
+    delay: str = "both"
+    body_bytes_max: int | None = None
+    source: str = "log"
+
+
+_decode_row: Any = msgspec.json.Decoder(_TopicRow).decode
+
+
+def encode_topic(info: TopicInfo) -> bytes:
+    """A topic's settings as a topic record holds them."""
+    return msgspec.json.encode(
+        _TopicRow(
+            info.queues,
+            int(info.durability),
+            info.readable,
+            info.writable,
+            info.delay,
+            info.body_bytes_max,
+            info.source,
+        )
+    )
+
+
+def decode_topic(name: str, incarnation: int, data: bytes) -> TopicInfo:
+    """The other way. Raises DamagedError."""
+    try:
+        row = _decode_row(data)
+        durability = Durability(row.durability)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise DamagedError(f"the record of topic {name} does not parse: {error}") from error
+    info = TopicInfo(name, incarnation, row.queues, durability)
+    return replace(
+        info,
+        readable=row.readable,
+        writable=row.writable,
+        delay=row.delay,
+        body_bytes_max=row.body_bytes_max,
+        source=row.source,
+    )

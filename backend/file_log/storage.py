@@ -1,0 +1,147 @@
+"""Every file operation of the file log, in one place, so that tests can make each of them fail.
+
+Rules: calls block and belong into a native thread, except `pread` and `map` of what is cached and
+`pwrite` of a few bytes to the page cache. Errors are OSError. `pwrite` writes all or raises.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_DSYNC = getattr(os, "RWF_DSYNC", 0)
+_SEEK_DATA = getattr(os, "SEEK_DATA", None)
+
+
+class Space(NamedTuple):
+    """Of the file system, bytes."""
+
+    free: int
+    total: int
+
+
+class File:
+    """One open file."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; shorter only at the end of the file."""
+        return os.pread(self.fd, size, offset)
+
+    def pwrite(self, data: bytes, offset: int) -> None:
+        """All of `data`, to the page cache."""
+        written = os.pwrite(self.fd, data, offset)
+        while written < len(data):
+            more = os.pwrite(self.fd, memoryview(data)[written:], offset + written)
+            if more == 0:
+                raise OSError(errno.EIO, "nothing was written", self.path)
+            written += more
+
+    def write_through(self, data: bytes, offset: int) -> None:
+        """All of `data`, durable on return; says nothing about what was written before.
+
+        One system call where the system can, because each one costs a hand-over of the interpreter.
+        """
+        if not _DSYNC or os.pwritev(self.fd, [data], offset, _DSYNC) < len(data):
+            self.pwrite(data, offset)
+            self.sync()
+
+    def size(self) -> int:
+        """Bytes."""
+        return os.fstat(self.fd).st_size
+
+    def truncate(self, size: int) -> None:
+        """Cut, or extend with zeros that take no space."""
+        os.ftruncate(self.fd, size)
+
+    def allocate(self, offset: int, size: int) -> None:
+        """Set space aside, so that writing there cannot find the disk full."""
+        os.posix_fallocate(self.fd, offset, size)
+
+    def sync(self) -> None:
+        """fdatasync: the data, and what is needed to read it back."""
+        os.fdatasync(self.fd)
+
+    def sync_all(self) -> None:
+        """fsync."""
+        os.fsync(self.fd)
+
+    def map(self) -> mmap.mmap:
+        """The whole file, for reading; later growth is not in it."""
+        return mmap.mmap(self.fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+
+    def data_end(self, start: int) -> int:
+        """An offset behind all bytes from `start` on that may be other than zero."""
+        size = self.size()
+        if _SEEK_DATA is None:
+            return size
+        at = start
+        try:
+            while at < size:
+                at = os.lseek(self.fd, os.lseek(self.fd, at, _SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            return at if error.errno == errno.ENXIO else size
+        return at
+
+    def close(self) -> None:
+        """May be called twice."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Storage:
+    """The file system. Paths are text, absolute or relative to the working directory."""
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        """For reading, or for writing too: created when missing. Raises FileNotFoundError."""
+        flags = os.O_RDWR | os.O_CREAT if write else os.O_RDONLY
+        return File(path, os.open(path, flags | os.O_CLOEXEC, 0o644))
+
+    def list(self, folder: str) -> Sequence[str]:
+        """Sorted names in the folder; empty when it does not exist."""
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def make_folder(self, folder: str) -> None:
+        """With its parents; harmless when it exists."""
+        os.makedirs(folder, exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        """Replaces `new`."""
+        os.replace(old, new)
+
+    def remove(self, path: str) -> None:
+        """Harmless when it is gone."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+
+    def remove_tree(self, folder: str) -> None:
+        """A folder with all in it; harmless when it is gone."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def sync_folder(self, folder: str) -> None:
+        """Make creations, renames and removals in it durable."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def space(self, folder: str) -> Space:
+        """Of the file system that holds `folder`."""
+        found = os.statvfs(folder)
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
