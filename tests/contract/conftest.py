@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract_kit import ENGINES, PERSISTENT, Kit
+from contract_engines import ENGINES, PERSISTENT
+from contract_kit import Kit
 
 
 @pytest.fixture(params=list(ENGINES))

@@ -1,8 +1,4 @@
-"""What the contract tests share: engines to run against, a clock, records, and ways to wait.
-
-An engine is added to ENGINES in one line. Whatever an engine cannot be made to do from outside (remove
-old records at once, for instance) is done by its class here, so that the tests stay the same for all.
-"""
+"""What the contract tests share: what an engine under test is, a clock, records, and ways to wait."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from typing import ClassVar, TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.memory import MemoryBackend
 from backend.port import Assignment, Backend
 from backend.records import (
     AppendResult,
@@ -71,17 +66,6 @@ class Engine(ABC):
 
     def close(self) -> None:
         self.backend.close()
-
-
-class MemoryEngine(Engine):
-    persists = False
-
-    def open(self) -> None:
-        self.backend = MemoryBackend(self.clock)
-
-
-ENGINES: dict[str, type[Engine]] = {"memory": MemoryEngine}
-PERSISTENT = [name for name, engine in ENGINES.items() if engine.persists]
 
 
 class Kit:

@@ -1,6 +1,7 @@
-"""The member engine: a process that is not the writer, over a session with the memory engine's server.
+"""Member engines: the port as a process has it that is not the writer, over a real session.
 
-Both ends live on one hub here; what crosses between them is the real socket.
+Both ends live on one hub here; what crosses between them is the real socket, and with the file log the
+member reads the real files.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import ClassVar
 
 from contract_kit import Engine
 
+from backend.file_log import open_shared
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.election import Opened, share
 from backend.memory import MemoryBackend
@@ -17,7 +19,7 @@ from ddmq_common.metrics.registry import Registry
 
 
 class MemberEngine(Engine):
-    """The port as a member has it."""
+    """A member of a writer on the memory engine: everything through the session."""
 
     persists: ClassVar[bool] = False
 
@@ -31,6 +33,20 @@ class MemberEngine(Engine):
             self.directory, open_writer, clock=self.clock, metrics=Registry(), may_write=False
         )
 
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
     def close(self) -> None:
         self.backend.close()
         self.writer.close()
+
+
+class FileLogMemberEngine(MemberEngine):
+    """A member of a writer on the file log, which reads the files itself."""
+
+    persists: ClassVar[bool] = True
+
+    def open(self) -> None:
+        self.writer = open_shared(self.directory, clock=self.clock, metrics=Registry())
+        self.backend = open_shared(self.directory, clock=self.clock, metrics=Registry(), may_write=False)

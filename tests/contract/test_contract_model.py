@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contract_kit import ENGINES, Kit, done
+from contract_engines import ENGINES
+from contract_kit import Kit, done
 from contract_model import Model, ModelProgress, ModelTopic
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
