@@ -17,6 +17,7 @@ from backend.capabilities import Capabilities, Durability
 from backend.completion import Completion
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.retention import Gate, Hold
+from backend.file_log.dead_letters import DeadLetterHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.ownership import Ownership
@@ -78,7 +79,7 @@ class FileLog(Backend):
             self._call_after,
             options.topics_max,
         )
-        self._holders: list[Callable[[], Iterable[Hold]]] = []
+        self._holders: list[Callable[[], Iterable[Hold]]] = [DeadLetterHolds(self, clock)]
         self._watchers: list[Callable[[str], None]] = []
         self._drains: list[tuple[float, Completion[None]]] = []
         self._draining = self._closed = self._ticking = False
@@ -317,7 +318,7 @@ class FileLog(Backend):
         self._holders.append(holder)
 
     def holds(self) -> list[Hold]:
-        """What retention must keep."""
+        """What retention must keep. Blocks the calling greenlet."""
         own = Hold(self.retention_floor(), "the older checkpoint")
         return [own, *(hold for holder in self._holders for hold in holder())]
 

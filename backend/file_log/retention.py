@@ -34,7 +34,7 @@ from backend.file_log.core.retention import (
 from backend.file_log.index.keeper import off_hub
 from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DiskFullError
+from ddmq_common.errors import DdmqError, DiskFullError
 from ddmq_common.metrics.catalogue import (
     LOG_DISK_FREE,
     LOG_GATE,
@@ -116,10 +116,11 @@ class Retention:
         """Measure, decide, delete; what was deleted. Blocks the calling greenlet, not the hub."""
         try:
             disk = Disk(*off_hub(self._storage.space, self._folder))
-        except OSError as error:
-            self._failed("cannot read the free space of %s: %s", self._folder, error)
+            holds = list(self._holds())
+        except (OSError, DdmqError) as error:
+            self._failed("nothing is deleted from %s this time: %s", self._folder, error)
             return []
-        wanted, held = deletions(self._segments(), self._moment(disk), self.options, self._holds())
+        wanted, held = deletions(self._segments(), self._moment(disk), self.options, holds)
         self._note_held(held)
         self._set_gate(disk)
         done: list[Deletion] = []
@@ -146,7 +147,7 @@ class Retention:
         segment, reason = deletion
         try:
             off_hub(self._release(segment))
-        except OSError as error:
+        except (OSError, DdmqError) as error:
             self._failed("cannot delete segment %d: %s", segment.start, error)
             return False
         self._registry.cell(LOG_SEGMENTS_DELETED, reason.name.lower()).value += 1

@@ -74,7 +74,11 @@ class IndexKeeper:
 
     def _run(self) -> None:
         while True:
-            self.work_once()
+            try:
+                self.work_once()
+            except (OSError, DdmqError) as error:
+                self.failures += 1
+                logger.warning("the index cannot be looked after now: %s", error)
             self._event.wait(ROUND_S)
             self._event.clear()
 

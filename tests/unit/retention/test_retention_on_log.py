@@ -1,0 +1,177 @@
+"""Retention, its holds and the index on a real log: what goes, what stays, what readers see then."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import gevent
+import pytest
+
+from backend.file_log import FileLog, FileLogOptions, open_log
+from backend.file_log.core.retention import GIB, RetentionOptions
+from backend.file_log.dead_letters import DeadLetterHolds
+from backend.file_log.storage import Space, Storage
+from backend.records import AppendStatus, NewRecord, QueueRef, ReadStatus, StoredRecord, TopicInfo
+from ddmq_common.clock import ManualClock
+from ddmq_common.delivery import encode
+from ddmq_common.errors import DiskFullError
+from ddmq_common.metrics.registry import Registry
+
+DAY_S = 86_400
+SEGMENT = 64 * 1024
+DLQ = "%DLQ%g"
+
+
+class SmallDisk(Storage):
+    def __init__(self) -> None:
+        self.free = 500 * GIB
+
+    def space(self, folder: str) -> Space:
+        return Space(self.free, 1000 * GIB)
+
+
+class House:
+    def __init__(self, directory: Path, **retention: int | None) -> None:
+        self.clock = ManualClock()
+        self.storage = SmallDisk()
+        self.sent = 0
+        self.directory = directory
+        options = FileLogOptions(
+            segment_bytes=SEGMENT,
+            allocate_bytes=SEGMENT,
+            checkpoint_bytes=SEGMENT,
+            retention=RetentionOptions(cleaning_hour=None, **retention),
+        )
+        self.log: FileLog = open_log(
+            directory, options, clock=self.clock, metrics=Registry(), storage=self.storage
+        )
+        for name in ("t", DLQ):
+            self.log.put_topic(TopicInfo(name, 0, 1), self.deadline()).wait(60)
+
+    def deadline(self) -> float:
+        return self.clock.monotonic() + 60
+
+    def send(self, topic: str = "t", key: bytes = b"k", size: int = 8_000) -> AppendStatus:
+        self.sent += 1
+        record = NewRecord(
+            topic, 0, self.sent.to_bytes(16, "big"), 0, encode(key, b"x" * size, b"", None), key=key
+        )
+        return self.log.append([record], self.deadline()).wait(60)[0].status
+
+    def ref(self, topic: str) -> QueueRef:
+        info = self.log.topic(topic)
+        assert info is not None
+        return QueueRef(topic, info.incarnation, 0)
+
+    def bounds(self, topic: str = "t") -> tuple[int, int]:
+        found = self.log.bounds([self.ref(topic)]).wait(60)[0]
+        assert found is not None
+        return found
+
+    def found(self, topic: str = "t", key: bytes = b"k") -> list[StoredRecord]:
+        return self.log.find(topic, key=key, count_max=10_000).wait(60)
+
+    def segments(self) -> list[int]:
+        return sorted(int(path.name) for path in (self.directory / "commitlog").iterdir())
+
+    def clean(self) -> int:
+        return len(self.log._retention.run_once())
+
+    def settle(self) -> None:
+        """Let checkpoints catch up, so that they hold nothing: two are kept."""
+        for _ in range(3):
+            self.send(key=b"", size=10)
+            done: list[bool] = []
+            self.log._checkpoints.want(lambda: done.append(True))  # noqa: B023
+            with gevent.Timeout(60):
+                while not done:
+                    gevent.sleep(0.01)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    yield made
+    made.log.close()
+
+
+def test_expired_segments_go_and_readers_continue_at_the_oldest(house: House) -> None:
+    for _ in range(40):
+        house.send()
+    before = house.segments()
+    house.clock.advance(4 * DAY_S)
+    for _ in range(3):
+        house.send()
+    house.settle()
+    assert house.clean() > 0
+    after = house.segments()
+    assert after == before[-len(after) :]
+    low, high = house.bounds()
+    assert 0 < low <= 40 < high
+    batch = house.log.read(house.ref("t"), 0, 10, 1 << 20).wait(60)
+    assert batch.status is ReadStatus.OUT_OF_RANGE
+    assert batch.bounds == (low, high)
+    assert house.log.read(house.ref("t"), low, 10, 1 << 20).wait(60).offsets[0] == low
+    assert [record.offset for record in house.found()] == list(range(42, low - 1, -1))
+    assert {int(path.name[:20]) for path in (house.directory / "index").iterdir()} <= set(after)
+
+
+def test_young_dead_letters_hold_their_segment(tmp_path: Path) -> None:
+    house = House(tmp_path, log_bytes_max=2 * SEGMENT)
+    for number in range(40):
+        house.send(DLQ if number == 20 else "t")
+    house.settle()
+    letter = house.found(DLQ)[0]
+    assert house.clean() > 0
+    assert house.segments()[0] <= letter.position < house.segments()[1]
+    assert house.log._retention.held is not None
+    assert house.log._retention.held.hold.reason == "dead letters under 3 days"
+    assert house.clean() == 0
+    house.clock.advance(3 * DAY_S + 1)
+    assert house.clean() > 0
+    assert house.found(DLQ) == []
+    house.log.close()
+
+
+def test_dead_letters_are_looked_for_again_only_when_needed(house: House) -> None:
+    holds = DeadLetterHolds(house.log, house.clock)
+    assert holds() == []
+    house.send(DLQ)
+    first = holds()
+    assert len(first) == 1
+    house.clock.advance(2 * DAY_S)
+    house.send(DLQ)
+    assert holds() == first
+    house.clock.advance(DAY_S + 1)
+    second = holds()
+    assert second[0].position > first[0].position
+    house.clock.advance(3 * DAY_S)
+    assert holds() == []
+
+
+def test_a_full_disk_refuses_clients_and_keeps_the_reserve(house: House) -> None:
+    house.storage.free = GIB
+    house.clean()
+    record = NewRecord("t", 0, bytes(16), 0, encode(b"", b"x", b"", None))
+    result = house.log.append([record], house.deadline()).wait(60)[0]
+    assert result.status is AppendStatus.REFUSED
+    assert isinstance(result.error, DiskFullError)
+    assert "1.0 GiB free of 1000.0 GiB" in str(result.error)
+    assert house.send(DLQ) is AppendStatus.STORED
+    house.storage.free = 100
+    house.clean()
+    assert house.send(DLQ) is AppendStatus.REFUSED
+    house.storage.free = 500 * GIB
+    house.clean()
+    assert house.send() is AppendStatus.STORED
+
+
+def test_the_index_survives_a_restart(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    for number in range(30):
+        house.send(key=b"k%d" % (number % 3))
+    house.log.close()
+    again = House(tmp_path)
+    assert [record.offset for record in again.found(key=b"k1")] == list(range(28, 0, -3))
+    ids = again.log.find("t", message_id=(5).to_bytes(16, "big")).wait(60)
+    assert [record.offset for record in ids] == [4]
+    again.log.close()
