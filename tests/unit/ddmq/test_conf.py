@@ -1,0 +1,65 @@
+"""conf/ is the reference of the configuration, so it must be true: every key there, every default as said."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ddmq.server.config import FILES, ServeConfig, load_folder, shown, with_flags
+from ddmq_common.config.loader import load
+from ddmq_common.errors import ConfigError
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+
+@pytest.mark.parametrize("part", [part for part in FILES if part != "topics"])
+def test_a_file_names_every_key_with_its_default(part: str) -> None:
+    name, kind = FILES[part]
+    assert load(CONF / name, kind) == kind()
+    text = (CONF / name).read_text()
+    for field in dataclasses.fields(kind):
+        assert f"{field.name}:" in text, f"{name} does not mention {field.name}"
+
+
+def test_the_folder_loads_as_a_whole() -> None:
+    config = load_folder(CONF)
+    assert config.topics.topics["orders"].queues == 4
+    assert config.serve == ServeConfig()
+    assert shown(config)["serve"]["drain_ms"] == 10_000
+
+
+def test_flags_override_files() -> None:
+    config = with_flags(
+        load_folder(CONF), producer="127.0.0.1:1", consumer=None, admin=None, data_dir=Path("x")
+    )
+    assert str(config.serve.address("producer")) == "127.0.0.1:1"
+    assert str(config.serve.address("consumer")) == "127.0.0.1:9713"
+    assert config.serve.data_dir == Path("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("ddmq.yaml", "producer: here", "ddmq.yaml: top level: producer is 'here' is not HOST:PORT"),
+        ("ddmq.yaml", "drain: 1", "ddmq.yaml:1: drain: unknown key; did you mean 'drain_ms'?"),
+        ("topics.yaml", "topics:\n  a/b: {}", "topic name 'a/b' has a character"),
+        (
+            "topics.yaml",
+            "topics:\n  a:\n    queues: 0",
+            "topics.yaml:3: topics.a.queues: is 0; allowed: 1 to 1024",
+        ),
+        ("rpc.yaml", "connections_max: 0", "connections_max is 0; allowed: at least 1"),
+    ],
+)
+def test_errors_name_file_key_value_and_what_is_allowed(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_folder(tmp_path)
+    assert said in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none: is not a folder"):
+        load_folder(tmp_path / "none")
