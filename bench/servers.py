@@ -54,6 +54,7 @@ def start(arguments: list[str], cores: set[int] | None = None) -> Running:
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments],
         stdout=subprocess.PIPE,
+        stderr=(scratch() / "servers.log").open("a"),
         text=True,
         preexec_fn=lambda: os.sched_setaffinity(0, chosen),
     )

@@ -78,12 +78,12 @@ class TopicsConfig:
 class Configuration:
     """Everything a server process was told."""
 
-    serve: ServeConfig = ServeConfig()
-    rpc: RpcLimits = RpcLimits()
-    log: FileLogOptions = FileLogOptions()
-    producer: ProducerConfig = ProducerConfig()
-    consumer: ConsumerConfig = ConsumerConfig()
-    topics: TopicsConfig = TopicsConfig()
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    rpc: RpcLimits = field(default_factory=RpcLimits)
+    log: FileLogOptions = field(default_factory=FileLogOptions)
+    producer: ProducerConfig = field(default_factory=ProducerConfig)
+    consumer: ConsumerConfig = field(default_factory=ConsumerConfig)
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
     folder: Path | None = None
 
 
@@ -121,5 +121,16 @@ def with_flags(config: Configuration, **flags: Any) -> Configuration:
 
 
 def shown(config: Configuration) -> dict[str, Any]:
-    """The values in force, secrets masked, for the start-up log line."""
+    """The values in force, secrets masked."""
     return {part: resolved(getattr(config, part)) for part in FILES if part != "topics"}
+
+
+def changed(config: Configuration) -> dict[str, Any]:
+    """The values in force that are not the defaults, as `file part.key`, secrets masked."""
+    before, now = shown(Configuration()), shown(config)
+    return {
+        f"{part}.{key}": str(value) if isinstance(value, Path) else value
+        for part, values in now.items()
+        for key, value in values.items()
+        if before[part][key] != value
+    }

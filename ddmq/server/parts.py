@@ -23,7 +23,7 @@ from backend.port import Backend, Health
 from ddmq.address import Address
 from ddmq.server import topics
 from ddmq.server.admin import AdminApi
-from ddmq.server.config import FILES, Configuration, shown
+from ddmq.server.config import FILES, Configuration, changed, shown
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
@@ -55,7 +55,8 @@ class ServerProcess:
         """Blocks until every port answers. Raises DdmqError or OSError with the reason in one line."""
         raise_open_files()
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
-        log.info("starting", extra={"parts": ",".join(self.parts), "config": shown(self.config)})
+        log.info("starting", extra={"parts": ",".join(self.parts)} | {"set": changed(self.config)})
+        log.debug("configuration", extra={"config": shown(self.config)})
         self.backend = open_shared(
             self.config.serve.data_dir, self.config.log, clock=self.clock, metrics=self.metrics
         )

@@ -21,6 +21,7 @@ from typing import IO, Any
 import click
 
 from ddmq.address import Address, parse
+from ddmq.server import logs
 from ddmq.server.config import Configuration, load_folder, with_flags
 
 READY_WITHIN_S = 30.0
@@ -106,6 +107,7 @@ class Supervisor:
 def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     """Start each part as its own process; print `ready …` when all answer; run until SIGTERM."""
     config = with_flags(load_folder(config_dir), **flags)
+    logs.set_up(config.serve.log_level, config.serve.log_format)
     supervisor = Supervisor([_part(config, config_dir, "consumer"), _part(config, config_dir, "producer")])
 
     def on_signal(number: int, frame: FrameType | None) -> None:
