@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 CANDIDATES_MAX = 10_000  # that one lookup looks at; hashes of strangers among them are passed over
 FILL_BYTES_MAX = 64 << 20
 FLUSH_S = 1.0
+WRITE_BLOCKS = 8  # waiting blocks that are worth a call in another thread before that
 
 DamageFound = Callable[[str, int, int, str], None]  # kind of file, place, length, what
 
@@ -115,7 +116,7 @@ class AttachedIndex:
             self._keeper.wake()
         if frame.position > index.covered_to:  # the log moved its unsynced end here; the old file has it
             index.skip_to(frame.position)
-        if index.add_many(*frame.columns, frame.stored_ms, frame.end):
+        if index.add_many(*frame.columns, frame.stored_ms, frame.end) >= WRITE_BLOCKS:
             self._write()
 
     def _tick(self) -> None:

@@ -65,11 +65,11 @@ class IndexWriter:
         message_ids: Sequence[bytes],
         stored_ms: int,
         end: int,
-    ) -> bool:
+    ) -> int:
         """Records of one commit, one value each in log order; `end` is the log position behind the commit.
 
         The columns may be empty: the commit then held nothing to index. `stored_ms` is one time for all.
-        True when blocks wait for `write_blocks`.
+        How many blocks wait for `write_blocks`.
         """
         if end < self.covered_to or end - self.segment_start > SEGMENT_BYTES_MAX or len(positions) > ROWS_MAX:
             raise ValueError(
@@ -86,7 +86,7 @@ class IndexWriter:
         self.covered_to = end
         if len(rows.positions) >= BLOCK_ROWS:
             self.flush()
-        return bool(self._unwritten)
+        return len(self._unwritten)
 
     def skip_to(self, position: int) -> None:
         """Leave what lies below `position` out; the segment has a gap there until it is repaired."""

@@ -49,7 +49,7 @@ class PretendLog:
         return [r.position for r in self.rows if start_ms <= r.stored_ms < end_ms]
 
 
-def add(index: LogIndex, rows: list[Row], stored_ms: int, end: int) -> bool:
+def add(index: LogIndex, rows: list[Row], stored_ms: int, end: int) -> int:
     return index.add_many(
         [row.position for row in rows],
         [row.topic for row in rows],
