@@ -95,14 +95,14 @@ class Queries:
         self._check_open()
         queue = self._state.queue(ref)
         if queue is None:
-            return FileBatch(None, ref, ReadStatus.GONE, offset, None)
+            return FileBatch(None, ReadStatus.GONE, offset, None)
         if not self._state.topics[ref.topic].info.readable:
             raise CallerError(f"topic {ref.topic} is not readable")
         if offset == queue.visible:
-            return FileBatch(None, ref, ReadStatus.NONE, offset, None)
+            return FileBatch(None, ReadStatus.NONE, offset, None)
         bounds = self.bounds_of(queue)
         if not bounds.min <= offset < bounds.next:
-            return FileBatch(None, ref, ReadStatus.OUT_OF_RANGE, offset, bounds)
+            return FileBatch(None, ReadStatus.OUT_OF_RANGE, offset, bounds)
         return None
 
     def _batch(self, ref: QueueRef, offset: int, entries: bytes, bytes_max: int) -> FileBatch:

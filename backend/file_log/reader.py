@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 
 from backend.file_log.core.record import (
     ENTRY_BYTES,
     ENTRY_ROWS,
+    RAW_ENTRIES,
+    RAW_VOUCH,
     VOUCH,
     VOUCH_AT,
     Kind,
@@ -32,27 +34,25 @@ from ddmq_common.errors import DamagedError
 
 BLOCK_BYTES = 1 << 20
 Row = tuple[int, int, int, int, int]  # an entry: position, length, tag hash, due, flags | delivery start
+Columns = tuple[tuple[int, ...], ...]  # the same of many entries, by field
 Damaged = Callable[[int, int, str], None]  # log position, length, what
 
 
 class FileBatch(ReadBatch):
     """Records of one queue as slices of mapped segments."""
 
-    __slots__ = ("_reader", "_ref", "_rows")
+    __slots__ = ("_reader",)
 
     def __init__(
         self,
         reader: LogReader | None,
-        ref: QueueRef,
         status: ReadStatus,
         next_offset: int,
         bounds: Bounds | None,
     ) -> None:
         self._reader = reader
-        self._ref = ref
-        self._rows: list[Row] = []
         self.status = status
-        self.offsets: list[int] = []
+        self.offsets: Sequence[int] = ()
         self.positions: Sequence[int] = ()
         self.flags: Sequence[int] = ()
         self.tag_hashes: Sequence[int] = ()
@@ -60,21 +60,19 @@ class FileBatch(ReadBatch):
         self.next_offset = next_offset
         self.bounds = bounds
 
-    def fill(self, offsets: list[int], rows: list[Row], deliveries: list[bytes]) -> None:
+    def fill(self, offsets: Sequence[int], rows: Columns, deliveries: list[bytes]) -> None:
         """Set the columns."""
-        self._rows = rows
+        self.positions, _, self.tag_hashes, _, packed = rows
         self.offsets, self.deliveries = offsets, deliveries
-        if rows:
-            self.positions, _, self.tag_hashes, _, packed = zip(*rows, strict=True)
-            self.flags = [number & 255 for number in packed]
+        self.flags = [number & 255 for number in packed]
 
     def record(self, index: int) -> StoredRecord:
         """In full. Raises DamagedError when it was damaged, or deleted, since."""
         if self._reader is None:
             raise IndexError(index)
-        found = self._reader.record_at(self._rows[index][0])
+        found = self._reader.record_at(self.positions[index])
         if found is None:
-            raise DamagedError(f"the record at log position {self._rows[index][0]} cannot be read any more")
+            raise DamagedError(f"the record at log position {self.positions[index]} cannot be read any more")
         return stored_record(found, self.deliveries[index])
 
 
@@ -122,53 +120,85 @@ class LogReader:
         self._warm_max = warm_blocks_max
 
     def batch(self, ref: QueueRef, offset: int, entries: bytes, bytes_max: int, limit: int) -> FileBatch:
-        """The records of `entries`, which start at `offset`: at least one, then until `bytes_max`.
+        """The records of `entries`, which start at `offset`: at least one, then until `bytes_max`."""
+        columns: Columns = tuple(zip(*ENTRY_ROWS.iter_unpack(entries), strict=True))
+        deliveries = self._all_sound(offset, entries, columns, bytes_max, limit) if columns else []
+        if deliveries is None:
+            return self._one_by_one(ref, offset, list(zip(*columns, strict=True)), bytes_max, limit)
+        after = offset + len(deliveries)
+        batch = FileBatch(self, ReadStatus.DATA, after, None)
+        if deliveries:
+            batch.fill(range(offset, after), columns, deliveries)
+        return batch
 
-        The hot path of reading, about 0.7 µs a record: one loop with local names.
-        """
-        segments, unpack, crc = self.segments, VOUCH.unpack_from, google_crc32c.value
-        start = end = base = left = 0
-        view: Any = b""
-        offsets: list[int] = []
-        rows: list[Row] = []
+    def _all_sound(
+        self, offset: int, entries: bytes, columns: Columns, bytes_max: int, limit: int
+    ) -> list[bytes] | None:
+        """The hot path of reading: all in one segment, all within `bytes_max`, nothing wrong; else None."""
+        positions, sizes, _, _, packed = columns
+        first, last = positions[0], positions[-1]
+        end = last + sizes[-1]
+        segment = self.segments.locate(first)
+        if (
+            segment is None
+            or min(positions) != first
+            or max(positions) != last
+            or end > min(segment.end, limit)
+            or sum(sizes) > bytes_max
+        ):
+            return None
+        view, base = segment.view(end), segment.start
+        unpack, crc = RAW_VOUCH.unpack_from, google_crc32c.value
         deliveries: list[bytes] = []
-        left = bytes_max
-        at = offset - 1
-        for row in ENTRY_ROWS.iter_unpack(entries):
-            at += 1
-            position, size, _, _, packed = row
-            if not start <= position < end:
-                segment = segments.locate(position)
-                start = end = 0
-                if segment is not None:
-                    start, end, base = segment.start, min(segment.end, limit), segment.start
-                    view = segment.view(end)
-            if start <= position and position + size <= end and size > packed >> 8:
-                place = position - base
-                head = unpack(view, place + VOUCH_AT)
-                if head[1:6] == row and head[6] == at:
-                    delivery = view[place + (packed >> 8) : place + size]
-                    if crc(delivery) == head[0]:
-                        left -= len(delivery)
-                        if left < 0 and deliveries:
-                            break
-                        offsets.append(at)
-                        rows.append(row)
-                        deliveries.append(delivery)
-                        continue
-            found = self._second_look(ref, at, row, limit)
+        add = deliveries.append
+        raw = RAW_ENTRIES.iter_unpack(entries)
+        for position, size, flags, (fields,) in zip(positions, sizes, packed, raw, strict=True):
+            place = position - base
+            wanted, found, at = unpack(view, place + VOUCH_AT)
+            if found != fields or at != offset:
+                return None
+            delivery = view[place + (flags >> 8) : place + size]
+            if crc(delivery) != wanted:
+                return None
+            add(delivery)
+            offset += 1
+        return deliveries
+
+    def _one_by_one(
+        self, ref: QueueRef, offset: int, rows: list[Row], bytes_max: int, limit: int
+    ) -> FileBatch:
+        """The same with segments changing, the bound in between, or something wrong."""
+        offsets: list[int] = []
+        kept: list[Row] = []
+        deliveries: list[bytes] = []
+        left, after = bytes_max, offset
+        for at, row in enumerate(rows, offset):
+            found = self._first_look(at, row, limit) or self._second_look(ref, at, row, limit)
             if found is not None:
                 left -= len(found[1])
                 if left < 0 and deliveries:
                     break
                 offsets.append(at)
-                rows.append(found[0])
+                kept.append(found[0])
                 deliveries.append(found[1])
-        else:
-            at += 1
-        batch = FileBatch(self, ref, ReadStatus.DATA, at, None)
-        batch.fill(offsets, rows, deliveries)
+            after = at + 1
+        batch = FileBatch(self, ReadStatus.DATA, after, None)
+        if kept:
+            batch.fill(offsets, tuple(zip(*kept, strict=True)), deliveries)
         return batch
+
+    def _first_look(self, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
+        """The record when entry, header and delivery bytes agree."""
+        position, size, _, _, packed = row
+        segment = self.segments.locate(position)
+        if segment is None or position + size > min(segment.end, limit) or size < VOUCH_AT + VOUCH.size:
+            return None
+        view, place = segment.view(position + size), position - segment.start
+        head = VOUCH.unpack_from(view, place + VOUCH_AT)
+        if head[1:6] != row or head[6] != offset:
+            return None
+        delivery = view[place + (packed >> 8) : place + size]
+        return (row, delivery) if google_crc32c.value(delivery) == head[0] else None
 
     def _second_look(self, ref: QueueRef, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
         """Entry and record disagree: find out which of them is wrong."""

@@ -254,7 +254,8 @@ class Writer:
         self._records.value += frame.count
         self._adopt_segment(frame)
         self.written = frame.end
-        self.state.last_ms = frame.stored_ms
+        if frame.touched:  # store times are promised for messages; only they hold the clock up
+            self.state.last_ms = frame.stored_ms
         for queue, _ in frame.touched:
             _show(queue)
         for apply in frame.applies:
@@ -275,7 +276,7 @@ class Writer:
         if segment is not self._segments.last:
             self._segments.add(segment)
         segment.end = frame.end
-        segment.last_ms = frame.stored_ms
+        segment.last_ms = max(segment.last_ms, frame.stored_ms)
 
     def _synced(self) -> None:
         self.durable = self.written

@@ -24,12 +24,14 @@ NO_ID = bytes(16)
 FRONT = struct.Struct("<4sI")
 REST = struct.Struct("<IQIIqIqqq16sIIIBBB9x")
 VOUCH = struct.Struct("<IQIIqIq")  # header bytes 8–47: delivery CRC, the entry's fields, queue offset
+RAW_VOUCH = struct.Struct("<I28sq")  # the same, the entry's fields as they are
 VOUCH_AT = 8
 RECORD_BYTES = FRONT.size + REST.size
 META_BYTES_MAX = (1 << 24) - 1
 
 ENTRY = struct.Struct("<QIIqI")  # position, length, tag hash, due, flags | delivery start << 8
 ENTRY_ROWS = struct.Struct("<QIIqI4x")
+RAW_ENTRIES = struct.Struct("<28s4x")
 ENTRY_CRC = struct.Struct("<I")
 ENTRY_BYTES = ENTRY.size + ENTRY_CRC.size
 ENTRY_AT = 12  # where an entry's fields stand in a record

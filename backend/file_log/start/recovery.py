@@ -195,7 +195,6 @@ class Recovery:
             if isinstance(item, Record):
                 self._apply_record(item)
             elif isinstance(item, Frame):
-                self._state.last_ms = max(self._state.last_ms, item.stored_ms)
                 self._state.batch_id = item.batch_id + 1
                 self._state.writer_epoch = max(self._state.writer_epoch, item.writer_epoch)
             else:
@@ -240,6 +239,7 @@ class Recovery:
         return data
 
     def _apply_message(self, record: Record) -> None:
+        self._state.last_ms = max(self._state.last_ms, record.stored_ms)
         queue = self._queue(QueueRef(record.topic, record.incarnation, record.queue_id))
         if queue is None or record.offset < queue.assigned:
             return
