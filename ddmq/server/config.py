@@ -71,7 +71,7 @@ class TopicsConfig:
         for name in self.topics:
             fault = names.topic_fault(name)
             if fault:
-                raise ValueError(fault)
+                raise ValueError(f"topics: {fault}")
 
 
 @dataclass(frozen=True)

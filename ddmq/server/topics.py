@@ -25,6 +25,8 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
     fault = names.topic_fault(name)
     if fault:
         raise CallerError(fault)
+    if names.is_internal(name):
+        raise CallerError(f"topic {name!r} has a prefix of the system's own topics, which it makes itself")
     if backend.topic(name) is not None:
         raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
     entry = build(TopicEntry, settings, Place("request", name))
