@@ -57,7 +57,7 @@ class Message:
     """One delivered message. Attributes are read only.
 
     body          bytes as sent
-    key, tags     text, None where absent
+    key, tags     text; None or empty where absent
     properties    text to text, without the reserved names
     offset        index in its queue
     message_id    the id given when it was sent; None from old proxies, as all below

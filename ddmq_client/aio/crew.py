@@ -18,6 +18,7 @@ from ddmq_client.core.addresses import Address
 from ddmq_client.core.intake import Source, Station
 from ddmq_client.core.pacing import Pace
 from ddmq_client.errors import PullError
+from ddmq_client.net.flusher import CLOSING_TRIES
 from ddmq_client.net.puller import FAILURES
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S
 from ddmq_client.received import Message
@@ -73,7 +74,8 @@ class AsyncCrew:
             clean = await _finish(self._workers, until) and clean
             self._closing_until = flush_until
             desk.stop_flushing()
-            return await _finish(self._flushers, flush_until + 0.5) and clean
+            clean = await _finish(self._flushers, flush_until + 0.5) and clean
+            return not desk.abandon() and clean
         finally:
             for task in self._pullers | self._workers | self._flushers:
                 task.cancel()
@@ -169,9 +171,11 @@ class AsyncCrew:
                     pace.answered(1, 0.0)
                 else:
                     await desk.pause_flusher(station, pace.failed())
-            while loop.time() < self._closing_until and (parcel := desk.take_rest(station)) is not None:
-                if not await self._submit(connection, station, parcel, self._closing_until):
+            failures = 0
+            while loop.time() < self._closing_until and failures < CLOSING_TRIES:
+                if (parcel := desk.take_rest(station)) is None:
                     return
+                failures += not await self._submit(connection, station, parcel, self._closing_until)
         finally:
             connection.close()
 

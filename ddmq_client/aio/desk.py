@@ -253,6 +253,10 @@ class AsyncDesk:
         for due in self._due.values():
             due.wake()
 
+    def abandon(self) -> int:
+        """Count the results that no proxy has taken."""
+        return self._intake.abandon()
+
     def _take(self, count: int) -> list[Message]:
         taken = self._intake.take(count)
         self._room.wake()

@@ -29,7 +29,7 @@ class Counts:
     failed: int = 0
     extended: int = 0
     expired: int = 0  # waited here longer than the lease: not handed out, the proxy redelivers
-    results_dropped: int = 0  # results past the bound of a proxy that cannot be reached
+    results_dropped: int = 0  # of a proxy that cannot be reached: past their bound, or at the end
     pull_errors: int = 0
     submits: int = 0
     submit_errors: int = 0
@@ -238,6 +238,12 @@ class Intake:
         dropped = station.book.dropped
         station.book.give_back(parcel, self._clock())
         self.counts.results_dropped += station.book.dropped - dropped
+
+    def abandon(self) -> int:
+        """The end: results that no proxy has taken; counted as dropped."""
+        left = sum(len(station.book) for station in self.stations.values())
+        self.counts.results_dropped += left
+        return left
 
     def retire(self, gone: Station, heir: Station) -> None:
         """A proxy is gone for good: what is owed to it, now and later, goes to another one."""

@@ -68,7 +68,7 @@ class Pipeline(Generic[T]):
         while self._waiting and len(batch) < self._batch_messages:
             following = self._waiting[0]
             size += len(following.encoded)
-            if following.alone or size > self._batch_bytes:
+            if following.alone or now >= following.hurry_at or size > self._batch_bytes:
                 break
             batch.append(self._waiting.popleft())
         return batch

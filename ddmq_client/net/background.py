@@ -24,6 +24,7 @@ class Background:
 
     def __init__(self, settings: ProducerSettings, sender: Sender) -> None:
         self._settings = settings
+        self._policy = settings.policy()
         self._sender = sender
         self._pipeline: Pipeline[SendFuture] = Pipeline(
             settings.in_flight_max, settings.batch_bytes, settings.batch_messages
@@ -100,9 +101,9 @@ class Background:
         if not batch:
             return
         messages = [waiting.encoded for waiting in batch]
-        policy = self._settings.policy()
+        deadline = min(waiting.deadline for waiting in batch)
         try:
-            results = self._sender.run(SendJob(messages, len(batch) > 1, batch[0].deadline, policy))
+            results = self._sender.run(SendJob(messages, len(batch) > 1, deadline, self._policy))
         except Exception as error:
             _log.exception("a background send of %d messages broke", len(batch))
             results = [result_of(UnknownOutcomeError(f"the send broke: {error!r}")) for _ in batch]

@@ -70,7 +70,8 @@ class Crew:
             flusher.closing_deadline = flush_deadline
         desk.stop_flushing()
         threads = [flusher.thread for flusher in flushers] + self._leaving
-        return _join(threads, flush_deadline + 0.5) and clean
+        clean = _join(threads, flush_deadline + 0.5) and clean
+        return not desk.abandon() and clean
 
     def _keep_up(self) -> None:
         while not self._stopping.wait(RESOLVE_EVERY_S if self._pullers else UNRESOLVED_RETRY_S):

@@ -102,7 +102,7 @@ class Desk:
         """Messages for a worker; empty when it shall end. Report `handled` afterwards."""
         with self._lock:
             while True:
-                taken = self._take(count)
+                taken = [] if self._handing_stopped else self._take(count)
                 if taken or self._handing_stopped:
                     self._busy += len(taken)
                     return taken
@@ -233,17 +233,23 @@ class Desk:
             for due in self._due.values():
                 due.notify_all()
 
+    def abandon(self) -> int:
+        """Count the results that no proxy has taken."""
+        with self._lock:
+            return self._intake.abandon()
+
     def _take(self, count: int) -> list[Message]:
+        waiting = len(self._intake)
         taken = self._intake.take(count)
-        if taken:
+        if len(self._intake) < waiting:  # also when all of them had lost their lease
             self._room.notify_all()
-        return [] if self._handing_stopped else taken
+        return taken
 
     def _ask(self, count: int, deadline: float) -> list[Message]:
         while True:
             if self._handing_stopped:
                 raise ClosedError("the consumer has been stopped")
-            taken = self._intake.take(count)
+            taken = self._take(count)
             if taken:
                 return taken
             if not self._arrived.wait(deadline - time.monotonic()):

@@ -17,6 +17,7 @@ from ddmq_client.net.desk import Desk
 from ddmq_client.net.puller import FAILURES
 from ddmq_client.wire.consuming import read_submitted, submit_frame
 
+CLOSING_TRIES = 3
 _log = logging.getLogger("ddmq_client.consumer")
 
 
@@ -46,16 +47,17 @@ class Flusher:
         self._connection.close()
 
     def _submit_rest(self) -> None:
-        """What is still owed, while the proxy answers and time is left."""
-        while time.monotonic() < self.closing_deadline:
+        """What is still owed, while the proxy answers and time is left; a failed call is tried again."""
+        failures = 0
+        while time.monotonic() < self.closing_deadline and failures < CLOSING_TRIES:
             parcel = self._desk.take_rest(self.station)
             if parcel is None:
                 return
             error = self._submit(parcel, self.closing_deadline)
             self._desk.submitted(self.station, parcel, error)
             if error is not None:
+                failures += 1
                 _log.warning("results not submitted to %s: %s", self.station.name, error)
-                return
 
     def _submit(self, parcel: Parcel, deadline: float) -> Exception | None:
         def frame(now: float, sequence_id: int) -> bytes:

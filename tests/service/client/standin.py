@@ -4,7 +4,7 @@ It speaks through thriftpy2's own compact protocol, so that the client's codec i
 stores in memory, leases messages and takes results; it checks nothing. `Standin.faults` holds what shall go
 wrong with the next calls of a method, in order:
 
-    refuse(code)    answer this code, store nothing        delay(seconds)  wait, then go on as usual
+    refuse(code)    answer this code, store nothing        HOLD    wait for `release()`, go on as usual
     BEFORE, AFTER   close the connection before / after storing
     HALF            store, answer half of the frame, close
     GARBAGE, WRONG_SEQUENCE, FAULT, PULL_ERROR             answers of those kinds
@@ -27,24 +27,22 @@ from thriftpy2.transport import TMemoryBuffer
 from ddmq_client.idl import consumer as consumer_idl
 from ddmq_client.idl import producer as producer_idl
 
+LONG_MS = 10_000
+
 
 class Fault(NamedTuple):
     kind: str
     code: int = 0
-    seconds: float = 0.0
 
 
 BEFORE, AFTER, HALF = Fault("before"), Fault("after"), Fault("half")
 GARBAGE, WRONG_SEQUENCE, FAULT = Fault("garbage"), Fault("sequence"), Fault("fault")
+HOLD = Fault("hold")
 PULL_ERROR = Fault("pull error")
 
 
 def refuse(code: int) -> Fault:
     return Fault("refuse", code=code)
-
-
-def delay(seconds: float) -> Fault:
-    return Fault("delay", seconds=seconds)
 
 
 class Closed(Exception):
@@ -64,6 +62,8 @@ class Standin:
         self.heartbeats = 0
         self.connections = 0
         self.changed = threading.Condition()
+        self._life = 0  # counts restarts
+        self._released = threading.Semaphore(0)
         self._attempts: dict[tuple[str, int], int] = defaultdict(int)
         self._open: set[socket.socket] = set()
         self._listener = self._listen(0)
@@ -96,12 +96,18 @@ class Standin:
                     del self.leases[lease]
             self.changed.notify_all()
 
+    def release(self) -> None:
+        """One call that is on HOLD goes on."""
+        self._released.release()
+
     def stop(self) -> None:
-        self._listener.close()
+        _end(self._listener)  # closing alone would leave accept, and the port, as they are
         for connection in list(self._open):
             _end(connection)
         with self.changed:
+            self._life += 1
             self.leases.clear()
+            self.changed.notify_all()
 
     def restart(self) -> None:
         self._listener = self._listen(self.port)
@@ -151,8 +157,8 @@ class Standin:
             fault = self._fault(method, args)
             self.calls.append((method, args))
             self.changed.notify_all()
-        if fault is not None and fault.kind == "delay":
-            threading.Event().wait(fault.seconds)
+        if fault is HOLD:
+            assert self._released.acquire(timeout=30)
             fault = None
         value = self._do(method, args, fault)
         if kind == TMessageType.ONEWAY:
@@ -208,7 +214,10 @@ class Standin:
         self._take(request.result)
         until = time.monotonic() + (request.maxLingerTime or 20) / 1000
         with self.changed:
+            life = self._life
             while True:
+                if life != self._life:
+                    raise Closed
                 topic, found = self._lease(request)
                 left = until - time.monotonic()
                 if found or left <= 0:
@@ -262,8 +271,10 @@ class Standin:
                 topic = result.context.topic
                 for offset in result.successOffsets or ():
                     self.done.add((topic, offset))
-                for lease in result.failLeases or ():
-                    self.leases.pop(lease, None)
+                delays = result.failDelaysMs or [-1] * len(result.failLeases or ())
+                for lease, delay_ms in zip(result.failLeases or (), delays, strict=True):
+                    if delay_ms < LONG_MS:  # others stay away for longer than any test lasts
+                        self.leases.pop(lease, None)
                 result = result.nextResult
             self.changed.notify_all()
 

@@ -1,0 +1,18 @@
+"""One stand-in proxy, or two, for each test."""
+
+from collections.abc import Iterator
+
+import pytest
+from standin import Standin, standing_in
+
+
+@pytest.fixture
+def proxy() -> Iterator[Standin]:
+    with standing_in() as standin:
+        yield standin
+
+
+@pytest.fixture
+def other() -> Iterator[Standin]:
+    with standing_in() as standin:
+        yield standin

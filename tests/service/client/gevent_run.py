@@ -1,0 +1,89 @@
+"""Run by test_client_gevent.py in a process of its own: everything patched, everything on one hub.
+
+Prints one line per check; a wait that blocked the hub would stop the ticker, or the stand-in, which runs
+here too.
+"""
+
+from gevent import monkey
+
+monkey.patch_all()
+
+import sys  # noqa: E402
+import threading  # noqa: E402
+
+import gevent  # noqa: E402
+from standin import AFTER, HOLD, standing_in  # noqa: E402
+
+from ddmq_client import Consumer, OutgoingMessage, Producer, UnknownOutcomeError  # noqa: E402
+
+ticks = 0
+
+
+def tick() -> None:
+    global ticks
+    while True:
+        gevent.sleep(0.001)
+        ticks += 1
+
+
+def sending(address: str, proxy: object) -> None:
+    with Producer(address, connections_max=8, async_workers=3) as producer:
+        jobs = [gevent.spawn(lambda: [producer.send("t", b"x") for _ in range(5)]) for _ in range(20)]
+        gevent.joinall(jobs, timeout=60, raise_error=True)
+        futures = [producer.send_async(OutgoingMessage("t", b"y")) for _ in range(100)]
+        assert all(future.result(60).stored for future in futures)
+        print("sent", len(proxy.stored))
+        before = ticks
+        proxy.faults["sendSync"].extend([HOLD, AFTER])
+        try:
+            producer.send("t", b"slow", timeout_ms=200)
+        except UnknownOutcomeError as error:
+            print("timed out", "within" in str(error), ticks > before)
+        proxy.release()
+        try:
+            producer.send("t", b"lost")
+        except UnknownOutcomeError:
+            print("lost")
+
+
+def consuming(address: str, proxy: object) -> None:
+    seen = []
+
+    def handle(message: object) -> None:
+        gevent.sleep(0.001)
+        seen.append(threading.current_thread().name)
+
+    wanted = len(proxy.stored)
+    with Consumer(address, "g", "t", handler=handle, threads=16, linger_ms=50) as consumer:
+        proxy.wait(lambda: len(proxy.done) == wanted, 60)
+    print("handled", consumer.counts().acked == wanted, len(set(seen)) > 1)
+    proxy.put("t", b"one", b"two")
+    consumer = Consumer(address, "g", "t", linger_ms=1000)
+    with gevent.Timeout(60):
+        (message,) = consumer.pull(1, 30_000)
+        message.ack()
+        print("stopped", consumer.stop(30_000))
+
+
+def killed(address: str, proxy: object) -> None:
+    proxy.faults["sendSync"].append(HOLD)
+    with Producer(address) as producer:
+        greenlet = gevent.spawn(producer.send, "t", b"killed")
+        calls = len(proxy.calls)
+        proxy.wait(lambda: len(proxy.calls) > calls)
+        greenlet.kill()
+        proxy.release()
+        print("after kill", producer.send("t", b"next").stored)
+
+
+def main() -> int:
+    gevent.spawn(tick)
+    with standing_in() as proxy:
+        for check in (sending, consuming, killed):
+            check(proxy.address, proxy)
+    print("ticked", ticks > 50)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

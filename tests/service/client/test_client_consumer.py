@@ -1,0 +1,372 @@
+"""The blocking consumer against a proxy that leases, and fails, as told."""
+
+import threading
+import time
+
+import pytest
+from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, PULL_ERROR, Standin, standing_in
+
+from ddmq_client import ClientError, ClosedError, Consumer, Message, OptionError, Outcome, Producer, PullError
+from ddmq_client.core.addresses import Address
+
+
+def bodies(count: int) -> list[bytes]:
+    return [b"m%d" % at for at in range(count)]
+
+
+def settled(proxy: Standin) -> dict[int, str]:
+    """offset -> s, f: what the proxy was told."""
+    found = {}
+    for result in proxy.results:
+        found.update(dict.fromkeys(result.successOffsets or (), "s"))
+        found.update(dict.fromkeys(result.failOffsets or (), "f"))
+    return found
+
+
+def test_a_handler_gets_everything_that_was_sent(proxy: Standin) -> None:
+    got: list[Message] = []
+    with Producer(proxy.address) as producer:
+        producer.send("t", "grün", key="k", tags="a", properties={"p": "ü"})
+        for body in bodies(99):
+            producer.send("t", body)
+    with Consumer(proxy.address, "g", "t", handler=got.append) as consumer:
+        proxy.wait(lambda: len(proxy.done) == 100)
+    first = min(got, key=lambda message: message.offset)
+    assert (first.topic, first.queue, first.group, first.text()) == ("t", "q0", "g", "grün")
+    assert (first.key, first.tags, first.properties, first.attempt) == ("k", "a", {"p": "ü"}, 1)
+    assert first.outcome is Outcome.ACKED
+    assert sorted(message.offset for message in got) == list(range(100))
+    assert consumer.counts().acked == consumer.counts().pulled == 100
+    assert consumer.last_error is None
+
+
+def test_results_ride_on_the_next_pull(proxy: Standin) -> None:
+    proxy.put("t", *bodies(200))
+    with Consumer(proxy.address, "g", "t", handler=lambda message: None, ack_flush_ms=60_000) as consumer:
+        proxy.wait(lambda: len(proxy.done) == 200)
+    carried = [args.request.result for method, args in proxy.calls if method == "pull"]
+    assert sum(len(result.successOffsets) for result in carried if result) > 100
+    assert consumer.counts().submits <= 3
+    for result in proxy.results:
+        assert [lease // 1000 for lease in result.successLeases] == [1] * len(result.successOffsets)
+
+
+def test_batches(proxy: Standin) -> None:
+    proxy.put("t", *bodies(25))
+    seen: list[int] = []
+
+    def handle(messages: list[Message]) -> None:
+        seen.append(len(messages))
+        messages[0].fail(delay_ms=60_000)
+        if messages[0].body == b"m0" and messages[0].attempt == 1:
+            raise ValueError("a batch that breaks")
+
+    with Consumer(proxy.address, "g", "t", batch_handler=handle, max_batch=10, threads=1) as consumer:
+        proxy.wait(lambda: len(settled(proxy)) == 25)
+        proxy.wait(lambda: len(proxy.done) + len(proxy.leases) >= 25)
+    assert max(seen) == 10
+    failed = {offset for result in proxy.results for offset in result.failOffsets or ()}
+    assert failed >= set(range(seen[0])), "a raise fails all of the batch"
+    assert consumer.counts().handler_errors == 1
+
+
+def test_a_raise_fails_the_message_and_it_comes_again(proxy: Standin) -> None:
+    proxy.put("t", b"poison", b"good")
+    attempts: list[int | None] = []
+
+    def handle(message: Message) -> None:
+        if message.body == b"poison":
+            attempts.append(message.attempt)
+            if len(attempts) < 3:
+                raise ValueError("told to fail")
+
+    with Consumer(proxy.address, "g", "t", handler=handle):
+        proxy.wait(lambda: len(proxy.done) == 2)
+    assert attempts == [1, 2, 3]
+
+
+def test_fail_skip_extend_and_manual_acks(proxy: Standin) -> None:
+    proxy.put("t", *bodies(4))
+    kept: list[Message] = []
+    with Consumer(proxy.address, "g", "t", handler=kept.append, auto_ack=False) as consumer:
+        proxy.wait(lambda: len(kept) == 4)
+        kept.sort(key=lambda message: message.offset)
+        assert not proxy.results
+        assert kept[3].extend()
+        proxy.wait(lambda: any(result.extendLeases for result in proxy.results))
+        kept[0].ack()
+        kept[1].skip()
+        kept[2].fail(delay_ms=1500)
+        kept[3].fail()
+        proxy.wait(lambda: len(settled(proxy)) == 4)
+    told = settled(proxy)
+    assert (told[0], told[1], told[2], told[3]) == ("s", "s", "f", "f")
+    delays = {
+        offset: (result.failDelaysMs or [-1] * 9)[at]
+        for result in proxy.results
+        for at, offset in enumerate(result.failOffsets or ())
+    }
+    assert (delays[2], delays[3]) == (1500, -1)
+    assert consumer.counts().skipped == 1
+
+
+@pytest.mark.parametrize("fault", [BEFORE, AFTER, HALF, GARBAGE, FAULT, PULL_ERROR])
+def test_results_of_a_failed_pull_are_sent_again(proxy: Standin, fault: object) -> None:
+    proxy.put("t", *bodies(3))
+    with Consumer(proxy.address, "g", "t", ack_flush_ms=60_000) as consumer:
+        for message in consumer.pull(3, 20_000):
+            message.ack()
+        proxy.faults["pull"].append(fault)
+        proxy.put("t", b"next")
+        if fault is AFTER or fault is HALF:  # its answer was lost with its lease
+            proxy.wait(lambda: consumer.counts().pull_errors == 0)
+            threading.Thread(target=_requeue_when_failed, args=(proxy, consumer), daemon=True).start()
+        (message,) = consumer.pull(1, 20_000)
+        assert message.body == b"next"
+        assert proxy.done >= {("t", 0), ("t", 1), ("t", 2)}
+        assert consumer.counts().pull_errors == 1
+        message.ack()
+    assert settled(proxy)[3] == "s"
+
+
+def _requeue_when_failed(proxy: Standin, consumer: Consumer) -> None:
+    proxy.wait(lambda: consumer.counts().pull_errors == 1)
+    proxy.requeue("t", 3)
+
+
+@pytest.mark.parametrize("fault", [BEFORE, AFTER, HALF, GARBAGE, FAULT])
+def test_results_of_a_failed_submit_are_sent_again(proxy: Standin, fault: object) -> None:
+    proxy.put("t", b"x")
+    with Consumer(proxy.address, "g", "t", ack_flush_ms=1, linger_ms=20) as consumer:
+        (message,) = consumer.pull(1, 20_000)
+        proxy.faults["submit"].append(fault)
+        message.ack()
+        proxy.wait(lambda: sum(method == "submit" for method, _ in proxy.calls) == 2)
+        proxy.wait(lambda: ("t", 0) in proxy.done)
+        assert consumer.counts().submit_errors == 1
+
+
+def test_the_rest_is_submitted_at_the_end_and_once_more(proxy: Standin) -> None:
+    proxy.put("t", b"x")
+    with Consumer(proxy.address, "g", "t", ack_flush_ms=60_000) as consumer:
+        (message,) = consumer.pull(1, 20_000)
+        message.ack()
+        proxy.faults["submit"].append(BEFORE)
+    assert proxy.done == {("t", 0)}
+    assert consumer.counts().submit_errors == 1
+
+
+def test_a_parked_pull_does_not_hold_back_results(proxy: Standin) -> None:
+    handled = threading.Event()
+
+    def handle(message: Message) -> None:
+        assert handled.wait(30)
+
+    proxy.put("t", b"x")
+    with Consumer(
+        proxy.address, "g", "t", handler=handle, linger_ms=1_500, ack_flush_ms=60_000, threads=1
+    ) as consumer:
+        proxy.wait(lambda: sum(method == "pull" for method, _ in proxy.calls) == 2)
+        started = time.monotonic()
+        handled.set()
+        proxy.wait(lambda: ("t", 0) in proxy.done)
+        assert time.monotonic() - started < 1.3, "went by itself, not with the pull after the next"
+        proxy.wait(lambda: consumer.counts().submits == 1)
+
+
+def test_several_proxies_and_topics(proxy: Standin, other: Standin) -> None:
+    for standin in (proxy, other):
+        standin.put("t", *bodies(20))
+        standin.put("u", *bodies(20))
+    seen: list[tuple[str, bytes]] = []
+    addresses = f"{proxy.address},{other.address}"
+    with Consumer(addresses, "g", ["t", "u"], handler=lambda m: seen.append((m.topic, m.body))):
+        proxy.wait(lambda: len(proxy.done) == 40)
+        other.wait(lambda: len(other.done) == 40)
+    assert sorted(seen) == sorted([(topic, body) for topic in "tu" for body in bodies(20)] * 2)
+    assert {args.request.topic for method, args in proxy.calls if method == "pull"} == {"t", "u"}
+
+
+def test_a_proxy_that_restarts_is_pulled_from_again(proxy: Standin) -> None:
+    proxy.put("t", *bodies(3))
+    with Consumer(proxy.address, "g", "t", handler=lambda message: None, linger_ms=50) as consumer:
+        proxy.wait(lambda: len(proxy.done) == 3)
+        proxy.stop()
+        proxy.wait(lambda: consumer.counts().pull_errors > 0)
+        assert "127.0.0.1" in (consumer.last_error or "")
+        proxy.restart()
+        proxy.put("t", *bodies(3))
+        proxy.wait(lambda: len(proxy.done) == 6)
+
+
+def test_a_vanished_proxy_leaves_its_results_to_another(
+    proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [proxy]
+    monkeypatch.setattr(
+        "ddmq_client.net.crew.resolve",
+        lambda addresses, known: [Address("127.0.0.1", standin.port) for standin in found],
+    )
+    monkeypatch.setattr("ddmq_client.net.crew.RESOLVE_EVERY_S", 0.05)
+    proxy.put("t", *bodies(2))
+    kept: list[Message] = []
+    with Consumer("proxies.example:1", "g", "t", handler=kept.append, auto_ack=False, linger_ms=50):
+        proxy.wait(lambda: len(kept) == 2)
+        found[:] = [other]
+        other.wait(lambda: any(method == "pull" for method, _ in other.calls))
+        proxy.stop()
+        for message in kept:
+            message.ack()
+        other.wait(lambda: other.done == {("t", 0), ("t", 1)})
+
+
+def test_stop_handles_what_is_here_and_submits_the_rest(proxy: Standin) -> None:
+    proxy.put("t", *bodies(30))
+    go = threading.Event()
+    started = threading.Event()
+
+    def handle(message: Message) -> None:
+        started.set()
+        assert go.wait(30)
+
+    consumer = Consumer(proxy.address, "g", "t", handler=handle, max_batch=30, linger_ms=20)
+    consumer.start()
+    assert started.wait(20)
+    stopping: list[bool] = []
+    thread = threading.Thread(target=lambda: stopping.append(consumer.stop(20_000)))
+    thread.start()
+    go.set()
+    thread.join(30)
+    assert stopping == [True]
+    assert len(proxy.done) == 30
+    assert consumer.stop()
+    with pytest.raises(ClientError, match="started once"):
+        consumer.start()
+
+
+def test_stop_tells_when_results_were_not_delivered(proxy: Standin) -> None:
+    proxy.put("t", *bodies(3))
+    consumer = Consumer(proxy.address, "g", "t", ack_flush_ms=60_000)
+    for message in consumer.pull(3, 20_000):
+        message.ack()
+    proxy.stop()
+    assert not consumer.stop(1_000)
+    assert consumer.counts().results_dropped == 3
+
+
+def test_stop_gives_up_at_its_deadline(proxy: Standin) -> None:
+    proxy.put("t", b"x")
+    entered, leave = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        entered.set()
+        assert leave.wait(30)
+
+    consumer = Consumer(proxy.address, "g", "t", handler=handle, linger_ms=20)
+    consumer.start()
+    assert entered.wait(20)
+    started = time.monotonic()
+    assert not consumer.stop(200)
+    assert time.monotonic() - started < 10
+    leave.set()
+
+
+def test_pull_asks_for_no_more_than_wanted(proxy: Standin) -> None:
+    proxy.put("t", *bodies(10))
+    consumer = Consumer(proxy.address, "g", "t")
+    first = consumer.pull(3, 20_000)
+    assert [message.body for message in first] == bodies(3)
+    assert len(proxy.leases) == 3
+    for message in first:
+        message.ack()
+    assert len(consumer.pull(100, 20_000)) == 7
+    assert consumer.pull(1, 50) == []
+    assert consumer.stop()
+    assert {offset for _, offset in proxy.done} == {0, 1, 2}
+    with pytest.raises(ClosedError):
+        consumer.pull()
+
+
+def test_iterating(proxy: Standin) -> None:
+    proxy.put("t", *bodies(6))
+    consumer = Consumer(proxy.address, "g", "t")
+    seen = []
+    for message in consumer:
+        seen.append(message.body)
+        message.ack()
+        if len(seen) == 2:
+            break
+    for message in consumer:
+        seen.append(message.body)
+        message.ack()
+        if len(seen) == 6:
+            consumer.stop()
+    assert seen == bodies(6)
+    assert len(proxy.done) == 6
+
+
+def test_a_refused_pull_is_told_to_the_caller(proxy: Standin) -> None:
+    proxy.faults["pull"].extend([PULL_ERROR] * 50)
+    consumer = Consumer(proxy.address, "g", "t", filter_tags="a ||")
+    with pytest.raises(PullError, match="filter is wrong at 3") as raised:
+        consumer.pull(1, 300)
+    assert raised.value.code == 7
+    proxy.faults["pull"].clear()
+    consumer.stop()
+    request = next(args.request for method, args in proxy.calls if method == "pull")
+    assert (request.filterType, request.filter) == ("TAG", "a ||")
+
+
+def test_what_waited_past_its_lease_is_not_handled(proxy: Standin) -> None:
+    proxy.put("t", *bodies(2))
+    seen: list[int | None] = []
+    entered, leave = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        seen.append(message.attempt)
+        entered.set()
+        if len(seen) == 1:
+            assert leave.wait(30)
+
+    with Consumer(proxy.address, "g", "t", handler=handle, threads=1, lease_ms=50, linger_ms=20) as consumer:
+        assert entered.wait(20)
+        until = time.monotonic() + 0.06
+        proxy.wait(lambda: time.monotonic() > until)
+        leave.set()
+        proxy.wait(lambda: consumer.counts().expired == 1)
+        proxy.requeue("t", 1)
+        proxy.wait(lambda: len(proxy.done) == 2)
+    assert seen == [1, 2]
+
+
+def test_an_unreachable_proxy_is_tried_until_it_is_there() -> None:
+    with standing_in() as proxy:
+        proxy.stop()
+        proxy.put("t", b"x")
+        with Consumer(proxy.address, "g", "t", handler=lambda message: None) as consumer:
+            proxy.wait(lambda: consumer.counts().pull_errors >= 2)
+            proxy.restart()
+            proxy.wait(lambda: len(proxy.done) == 1)
+
+
+def test_arguments_are_checked(proxy: Standin) -> None:
+    for settings in ({"threads": 0}, {"linger_ms": 0}, {"prefetch": 3, "max_batch": 4}):
+        with pytest.raises(OptionError):
+            Consumer("h:1", "g", "t", **settings)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="both set"):
+        Consumer("h:1", "g", "t", handler=print, batch_handler=print)
+    with pytest.raises(OptionError, match="filter_sql"):
+        Consumer("h:1", "g", "t", filter_tags="a", filter_sql="b = 1")
+    with pytest.raises(ClientError, match="has a handler"):
+        Consumer("h:1", "g", "t", handler=print).pull()
+
+
+def test_a_submit_on_hold_does_not_stop_pulling(proxy: Standin) -> None:
+    proxy.put("t", b"x")
+    proxy.faults["submit"].append(HOLD)
+    with Consumer(proxy.address, "g", "t", handler=lambda message: None, linger_ms=50, ack_flush_ms=1):
+        proxy.wait(lambda: len(proxy.done) == 1 or proxy.faults["submit"] == type(proxy.faults["submit"])())
+        proxy.put("t", *bodies(5))
+        proxy.wait(lambda: len(proxy.leases) == 6)
+        proxy.release()
+        proxy.wait(lambda: len(proxy.done) == 6)

@@ -1,0 +1,295 @@
+"""Resending: the decision table, SendJob against a model, node health, the pipeline."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddmq_client import (
+    InvalidMessageError,
+    NoSuchTopicError,
+    NotStoredError,
+    OutgoingMessage,
+    SendResult,
+    ThrottledError,
+    UnknownOutcomeError,
+)
+from ddmq_client.core import verdicts
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.nodes import Node, Rotation
+from ddmq_client.core.pipeline import Pipeline, Waiting, goes_alone
+from ddmq_client.core.sending import RetryPolicy, SendJob
+from ddmq_client.core.verdicts import Verdict
+from ddmq_client.idl.codes import Code
+
+NODES = [Node(Address("a", 1)), Node(Address("b", 1))]
+ERRORS = {
+    10: UnknownOutcomeError,
+    11: InvalidMessageError,
+    12: UnknownOutcomeError,
+    13: NoSuchTopicError,
+    14: NoSuchTopicError,
+    15: ThrottledError,
+    18: InvalidMessageError,
+    19: InvalidMessageError,
+    20: NotStoredError,
+    21: NotStoredError,
+    **dict.fromkeys(range(30, 39), InvalidMessageError),
+    99: UnknownOutcomeError,
+}
+CERTAIN = {11, 13, 14, 15, 18, 19, 20, 21, *range(30, 39)}
+
+
+def result(code: int) -> SendResult:
+    made = SendResult()
+    made.code, made.text = code, f"FAILED: {code}"
+    return made
+
+
+def run(job: SendJob, *codes: int, elsewhere: bool = False) -> float | None:
+    """One attempt answered with these codes; the wait that follows."""
+    job.begin(NODES[0])
+    job.answered(NODES[0], [result(code) for code in codes], elsewhere)
+    return job.next_wait(0.0, elsewhere)
+
+
+def job_of(count: int, **policy: object) -> SendJob:
+    return SendJob([b"m%d" % at for at in range(count)], count > 1, 10.0, RetryPolicy(**policy))  # type: ignore[arg-type]
+
+
+def test_every_code_of_the_wire_is_in_the_table() -> None:
+    assert {code for code in Code if code} <= set(ERRORS)
+
+
+@pytest.mark.parametrize(("code", "error"), ERRORS.items())
+def test_the_error_of_each_code(code: int, error: type[Exception]) -> None:
+    job = job_of(1, attempts_max=1)
+    assert run(job, code) is None
+    (outcome,) = job.results
+    assert type(outcome.error) is error
+    assert not outcome.stored
+    assert outcome.error.code == outcome.code == code
+    assert outcome.error.proxy == "a:1"
+    with pytest.raises(error, match=f"FAILED: {code}"):
+        outcome.raise_for_error()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_stored(code: int) -> None:
+    job = job_of(1)
+    assert run(job, code) is None
+    assert job.results[0].stored
+    assert job.results[0].raise_for_error() is job.results[0]
+
+
+@pytest.mark.parametrize("code", sorted(ERRORS))
+def test_where_each_code_is_sent_again(code: int) -> None:
+    waits = {
+        (alone, allowed): run(job_of(1, retry_unknown=allowed), code, elsewhere=not alone)
+        for alone in (True, False)
+        for allowed in (True, False)
+    }
+    again = {key for key, wait in waits.items() if wait is not None}
+    everywhere = {(True, True), (True, False), (False, True), (False, False)}
+    if code in (15, 20):
+        assert again == everywhere
+    elif code == 21:
+        assert again == {(False, True), (False, False)}
+    elif code in CERTAIN:
+        assert again == set()
+    else:
+        assert again == {(True, True), (False, True)}
+    assert all(wait == 0.0 for (alone, _), wait in waits.items() if wait is not None and not alone)
+    assert all(wait > 0.0 for (alone, _), wait in waits.items() if wait is not None and alone)
+
+
+STEPS = st.sampled_from([0, 10, 11, 12, 13, 15, 20, 21, Verdict.NOT_SENT, Verdict.LOST, Verdict.TIMED_OUT])
+
+
+@given(st.lists(STEPS, min_size=1, max_size=12), st.booleans(), st.booleans(), st.integers(1, 6))
+def test_a_job_against_a_model(steps: list[int | Verdict], allowed: bool, elsewhere: bool, most: int) -> None:
+    job = job_of(1, retry_unknown=allowed, attempts_max=most)
+    sent, unknown, over = 0, False, False
+    for step in steps:
+        sent += 1
+        job.begin(NODES[0])
+        if isinstance(step, Verdict):
+            job.failed(NODES[0], step, "no answer", elsewhere)
+        else:
+            job.answered(NODES[0], [result(step)], elsewhere)
+        unsure = step in (10, 12, Verdict.LOST, Verdict.TIMED_OUT)
+        unknown |= unsure
+        over = job.next_wait(0.0, elsewhere) is None
+        if unsure and not allowed:
+            assert over, "what may be stored is never sent again unless allowed"
+        if over:
+            break
+    assert sent <= most
+    (outcome,) = job.results
+    if outcome.stored:
+        assert step == 0
+    else:
+        assert isinstance(outcome.error, UnknownOutcomeError) == unknown, "unknown once is unknown for good"
+
+
+def test_of_a_batch_only_what_is_surely_not_stored_goes_again() -> None:
+    job = job_of(5)
+    assert run(job, 0, 15, 12, 11, 20) is not None
+    first = [outcome.error and type(outcome.error) for outcome in job.results]
+    assert first == [None, ThrottledError, UnknownOutcomeError, InvalidMessageError, NotStoredError]
+    frame = job.frame(0.0, 1)
+    assert b"m1" in frame
+    assert b"m4" in frame
+    assert not any(member in frame for member in (b"m0", b"m2", b"m3"))
+    assert run(job, 0, 0) is None
+    assert [outcome.stored for outcome in job.results] == [True, True, False, False, True]
+
+
+def test_a_batch_answer_of_the_wrong_length_is_an_unknown_outcome() -> None:
+    job = job_of(2)
+    job.begin(NODES[0])
+    assert job.answered(NODES[0], [result(0)], False) is Verdict.LOST
+    assert job.next_wait(0.0, False) is None
+    assert all("1 results for 2" in str(outcome.error) for outcome in job.results)
+    assert all(isinstance(outcome.error, UnknownOutcomeError) for outcome in job.results)
+
+
+def test_time_runs_out_between_attempts() -> None:
+    job = job_of(1)
+    job.begin(NODES[0])
+    job.failed(NODES[0], Verdict.NOT_SENT, "cannot connect to a:1", False)
+    assert job.next_wait(9.999, False) is None
+    assert isinstance(job.results[0].error, NotStoredError)
+
+
+def test_nothing_tried_gets_the_reason() -> None:
+    job = job_of(2)
+    job.gave_up(NotStoredError("no name resolves"))
+    assert {str(outcome.error) for outcome in job.results} == {"no name resolves"}
+
+
+def test_the_proxy_gets_less_time_than_the_caller_has() -> None:
+    from ddmq_client.wire.codec import decode
+    from ddmq_client.wire.producing import _specs, idl
+
+    args = _specs.register(idl.ProducerService.sendSync_args)
+    job = SendJob([b"\x00"], False, 1.0, RetryPolicy())
+    frame = job.frame(0.0, 1)
+    assert decode(frame, 4 + 12, args).timeout == 950
+    assert decode(job.frame(0.999, 1), 4 + 12, args).timeout == 1
+    assert decode(job.frame(2.0, 1), 4 + 12, args).timeout == 1
+
+
+def test_retrying_what_is_unknown_leaves_time_for_it() -> None:
+    job = SendJob([b"m"], False, 1.0, RetryPolicy(retry_unknown=True, attempts_max=2))
+    job.begin(NODES[0])
+    assert job.attempt_deadline(0.0) == 0.5
+    job.begin(NODES[0])
+    assert job.attempt_deadline(0.5) == 1.0
+
+
+def test_faults() -> None:
+    assert verdicts.of_fault(1) is verdicts.of_fault(7) is Verdict.UNAVAILABLE
+    assert verdicts.of_fault(6) is verdicts.of_fault(99) is Verdict.UNKNOWN
+
+
+@pytest.fixture
+def rotation() -> Rotation:
+    made = Rotation(lambda: 0.5)  # jitter: back-offs last exactly their length
+    made.update([Address(host, 1) for host in "abc"])
+    return made
+
+
+def picked(rotation: Rotation, times: int, *avoid: Node) -> list[str]:
+    return sorted({(rotation.pick(avoid) or NODES[0]).address.host for _ in range(times)})
+
+
+def test_round_robin_and_avoiding(rotation: Rotation) -> None:
+    a, b, c = rotation.nodes
+    assert picked(rotation, 6) == ["a", "b", "c"]
+    assert picked(rotation, 6, a) == ["b", "c"]
+    assert picked(rotation, 6, a, b, c) == ["a", "b", "c"]
+    assert rotation.has_fresh({a, b})
+    assert not rotation.has_fresh({a, b, c})
+
+
+@pytest.mark.parametrize("verdict", [Verdict.NOT_SENT, Verdict.LOST, Verdict.LEAVING])
+def test_out_after_a_failure_back_after_a_probe(rotation: Rotation, verdict: Verdict) -> None:
+    a = rotation.nodes[0]
+    rotation.note(a, verdict, now=0.0)
+    rotation.note(a, verdict, now=0.1)  # of a call that was under way: counts once
+    assert picked(rotation, 6) == ["b", "c"]
+    assert rotation.due_probes(0.9) == []
+    assert rotation.due_probes(1.0) == [a]
+    assert rotation.due_probes(1.0) == [], "nobody probes twice at a time"
+    rotation.note(a, Verdict.LOST, now=1.1)
+    assert rotation.due_probes(3.0) == []
+    assert rotation.due_probes(3.1) == [a], "the back-off doubles"
+    rotation.note(a, Verdict.STORED, now=3.2)
+    assert picked(rotation, 6) == ["a", "b", "c"]
+    assert a.well
+
+
+def test_the_back_off_has_a_ceiling(rotation: Rotation) -> None:
+    a, now = rotation.nodes[0], 0.0
+    for _ in range(20):
+        rotation.note(a, Verdict.LOST, now)
+        assert a.retry_at is not None
+        assert a.retry_at - now <= 30.0
+        now = a.retry_at
+        rotation.due_probes(now)
+
+
+def test_only_time_outs_in_a_row_take_a_node_out(rotation: Rotation) -> None:
+    a = rotation.nodes[0]
+    for verdict in (Verdict.TIMED_OUT, Verdict.TIMED_OUT, Verdict.THROTTLED, Verdict.TIMED_OUT):
+        rotation.note(a, verdict, 0.0)
+        assert a.up
+    rotation.note(a, Verdict.TIMED_OUT, 0.0)
+    rotation.note(a, Verdict.TIMED_OUT, 0.0)
+    assert not a.up
+
+
+def test_with_every_node_out_the_one_due_first_is_used(rotation: Rotation) -> None:
+    for at, node in enumerate(rotation.nodes):
+        rotation.note(node, Verdict.LOST, now=3.0 - at)
+    assert picked(rotation, 3) == ["c"]
+    assert not rotation.has_fresh(())
+
+
+def test_a_new_resolution_keeps_health_and_tells_who_is_gone(rotation: Rotation) -> None:
+    a, b, c = rotation.nodes
+    rotation.note(a, Verdict.LOST, 0.0)
+    assert rotation.update([Address("d", 1), Address("a", 1), Address("d", 1)]) == [b, c]
+    assert b.gone
+    assert [node.address.host for node in rotation.nodes] == ["d", "a"]
+    assert rotation.nodes[1] is a
+    assert not a.up
+    assert Rotation(lambda: 0.0).pick(()) is None
+
+
+def waiting(size: int, deadline: float = 10.0, alone: bool = False) -> Waiting[None]:
+    return Waiting(b"x" * size, deadline, deadline * 0.75, alone, None, None)
+
+
+def test_the_pipeline_gathers_what_waits() -> None:
+    pipeline: Pipeline[None] = Pipeline(in_flight_max=6, batch_bytes=100, batch_messages=3)
+    for size in (10, 10, 10, 10, 90, 200):
+        assert not pipeline.full
+        pipeline.put(waiting(size))
+    assert pipeline.full
+    taken = [[len(w.encoded) for w in pipeline.take(0.0)] for _ in range(4)]
+    assert taken == [[10, 10, 10], [10, 90], [200], []]
+    assert pipeline.full, "in flight until done"
+    pipeline.done(6)
+    assert pipeline.in_flight == 0
+
+
+def test_delays_and_stragglers_go_alone() -> None:
+    pipeline: Pipeline[None] = Pipeline(100, 1000, 100)
+    late = [waiting(3, deadline=1.0), waiting(4), waiting(5), waiting(6, deadline=1.0)]
+    for entry in (waiting(1), waiting(2, alone=True), *late):
+        pipeline.put(entry)
+    taken = [[len(w.encoded) for w in pipeline.take(0.9)] for _ in range(5)]
+    assert taken == [[1], [2], [3], [4, 5], [6]]
+    assert goes_alone(OutgoingMessage("t", b"b", properties={"DELAY": "3"}))
+    assert not goes_alone(OutgoingMessage("t", b"b", properties={"a": "DELAY"}))
