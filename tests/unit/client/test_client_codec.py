@@ -22,6 +22,8 @@ from ddmq_client.received import Origin
 from ddmq_client.wire import consuming, producing
 from ddmq_client.wire.producing import ProxyFault, encode_message
 
+FIXED = settings(deadline=None, derandomize=True)
+
 SETTINGS = consuming.pull_settings(ConsumerSettings("g", client_id="me", filter_sql="a = 1"))
 
 
@@ -51,6 +53,7 @@ def encoded(message: OutgoingMessage, placement: Placement = ANY) -> bytes:
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 
 
+@FIXED
 @given(st.one_of(TEXTS, st.binary(min_size=1, max_size=200)), TEXTS, st.dictionaries(TEXTS, TEXTS))
 def test_a_send_is_read_as_it_was_meant(body: str | bytes, key: str, properties: dict[str, str]) -> None:
     message = OutgoingMessage("tópic", body, key, "tag", properties)
@@ -186,7 +189,7 @@ def test_refusals_and_faults() -> None:
 GOOD = pulled(*[consumer_idl.Message(key="k", value=b"v" * 20, tag="t", offset=at) for at in range(3)])
 
 
-@settings(max_examples=500)
+@settings(FIXED, max_examples=500)
 @given(st.data())
 def test_mutated_answers_end_in_messages_or_a_clean_error(data: st.DataObject) -> None:
     payload = bytearray(GOOD)

@@ -1,7 +1,7 @@
 """Resending: the decision table, SendJob against a model, node health, the pipeline."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddmq_client import (
@@ -20,6 +20,8 @@ from ddmq_client.core.pipeline import Pipeline, Waiting, goes_alone
 from ddmq_client.core.sending import RetryPolicy, SendJob
 from ddmq_client.core.verdicts import Verdict
 from ddmq_client.idl.codes import Code
+
+FIXED = settings(deadline=None, derandomize=True)
 
 NODES = [Node(Address("a", 1)), Node(Address("b", 1))]
 ERRORS = {
@@ -105,6 +107,7 @@ def test_where_each_code_is_sent_again(code: int) -> None:
 STEPS = st.sampled_from([0, 10, 11, 12, 13, 15, 20, 21, Verdict.NOT_SENT, Verdict.LOST, Verdict.TIMED_OUT])
 
 
+@FIXED
 @given(st.lists(STEPS, min_size=1, max_size=12), st.booleans(), st.booleans(), st.integers(1, 6))
 def test_a_job_against_a_model(steps: list[int | Verdict], allowed: bool, elsewhere: bool, most: int) -> None:
     job = job_of(1, retry_unknown=allowed, attempts_max=most)

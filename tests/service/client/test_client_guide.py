@@ -1,0 +1,29 @@
+"""Every example of docs/client.md runs as it stands there."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from standin import Standin
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "client.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_example(proxy: Standin, number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.sub(r"127\.0\.0\.1:9[67]13", proxy.address, EXAMPLES[number])
+    proxy.put("orders", *[b"waiting"] * 11)
+
+    async def shutdown() -> None:
+        while len(proxy.done) < 11:
+            await asyncio.sleep(0.002)
+
+    scope = {"wait_for_shutdown": lambda: proxy.wait(lambda: len(proxy.done) == 11), "shutdown": shutdown}
+    exec(compile(code, f"docs/client.md, example {number}", "exec"), scope)
+    assert "not stored" not in capsys.readouterr().out
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) == 6
