@@ -108,9 +108,7 @@ def build(cls: type[T], tree: Any, place: Place) -> T:
         raise place.error(f"{missing[0]!r} is missing; it has no default")
     try:
         return cls(**values)
-    except ConfigError:
-        raise
-    except ValueError as error:  # a __post_init__ that checks fields against each other
+    except (ConfigError, ValueError) as error:  # a __post_init__ that checks fields against each other
         raise place.error(str(error)) from error
 
 
