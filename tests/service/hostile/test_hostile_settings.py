@@ -54,7 +54,8 @@ FILES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "start": ("proxy_consumer.yaml", "defaults: {start: soon}\n", ("'soon'", "first, last")),
     "rpc": ("rpc.yaml", "connections_max: 0\n", ("connections_max", "0", "at least 1")),
     "frame": ("rpc.yaml", "frame_bytes_max: 2GiB\n", ("frame_bytes_max", "2147483648", "2,147,483,647")),
-    "log": ("file_log.yaml", "segment_bytes: 1\n", ("segment_bytes",)),
+    "log": ("file_log.yaml", "segment_bytes: 0\n", ("segment_bytes", "0", "above 0")),
+    "retention": ("file_log.yaml", "retention:\n  age_ms: 0\n", ("retention", "age_ms", "0")),
 }
 
 
