@@ -17,7 +17,7 @@ from ddmq_common.delivery import STOP, decode, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.structs import structs
 from ddmq_rpc.templates import constant_result
-from proxy_consumer.core.pull_buffer import Delivery
+from proxy_consumer.core.steps import Delivery
 
 SERVICE = "ConsumerService"
 IDL = structs(consumer)
@@ -108,9 +108,7 @@ def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
             parts = (zigzag(delivery.lease_id), zigzag(attempt), zigzag(next_offset))
             shared[attempt] = b"\x06\xca\x01%b\x15%b\x36%b\x00" % parts
         identity = stored.message_id.hex().encode()
-        found.append(
-            b"%b\x08\xc8\x01\x20%b%b%b" % (plain[:-1], identity, times[moment], shared[attempt])
-        )
+        found.append(b"%b\x08\xc8\x01\x20%b%b%b" % (plain[:-1], identity, times[moment], shared[attempt]))
     return found
 
 

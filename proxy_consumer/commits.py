@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from backend.completion import Completion
 from backend.records import AppendResult, CommitBatch, ProgressDelta
 from ddmq_common.errors import FencedError
-from proxy_consumer.core.pull_buffer import QueueState
+from proxy_consumer.core.steps import QueueState
 from proxy_consumer.runtime import Runtime
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DamagedError, FencedError, NoSuchTopicError, RemoteError
 from ddmq_common.metrics.catalogue import DEAD_LETTERS
 from ddmq_common.names import dlq_topic
-from proxy_consumer.core.pull_buffer import QueueState
+from proxy_consumer.core.steps import QueueState
 from proxy_consumer.core.upstream_job import UpstreamJob
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ from ddmq_common.config.loader import Place as ConfigPlace
 from ddmq_common.config.loader import build
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.pull_buffer import Delivery
+from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import Waiter, WaitingRoom
+from proxy_consumer.reads import Held
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription import Held, Subscription
+from proxy_consumer.subscription import Subscription
 
 GROUP_PREFIX = "group/"
 SUBSCRIPTION_PREFIX = "subscription/"

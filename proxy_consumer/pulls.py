@@ -14,13 +14,14 @@ from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.commits import ProgressCommit
-from proxy_consumer.core.pull_buffer import Delivery
+from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import LingerWheel, Waiter
 from proxy_consumer.directory import Directory
 from proxy_consumer.groups import Group, PullWaiter
+from proxy_consumer.reads import Held
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription import Held, Subscription
+from proxy_consumer.subscription import Subscription
 
 FILTERS_TAKEN = (None, b"", b"*")
 

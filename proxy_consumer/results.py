@@ -11,8 +11,8 @@ from typing import Any
 
 from proxy_consumer.commits import Part, collect
 from proxy_consumer.groups import Group
+from proxy_consumer.reads import Held
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription import Held
 
 NO_OFFSETS: Sequence[int] = ()
 

@@ -1,4 +1,4 @@
-"""What every part of one consumer proxy shares: the backend, the clock, the agenda, the counters."""
+"""What every part of one consumer proxy shares: the backend, the clock, agenda and timer, the counters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import count
 from random import Random
+from typing import Any
+
+import gevent
 
 from backend.port import Backend
 from backend.records import QueueRef
@@ -79,3 +82,23 @@ class Runtime:
         """A commit of ours failed."""
         self.metrics.cell(catalogue.PROGRESS_FAILED, type(error).__name__).value += 1
         log.warning("progress not stored", extra={"error": str(error)})
+
+
+class HubTicker:
+    """The proxy's one timer on the hub: `tick` every `period_s` seconds. Both calls may come twice."""
+
+    def __init__(self, period_s: float, tick: Callable[[], None]) -> None:
+        self._period_s = period_s
+        self._tick = tick
+        self._timer: Any = None
+
+    def start(self) -> None:
+        if self._timer is None:
+            self._timer = gevent.get_hub().loop.timer(self._period_s, self._period_s, ref=False)
+            self._timer.start(self._tick)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+            self._timer = None

@@ -27,9 +27,8 @@ from proxy_consumer.directory import Directory
 from proxy_consumer.groups import SOURCE_LOG
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.results import Results
-from proxy_consumer.runtime import Runtime
+from proxy_consumer.runtime import HubTicker, Runtime
 from proxy_consumer.stats import GroupSummary, SubscriptionStats
-from proxy_consumer.ticker import HubTicker
 
 
 class ConsumerService:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from backend.completion import Completion, succeeded
 from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.pull_buffer import QueueState
+from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups import Group
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription import Subscription

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from backend.completion import Completion
-from backend.port import Assignment, Membership, Wait
-from backend.records import Bounds, ProgressView, QueueRef, ReadBatch
+from backend.port import Assignment, Membership
+from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
 from proxy_consumer.answers import Place
 from proxy_consumer.commits import Part, ProgressCommit, collect
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
-from proxy_consumer.core.pull_buffer import Delivery, Loaded, PullBuffer, QueueState, ReadRequest
+from proxy_consumer.core.pull_buffer import PullBuffer
+from proxy_consumer.core.steps import Delivery, Loaded, QueueState, ReadRequest
 from proxy_consumer.dead_letters import Undertaker
+from proxy_consumer.reads import DataWait, Held, QueueRead
 from proxy_consumer.runtime import Runtime, log
 
 if TYPE_CHECKING:
@@ -29,18 +31,6 @@ if TYPE_CHECKING:
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 RETRY_S = 0.5  # pause after the backend refused or failed a call
 NEXT_OFFSET_AGE_S = 0.1
-
-
-class Held:
-    """One queue of ours as clients name it; `key` is (topic, qid) in bytes."""
-
-    __slots__ = ("key", "place", "state", "subscription")
-
-    def __init__(self, place: Place, subscription: Subscription, state: QueueState) -> None:
-        self.place = place
-        self.subscription = subscription
-        self.state = state
-        self.key = (place.context.topic.encode(), place.context.qid.encode())
 
 
 class Subscription:
@@ -363,37 +353,3 @@ class Subscription:
             return False
         self.leave()
         return True
-
-
-class QueueRead(Completion[ReadBatch]):
-    """One read; `inline` while the call that started it has not returned."""
-
-    __slots__ = ("inline", "request", "subscription")
-
-    def __init__(self, subscription: Subscription, request: ReadRequest) -> None:
-        super().__init__()
-        self.subscription = subscription
-        self.request = request
-        self.inline = True
-
-    def settled(self) -> None:
-        if self.inline:
-            return
-        loaded = self.subscription.read_done(self)
-        if loaded is Loaded.DATA:
-            self.subscription.group.serve()
-
-
-class DataWait(Wait):
-    """The wait at one queue's end."""
-
-    __slots__ = ("state", "subscription")
-
-    def __init__(self, subscription: Subscription, state: QueueState) -> None:
-        super().__init__()
-        self.subscription = subscription
-        self.state = state
-
-    def settled(self) -> None:
-        if not self.cancelled:
-            self.subscription.wait_done(self)

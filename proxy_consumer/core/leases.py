@@ -12,6 +12,7 @@ estimates.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 
 NEVER = float("inf")
 
@@ -148,3 +149,23 @@ class LeaseTable:
         if index < 0 or offset >= self._runs[index].end:
             return None
         return self._runs[index].lease
+
+
+def by_lease(
+    offsets: Sequence[int], lease_ids: Sequence[int] | None
+) -> Iterator[tuple[int | None, Sequence[int]]]:
+    """Offsets grouped by lease id, None for those without one."""
+    if not offsets:
+        return
+    if not lease_ids:
+        yield None, offsets
+        return
+    first = lease_ids[0]
+    if len(lease_ids) == len(offsets) and lease_ids.count(first) == len(lease_ids):
+        yield first or None, offsets
+        return
+    groups: dict[int, list[int]] = {}
+    for index, offset in enumerate(offsets):
+        groups.setdefault(lease_ids[index] if index < len(lease_ids) else 0, []).append(offset)
+    for lease_id, group in groups.items():
+        yield lease_id or None, group

@@ -12,74 +12,20 @@ result or a time-out brings the queue back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.leases import NEVER, Lease
+from proxy_consumer.core.leases import NEVER, Lease, by_lease
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice, pick
 from proxy_consumer.core.queue_jobs import QueueJobs
 from proxy_consumer.core.ranges import ascending_ranges
 from proxy_consumer.core.retry import RetryPolicy
+from proxy_consumer.core.steps import Delivery, Loaded, QueueState, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
 from proxy_consumer.core.upstream_job import JobState, UpstreamJob
 
 _REDELIVERY_WINDOW = 4  # offsets read per redelivery wanted: due ones are seldom neighbours
-
-
-class QueueState:
-    """One queue of the subscription: what was read of it, and its unfinished messages."""
-
-    __slots__ = ("feed", "in_ready", "jobs", "label", "queue", "redelivery", "rereading")
-
-    def __init__(self, jobs: QueueJobs, feed: QueueFeed) -> None:
-        self.queue = jobs.queue
-        self.jobs = jobs
-        self.feed = feed
-        self.redelivery: Slice | None = None  # read for redelivery, not yet delivered
-        self.rereading = False  # a read for redelivery is under way
-        self.in_ready = False
-        self.label: Any = None  # whatever the shell wants to find again with a delivery
-
-
-class ReadRequest(NamedTuple):
-    """The shell reads `count_max` records of at most `bytes_max` at `offset` and calls `loaded`."""
-
-    state: QueueState
-    offset: int
-    count_max: int
-    bytes_max: int
-    redelivery: bool
-
-
-class Delivery:
-    """Messages of one queue for one client, under one lease."""
-
-    __slots__ = ("deadline", "lease_id", "messages", "redelivered", "state")
-
-    def __init__(self, state: QueueState, messages: Slice, lease: Lease, redelivered: bool) -> None:
-        self.state = state
-        self.messages = messages
-        self.lease_id = lease.id
-        self.deadline = lease.deadline
-        self.redelivered = redelivered
-
-    def attempts(self) -> Iterable[int]:
-        """Per message, the number of this delivery, from 1."""
-        jobs = self.state.jobs
-        if not self.redelivered:
-            return (1,) * len(self.messages.offsets)
-        return [jobs.attempt(offset) for offset in self.messages.offsets]
-
-
-class Loaded(Enum):
-    """What the shell does after a read: serve waiters, wait for data, or forget the queue."""
-
-    DATA = "data"
-    TAIL = "tail"
-    GONE = "gone"
 
 
 class PullBuffer:
@@ -398,23 +344,3 @@ def _known(jobs: QueueJobs) -> Callable[[int], bool]:
         return jobs.ack_map.is_finished(offset)
 
     return known
-
-
-def by_lease(
-    offsets: Sequence[int], lease_ids: Sequence[int] | None
-) -> Iterator[tuple[int | None, Sequence[int]]]:
-    """Offsets grouped by lease id, None for those without one."""
-    if not offsets:
-        return
-    if not lease_ids:
-        yield None, offsets
-        return
-    first = lease_ids[0]
-    if len(lease_ids) == len(offsets) and lease_ids.count(first) == len(lease_ids):
-        yield first or None, offsets
-        return
-    groups: dict[int, list[int]] = {}
-    for index, offset in enumerate(offsets):
-        groups.setdefault(lease_ids[index] if index < len(lease_ids) else 0, []).append(offset)
-    for lease_id, group in groups.items():
-        yield lease_id or None, group

@@ -1,0 +1,64 @@
+"""What PullBuffer and its shell tell each other: queues, what to read, what to deliver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, NamedTuple
+
+from proxy_consumer.core.leases import Lease
+from proxy_consumer.core.queue_feed import QueueFeed, Slice
+from proxy_consumer.core.queue_jobs import QueueJobs
+
+
+class QueueState:
+    """One queue of the subscription: what was read of it, and its unfinished messages."""
+
+    __slots__ = ("feed", "in_ready", "jobs", "label", "queue", "redelivery", "rereading")
+
+    def __init__(self, jobs: QueueJobs, feed: QueueFeed) -> None:
+        self.queue = jobs.queue
+        self.jobs = jobs
+        self.feed = feed
+        self.redelivery: Slice | None = None  # read for redelivery, not yet delivered
+        self.rereading = False  # a read for redelivery is under way
+        self.in_ready = False
+        self.label: Any = None  # whatever the shell wants to find again with a delivery
+
+
+class ReadRequest(NamedTuple):
+    """The shell reads `count_max` records of at most `bytes_max` at `offset` and calls `loaded`."""
+
+    state: QueueState
+    offset: int
+    count_max: int
+    bytes_max: int
+    redelivery: bool
+
+
+class Delivery:
+    """Messages of one queue for one client, under one lease."""
+
+    __slots__ = ("deadline", "lease_id", "messages", "redelivered", "state")
+
+    def __init__(self, state: QueueState, messages: Slice, lease: Lease, redelivered: bool) -> None:
+        self.state = state
+        self.messages = messages
+        self.lease_id = lease.id
+        self.deadline = lease.deadline
+        self.redelivered = redelivered
+
+    def attempts(self) -> Iterable[int]:
+        """Per message, the number of this delivery, from 1."""
+        jobs = self.state.jobs
+        if not self.redelivered:
+            return (1,) * len(self.messages.offsets)
+        return [jobs.attempt(offset) for offset in self.messages.offsets]
+
+
+class Loaded(Enum):
+    """What the shell does after a read: serve waiters, wait for data, or forget the queue."""
+
+    DATA = "data"
+    TAIL = "tail"
+    GONE = "gone"

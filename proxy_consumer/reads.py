@@ -1,0 +1,60 @@
+"""What a subscription has open at the backend for a queue, and the queue as clients name it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backend.completion import Completion
+from backend.port import Wait
+from backend.records import ReadBatch
+from proxy_consumer.answers import Place
+from proxy_consumer.core.steps import Loaded, QueueState, ReadRequest
+
+if TYPE_CHECKING:
+    from proxy_consumer.subscription import Subscription
+
+
+class Held:
+    """One queue of ours as clients name it; `key` is (topic, qid) in bytes."""
+
+    __slots__ = ("key", "place", "state", "subscription")
+
+    def __init__(self, place: Place, subscription: Subscription, state: QueueState) -> None:
+        self.place = place
+        self.subscription = subscription
+        self.state = state
+        self.key = (place.context.topic.encode(), place.context.qid.encode())
+
+
+class QueueRead(Completion[ReadBatch]):
+    """One read; `inline` while the call that started it has not returned."""
+
+    __slots__ = ("inline", "request", "subscription")
+
+    def __init__(self, subscription: Subscription, request: ReadRequest) -> None:
+        super().__init__()
+        self.subscription = subscription
+        self.request = request
+        self.inline = True
+
+    def settled(self) -> None:
+        if self.inline:
+            return
+        loaded = self.subscription.read_done(self)
+        if loaded is Loaded.DATA:
+            self.subscription.group.serve()
+
+
+class DataWait(Wait):
+    """The wait at one queue's end."""
+
+    __slots__ = ("state", "subscription")
+
+    def __init__(self, subscription: Subscription, state: QueueState) -> None:
+        super().__init__()
+        self.subscription = subscription
+        self.state = state
+
+    def settled(self) -> None:
+        if not self.cancelled:
+            self.subscription.wait_done(self)
