@@ -20,6 +20,7 @@ from backend.file_log.options import FileLogOptions
 from backend.file_log.sessions.elected import ElectedBackend
 from backend.file_log.sessions.election import Opened as OpenedWriter
 from backend.file_log.sessions.election import share
+from backend.file_log.sessions.member.local import local_reads
 from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
@@ -73,4 +74,5 @@ def open_shared(
         log = open_log(folder, options, clock=clock, metrics=metrics, lock=lock)
         return OpenedWriter(log, log.publish_entries)
 
-    return share(directory, open_writer, clock=clock, metrics=metrics, may_write=may_write)
+    reads = local_reads(directory, FileLogOptions() if options is None else options)
+    return share(directory, open_writer, clock=clock, metrics=metrics, may_write=may_write, reads=reads)

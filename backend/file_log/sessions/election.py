@@ -125,8 +125,8 @@ class Election:
             self._member.close()
         if self._server is not None:
             self._server.close()
-            self._server.backend.close()
             (self._directory / place.SOCKET_FILE).unlink(missing_ok=True)
+            self._server.backend.close()
         if self._lock is not None:
             self._lock.release()
 

@@ -1,6 +1,6 @@
 """One process of the house: a writer or a member, as the election has it, with one job.
 
-    python house_process.py DIR ENGINE SILENCE_S JOB...
+    python house_process.py DIR SILENCE_S JOB...
 
 Jobs: `append` keeps sending, `wait` keeps reading, `join` holds a group's queues and keeps committing.
 What happens is printed as JSON lines with the machine's monotonic time.
@@ -21,8 +21,10 @@ from typing import Any
 import gevent
 
 from backend.completion import Completion
+from backend.file_log import FileLogOptions, open_log
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.election import Election, Opened
+from backend.file_log.sessions.member.local import local_reads
 from backend.file_log.sessions.wire.protocol import SessionLimits
 from backend.port import Assignment, Backend
 from backend.records import (
@@ -53,16 +55,17 @@ def soon() -> float:
     return CLOCK.monotonic() + 5.0
 
 
-def open_writer(engine: str, metrics: Registry) -> Any:
-    def open_it(directory: Path, lock: DirectoryLock) -> Opened:
+def enter(directory: Path, limits: SessionLimits) -> Election:
+    metrics, options = Registry(), FileLogOptions(checkpoint_ms=500)
+
+    def open_writer(folder: Path, lock: DirectoryLock) -> Opened:
         say("opening")
-        from journal_engine import JournalBackend
-
-        opened = Opened(JournalBackend(directory, CLOCK))
+        log = open_log(folder, options, clock=CLOCK, metrics=metrics, lock=lock)
         say("writer")
-        return opened
+        return Opened(log, log.publish_entries)
 
-    return open_it
+    reads = local_reads(directory, options)
+    return Election(directory, open_writer, CLOCK, metrics, limits, reads=reads)
 
 
 class Appends:
@@ -146,10 +149,8 @@ class Holder:
                 say("refused", epoch=self._epoch, error=type(error).__name__)
 
 
-def main(directory: str, engine: str, silence_s: str, *jobs: str) -> None:
-    metrics = Registry()
-    limits = SessionLimits(silence_s=float(silence_s))
-    election = Election(Path(directory), open_writer(engine, metrics), CLOCK, metrics, limits)
+def main(directory: str, silence_s: str, *jobs: str) -> None:
+    election = enter(Path(directory), SessionLimits(silence_s=float(silence_s)))
     backend = election.start()
     backend.put_topic(TopicInfo("orders", 0, 1), soon()).wait()
     say("ready", writer=election.is_writer)

@@ -27,7 +27,7 @@ class Process:
         self._said: list[dict[str, Any]] = []
         self._read = 0
         with open(self._path, "wb") as out, open(directory / f"{name}.err", "wb") as err:
-            command = [sys.executable, str(SCRIPT), str(directory / "log"), "journal", str(silence_s), *jobs]
+            command = [sys.executable, str(SCRIPT), str(directory / "log"), str(silence_s), *jobs]
             self._process = subprocess.Popen(command, stdout=out, stderr=err)
 
     def said(self, what: str) -> list[dict[str, Any]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from session_kit import CLOCK, Heard, RawServer, done, house, queue, record, soon, until
+from session_kit import CLOCK, Engine, Heard, RawServer, done, house, queue, record, soon, until
 
 from backend.capabilities import Durability
 from backend.completion import Completion
 from backend.file_log.sessions.member.backend import MemberBackend
-from backend.file_log.sessions.wire import place
-from backend.file_log.sessions.wire.protocol import SessionLimits
+from backend.file_log.sessions.wire import codec, place
+from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, frame
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.metrics.registry import Registry
@@ -298,6 +298,61 @@ def test_a_writer_that_is_going_gets_nothing_new(tmp_path: Path) -> None:
         home.serve()
         home.attach(member)
         assert statuses(held) == [AppendStatus.STORED]
+
+
+def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        server = home.serve()
+        member = home.member()
+        first = member.append([record()], soon())
+        done(home.engine.drain(soon()))  # unlike an election, it has told nobody
+        commit = member.commit(CommitBatch([record()]), soon())
+        wait = member.wait(queue(), 5, soon())
+        second = member.append([record()], soon())
+        until(lambda: len(member.link.outstanding.held) == 4, "everything is held again")
+        server.close()
+        until(lambda: not member.link.attached, "the session is over")
+        held = member.append([record()], soon())
+        home.engine.end()
+        home.engine = Engine()
+        home.make()
+        home.serve()
+        home.attach(member)
+        assert [done(call)[0].offset for call in (first, commit, second, held)] == [0, 1, 2, 3]
+        assert not wait.done
+
+
+def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: Path) -> None:
+    member, server = stuck_member(tmp_path)
+    peer = server.accept()
+    pong = codec.encode((0, True, ""))
+    peer.send(frame(Kind.READY, 0, pong))
+    until(lambda: member.link.ready, "the session stands")
+    append = member.append([record()], soon())
+    until(lambda: member.link.outstanding.sent, "it is sent")
+    peer.send(frame(Kind.ANSWER, next(iter(member.link.outstanding.sent)), b"\x93\x01"))
+    assert statuses(append) == [AppendStatus.UNKNOWN]
+    assert not member.link.attached
+    member.close()
+    server.close()
+
+
+def test_a_callback_that_raises_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        home.make()
+        home.serve()
+        member = home.member()
+
+        def fail(_: object) -> None:
+            raise RuntimeError("a bug of the caller")
+
+        calls = [member.append([record()], soon()) for _ in range(3)]
+        calls[0].then(fail)
+        assert [done(call)[0].offset for call in calls[1:]] == [1, 2]
+        assert calls[0].done
+        assert len(member.link.outstanding) == 0
+        assert member.link.outstanding.bytes == 0
 
 
 # --- bounds and the end

@@ -33,7 +33,7 @@ from backend.file_log.sessions.wire.protocol import (
     SessionLimits,
 )
 from ddmq_common.clock import Clock
-from ddmq_common.errors import BoundReachedError, CallerError
+from ddmq_common.errors import BoundReachedError, CallerError, DrainingError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
@@ -200,18 +200,23 @@ class Link:
         request = self.outstanding.sent.get(ident)
         if request is None:
             return
-        self.outstanding.forget(request)
-        if request.done:
-            return
+        again = False
         try:
-            request.answered(body, self._owner.on_clock)
+            again = not request.done and not request.answered(body, self._owner.on_clock)
         except msgspec.MsgspecError:
             request.unknown()
             raise
+        finally:
+            if not again:
+                self.outstanding.forget(request)
+        if again:
+            self.outstanding.hold_again(request)
 
     def _on_fault(self, ident: int, error: Exception) -> None:
         request = self.outstanding.sent.get(ident)
-        if request is not None:
+        if request is not None and isinstance(error, DrainingError) and not request.done:
+            self.outstanding.hold_again(request)
+        elif request is not None:
             self.outstanding.forget(request)
             self._refused(request, error)
         elif ident == 0:
@@ -232,6 +237,7 @@ class Link:
     def _on_ready(self) -> None:
         self.ready = True
         outstanding = self.outstanding
+        outstanding.sort_held()
         again = [request for request in outstanding.held if request.sent and not request.done]
         outstanding.resent.update(request for request in again if isinstance(request, CommitRequest))
         for request in again:

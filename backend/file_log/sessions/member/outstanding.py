@@ -33,9 +33,11 @@ class Outstanding:
         self._limits = limits
         self._caught_up = caught_up
         self.held: dict[Request, None] = {}
+        self._in_order = True
         self.sent: dict[int, Request] = {}
         self.resent: set[Request] = set()  # commits sent again in this session, not answered
         self.bytes = 0
+        self._count_in = 0
         self.closed = False
         self._wheel: Wheel[Request] = Wheel(SLOT_S)
         self._idle: list[tuple[float, Completion[None]]] = []
@@ -56,6 +58,8 @@ class Outstanding:
         if error is not None:
             self._loop.run_callback(request.faulted, error)
             return False
+        self._count_in += 1
+        request.number = self._count_in
         self.bytes += request.size
         self._wheel.add(request, request.deadline)
         self._start()
@@ -86,6 +90,19 @@ class Outstanding:
         self.bytes -= request.size
         request.size = 0
 
+    def hold_again(self, request: Request) -> None:
+        """The writer is draining and did nothing with it; the next one will be asked, in order."""
+        self.sent.pop(request.ident, None)
+        request.ident, request.sent = 0, False
+        self.held[request] = None
+        self._in_order = False
+
+    def sort_held(self) -> None:
+        """Bring what is held into the order of the calls, what is sent again before the rest."""
+        if not self._in_order:
+            self._in_order = True
+            self.held = dict.fromkeys(sorted(self.held, key=lambda one: (not one.sent, one.number)))
+
     def session_lost(self) -> None:
         """What may be repeated is held, before everything else; the rest is settled as unknown."""
         again: dict[Request, None] = {}
@@ -113,6 +130,7 @@ class Outstanding:
 
     def surrender(self) -> list[Request]:
         """Everything held, in order, taken out."""
+        self.sort_held()
         held = [request for request in self.held if not request.done]
         for request in list(self.held):
             self.forget(request)

@@ -4,7 +4,8 @@ Rules:
 * A request that may be repeated without harm (`resend`) is sent again to the next writer; so is a commit
   that holds nothing but finished ranges and attempts. Everything else that was sent and not answered is
   settled as unknown.
-* A request never sent is certainly not stored and says so.
+* A request never sent is certainly not stored and says so. What a draining writer refuses counts as
+  never sent: the next writer is asked.
 * `reissue` asks another Backend instead (this process has become the writer).
 """
 
@@ -27,7 +28,7 @@ from backend.records import (
     NewRecord,
     QueueRef,
 )
-from ddmq_common.errors import RemoteError, TryLaterError
+from ddmq_common.errors import DrainingError, RemoteError, TryLaterError
 
 log = logging.getLogger(__name__)
 Tell = Callable[[int], None]  # the store's clock, ms
@@ -57,7 +58,7 @@ def guarded(settle: Callable[..., None], *args: Any) -> None:
 class Request(ABC):
     """One request on its way. `size` is its weight in flight, in bytes."""
 
-    __slots__ = ("deadline", "ident", "sent", "size")
+    __slots__ = ("deadline", "ident", "number", "sent", "size")
 
     kind: ClassVar[Kind]
     resend: bool = True
@@ -66,6 +67,7 @@ class Request(ABC):
         self.deadline = deadline
         self.size = size
         self.ident = 0
+        self.number = 0  # in the order of the calls
         self.sent = False
 
     @property
@@ -78,8 +80,11 @@ class Request(ABC):
         """Its bytes, deadlines as time left from `now`."""
 
     @abstractmethod
-    def answered(self, body: bytes, tell: Tell) -> None:
-        """Settle with the answer, after telling the store's clock, if the answer has it."""
+    def answered(self, body: bytes, tell: Tell) -> bool:
+        """Settle with the answer, after telling the store's clock, if the answer has it.
+
+        False when it is not settled: the writer was draining, the next one has to be asked.
+        """
 
     @abstractmethod
     def faulted(self, error: Exception) -> None:
@@ -152,15 +157,18 @@ class AppendFrame(Request):
         row = codec.record_row
         return codec.encode((left, [row(record) for call in self.calls for record in call.records]))
 
-    def answered(self, body: bytes, tell: Tell) -> None:
+    def answered(self, body: bytes, tell: Tell) -> bool:
         clock_ms, results = codec.decode_results(body)
         tell(clock_ms)
+        if results and all(isinstance(result.error, DrainingError) for result in results):
+            return False
         at = 0
         for call in self.calls:
             end = at + len(call.records)
             if not call.completion.done:
                 guarded(call.completion.succeed, results[at:end])
             at = end
+        return True
 
     def faulted(self, error: Exception) -> None:
         unknown = isinstance(error, RemoteError)
@@ -230,10 +238,11 @@ class CommitRequest(Request):
     def body(self, now: float) -> bytes:
         return codec.encode(codec.commit_row(self.batch, timeout_ms(self.deadline, now)))
 
-    def answered(self, body: bytes, tell: Tell) -> None:
+    def answered(self, body: bytes, tell: Tell) -> bool:
         clock_ms, results = codec.decode_results(body)
         tell(clock_ms)
         self.completion.succeed(results)
+        return True
 
     def faulted(self, error: Exception) -> None:
         self.completion.fail(error)
@@ -274,8 +283,9 @@ class PlainRequest(Request):
     def body(self, now: float) -> bytes:
         return self._body
 
-    def answered(self, body: bytes, tell: Tell) -> None:
+    def answered(self, body: bytes, tell: Tell) -> bool:
         self.completion.succeed(self._decode(body))
+        return True
 
     def faulted(self, error: Exception) -> None:
         self.completion.fail(error)
@@ -301,8 +311,9 @@ class WaitRequest(Request):
     def body(self, now: float) -> bytes:
         return codec.encode((self._queue, self._offset, timeout_ms(self.deadline, now)))
 
-    def answered(self, body: bytes, tell: Tell) -> None:
-        self.wait.succeed(bool(codec.decode_flag(body)))
+    def answered(self, body: bytes, tell: Tell) -> bool:
+        self.wait.succeed(codec.decode_flag(body))
+        return True
 
     def faulted(self, error: Exception) -> None:
         self.wait.fail(error)

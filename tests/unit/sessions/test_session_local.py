@@ -1,0 +1,151 @@
+"""Members that read the log's files: what they read there, and when they ask the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from session_kit import CLOCK, done, record, soon, until
+
+from backend.file_log import FileLog, FileLogOptions, open_log
+from backend.file_log.lock import DirectoryLock
+from backend.file_log.sessions.elected import ElectedBackend
+from backend.file_log.sessions.election import Election, Opened
+from backend.file_log.sessions.member.backend import MemberBackend
+from backend.file_log.sessions.member.local import LocalReads, local_reads
+from backend.file_log.sessions.wire.protocol import SessionLimits
+from backend.records import QueueRef, ReadStatus, TopicInfo
+from ddmq_common.metrics.registry import Registry
+
+OPTIONS = FileLogOptions(segment_bytes=64 << 10, allocate_bytes=64 << 10)
+
+
+class Pair:
+    """A writer and a member of one file log; `asked` counts reads that went to the writer."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.asked = 0
+        self.logs: list[FileLog] = []
+        self.elections: list[Election] = []
+        self.writer = self.enter()
+        self.member = self.enter()
+        self.count(self.member)
+
+    def enter(self) -> ElectedBackend:
+        def open_writer(folder: Path, lock: DirectoryLock) -> Opened:
+            log = open_log(folder, OPTIONS, clock=CLOCK, metrics=Registry(), lock=lock)
+            self.logs.append(log)
+            return Opened(log, log.publish_entries)
+
+        reads = local_reads(self.directory, OPTIONS)
+        election = Election(self.directory, open_writer, CLOCK, Registry(), SessionLimits(), reads=reads)
+        self.elections.append(election)
+        return election.start()
+
+    def count(self, face: ElectedBackend) -> None:
+        assert isinstance(face.current, MemberBackend)
+        local = face.current._reads
+        assert isinstance(local, LocalReads)
+        ask = local._remote.read
+
+        def counted(*args: object) -> None:
+            self.asked += 1
+            ask(*args)  # type: ignore[arg-type]
+
+        local._remote.read = counted  # type: ignore[method-assign]
+
+    def make(self, name: str = "orders", **more: object) -> QueueRef:
+        info = done(self.member.put_topic(TopicInfo(name, 0, 1, **more), soon()))  # type: ignore[arg-type]
+        return QueueRef(name, info.incarnation, 0)
+
+    def bodies(self, queue: QueueRef, offset: int = 0) -> list[bytes]:
+        """Everything from `offset` on, as the member reads it."""
+        found: list[bytes] = []
+        while True:
+            batch = done(self.member.read(queue, offset, 100, 1 << 20))
+            if batch.status is not ReadStatus.DATA:
+                return found
+            found += [bytes(delivery) for delivery in batch.deliveries]
+            offset = batch.next_offset
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    both = Pair(tmp_path)
+    yield both
+    for election in reversed(both.elections):
+        election.close()
+
+
+def test_what_is_in_the_files_is_read_there(pair: Pair) -> None:
+    queue = pair.make()
+    for n in range(50):
+        sent = record(body=b"%d" % n)
+        offset = done(pair.writer.append([sent], soon()))[0].offset
+        batch = done(pair.member.read(queue, offset, 10, 1 << 20))
+        assert [bytes(delivery) for delivery in batch.deliveries] == [sent.delivery]
+        assert batch.record(0).message_id == sent.message_id
+    assert pair.asked == 0
+
+
+def test_only_the_end_of_a_queue_is_asked_for(pair: Pair) -> None:
+    queue = pair.make()
+    assert done(pair.member.read(queue, 0, 10, 1 << 20)).status is ReadStatus.NONE
+    assert done(pair.member.read(queue, 5, 10, 1 << 20)).status is ReadStatus.OUT_OF_RANGE
+    assert pair.asked == 2
+
+
+def test_reading_goes_on_from_segment_to_segment(pair: Pair) -> None:
+    queue = pair.make()
+    sent = []
+    for _ in range(40):
+        batch = [record(body=bytes(9000)) for _ in range(3)]
+        done(pair.member.append(batch, soon()))
+        sent += [one.delivery for one in batch]
+        assert pair.bodies(queue, len(sent) - 3) == sent[-3:]
+    assert len(list((pair.directory / "commitlog").iterdir())) > 10
+    assert pair.bodies(queue) == sent
+
+
+def test_a_topic_that_is_gone_is_not_read_from_its_files(pair: Pair) -> None:
+    queue = pair.make()
+    done(pair.member.append([record()], soon()))
+    assert len(pair.bodies(queue)) == 1
+    done(pair.member.delete_topic("orders", soon()))
+    assert done(pair.member.read(queue, 0, 10, 1 << 20)).status is ReadStatus.GONE
+    again = pair.make()
+    assert pair.bodies(again) == []
+
+
+def test_a_damaged_entry_is_the_writer_s_to_judge(pair: Pair) -> None:
+    queue = pair.make()
+    sent = [record(body=b"%d" % n) for n in range(5)]
+    done(pair.member.append(sent, soon()))
+    (path,) = (pair.directory / "consumequeue" / "orders" / "0").iterdir()
+    data = bytearray(path.read_bytes())
+    data[2 * 32 + 10] ^= 0xFF
+    path.write_bytes(data)
+    before = pair.asked
+    assert pair.bodies(queue) == [one.delivery for one in sent]
+    assert pair.asked > before
+
+
+def test_a_new_writer_s_files_are_opened_anew(pair: Pair) -> None:
+    queue = pair.make()
+    third = pair.enter()
+    sent = [record(body=b"%d" % n) for n in range(3)]
+    done(pair.member.append(sent[:1], soon()))
+    pair.elections[0].close()
+    until(lambda: len(pair.logs) == 2, "one of the members writes")
+    done(third.append(sent[1:2], soon()))
+    done(pair.member.append(sent[2:], soon()))
+    assert pair.bodies(queue) == [one.delivery for one in sent]
+
+
+def test_members_that_read_make_the_writer_publish_at_once(pair: Pair) -> None:
+    tails = pair.logs[0]._opened.tails
+    until(lambda: tails.at_once, "the member has said that it reads")
+    pair.elections[1].close()
+    until(lambda: not tails.at_once, "nobody reads any more")
