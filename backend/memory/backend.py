@@ -54,7 +54,7 @@ class MemoryBackend(Backend):
         self._loop: Any = gevent.get_hub().loop
         delivery_bytes_max = self._options.body_bytes_max + 2 * self._options.properties_bytes_max
         self._store = MemoryStore(self._options.bytes_max, self._options.entries_max, delivery_bytes_max)
-        self._waits = WaitTable(self._options.waits_max)
+        self._waits = WaitTable(self._options.waits_max, self._loop.run_callback)
         self._members = MemberTable(self._store, self._loop.run_callback, self._options.entries_max)
         self._watchers: list[Callable[[str], None]] = []
         self._writes = WriteLine(self._loop.run_callback)

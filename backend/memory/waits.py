@@ -20,10 +20,14 @@ _Test = Callable[[_Parked], bool]
 
 
 class WaitTable:
-    """Parked waits, at most `waits_max`; cancelled ones are dropped at the next sweep."""
+    """Parked waits, at most `waits_max`; cancelled ones are dropped at the next sweep.
 
-    def __init__(self, waits_max: int) -> None:
+    `later` runs a function from the hub: each is settled by itself, so that what one does hurts no other.
+    """
+
+    def __init__(self, waits_max: int, later: Callable[..., object]) -> None:
         self._waits_max = waits_max
+        self._later = later
         self._parked: dict[QueueRef, list[_Parked]] = {}
         self._count = 0
 
@@ -40,18 +44,18 @@ class WaitTable:
     def wake(self, queue: QueueRef, next_offset: int) -> None:
         """Settle whoever waits for an offset below `next_offset`."""
         for parked in self._take(queue, lambda parked: parked.offset < next_offset):
-            parked.wait.succeed(True)
+            self._later(_settle, parked.wait, True)
 
     def sweep(self, now: float) -> None:
         """Settle whoever is past the deadline, at `now` on the monotonic clock; drop the cancelled."""
         for queue in list(self._parked):
             for parked in self._take(queue, lambda parked: parked.deadline <= now):
-                parked.wait.succeed(False)
+                self._later(_settle, parked.wait, False)
 
     def fail(self, queue: QueueRef, error: Exception) -> None:
         """Fail everyone who waits on one queue."""
         for parked in self._take(queue, lambda _: True):
-            parked.wait.fail(error)
+            self._later(_settle, parked.wait, error)
 
     def queues(self) -> list[QueueRef]:
         """Where someone waits."""
@@ -71,3 +75,12 @@ class WaitTable:
         else:
             del self._parked[queue]
         return taken
+
+
+def _settle(wait: Wait, outcome: bool | Exception) -> None:
+    if wait.cancelled or wait.done:
+        return
+    if isinstance(outcome, Exception):
+        wait.fail(outcome)
+    else:
+        wait.succeed(outcome)

@@ -27,6 +27,26 @@ class FileLogEngine(Engine):
         self.backend = open_log(self.directory, LOG_OPTIONS, clock=self.clock, metrics=Registry())
 
 
+class TinyLogEngine(Engine):
+    """Every bound so small that a short story rolls segments, writes checkpoints and reads cold files."""
+
+    persists = True
+    options = FileLogOptions(
+        segment_bytes=4 << 10,
+        allocate_bytes=1 << 10,
+        checkpoint_bytes=2 << 10,
+        checkpoint_ms=5,
+        tail_bytes_max=256,
+        tail_ms=1,
+        queue_files_max=2,
+        hot_bytes=4 << 10,
+        warm_blocks_max=1,
+    )
+
+    def open(self) -> None:
+        self.backend = open_log(self.directory, self.options, clock=self.clock, metrics=Registry())
+
+
 class LogMemberEngine(Engine):
     """A process that is not the writer of a file log; writer and member live on one hub here."""
 
@@ -53,4 +73,5 @@ ENGINES: dict[str, type[Engine]] = {
     "member": MemberEngine,
     "log_member": LogMemberEngine,
 }
+MODELLED = {**ENGINES, "tiny_log": TinyLogEngine}  # only in the stories beside the model
 PERSISTENT = [name for name, engine in ENGINES.items() if engine.persists]

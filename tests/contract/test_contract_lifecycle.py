@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit, Member, done
+from contract_kit import Kit, Member, done, until
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, CommitBatch, TopicInfo
-from ddmq_common.errors import DrainingError
+from ddmq_common.errors import DrainingError, NoSuchTopicError, RemoteError, TryLaterError
 
 SETTLED = (AppendStatus.STORED, AppendStatus.NOT_STORED, AppendStatus.UNKNOWN, AppendStatus.REFUSED)
 
@@ -35,6 +35,51 @@ def test_it_says_what_it_can_do(kit: Kit) -> None:
     assert capabilities.durability
     assert capabilities.body_bytes_max >= 2 * 1024 * 1024
     assert "_" not in kit.backend.broker
+
+
+def test_a_deadline_that_has_passed_is_answered_all_the_same(kit: Kit) -> None:
+    kit.make("orders")
+    past = kit.clock.monotonic() - 1
+    results = done(kit.backend.append([kit.new("orders")] * 3, past))
+    assert [result.status in SETTLED for result in results] == [True] * 3
+    for call in (
+        kit.backend.commit(CommitBatch([kit.new("orders")]), past),
+        kit.backend.put_topic(TopicInfo("bills", 0, 1), past),
+        kit.backend.delete_topic("bills", past),
+    ):
+        try:
+            done(call)  # type: ignore[arg-type]
+        except (TryLaterError, RemoteError, NoSuchTopicError):
+            pass
+    assert kit.append(kit.new("orders"))[0].status is AppendStatus.STORED
+
+
+def test_a_callback_that_raises_costs_nobody_else_an_answer(kit: Kit) -> None:
+    """It is a bug of its caller's, shown on standard error; the engine goes on."""
+    kit.make("orders")
+    queue = kit.queue("orders")
+
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("broken on purpose")
+
+    stop = kit.backend.watch_settings(broken)
+    waits = [kit.backend.wait(queue, 0, kit.soon) for _ in range(3)]
+    waits[1].then(broken)
+    appends = [kit.backend.append([kit.new("orders")], kit.soon) for _ in range(5)]
+    appends[1].then(broken)
+    commits = [kit.backend.commit(CommitBatch(settings={"k": b"%d" % n}), kit.soon) for n in range(5)]
+    commits[1].then(broken)
+    reads = [kit.backend.read(queue, 0, 1, 1) for _ in range(5)]
+    reads[1].then(broken)
+    everyone = [*appends, *commits, *reads, *waits]
+    until(lambda: all(call.done for call in everyone), "everyone answered")
+    assert [done(call)[0].offset for call in appends] == list(range(5))
+    assert [done(call) for call in commits] == [[]] * 5
+    assert all(done(call) for call in reads)
+    assert [done(wait) for wait in waits] == [True] * 3
+    stop()
+    assert kit.send("orders", b"x") == [5]
+    assert done(kit.backend.wait(queue, 5, kit.soon)) is True
 
 
 def test_draining_settles_what_is_pending_and_refuses_what_is_new(kit: Kit) -> None:

@@ -1,17 +1,19 @@
 """An engine beside a naive model: long random stories, compared after every step.
 
-Engines that keep what they stored are closed and opened in the middle of the story.
+Engines that keep what they stored are closed and opened in the middle of the story. The environment
+variable DDMQ_MODEL_SCALE multiplies the number of stories, for long runs.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contract_engines import ENGINES
+from contract_engines import MODELLED
 from contract_kit import Kit, done
 from contract_model import Model, ModelProgress, ModelTopic
 from hypothesis import HealthCheck, settings
@@ -57,7 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="ddmq-contract-"))
-        self.engine = ENGINES[self.engine_name](self.directory)
+        self.engine = MODELLED[self.engine_name](self.directory)
         self.kit = Kit(self.engine)
         self.model = Model()
         self.gone: list[QueueRef] = []
@@ -299,7 +301,7 @@ def _run(name: str, examples: int, steps: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=examples * int(os.environ.get("DDMQ_MODEL_SCALE", "1")),
             stateful_step_count=steps,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -307,14 +309,14 @@ def _run(name: str, examples: int, steps: int) -> None:
     )
 
 
-@pytest.mark.timeout(600)  # a failing story is shortened before it is shown
-@pytest.mark.parametrize("name", list(ENGINES))
+@pytest.mark.timeout(1800)  # a failing story is shortened before it is shown
+@pytest.mark.parametrize("name", list(MODELLED))
 def test_an_engine_does_what_the_model_does(name: str) -> None:
-    _run(name, examples=40, steps=40)
+    _run(name, examples=15, steps=30)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", list(ENGINES))
+@pytest.mark.timeout(18_000)
+@pytest.mark.parametrize("name", list(MODELLED))
 def test_an_engine_does_what_the_model_does_at_length(name: str) -> None:
-    _run(name, examples=60, steps=120)
+    _run(name, examples=15, steps=100)

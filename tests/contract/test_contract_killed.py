@@ -1,0 +1,121 @@
+"""kill -9 of a process that writes, again and again on one directory: what was answered is there.
+
+The seed of each kill is in the failure; DDMQ_KILLS sets how many kills the slow test makes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from contract_engines import FileLogEngine
+from contract_kit import Kit, done
+from killed_writer import FINISHED_EACH, SETTING
+
+from backend.records import Bounds, QueueRef, ReadStatus
+from ddmq_common.delivery import decode
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+class Told:
+    """What the killed processes said was answered, over all rounds."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[int, int], bytes] = {}
+        self.number = 0
+
+    def take(self, lines: list[str]) -> None:
+        for line in lines:
+            kind, *rest = line.split()
+            if kind == "r":
+                key = (int(rest[0]), int(rest[1]))
+                assert key not in self.records, f"offset {key} was given twice"
+                self.records[key] = bytes.fromhex(rest[2])
+            else:
+                self.number = max(self.number, int(rest[0]))
+
+
+def write_and_kill(directory: Path, seed: int) -> list[str]:
+    """Let a process write, kill it after a random number of lines, and give the whole lines it told."""
+    path = os.pathsep.join([str(ROOT), str(HERE)])
+    child = subprocess.Popen(
+        [sys.executable, str(HERE / "killed_writer.py"), str(directory), str(seed)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert child.stdout is not None
+    told = bytearray()
+    wanted = random.Random(seed).choice([1, 100, 2000])
+    try:
+        while told.count(b"\n") < wanted:
+            piece = os.read(child.stdout.fileno(), 1 << 16)
+            assert piece, f"the writer ended by itself, seed {seed}"
+            told += piece
+    finally:
+        child.send_signal(signal.SIGKILL)
+    told += child.stdout.read()
+    child.stdout.close()
+    child.wait()
+    return told.decode().split("\n")[:-1]
+
+
+def check(engine: FileLogEngine, told: Told, seed: int) -> None:
+    """Everything told is there, in an unbroken row; each commit is there whole or not at all."""
+    kit = Kit(engine)
+    number = int(kit.backend.setting(SETTING) or b"0")
+    assert number >= told.number, f"seed {seed}"
+    view = kit.progress("billing", kit.queue("orders"))
+    assert ((view.committed or 0), view.finished) == (number * FINISHED_EACH, ()), f"seed {seed}"
+    of_commits: dict[tuple[int, int], int] = {}
+    for queue in kit.queues("orders"):
+        found = everything(kit, queue)
+        assert list(found) == list(range(len(found))), f"seed {seed}"
+        mine = {key[1]: body for key, body in told.records.items() if key[0] == queue.queue_id}
+        lost = [offset for offset, body in mine.items() if found.get(offset) != body]
+        assert lost == [], f"answered but not there: queue {queue.queue_id}, seed {seed}"
+        for body in found.values():
+            mark = decode(body).value.split(b" ")
+            if mark[0] == b"c":
+                key = (int(mark[1]), int(mark[2]))
+                of_commits[key] = of_commits.get(key, 0) + 1
+    torn = [key for key, count in of_commits.items() if count != key[1] or key[0] > number]
+    assert torn == [], f"commits (number, records) that are not whole: seed {seed}"
+    assert len(of_commits) == number, f"seed {seed}"
+
+
+def everything(kit: Kit, queue: QueueRef) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    offset = 0
+    while (batch := kit.read(queue, offset)).status is ReadStatus.DATA:
+        found.update(zip(batch.offsets, map(bytes, batch.deliveries), strict=True))
+        offset = batch.next_offset
+    assert done(kit.backend.bounds([queue])) == [Bounds(0, offset)]
+    return found
+
+
+def kill_again_and_again(directory: Path, kills: int, first_seed: int) -> None:
+    told = Told()
+    for seed in range(first_seed, first_seed + kills):
+        told.take(write_and_kill(directory, seed))
+        engine = FileLogEngine(directory)
+        try:
+            check(engine, told, seed)
+        finally:
+            engine.close()
+
+
+def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
+    kill_again_and_again(tmp_path, 3, first_seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_what_was_answered_survives_kill_9_again_and_again(tmp_path: Path) -> None:
+    kill_again_and_again(tmp_path, int(os.environ.get("DDMQ_KILLS", "10")), first_seed=100)
