@@ -34,6 +34,7 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(PY) tools/check_rooms.py
+	$(PY) tools/metrics_page.py --check
 
 format: setup
 	$(VENV)/bin/ruff format .
