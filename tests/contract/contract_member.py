@@ -1,7 +1,6 @@
-"""Member engines: the port as a process has it that is not the writer, over a real session.
+"""The member engine: the port as a process has it that is not the writer, over a session.
 
-Both ends live on one hub here; what crosses between them is the real socket, and with the file log the
-member reads the real files.
+Both ends live on one hub here; what crosses between them is the real socket.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import ClassVar
 
 from contract_kit import Engine
 
-from backend.file_log import open_shared
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.election import Opened, share
 from backend.memory import MemoryBackend
@@ -40,13 +38,3 @@ class MemberEngine(Engine):
     def close(self) -> None:
         self.backend.close()
         self.writer.close()
-
-
-class FileLogMemberEngine(MemberEngine):
-    """A member of a writer on the file log, which reads the files itself."""
-
-    persists: ClassVar[bool] = True
-
-    def open(self) -> None:
-        self.writer = open_shared(self.directory, clock=self.clock, metrics=Registry())
-        self.backend = open_shared(self.directory, clock=self.clock, metrics=Registry(), may_write=False)

@@ -229,6 +229,9 @@ class Election:
             except (DdmqError, OSError) as error:
                 log.error("taking over %s failed, trying again: %s", self._directory, error)
                 opened = None
+            except Exception:  # a bug, but giving up would leave this process without a log for good
+                log.exception("taking over %s failed, trying again", self._directory)
+                opened = None
             if opened is not None:
                 self._take_over(member, opened, lost_at)
                 return

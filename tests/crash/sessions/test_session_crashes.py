@@ -158,3 +158,27 @@ def test_a_stopped_holder_is_fenced(tmp_path: Path, processes: list[Process]) ->
         "a late answer, but no late commit"
     )
     assert not heir.said("refused")
+
+
+@pytest.mark.slow
+def test_a_stopped_writer_stays_the_writer(tmp_path: Path, processes: list[Process]) -> None:
+    first = Process(tmp_path, "first", silence_s=0.4)
+    processes.append(first)
+    until(lambda: first.said("ready"), "the first writes")
+    member = Process(tmp_path, "member", "append", "wait", silence_s=0.4)
+    processes.append(member)
+    until(lambda: member.said("got"), "the member sends and reads")
+    first.signal(signal.SIGSTOP)
+    until(lambda: member.said("unknown"), "the member gives up what was under way")
+    first.signal(signal.SIGCONT)
+    since = member.said("unknown")[-1]["at"]
+    until(lambda: len(member.acked_since(since)) > 50, "the member goes on with the same writer")
+    assert not member.is_writer
+    acked = {tuple(event["id"]): event["offset"] for event in member.said("acked")}
+
+    def read() -> dict[tuple[int, ...], int]:
+        return {tuple(event["id"]): event["offset"] for event in member.said("got")}
+
+    until(lambda: set(acked) <= set(read()), "every acknowledged message is read")
+    found = read()
+    assert {identity: found[identity] for identity in acked} == acked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import stat
 from pathlib import Path
 
@@ -14,6 +16,21 @@ from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, Kind
 from backend.records import TopicInfo
 from ddmq_common.errors import BoundReachedError, NoSuchTopicError, RemoteError
 from ddmq_common.metrics import catalogue
+
+
+class FailingListener:
+    """Has no descriptors left for the first few tries."""
+
+    def __init__(self, failures: int) -> None:
+        self.listener: socket.socket
+        self.failures = failures
+        self.tried = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.tried += 1
+        if self.tried <= self.failures:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.listener.accept()
 
 
 def append_body(*bodies: bytes, topic: str = "orders") -> bytes:
@@ -97,6 +114,20 @@ def test_sessions_are_bounded(tmp_path: Path) -> None:
         first.close()
         until(lambda: server.sessions == 1, "the first session's end is seen")
         RawClient(tmp_path)
+
+
+def test_without_descriptors_nobody_is_taken_until_there_are_some(tmp_path: Path) -> None:
+    with house(tmp_path, silence_s=0.4) as home:
+        server = home.serve()
+        listener, failing = server._listener, FailingListener(2)
+        server._listener = failing  # type: ignore[assignment]
+        failing.listener = listener
+        client = RawClient(tmp_path)
+        client.send(Kind.PING, 0, b"")
+        client.next(Kind.PONG)
+        assert failing.tried == 4, "two failures, one connection, nobody more"
+        assert home.metrics.cell(catalogue.SESSION_REFUSED, "descriptors").value == 2
+        server._listener = listener
 
 
 def test_requests_are_bounded_and_the_rest_goes_on(tmp_path: Path) -> None:

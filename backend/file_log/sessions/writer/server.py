@@ -82,6 +82,8 @@ class SessionServer:
 
     def sweep(self) -> None:
         """End the sessions that were silent for too long; runs by itself every `ping_s / 2`."""
+        if not self._acceptable.active:
+            self._acceptable.start(self._accept)
         now = self.clock.monotonic()
         stalled = now - self._swept - self.limits.ping_s / 2
         self._swept = now
@@ -139,7 +141,12 @@ class SessionServer:
         for _ in range(ACCEPT_MAX):
             try:
                 sock, _address = self._listener.accept()
-            except OSError:  # nobody more, or out of descriptors: the next readiness tries again
+            except BlockingIOError:
+                return
+            except OSError as error:  # out of descriptors: whoever waits is taken at a later sweep
+                self.refused("descriptors")
+                log.error("a session cannot be taken: %s", error.strerror)
+                self._acceptable.stop()
                 return
             sock.setblocking(False)
             self._open_session(sock)
