@@ -42,13 +42,18 @@ SENDS = _metric("ddmq_sends_total", "counter", ("topic", "code"), "Messages answ
 SEND_BYTES = _metric("ddmq_send_bytes_total", "counter", ("topic",), "Body bytes stored.")
 SEND_LATENCY = _metric("ddmq_send_latency_us", "histogram", (), "Frame complete to answer, µs.")
 SEND_REFUSED = _metric(
-    "ddmq_send_refused_total", "counter", ("reason",), "Messages answered with another code than 0, by reason."
+    "ddmq_send_refused_total",
+    "counter",
+    ("reason",),
+    "Messages answered with another code than 0, by reason.",
 )
 SEND_DEFERRED = _metric("ddmq_send_deferred_total", "counter", (), "Requests that waited for a rate limit.")
 SEND_LATE = _metric(
     "ddmq_send_late_total", "counter", ("outcome",), "Backend outcomes that came after code 12 was answered."
 )
-SEND_INFLIGHT = _metric("ddmq_send_inflight", "gauge", (), "Requests accepted and not settled by the backend.")
+SEND_INFLIGHT = _metric(
+    "ddmq_send_inflight", "gauge", (), "Requests accepted and not settled by the backend."
+)
 TOPICS_CREATED = _metric("ddmq_topics_created_total", "counter", ("outcome",), "Topics created on first use.")
 # --- consumer proxy
 DELIVERED = _metric("ddmq_delivered_total", "counter", ("group", "topic"), "Messages handed to clients.")
