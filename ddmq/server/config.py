@@ -19,7 +19,7 @@ from ddmq_common import names
 from ddmq_common.config.loader import load, resolved, rules
 from ddmq_common.errors import ConfigError
 from ddmq_rpc.server import RpcLimits
-from proxy_consumer.config import ConsumerConfig
+from proxy_consumer.config import ConsumerConfig, GroupsFile
 from proxy_producer.config import ProducerConfig
 
 T = TypeVar("T")
@@ -84,6 +84,7 @@ class Configuration:
     producer: ProducerConfig = field(default_factory=ProducerConfig)
     consumer: ConsumerConfig = field(default_factory=ConsumerConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    groups: GroupsFile = field(default_factory=GroupsFile)
     folder: Path | None = None
 
 
@@ -94,7 +95,9 @@ FILES: dict[str, tuple[str, type[Any]]] = {
     "producer": ("proxy_producer.yaml", ProducerConfig),
     "consumer": ("proxy_consumer.yaml", ConsumerConfig),
     "topics": ("topics.yaml", TopicsConfig),
+    "groups": ("groups.yaml", GroupsFile),
 }
+DECLARED = ("topics", "groups")  # what exists by configuration, not settings of a part
 DURABILITY = {"sync": Durability.DURABLE, "written": Durability.WRITTEN}
 
 
@@ -122,7 +125,7 @@ def with_flags(config: Configuration, **flags: Any) -> Configuration:
 
 def shown(config: Configuration) -> dict[str, Any]:
     """The values in force, secrets masked."""
-    return {part: resolved(getattr(config, part)) for part in FILES if part != "topics"}
+    return {part: resolved(getattr(config, part)) for part in FILES if part not in DECLARED}
 
 
 def changed(config: Configuration) -> dict[str, Any]:

@@ -23,14 +23,16 @@ from backend.port import Backend, Health
 from ddmq.address import Address
 from ddmq.server import topics
 from ddmq.server.admin import AdminApi
-from ddmq.server.config import FILES, Configuration, changed, shown
+from ddmq.server.config import FILES, Configuration, changed, load_folder, shown
 from ddmq_common.clock import Clock, SystemClock
+from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
 
 log = logging.getLogger("ddmq.server")
+DECLARE_WAIT_S = 15.0
 PARTS = ("producer", "consumer", "admin")
 
 
@@ -73,6 +75,11 @@ class ServerProcess:
             path = self.config.folder / FILES["topics"][0]
             topics.apply_file(self.backend, self.clock, entries, path)
 
+    def _declare_groups(self, config: Configuration) -> None:
+        if config.groups.groups and config.folder and self.consumer:
+            source = str(config.folder / FILES["groups"][0])
+            self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
+
     def _open_ports(self, backend: Backend) -> None:
         if "producer" in self.parts:
             self.producer = ProducerService(
@@ -84,6 +91,7 @@ class ServerProcess:
                 backend, self.config.consumer, metrics=self.metrics, clock=self.clock, random=random.Random()
             )
             self.consumer.start()
+            self._declare_groups(self.config)
             self._listen("consumer", self.consumer)
         if "admin" in self.parts:
             self._listen_admin(backend)
@@ -129,6 +137,22 @@ class ServerProcess:
             raise SystemExit(0)
         self._stop.set()
 
+    def reload(self) -> None:
+        """SIGHUP: read the configuration folder again and apply topics.yaml and groups.yaml; a wrong file changes nothing."""
+        folder = self.config.folder
+        if folder is None or self.backend is None:
+            log.warning("nothing to reload: started without --config")
+            return
+        try:
+            fresh = load_folder(folder)
+            path = folder / FILES["topics"][0]
+            names = topics.apply_file(self.backend, self.clock, fresh.topics.topics, path)
+            self._declare_groups(fresh)
+        except (DdmqError, TimeoutError) as error:
+            log.error("not reloaded", extra={"error": str(error)})
+            return
+        log.info("reloaded", extra={"topics": ",".join(names) or "none changed"})
+
     def drain(self) -> None:
         """Refuse what is new, finish what is open, within `drain_ms`."""
         self._draining = True
@@ -173,8 +197,9 @@ def _wait(completion: Any, seconds: float) -> None:
 
 
 def install_signals(process: ServerProcess) -> None:
-    """SIGTERM and SIGINT stop the process."""
+    """SIGTERM and SIGINT stop the process, SIGHUP reads its configuration again."""
     import signal
 
     for number in (signal.SIGTERM, signal.SIGINT):
         gevent.signal_handler(number, process.request_stop)
+    gevent.signal_handler(signal.SIGHUP, process.reload)

@@ -93,6 +93,10 @@ class Supervisor:
         """SIGTERM to every part; SIGKILL the second time."""
         number = signal.SIGKILL if self.stopping else signal.SIGTERM
         self.stopping = True
+        self.pass_on(number)
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to every part that lives."""
         for part in self.parts:
             if part.child is not None and part.child.poll() is None:
                 part.child.send_signal(number)
@@ -113,6 +117,10 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     def on_signal(number: int, frame: FrameType | None) -> None:
         supervisor.stop()
 
+    def on_hangup(number: int, frame: FrameType | None) -> None:
+        supervisor.pass_on(signal.SIGHUP)
+
+    signal.signal(signal.SIGHUP, on_hangup)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     supervisor.start()

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.server.config import FILES, ServeConfig, load_folder, shown, with_flags
+from ddmq.server.config import DECLARED, FILES, ServeConfig, load_folder, shown, with_flags
 from ddmq_common.config.loader import load
 from ddmq_common.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
-@pytest.mark.parametrize("part", [part for part in FILES if part != "topics"])
+@pytest.mark.parametrize("part", [part for part in FILES if part not in DECLARED])
 def test_a_file_names_every_key_with_its_default(part: str) -> None:
     name, kind = FILES[part]
     assert load(CONF / name, kind) == kind()
@@ -24,6 +24,7 @@ def test_a_file_names_every_key_with_its_default(part: str) -> None:
 def test_the_folder_loads_as_a_whole() -> None:
     config = load_folder(CONF)
     assert config.topics.topics["orders"].queues == 4
+    assert config.groups.groups == {}
     assert config.serve == ServeConfig()
     assert shown(config)["serve"]["drain_ms"] == 10_000
 
