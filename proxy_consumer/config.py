@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
+from ddmq_common import names
 from ddmq_common.config.loader import rules
 
 MIB = 1 << 20
-NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +82,21 @@ class ConsumerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsFile:
-    """conf/groups.yaml: group → topic → what differs from the defaults."""
+class GroupEntry:
+    """One group of conf/groups.yaml. What a topic does not set has the program's default."""
 
-    groups: Mapping[str, GroupEntry] = field(default_factory=dict)
+    topics: Mapping[str, SubscriptionDefaults] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupEntry:
-    """One group of the file."""
+class GroupsFile:
+    """conf/groups.yaml: group → topics → settings."""
 
-    topics: Mapping[str, SubscriptionDefaults] = field(default_factory=dict)
+    groups: Mapping[str, GroupEntry] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, entry in self.groups.items():
+            faults = [names.group_fault(name), *map(names.topic_fault, entry.topics)]
+            fault = next((fault for fault in faults if fault is not None), None)
+            if fault is not None:
+                raise ValueError(f"groups: {name}: {fault}")

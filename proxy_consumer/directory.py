@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from backend.completion import Completion, failed
+from backend.completion import Completion, failed, succeeded
 from backend.records import AppendResult, CommitBatch
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
-from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.config import GroupsFile, SubscriptionDefaults
 from proxy_consumer.creation import Creation
 from proxy_consumer.groups import (
     GROUP_PREFIX,
@@ -17,7 +18,9 @@ from proxy_consumer.groups import (
     Group,
     decode_group,
     decode_subscription,
+    encode_subscription,
     group_key,
+    says_the_same,
     subscription_key,
 )
 from proxy_consumer.runtime import Runtime, log
@@ -187,6 +190,29 @@ class Directory:
         Creation(self._runtime, name, topic, config, done, source).start()
         return subscription, made
 
+    def declare(self, file: GroupsFile, source: str) -> Completion[None]:
+        """Every subscription of the file, made or brought up to date."""
+        made = [
+            self._declare_one(name, topic, config, source)
+            for name, entry in file.groups.items()
+            for topic, config in entry.topics.items()
+        ]
+        return all_of(made)
+
+    def _declare_one(
+        self, name: str, topic: str, config: SubscriptionDefaults, source: str
+    ) -> Completion[Any]:
+        runtime = self._runtime
+        key = subscription_key(name, topic)
+        value = encode_subscription(config, runtime.config.defaults, runtime.clock.wall_ms(), source)
+        stored = runtime.backend.setting(key)
+        if stored is None:
+            return self.subscribe(name, topic, config, source)[1]
+        if says_the_same(stored, value):
+            return succeeded(None)
+        batch = CommitBatch(settings={key: value})
+        return runtime.backend.commit(batch, runtime.commit_deadline())
+
     def _exists(self, name: str, topic: str) -> bool:
         return self._runtime.backend.setting(subscription_key(name, topic)) is not None
 
@@ -207,3 +233,25 @@ class Directory:
             settings[subscription_key(name, subscription.topic)] = None
         runtime = self._runtime
         return runtime.backend.commit(CommitBatch(settings=settings), runtime.commit_deadline())
+
+
+def all_of(parts: Sequence[Completion[Any]]) -> Completion[None]:
+    """Succeeds when all have; fails with the first error once all are settled."""
+    whole: Completion[None] = Completion()
+    left = len(parts)
+    if not left:
+        whole.succeed(None)
+
+    def one(_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            error = next((part.error for part in parts if part.error is not None), None)
+            if error is None:
+                whole.succeed(None)
+            else:
+                whole.fail(error)
+
+    for part in parts:
+        part.then(one)
+    return whole

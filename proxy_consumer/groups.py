@@ -157,6 +157,15 @@ def decode_subscription(key: str, value: bytes, defaults: SubscriptionDefaults) 
     return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))
 
 
+def says_the_same(stored: bytes, wanted: bytes) -> bool:
+    """Whether two values of `subscription/…` differ at most in when they were made."""
+    try:
+        one, other = _object(stored, "stored"), _object(wanted, "wanted")
+    except ConfigError:
+        return False
+    return all(one.get(name) == other.get(name) for name in ("source", "settings"))
+
+
 def _object(value: bytes, what: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(value, type=dict[str, Any])

@@ -22,7 +22,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers, stats
 from proxy_consumer.commits import ProgressCommit
-from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.config import ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.directory import Directory
 from proxy_consumer.groups import SOURCE_LOG
 from proxy_consumer.pulls import Pulls, code_of
@@ -135,6 +135,13 @@ class ConsumerService:
         stats.group_stats(self._runtime, group, topic).then(answer)
 
     # --- for the command line and the admin API
+
+    def declare(self, file: GroupsFile, source: str) -> Completion[None]:
+        """Make or change the subscriptions of conf/groups.yaml; `source` names the file.
+
+        A change of settings does not move offsets. Fails with the first error; the others still apply.
+        """
+        return self._directory.declare(file, source)
 
     @property
     def defaults(self) -> SubscriptionDefaults:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-from consumer_rig import METHODS, Rig, result
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from backend.records import CommitBatch
-from ddmq_common.errors import BoundReachedError, CallerError
-from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+import pytest
+from consumer_rig import IDL, METHODS, Rig, result
+
+from backend.records import CommitBatch, TopicInfo
+from ddmq_common.config.loader import load
+from ddmq_common.errors import BoundReachedError, CallerError, ConfigError
+from proxy_consumer.config import ConsumerConfig, GroupEntry, GroupsFile, SubscriptionDefaults
 
 
 def stats_of(rig: Rig, group: bytes = b"G", topic: bytes | None = None) -> list[tuple[bytes, dict, dict]]:
-    from consumer_rig import IDL
-
     request = IDL.ConsumeStatsRequest(group=group, topic=topic)
     call = rig.call("getConsumeStats", METHODS["getConsumeStats"].args[0](request=request))
     rig.settle(lambda: call.answered)
@@ -88,8 +91,6 @@ def test_start_positions(rig: Rig, start: str, first: int) -> None:
 
 
 def test_queues_and_topics_that_appear_later_start_at_their_first_message(rig: Rig) -> None:
-    from backend.records import TopicInfo
-
     assert rig.pull().result.messages == []
     info = rig.topic()
     rig.send(2)
@@ -231,8 +232,6 @@ def test_group_stats_show_what_is_going_on(rig: Rig) -> None:
 
 
 def test_a_topic_that_may_not_be_read_is_refused_until_it_may(rig: Rig) -> None:
-    from dataclasses import replace
-
     info = rig.topic()
     rig.subscribe()
     rig.send(1)
@@ -272,3 +271,46 @@ def test_draining_does_not_wait_for_ever_for_a_dead_client(rig: Rig) -> None:
     rig.settle()
     rig.advance(0.01)
     assert drained.done
+
+
+def test_groups_declared_in_a_file_are_made_and_brought_up_to_date(rig: Rig) -> None:
+    def file(**settings: Any) -> GroupsFile:
+        return GroupsFile({"G": GroupEntry({"T": SubscriptionDefaults(start="first", **settings)})})
+
+    rig.topic()
+    rig.send(6)
+    rig.wait(rig.service.declare(file(batch_max=2), "groups.yaml"))
+    rig.settle()
+    assert rig.service.groups()[0].source == "groups.yaml"
+    offsets = rig.pull().offsets
+    assert offsets == [0, 1]
+    stored = rig.backend.setting("subscription/G/T")
+    rig.wait(rig.service.declare(file(batch_max=2), "groups.yaml"))
+    assert rig.backend.setting("subscription/G/T") == stored
+    rig.wait(rig.service.declare(file(batch_max=3), "groups.yaml"))
+    rig.settle()
+    assert rig.pull(result=result(offsets)).offsets == [2, 3, 4]
+    rig.wait(rig.service.declare(GroupsFile(), "groups.yaml"))
+
+
+def test_the_files_in_conf_say_what_the_program_does() -> None:
+    conf = Path(__file__).parents[3] / "conf"
+    assert load(conf / "proxy_consumer.yaml", ConsumerConfig) == ConsumerConfig()
+    assert load(conf / "groups.yaml", GroupsFile) == GroupsFile()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "groups: {a/b: {topics: {T: {}}}}",
+        "groups: {G: {topics: {../T: {}}}}",
+        "groups: {G: {topics: {T: {start: yesterday}}}}",
+        "groups: {G: {topics: {T: {retry_intervals_ms: [1, -1, 2]}}}}",
+        "groups: {G: {topics: {T: {tags: a || b}}}}",
+        "groups: {G: {topics: {T: {concurency: 5}}}}",
+    ],
+)
+def test_a_wrong_groups_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "groups.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"groups\.yaml"):
+        load(tmp_path / "groups.yaml", GroupsFile)

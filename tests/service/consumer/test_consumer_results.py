@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from consumer_rig import IDL, METHODS, Rig, result
 
+from backend.records import CommitBatch, ProgressDelta
 from ddmq_common.errors import RemoteError, StorageError
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 
@@ -377,8 +378,6 @@ def test_a_huge_result_is_cut_at_its_bound() -> None:
 
 
 def test_a_reset_while_connected_starts_anew_and_ignores_older_acks() -> None:
-    from backend.records import CommitBatch, ProgressDelta
-
     rig = ready(5)
     rig.pull(count=3)
     view = rig.progress()
@@ -394,8 +393,6 @@ def test_a_reset_while_connected_starts_anew_and_ignores_older_acks() -> None:
 
 
 def test_a_reset_noticed_only_by_a_fenced_commit() -> None:
-    from backend.records import CommitBatch, ProgressDelta
-
     rig = ready(5)
     rig.pull(count=3)
     view = rig.progress()

@@ -1,0 +1,252 @@
+"""The consumer core's small parts: ranges, leases, retry policy, waiting room, agenda, feeds, attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, StoredRecord
+from proxy_consumer.core.agenda import NEVER, Agenda
+from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
+from proxy_consumer.core.queue_feed import Slice, pick
+from proxy_consumer.core.ranges import ascending_ranges, between, ranges_of
+from proxy_consumer.core.retry import RetryPolicy
+from proxy_consumer.core.upstream_job import pack_attempts, unpack_attempts
+from proxy_consumer.core.waiting_room import LingerWheel, Waiter, WaitingRoom
+
+# --- ranges
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        ([], []),
+        ([7], [(7, 8)]),
+        ([1, 2, 3], [(1, 4)]),
+        ([3, 1, 2, 3], [(1, 4)]),
+        ([1, 3, 3, 4], [(1, 2), (3, 5)]),
+        ([5, 5, 5], [(5, 6)]),
+        ([1, 9, 3], [(1, 2), (3, 4), (9, 10)]),
+        ([-3, -2], [(-3, -1)]),
+    ],
+)
+def test_ranges_of_any_list(offsets: list[int], expected: list[tuple[int, int]]) -> None:
+    assert ranges_of(offsets) == expected
+    assert ascending_ranges(sorted(set(offsets))) == expected
+
+
+def test_between_is_what_is_left() -> None:
+    assert between(0, 10, []) == [(0, 10)]
+    assert between(0, 10, [(0, 10)]) == []
+    assert between(0, 10, [(2, 4), (6, 10)]) == [(0, 2), (4, 6)]
+
+
+# --- leases
+
+
+def table(*runs: tuple[int, int, int, float]) -> LeaseTable:
+    """Runs as (start, end, lease id, deadline), 10 bytes a message."""
+    made = LeaseTable()
+    for start, end, lease_id, deadline in runs:
+        made.add(start, end, 10 * (end - start), Lease(lease_id, deadline))
+    return made
+
+
+def test_a_whole_run_goes_in_one_piece() -> None:
+    leases = table((0, 100, 1, 5.0), (100, 200, 2, 5.0))
+    assert leases.take(100, 200, None) == [(100, 200, 1000)]
+    assert (leases.jobs, leases.size) == (100, 1000)
+
+
+def test_parts_of_runs_are_cut_out_and_the_bytes_add_up() -> None:
+    leases = table((0, 10, 1, 5.0), (20, 30, 2, 5.0))
+    taken = leases.take(3, 25, None)
+    assert [(start, end) for start, end, _ in taken] == [(3, 10), (20, 25)]
+    rest = leases.take(0, 100, None)
+    assert [(start, end) for start, end, _ in rest] == [(0, 3), (25, 30)]
+    assert sum(size for _, _, size in taken + rest) == 200
+    assert (leases.jobs, leases.size) == (0, 0)
+
+
+def test_only_the_named_lease_is_taken_from() -> None:
+    leases = table((0, 10, 1, 5.0), (10, 20, 2, 5.0))
+    assert leases.take(0, 10, 2) == []
+    assert [piece[:2] for piece in leases.take(0, 20, 2)] == [(10, 20)]
+    assert leases.lease_of(5) is not None
+    assert leases.lease_of(15) is None
+
+
+def test_expiry_takes_whole_leases_and_only_when_due() -> None:
+    leases = table((0, 10, 1, 5.0), (10, 20, 2, 7.0))
+    assert leases.expire(4.9) == []
+    assert leases.expire(5.0) == [(0, 10, 100)]
+    assert leases.next_deadline == 7.0
+    assert leases.extend(2, 9.0)
+    assert leases.expire(7.0) == []
+    assert leases.next_deadline == 9.0
+    assert not leases.extend(1, 9.0)
+
+
+def test_leases_against_one_entry_per_message() -> None:
+    random = Random(3)
+    leases, model = LeaseTable(), {}
+    for round_ in range(2000):
+        start = random.randrange(200)
+        end = start + random.randrange(1, 30)
+        if random.random() < 0.5 and not any(offset in model for offset in range(start, end)):
+            leases.add(start, end, end - start, Lease(round_, float(round_)))
+            model.update(dict.fromkeys(range(start, end), round_))
+        else:
+            wanted = model.get(start) if random.random() < 0.5 else None
+            hit = [o for o in range(start, end) if o in model and wanted in (None, model[o])]
+            taken = leases.take(start, end, wanted)
+            assert [o for first, after, _ in taken for o in range(first, after)] == hit
+            for offset in hit:
+                del model[offset]
+        assert leases.jobs == len(model)
+
+
+def test_offsets_are_grouped_by_lease() -> None:
+    assert list(by_lease([1, 2], None)) == [(None, [1, 2])]
+    assert list(by_lease([1, 2], [7, 7])) == [(7, [1, 2])]
+    assert list(by_lease([1, 2, 3, 4], [7, 0, 7])) == [(7, [1, 3]), (None, [2, 4])]
+    assert list(by_lease([], [7])) == []
+
+
+# --- retries
+
+
+@pytest.mark.parametrize(
+    ("intervals", "waits"),
+    [
+        ((100, 150, 300), [100, 150, 300, None]),
+        ((), [None]),
+        ((-1,), [None]),
+        ((-1, 100), [None]),
+        ((100, -1), [100, 100, 100]),
+        ((0,), [0, None]),
+    ],
+)
+def test_retry_intervals(intervals: Sequence[int], waits: list[int | None]) -> None:
+    policy = RetryPolicy(intervals, 16)
+    assert [policy.after_fail(fails) for fails in range(1, len(waits) + 1)] == waits
+
+
+def test_timeouts_have_a_limit_of_their_own() -> None:
+    assert [RetryPolicy((), 2).again_after_timeout(count) for count in (1, 2, 3)] == [True, True, False]
+    assert not RetryPolicy((), 0).again_after_timeout(1)
+    assert RetryPolicy((), -1).again_after_timeout(10**6)
+
+
+def test_both_counters_fit_in_one_number_that_rises() -> None:
+    assert unpack_attempts(pack_attempts(3, 5)) == (3, 5)
+    assert pack_attempts(4, 5) > pack_attempts(3, 5)
+    assert pack_attempts(3, 6) > pack_attempts(3, 5)
+    assert unpack_attempts(pack_attempts(1 << 20, 1)) == (65535, 1)
+
+
+# --- waiting
+
+
+def test_the_oldest_of_a_topic_and_of_anyone() -> None:
+    room = WaitingRoom()
+    waiters = [Waiter(topic) for topic in ("T", None, "U", "T")]
+    for waiter in waiters:
+        room.enter(waiter)
+    assert room.oldest("T") is waiters[0]
+    room.leave(waiters[0])
+    room.leave(waiters[0])
+    assert room.oldest("T") is waiters[1]
+    assert room.oldest("U") is waiters[1]
+    room.leave(waiters[1])
+    assert room.oldest("U") is waiters[2]
+    assert room.oldest("V") is None
+    assert (room.count, room.waiting_for("T"), room.waiting_for("V")) == (2, 1, 0)
+
+
+def test_lingers_end_in_their_tick_and_never_early() -> None:
+    random = Random(5)
+    wheel, now = LingerWheel(0.005, 100.0), 100.0
+    deadlines = {}
+    for _ in range(500):
+        waiter = Waiter(None)
+        deadlines[waiter] = now + random.random() * 2
+        wheel.add(waiter, deadlines[waiter])
+    gone = list(deadlines)[:100]
+    for waiter in gone:
+        wheel.remove(waiter)
+        wheel.remove(waiter)
+        del deadlines[waiter]
+    while deadlines:
+        now += random.choice([0.001, 0.005, 0.3])
+        for waiter in wheel.over(now):
+            assert deadlines.pop(waiter) <= now
+        assert all(deadline > now - 0.0051 for deadline in deadlines.values())
+    assert wheel.count == 0
+
+
+def test_an_empty_wheel_jumps_over_a_long_pause() -> None:
+    wheel = LingerWheel(0.005, 0.0)
+    waiter = Waiter(None)
+    wheel.add(waiter, 10**6)
+    assert wheel.over(10**6 - 1) == []
+    assert wheel.over(10**6 + 1) == [waiter]
+
+
+class _Task:
+    def __init__(self) -> None:
+        self.wake_at = NEVER
+        self.ran: list[float] = []
+
+    def due(self, now: float) -> None:
+        self.ran.append(now)
+
+
+def test_the_agenda_runs_each_task_at_its_earliest_time_only() -> None:
+    agenda, task = Agenda(), _Task()
+    agenda.set(task, 5.0)
+    agenda.set(task, 3.0)
+    agenda.set(task, 9.0)
+    agenda.set(task, NEVER)
+    assert agenda.run_due(2.9) == 0
+    assert agenda.run_due(3.0) == 1
+    assert agenda.run_due(100.0) == 0
+    assert task.ran == [3.0]
+    assert (len(agenda), agenda.next_time()) == (0, NEVER)
+
+
+# --- feeds
+
+
+class _Batch(ReadBatch):
+    def __init__(self, offsets: list[int], flags: list[int], next_offset: int) -> None:
+        self.status = ReadStatus.DATA
+        self.offsets = offsets
+        self.flags = flags
+        self.deliveries = [b"m%d" % offset for offset in offsets]
+        self.next_offset = next_offset
+
+    def record(self, index: int) -> StoredRecord:
+        raise AssertionError
+
+
+def test_what_is_picked_and_what_is_skipped() -> None:
+    plain, skipped, pressure = pick(_Batch([3, 4, 5], [0, 0, 0], 6), 3, True, None)
+    assert (list(plain.offsets), skipped, pressure) == ([3, 4, 5], [], 0)
+    gappy, skipped, pressure = pick(_Batch([4, 6], [0, 0], 9), 3, True, None)
+    assert (list(gappy.offsets), skipped, pressure) == ([4, 6], [(3, 4), (5, 6), (7, 9)], 0)
+    mixed = _Batch([3, 4, 5, 6], [0, FLAG_PRESSURE, 0, FLAG_PRESSURE], 7)
+    some, skipped, pressure = pick(mixed, 3, True, lambda offset: offset in (5, 6))
+    assert (list(some.offsets), list(some.indexes)) == ([3], [0])
+    assert (skipped, pressure) == ([(4, 5)], 1)
+    every, skipped, pressure = pick(mixed, 3, False, None)
+    assert (list(every.offsets), skipped, pressure) == ([3, 4, 5, 6], [], 0)
+
+
+def test_a_slice_that_fits_holds_at_least_one() -> None:
+    batch = _Batch([1, 2, 3], [0, 0, 0], 4)
+    whole = Slice(batch, batch.offsets, batch.deliveries, range(3))
+    assert whole.size == 6
+    assert [len(whole.fitting(limit).offsets) for limit in (0, 2, 3, 4, 5, 6, 99)] == [1, 1, 1, 2, 2, 3, 3]
