@@ -22,6 +22,7 @@ from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.ownership import Ownership
 from backend.file_log.packing import PackedFrame
+from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState
 from backend.file_log.waits import Waits
 from backend.port import Backend, Health, Membership, MembershipListener, Wait
@@ -306,6 +307,15 @@ class FileLog(Backend):
     def durable_position(self) -> int:
         """Everything below this log position is durable."""
         return self._writer.durable
+
+    @property
+    def recovered(self) -> Recovered:
+        """What opening it found."""
+        return self._opened.recovered
+
+    def write_checkpoint(self, then: Callable[[], None] | None = None) -> None:
+        """Write one soon, also before its time; `then` follows, whatever came of it."""
+        self._checkpoints.want(then)
 
     def publish_entries(self, at_once: bool) -> None:
         """Whether consume-queue entries go to their files at every commit: other processes read."""

@@ -8,9 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import gevent
 
 from backend.file_log.commit.committer import WritePlace
 from backend.file_log.commit.tails import Tails
@@ -24,6 +21,7 @@ from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.options import FileLogOptions
 from backend.file_log.packing import PackedFrame
+from backend.file_log.pool import nothing, off_hub
 from backend.file_log.queries import Queries
 from backend.file_log.retention import Retention
 from backend.file_log.segments import SegmentSet
@@ -65,7 +63,6 @@ class Opened:
             raise StorageError(f"the log in {folder} cannot be opened: {error}") from error
         self.state = self.recovered.state
         self.tails = Tails(self.files, options)
-        self._hub: Any = gevent.get_hub()
         self._report()
 
     @property
@@ -159,7 +156,7 @@ class Opened:
         """Their topic was deleted: their files go, off the hub."""
         for queue in queues:
             self.tails.forget(queue)
-            self._hub.threadpool.spawn(self.files.drop, queue.ref)
+            off_hub(self.files.drop, nothing, queue.ref)
 
     def _old_segments(self) -> list[OldSegment]:
         return [

@@ -17,6 +17,7 @@ from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, Record, pack_e
 from backend.file_log.core.scan import walk
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
+from backend.file_log.pool import off_hub
 from backend.file_log.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
 from backend.file_log.state import LogState, QueueState
@@ -59,8 +60,7 @@ class Queries:
         self._damage = damage
         self._limit = limit
         self._reader = LogReader(segments, damage.found_in_log, self._look_up, hot_bytes, warm_blocks_max)
-        self._hub: Any = gevent.get_hub()
-        self._later = self._hub.loop.run_callback
+        self._later: Any = gevent.get_hub().loop.run_callback
 
     # --- reading
 
@@ -120,19 +120,20 @@ class Queries:
     def _read_cold(
         self, ref: QueueRef, offset: int, entries: bytes, bytes_max: int, cold: Any, completion: Any
     ) -> None:
-        def warmed(result: Any) -> None:
+        def warmed(_: Any, error: Exception | None) -> None:
             try:
-                result.get()
+                if error is not None:
+                    raise error
                 self._check_open()
                 batch = self._batch(ref, offset, entries, bytes_max)
-            except DdmqError as error:
-                completion.fail(error)
-            except (OSError, ValueError) as error:
-                completion.fail(StorageError(f"reading {ref.topic} queue {ref.queue_id} failed: {error}"))
+            except DdmqError as fault:
+                completion.fail(fault)
+            except (OSError, ValueError) as fault:
+                completion.fail(StorageError(f"reading {ref.topic} queue {ref.queue_id} failed: {fault}"))
             else:
                 completion.succeed(batch)
 
-        self._hub.threadpool.spawn(self._reader.warm, cold).rawlink(warmed)
+        off_hub(self._reader.warm, warmed, cold)
 
     def _entries(self, queue: QueueState | QueueView, offset: int, count: int) -> bytes:
         """Entries of visible records; those that the files lost are gaps until they are looked up."""
@@ -245,15 +246,13 @@ class Queries:
     ) -> Completion[T]:
         """The same; `prepare` runs on the hub and gives what then runs in a native thread."""
 
-        def done(result: Any) -> None:
-            try:
-                value = result.get()
-            except DdmqError as error:
-                completion.fail(error)
-            except (OSError, ValueError) as error:
-                completion.fail(StorageError(f"reading the log failed: {error}"))
-            else:
+        def done(value: Any, error: Exception | None) -> None:
+            if error is None:
                 completion.succeed(value)
+            elif isinstance(error, DdmqError):
+                completion.fail(error)
+            else:
+                completion.fail(StorageError(f"reading the log failed: {error}"))
 
         def begin() -> None:
             try:
@@ -262,7 +261,7 @@ class Queries:
             except DdmqError as error:
                 completion.fail(error)
                 return
-            self._hub.threadpool.spawn(act).rawlink(done)
+            off_hub(act, done)
 
         self._later(begin)
         return completion

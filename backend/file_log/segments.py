@@ -137,6 +137,13 @@ class SegmentSet:
             raise
         return Segment(start, start + len(data), path, file)
 
+    def remove_after(self, position: int) -> None:
+        """Remove the files of segments that start behind a log position. Blocking; they are not in the set."""
+        for name in self.storage.list(self.folder):
+            start = names.parse_segment(name)
+            if start is not None and start > position:
+                self.storage.remove(self.path(start))
+
     def reopen_last(self, end: int, size: int) -> None:
         """Make the last segment writable and cut it at log position `end`, durably. Blocking."""
         last = self.segments[-1]

@@ -44,6 +44,7 @@ class WritePlace:
         self._allocate_bytes = allocate_bytes
         self._allocated = self.segment.end  # log position up to which there is space
         self._unsynced = False
+        self._rolling = -1  # a file of this name may be there: nothing may be written past it elsewhere
 
     def write(self, data: bytes, position: int, *, sync: bool) -> None:
         """Write at the end of the log; a new segment when this one is full. Raises OSError.
@@ -52,6 +53,7 @@ class WritePlace:
         """
         end = position + len(data)
         full = end > self.segment.start + self._segment_bytes and position > self.segment.start
+        full = full or position == self._rolling
         if full and self._unsynced:
             self.sync()
         try:
@@ -76,7 +78,9 @@ class WritePlace:
         self._unsynced = False
 
     def _roll(self, position: int, size: int) -> None:
+        self._rolling = position
         segment = self.segments.create(position, max(self._segment_bytes, size))
+        self._rolling = -1
         old, self.segment = self.segment, segment
         self._allocated = position
         old.file.truncate(position - old.start)
@@ -94,17 +98,15 @@ class WritePlace:
         `data` is the frame that failed; what was written between `durable` and it is read back from the
         cache. The bytes at their old place are not believed any more.
         """
-        old = self.segment
         found = self.segments.last
         if found.start > durable:
             raise OSError(f"log position {durable} lies before the segment that was being written")
         between = found.pread(durable, found.end - durable)
         if len(between) < found.end - durable:
             raise OSError(f"{found.path} gives {len(between)} of {found.end - durable} bytes back")
+        self.segments.remove_after(durable)  # a new one that was begun is not believed either
         segment = self.segments.create_with(durable, between + data, self._segment_bytes)
-        if old is not found:  # it was new, and is not believed either
-            self.segments.storage.remove(old.path)
-            self.segments.storage.sync_folder(self.segments.folder)
+        self._rolling = -1
         if found.start < durable:
             found.file.truncate(durable - found.start)
         self.segment, self._allocated, self._unsynced = segment, segment.end, False

@@ -15,6 +15,7 @@ import gevent
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.options import FileLogOptions
+from backend.file_log.pool import off_hub
 from backend.file_log.state import QueueState
 from backend.records import QueueRef
 
@@ -62,7 +63,7 @@ class Tails:
         """Write what waits now, in a native thread."""
         if not self._busy and not self._closed:
             self._busy = True
-            self._hub.threadpool.spawn(self._write, self.take()).rawlink(self._written)
+            off_hub(self._write, self._written, self.take())
 
     def take(self) -> list[Write]:
         """What waits now, for a checkpoint that writes it itself; writing it twice is harmless."""
@@ -79,11 +80,11 @@ class Tails:
             log.error("consume-queue entries could not be written, they stay in memory: %s", error)
         return done
 
-    def _written(self, result: Any) -> None:
+    def _written(self, done: Any, _: Exception | None) -> None:
         self._busy = False
         if self._closed:
             return
-        self._finish(result.get())
+        self._finish(done or [])
 
     def _finish(self, done: list[Write]) -> None:
         for queue, _, data in done:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
-
-import gevent
 
 from backend.file_log.commit.tails import Tails, Write
 from backend.file_log.commit.writer import Writer
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.index.attached import AttachedIndex
+from backend.file_log.pool import off_hub
 from backend.file_log.segments import SegmentSet
 from backend.file_log.start.checkpoint import Encoder, save_checkpoint
 from backend.file_log.storage import Storage
@@ -48,7 +46,6 @@ class Checkpointer:
         self._tails = tails
         self._index = index
         self._encoder = Encoder(writer.state)
-        self._hub: Any = gevent.get_hub()
         self._waiting: list[Callable[[], None]] = []
         self._wanted = self._saving = self.closed = False
 
@@ -69,9 +66,7 @@ class Checkpointer:
         self._saving = True
         data = self._encoder.encode(position, self._segments.first_position)
         self._index.index.flush()
-        self._hub.threadpool.spawn(self._save, data, self._tails.take()).rawlink(
-            lambda result: self._saved(position, result)
-        )
+        off_hub(self._save, lambda _, error: self._saved(position, error), data, self._tails.take())
 
     def _save(self, data: bytes, writes: list[Write]) -> None:
         """Blocking."""
@@ -81,13 +76,13 @@ class Checkpointer:
         self._index.index.sync()
         save_checkpoint(self._storage, self._directory, data)
 
-    def _saved(self, position: int, result: Any) -> None:
+    def _saved(self, position: int, error: Exception | None) -> None:
         self._saving = False
-        if result.exception is None:
+        if error is None:
             self.floor, self.position = self.position, position
         else:
             self.failures += 1
-            log.error("the checkpoint at log position %d failed: %s", position, result.exception)
+            log.error("the checkpoint at log position %d failed: %s", position, error)
         self._finish()
 
     def _finish(self) -> None:

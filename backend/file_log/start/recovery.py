@@ -126,7 +126,8 @@ class Recovery:
         """Find where the log ends, and cut what follows, durably; gives the end."""
         ends = self._data_ends(start)
         for segment, end in ends:
-            for item in frames(segment.view(end), segment.start, max(start, segment.start), end):
+            begin = max(start, segment.start)
+            for item in frames(segment.view(end), segment.start, begin, end) if begin < end else ():
                 if isinstance(item, Frame):
                     proven = max(proven, item.durable)
         cut = self._first_torn(ends, start, proven)

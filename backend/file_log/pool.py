@@ -1,0 +1,27 @@
+"""Blocking work off the hub: gevent's native threads, with errors handed back instead of printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import gevent
+
+T = TypeVar("T")
+Done = Callable[[Any, Exception | None], None]
+
+
+def off_hub(call: Callable[..., Any], done: Done, *arguments: object) -> None:
+    """Run `call(*arguments)` in a native thread; `done(value, error)` follows on the hub, later."""
+
+    def run() -> tuple[Any, Exception | None]:
+        try:
+            return call(*arguments), None
+        except Exception as error:  # whatever it is: `done` decides
+            return None, error
+
+    gevent.get_hub().threadpool.spawn(run).rawlink(lambda result: done(*result.get()))
+
+
+def nothing(_: Any, error: Exception | None) -> None:
+    """For work whose outcome changes nothing."""
