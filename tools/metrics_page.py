@@ -8,10 +8,10 @@ from ddmq_common.metrics.catalogue import CATALOGUE
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 HEAD = """# Metrics
 
-Made from `ddmq_common/metrics/catalogue.py` by `python tools/metrics_page.py`. Shown in Prometheus' text
-format at `http://ADMIN/metrics`. Counters count from the start of their process. Histograms are in µs, with buckets of at
-most 12.5 % width inside and powers of two on the page. Labels are bounded: past 10,000 label sets of
-one metric, new ones share the label "other".
+Made from `ddmq_common/metrics/catalogue.py` by `python tools/metrics_page.py`. Shown in Prometheus'
+text format at `http://ADMIN/metrics`. Counters count from the start of their process. Histograms
+are in µs, with buckets of at most 12.5 % width inside and powers of two on the page. Labels are
+bounded: past 10,000 label sets of one metric, new ones share the label "other".
 
 | metric | kind | labels | meaning |
 |---|---|---|---|

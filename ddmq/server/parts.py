@@ -138,7 +138,7 @@ class ServerProcess:
         self._stop.set()
 
     def reload(self) -> None:
-        """SIGHUP: read the configuration folder again and apply topics.yaml and groups.yaml; a wrong file changes nothing."""
+        """SIGHUP: apply topics.yaml and groups.yaml as they are now; a wrong file changes nothing."""
         folder = self.config.folder
         if folder is None or self.backend is None:
             log.warning("nothing to reload: started without --config")
