@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -33,6 +34,12 @@ def parse(text: str) -> Address:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT (for example 127.0.0.1:9613; ports 0 to 65535)")
     return Address(host, int(port))
+
+
+def ready_line(addresses: dict[str, Address], data_dir: Path) -> str:
+    """The one line that tells people and programs where everything answers."""
+    where = " ".join(f"{part}={address}" for part, address in addresses.items())
+    return f"ready {where} data-dir={data_dir}"
 
 
 class AddressType(click.ParamType[Address]):

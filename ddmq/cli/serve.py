@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, Address
+from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
 
 _common = [
     click.option(
@@ -81,12 +81,6 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     install_signals(process)
     click.echo(ready_line(process.addresses, config.serve.data_dir))
     process.run_until_stopped()
-
-
-def ready_line(addresses: dict[str, Address], data_dir: Path) -> str:
-    """The one line that tells people and programs where everything answers."""
-    where = " ".join(f"{part}={address}" for part, address in addresses.items())
-    return f"ready {where} data-dir={data_dir}"
 
 
 def _said(error: OSError, process: Any) -> str:

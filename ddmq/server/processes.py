@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import click
 
-from ddmq.address import Address, parse
+from ddmq.address import Address, parse, ready_line
 from ddmq.server import logs
 from ddmq.server.config import Configuration, load_folder, with_flags
 
@@ -130,8 +130,6 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
         "consumer": consumer.addresses["consumer"],
         "admin": consumer.addresses["admin"],
     }
-    from ddmq.cli.serve import ready_line
-
     click.echo(ready_line(addresses, config.serve.data_dir))
     try:
         supervisor.watch()
