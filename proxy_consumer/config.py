@@ -67,7 +67,7 @@ class ConsumerConfig:
     linger_min_ms: int = field(default=20, metadata=rules(low=1, high=1_000))
     linger_max_ms: int = field(default=30_000, metadata=rules(low=20, high=600_000))
     answer_bytes_max: int = field(default=4 * MIB, metadata=rules(low=1024, high=1 << 30))
-    offsets_per_call_max: int = field(default=50_000, metadata=rules(low=100, high=10_000_000))
+    offsets_per_call_max: int = field(default=10_000, metadata=rules(low=100, high=10_000_000))
     results_per_call_max: int = field(default=1_000, metadata=rules(low=1, high=100_000))
     waiters_max: int = field(default=100_000, metadata=rules(low=1, high=10_000_000))
     read_ahead_count: int = field(default=128, metadata=rules(low=1, high=10_000))

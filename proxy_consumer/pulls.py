@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddmq_client.idl.codes import Code
-from ddmq_common.errors import BoundReachedError, CallerError, DdmqError
+from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, DrainingError
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
@@ -84,6 +84,8 @@ class Pulls:
             self._throw(pull.call, code_of(error), f"the results are not stored: {error}")
         elif pull.call.open:
             self._take(pull)
+        else:
+            self._answer_empty(pull)  # nobody hears it; it ends the call
 
     def _take(self, pull: Pull) -> None:
         if self.draining:
@@ -187,13 +189,11 @@ class Pulls:
 
     def _answer_empty(self, pull: Pull) -> None:
         self._empty.value += 1
-        if pull.call.open:
-            pull.call.reply_encoded(answers.EMPTY[pull.call.wire])
+        pull.call.reply_encoded(answers.EMPTY[pull.call.wire])
 
     def _throw(self, call: Call, code: int, text: str) -> None:
         self._refused.value += 1
-        if call.open:
-            answers.throw(call, code, text)
+        answers.throw(call, code, text)
 
 
 def _fault(request: Any) -> str | None:
@@ -211,6 +211,8 @@ def code_of(error: Exception) -> Code:
     """The PullException code of an error: the same numbers as the producer's results."""
     if isinstance(error, BoundReachedError):
         return Code.BUSY
+    if isinstance(error, DrainingError):
+        return Code.SHUTTING_DOWN
     if isinstance(error, CallerError):
         return Code.ILLEGAL_MESSAGE
     return Code.BACKEND_FAILED

@@ -106,8 +106,6 @@ class ConsumerService:
             return
 
         def stored(error: Exception | None) -> None:
-            if not call.open:
-                return
             if error is None:
                 call.reply_encoded(answers.SUBMITTED[call.wire])
             else:
@@ -125,8 +123,6 @@ class ConsumerService:
         topic = request.topic.decode("utf-8", "replace") if request.topic else None
 
         def answer(found: Completion[list[SubscriptionStats]]) -> None:
-            if not call.open:
-                return
             if found.error is not None:
                 answers.throw(call, code_of(found.error), f"stats are not available: {found.error}")
             else:

@@ -17,7 +17,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
-from backend.progress.ack_map import AckMap
+from backend.progress.ack_map import OFFSET_END, AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
 from proxy_consumer.core.leases import NEVER, Lease, LeaseTable, Piece
 from proxy_consumer.core.ranges import Range, ranges_of
@@ -35,8 +35,9 @@ class QueueJobs:
     """One queue of one subscription under one epoch and generation. Never yields."""
 
     __slots__ = (
-        "_budget", "_finished", "_in_commit", "_marks", "_tally", "_waiting", "ack_map", "burials",
-        "epoch", "generation", "jobs", "leases", "policy", "queue", "ready", "recorded", "retrying",
+        "_budget", "_finished", "_in_commit", "_marks", "_open_end", "_open_start", "_tally", "_waiting",
+        "ack_map", "burials", "epoch", "generation", "jobs", "leases", "policy", "queue", "ready",
+        "recorded", "retrying",
     )  # fmt: skip
 
     def __init__(
@@ -65,7 +66,8 @@ class QueueJobs:
         self._waiting: list[tuple[float, int]] = []  # heap; may hold stale ones
         self._finished: list[Range] = []  # owed
         self._marks: list[tuple[int, int]] = []  # owed attempts
-        self._in_commit = 0
+        self._in_commit = 0  # deltas collected and not settled; all their ranges lie in the next two:
+        self._open_start, self._open_end = OFFSET_END, 0
         self._load_attempts(view)
 
     def _load_attempts(self, view: ProgressView) -> None:
@@ -142,8 +144,8 @@ class QueueJobs:
             done += self._complete(piece)
         if lease_id is None and self.retrying and done < end - start:
             done += self._finish_retrying(start, end)
-        if done < end - start and (self._in_commit or self._finished):
-            self._owe_again(start, end)
+        if done < end - start and start < self._open_end and end > self._open_start:
+            self._owe_again(max(start, self._open_start), min(end, self._open_end))
         return done
 
     def _complete(self, piece: Piece) -> int:
@@ -168,7 +170,7 @@ class QueueJobs:
         return done
 
     def _owe_again(self, start: int, end: int) -> None:
-        """Someone repeats an acknowledgement that may not be durable yet."""
+        """Someone repeats an acknowledgement that an open commit holds: it is not durable yet."""
         finished = [offset for offset in range(start, end) if self.ack_map.is_finished(offset)]
         self._finished.extend(ranges_of(finished))
 
@@ -260,17 +262,20 @@ class QueueJobs:
         if not (self._finished or self._marks):
             return None
         delta = ProgressDelta(group, self.queue, self.epoch, self.generation, self._finished, self._marks)
+        for start, end in self._finished:
+            self._open_start = min(self._open_start, start)
+            self._open_end = max(self._open_end, end)
         self._finished, self._marks = [], []
         self._in_commit += 1
         return delta
 
     def settled(self) -> None:
         """A collected delta is durable."""
-        self._in_commit -= 1
+        self._closed()
 
     def restore(self, delta: ProgressDelta) -> None:
         """A collected delta is not (or not certainly) durable: it is owed again."""
-        self._in_commit -= 1
+        self._closed()
         merged = sorted([*delta.finished, *self._finished])
         self._finished = []
         for start, end in merged:
@@ -281,6 +286,11 @@ class QueueJobs:
                 self._finished.append((start, end))
         latest = {offset: packed for offset, packed in (*delta.attempts, *self._marks) if offset in self.jobs}
         self._marks = list(latest.items())
+
+    def _closed(self) -> None:
+        self._in_commit -= 1
+        if self._in_commit == 0:
+            self._open_start, self._open_end = OFFSET_END, 0
 
     def abandon(self) -> None:
         """The queue is not ours any more: give everything back to the subscription's budget."""

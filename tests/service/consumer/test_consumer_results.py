@@ -365,6 +365,35 @@ def test_waiting_retries_are_bounded_and_others_still_come_again() -> None:
     rig.close()
 
 
+def test_a_client_that_goes_while_its_results_are_stored_leases_nothing() -> None:
+    rig = ready(4)
+    rig.pull(count=2)
+    rig.backend.hold()
+    call = rig.ask(result=result([0, 1]))
+    call.go()
+    rig.backend.release_held()
+    rig.settle()
+    assert call.answered, "an answer, though dropped, ends the call"
+    assert rig.progress().committed == 2
+    assert rig.pull().offsets == [2, 3]
+    rig.close()
+
+
+@pytest.mark.parametrize("lists", [{"success": [-5, -1, 1 << 62]}, {"fail": [-5, -1, 1 << 62]}])
+def test_impossible_offsets_are_ignored_also_while_a_commit_is_open(lists: dict[str, Any]) -> None:
+    rig = ready(4)
+    rig.pull(count=2)
+    rig.backend.hold()
+    first = rig.call("submit", METHODS["submit"].args[0](result=result([0, 1])))
+    again = rig.call("submit", METHODS["submit"].args[0](result=result(**lists)))
+    assert again.result is True
+    rig.backend.release_held()
+    rig.settle()
+    assert first.result is True
+    assert rig.progress().committed == 2
+    rig.close()
+
+
 def test_a_huge_result_is_cut_at_its_bound() -> None:
     rig = Rig(ConsumerConfig(offsets_per_call_max=100))
     rig.topic()
