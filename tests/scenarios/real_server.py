@@ -1,8 +1,9 @@
 """The real `ddmq serve` as a process of its own, for tests that look at it from outside.
 
 `running(folder)` starts one on free ports and stops it afterwards. A RealServer keeps its ports over
-kills and restarts. With `processes` each part is its own process; `part_pids` finds them. Everything it
-starts ends with it: the process leads a group of its own, which is killed at the end.
+kills and restarts. With `processes` each part is its own process; `part_pids` finds them. `command` may
+also be `producer` or `consumer`: that part alone. Everything it starts ends with it: the process leads a
+group of its own, which is killed at the end.
 """
 
 from __future__ import annotations
@@ -66,15 +67,19 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_S) 
 
 
 class RealServer:
-    """One `ddmq serve` over one directory."""
+    """One `ddmq serve` (or one part) over one directory."""
 
-    def __init__(self, folder: Path, config: Path | None = None, processes: bool = False) -> None:
+    def __init__(
+        self, folder: Path, config: Path | None = None, processes: bool = False, command: str = "serve"
+    ) -> None:
         self.folder = folder
         self.data_dir = folder / "data"
-        self.log_path = folder / "server.log"
+        self.log_path = folder / f"{command}.log"
         self.config = config
         self.processes = processes
-        self.ports: dict[str, int] = dict.fromkeys(PARTS, 0)
+        self.command = command
+        parts = PARTS if command == "serve" else (command, "admin")
+        self.ports: dict[str, int] = dict.fromkeys(parts, 0)
         self.process: subprocess.Popen[bytes] | None = None
         self._groups: set[int] = set()
 
@@ -90,19 +95,24 @@ class RealServer:
 
     def start(self) -> RealServer:
         """Blocks until `ready`. Raises NotReady."""
+        self.launch()
+        assert self.process is not None
+        self._read_ready(self.process)
+        return self
+
+    def launch(self) -> None:
+        """Start the process and do not wait for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command(), stdout=subprocess.PIPE, stderr=log, cwd=_REPOSITORY, start_new_session=True
             )
         self._groups.add(self.process.pid)
-        self._read_ready(self.process)
-        return self
 
     def _command(self) -> list[str]:
-        command = ddmq_command("serve", "--data-dir", str(self.data_dir))
-        for part in PARTS:
-            command += [f"--{part}", f"127.0.0.1:{self.ports[part]}"]
+        command = ddmq_command(self.command, "--data-dir", str(self.data_dir))
+        for part, port in self.ports.items():
+            command += [f"--{part}", f"127.0.0.1:{port}"]
         if self.config is not None:
             command += ["--config", str(self.config)]
         return [*command, "--processes"] if self.processes else command
@@ -122,7 +132,7 @@ class RealServer:
         words = line.decode().split()
         assert words[0] == "ready", line
         given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
-        self.ports = {part: int(given[part].rpartition(":")[2]) for part in PARTS}
+        self.ports = {part: int(given[part].rpartition(":")[2]) for part in self.ports}
 
     # --- ending
 
@@ -131,6 +141,8 @@ class RealServer:
         if self.process is not None:
             self._signal_group(self.process.pid)
             self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
 
     def terminate(self) -> None:
         """SIGTERM: it drains."""

@@ -14,7 +14,7 @@ from tests.service.hostile.attack import WIRES
 
 PROMPT_S = 2.0  # on a busy machine; usually it is a few milliseconds
 PACE_S = 0.005
-RPC = {"frame_read_s": 1.0, "answer_write_s": 1.0}
+RPC = {"frame_read_s": 1.0, "answer_write_s": 1.0, "partial_bytes_max": "4MiB"}
 
 
 class Bystander:

@@ -1,0 +1,304 @@
+"""What must be true after every kill -9, kept as a ledger that hears of every send, delivery and result.
+
+Rules that it checks, each violation a sentence:
+* lost: a message whose send was answered 0 is delivered, with the bytes that were sent, at the queue and
+  offset that the answer named;
+* order: inside one queue a sender's numbers rise with the offsets; messages that come for the first time
+  come in offset order within one life of the consumer proxy;
+* again: what was acknowledged, with the answer back, is in no answer to a pull sent after that;
+* committed: the committed offset passes only messages that a client has said it is done with, or has
+  failed often enough for the dead-letter topic;
+* dead letters: each message at most once, and only after it was failed often enough.
+
+Pure: no sockets, no clock; times are arguments (monotonic seconds). One lock, as many threads report.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SHOWN = 20
+Place = tuple[int, int]  # queue, offset
+
+
+class Body(NamedTuple):
+    """What a message says of itself: its sender's number in its queue."""
+
+    sender: int
+    queue: int
+    number: int
+    poison: bool
+
+    def encode(self, padding: bytes) -> bytes:
+        kind = b"poison" if self.poison else b"plain"
+        return b"%d/%d/%d/%b/%b" % (self.sender, self.queue, self.number, kind, padding)
+
+    @staticmethod
+    def decode(data: bytes) -> Body:
+        sender, queue, number, kind, _ = data.split(b"/", 4)
+        return Body(int(sender), int(queue), int(number), kind == b"poison")
+
+
+class Delivery(NamedTuple):
+    """One message of one answer."""
+
+    place: Place
+    data: bytes
+
+
+class Ack(NamedTuple):
+    """An acknowledgement on its way: of a delivery in `life`."""
+
+    place: Place
+    life: int
+    delivery: int  # its number in the ledger
+
+
+@dataclass
+class Counts:
+    """For people."""
+
+    sent: int = 0
+    acknowledged: int = 0
+    unknown: int = 0
+    refused: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    acks: int = 0
+    acks_binding: int = 0
+    fails: int = 0
+    left_to_time_out: int = 0
+    stats_checked: int = 0
+    answers_lost: int = 0
+
+
+@dataclass
+class _Queue:
+    """One queue as the ledger knows it."""
+
+    data: dict[int, bytes] = field(default_factory=dict)  # offset → body, as first delivered
+    latest: dict[int, int] = field(default_factory=dict)  # offset → number of its newest delivery
+    acked_at: dict[int, float] = field(default_factory=dict)  # offset → when its binding ack was answered
+    ack_sent: set[int] = field(default_factory=set)
+    fails_sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    committed: int = 0
+    # first deliveries of this life: when their answers were read, and the highest offset until then
+    life: int = -1
+    read_at: list[float] = field(default_factory=list)
+    highest: list[int] = field(default_factory=list)
+
+
+class Ledger:
+    """Hears everything; `violations` is empty as long as every promise holds."""
+
+    def __init__(self, fails_to_bury: int) -> None:
+        self.counts = Counts()
+        self.violations: list[str] = []
+        self.violations_count = 0
+        self.life = 0
+        self._fails_to_bury = fails_to_bury
+        self._lock = threading.Lock()
+        self._queues: dict[int, _Queue] = defaultdict(_Queue)
+        self._stored: dict[bytes, Place | None] = {}  # answered 0: body → place, where the answer named it
+        self._at: dict[Place, bytes] = {}
+        self._seen: dict[bytes, list[Place]] = defaultdict(list)
+        self._may_repeat: set[bytes] = set()
+        self._deliveries = 0
+        self._unsure_lives: set[int] = set()
+
+    def _violated(self, text: str) -> None:
+        self.violations_count += 1
+        if len(self.violations) < SHOWN:
+            self.violations.append(f"life {self.life}: {text}")
+
+    # --- lives
+
+    def killed(self) -> None:
+        """A process was killed: what is answered from now on comes from a new life."""
+        with self._lock:
+            self.life += 1
+
+    def answer_lost(self, life: int) -> None:
+        """A pull failed on the client's side: what it carried may come later, out of order."""
+        with self._lock:
+            self.counts.answers_lost += 1
+            self._unsure_lives.add(life)
+
+    # --- sends
+
+    def stored(self, data: bytes, place: Place | None) -> None:
+        """Answered 0."""
+        with self._lock:
+            self.counts.sent += 1
+            self.counts.acknowledged += 1
+            self._stored[data] = place
+            if place is not None:
+                before = self._at.setdefault(place, data)
+                if before != data:
+                    self._violated(f"{place} was answered for two messages: {before[:40]!r}, {data[:40]!r}")
+
+    def unknown(self, data: bytes) -> None:
+        """No answer, or one that says: perhaps."""
+        with self._lock:
+            self.counts.sent += 1
+            self.counts.unknown += 1
+            self._may_repeat.add(data)
+
+    def refused(self) -> None:
+        """Certainly not stored."""
+        with self._lock:
+            self.counts.sent += 1
+            self.counts.refused += 1
+
+    # --- deliveries
+
+    def delivered(self, messages: Sequence[Delivery], life: int, sent_at: float, read_at: float) -> list[Ack]:
+        """An answer to a pull sent at `sent_at`; gives back what an acknowledgement of each would be."""
+        with self._lock:
+            acks = [self._one(each, life, sent_at) for each in messages]
+            self._check_rising(messages)
+            return acks if not messages else self._first_come(messages, acks, life, sent_at, read_at)
+
+    def _one(self, each: Delivery, life: int, sent_at: float) -> Ack:
+        queue, offset = each.place
+        known = self._queues[queue]
+        self._deliveries += 1
+        self.counts.delivered += 1
+        acked_at = known.acked_at.get(offset)
+        if acked_at is not None and acked_at < sent_at:
+            self._violated(f"{each.place} was acknowledged, and came again")
+        if self._at.get(each.place, each.data) != each.data:
+            self._violated(f"{each.place} holds {each.data[:40]!r}, not what was answered for it")
+        if offset in known.data and known.data[offset] != each.data:
+            self._violated(f"{each.place} changed from {known.data[offset][:40]!r} to {each.data[:40]!r}")
+        return Ack(each.place, life, self._deliveries)
+
+    def _check_rising(self, messages: Sequence[Delivery]) -> None:
+        offsets = [each.place[1] for each in messages]
+        if offsets != sorted(set(offsets)):
+            self._violated(f"an answer is not in offset order: {offsets[:40]}")
+
+    def _first_come(
+        self, messages: Sequence[Delivery], acks: list[Ack], life: int, sent_at: float, read_at: float
+    ) -> list[Ack]:
+        known = self._queues[messages[0].place[0]]
+        if known.life != life:
+            known.life, known.read_at, known.highest = life, [], []
+        firsts = [each for each in messages if each.place[1] not in known.data]
+        self.counts.redelivered += len(messages) - len(firsts)
+        for each, ack in zip(messages, acks, strict=True):
+            known.latest[each.place[1]] = ack.delivery
+        if not firsts:
+            return acks
+        before = bisect_left(known.read_at, sent_at)
+        if before and known.highest[before - 1] > firsts[0].place[1] and life not in self._unsure_lives:
+            self._violated(f"{firsts[0].place} came first after {known.highest[before - 1]} of its queue had")
+        for each in firsts:
+            known.data[each.place[1]] = each.data
+            self._seen[each.data].append(each.place)
+        last = firsts[-1].place[1]
+        known.read_at.append(read_at)
+        known.highest.append(max(last, known.highest[-1]) if known.highest else last)
+        return acks
+
+    # --- results
+
+    def acks_sent(self, acks: Iterable[Ack]) -> None:
+        """They leave; whether they arrive is open."""
+        with self._lock:
+            for ack in acks:
+                self.counts.acks += 1
+                self._queues[ack.place[0]].ack_sent.add(ack.place[1])
+
+    def fails_sent(self, places: Iterable[Place]) -> None:
+        with self._lock:
+            for queue, offset in places:
+                self.counts.fails += 1
+                self._queues[queue].fails_sent[offset] += 1
+
+    def acks_answered(self, acks: Iterable[Ack], life: int, at: float) -> None:
+        """They are promised durable, if they were given in the life of their delivery, the newest one."""
+        with self._lock:
+            for ack in acks:
+                queue, offset = ack.place
+                known = self._queues[queue]
+                if ack.life == life and known.latest[offset] == ack.delivery:
+                    self.counts.acks_binding += 1
+                    known.acked_at.setdefault(offset, at)
+
+    def left(self, count: int) -> None:
+        with self._lock:
+            self.counts.left_to_time_out += count
+
+    # --- looks at the server
+
+    def committed(self, offsets: Mapping[int, int]) -> None:
+        """Committed offsets by queue, asked for now."""
+        with self._lock:
+            for queue, offset in offsets.items():
+                self.counts.stats_checked += 1
+                self._check_committed(queue, offset)
+
+    def _check_committed(self, queue: int, committed: int) -> None:
+        known = self._queues[queue]
+        if committed < known.committed:
+            self._violated(f"queue {queue}: the committed offset fell from {known.committed} to {committed}")
+        for offset in range(known.committed, committed):
+            if offset not in known.ack_sent and known.fails_sent[offset] < self._fails_to_bury:
+                self._violated(f"queue {queue} is committed to {committed}, past unfinished {offset}")
+        known.committed = max(committed, known.committed)
+
+    # --- the end
+
+    def finish(self, dead: Sequence[Place]) -> None:
+        """Everything is consumed; `dead` are the origins of all dead letters, in their order."""
+        with self._lock:
+            self._check_lost()
+            self._check_dead(dead)
+            for queue, known in self._queues.items():
+                self._check_senders(queue, known)
+
+    def _check_lost(self) -> None:
+        for data, place in self._stored.items():
+            found = self._seen.get(data)
+            if not found:
+                self._violated(f"lost: {data[:40]!r} was answered 0 at {place}")
+            elif place is not None and place not in found:
+                self._violated(f"{data[:40]!r} was answered for {place}, came from {found}")
+        for data, places in self._seen.items():
+            if len(places) > 1 and data not in self._may_repeat:
+                self._violated(f"{data[:40]!r} is stored twice, at {places}, and was sent once")
+
+    def _check_dead(self, dead: Sequence[Place]) -> None:
+        if len(set(dead)) != len(dead):
+            twice = sorted({place for place in dead if dead.count(place) > 1})
+            self._violated(f"more than one dead letter of {twice[:10]}")
+        for queue, offset in dead:
+            known = self._queues[queue]
+            if known.fails_sent[offset] < self._fails_to_bury:
+                self._violated(f"{queue, offset} is a dead letter after {known.fails_sent[offset]} failures")
+        buried = set(dead)
+        for queue, known in self._queues.items():
+            for offset, data in known.data.items():
+                if offset not in known.ack_sent and (queue, offset) not in buried:
+                    self._violated(f"{queue, offset} is finished and nobody acknowledged it: {data[:40]!r}")
+
+    def _check_senders(self, queue: int, known: _Queue) -> None:
+        """What was sent again counts where it stands first."""
+        last: dict[int, int] = {}
+        before: set[bytes] = set()
+        for offset in sorted(known.data):
+            if known.data[offset] in before:
+                continue
+            before.add(known.data[offset])
+            body = Body.decode(known.data[offset])
+            if body.queue != queue:
+                self._violated(f"{body} is in queue {queue}")
+            if body.number < last.get(body.sender, -1):
+                self._violated(f"queue {queue}: {body} comes after number {last[body.sender]}")
+            last[body.sender] = body.number
