@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from backend.completion import Completion
 from backend.port import Assignment, Membership
 from backend.records import Bounds, ProgressView, QueueRef
-from ddmq_common.errors import DdmqError
+from ddmq_common.errors import DdmqError, DrainingError
 from proxy_consumer.answers import Place
 from proxy_consumer.commits import Part, ProgressCommit, collect
 from proxy_consumer.config import SubscriptionDefaults
@@ -278,10 +278,11 @@ class Subscription:
         return loaded
 
     def _stall(self, state: QueueState, error: Exception) -> None:
-        log.warning(
-            "queue not readable",
-            extra={"group": self.group.name, "topic": self.topic, "error": str(error)},
-        )
+        if not isinstance(error, DrainingError):
+            log.warning(
+                "queue not readable",
+                extra={"group": self.group.name, "topic": self.topic, "error": str(error)},
+            )
         if self.holds(state):
             self._stalled.append(state)
             self.runtime.agenda.set(self, self.runtime.now() + RETRY_S)

@@ -29,7 +29,7 @@ class ConsumerServer:
     """Started by the constructor; `do` runs something on its hub and gives the result back."""
 
     def __init__(self, config: ConsumerConfig | None = None) -> None:
-        self._config = config or ConsumerConfig()
+        self._config = config or ConsumerConfig(drain_leases_ms=0)
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

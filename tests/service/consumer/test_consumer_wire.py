@@ -140,6 +140,25 @@ def test_a_waiting_client_is_woken_by_an_append(
     assert time.monotonic() - started < 20
 
 
+def test_a_thousand_pulls_sent_without_waiting_are_all_answered(server: ConsumerServer) -> None:
+    prepared(server, "pipe", [b"%d" % number for number in range(1000)])
+    pull = b"\x82\x21\x01\x04pull\x1c\x18\x05Gpipe\x18\x04pipe\x85\x02\x15\x02\x00\x00"
+    seen = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        sender = threading.Thread(
+            target=connection.sendall, args=((len(pull).to_bytes(4, "big") + pull) * 1000,)
+        )
+        sender.start()
+        answers = 0
+        while answers < 1000:
+            seen += connection.recv(1 << 16)
+            while len(seen) >= 4 and len(seen) >= 4 + int.from_bytes(seen[:4], "big"):
+                seen = seen[4 + int.from_bytes(seen[:4], "big") :]
+                answers += 1
+        sender.join(20)
+    assert seen == b""
+
+
 def test_a_waiting_client_that_goes_leaves_the_line(server: ConsumerServer) -> None:
     prepared(server, "gone", [])
     pull = b"\x82\x21\x01\x04pull\x1c\x18\x05Ggone\x95\x40\x15\xc0\xa9\x07\x00\x00"
