@@ -313,6 +313,11 @@ class FileLog(Backend):
         """What opening it found."""
         return self._opened.recovered
 
+    @property
+    def damaged_pieces(self) -> int:
+        """Found damaged since it was opened; see `damaged/`."""
+        return self._opened.damage.pieces
+
     def write_checkpoint(self, then: Callable[[], None] | None = None) -> None:
         """Write one soon, also before its time; `then` follows, whatever came of it."""
         self._checkpoints.want(then)

@@ -139,7 +139,7 @@ class FramePacker:
         frame, parts, tags = self.frame, self._parts, self._tags
         topics, position, stored_ms = self._state.topics, frame.end, frame.stored_ms
         positions, names, keys, ids = frame.columns
-        crc, pack_rest, pack_front = google_crc32c.value, REST.pack, FRONT.pack
+        crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
         pack_entry, pack_crc, bytes_max = ENTRY.pack, ENTRY_CRC.pack, self._delivery_bytes_max
         results: Results = []
         for record in records:
@@ -164,7 +164,7 @@ class FramePacker:
                 packed, offset, due_ms = meta_bytes << 8 | record.flags, queue.assigned, record.due_ms
                 meta = (
                     pack_rest(
-                        crc(delivery), position, size, tag, due_ms, packed, offset, stored_ms, record.born_ms,
+                        position, size, tag, due_ms, packed, offset, stored_ms, record.born_ms,
                         message_id, topic.info.incarnation, record.queue_id, len(key), 1, RECORD_VERSION,
                         len(topic.name_bytes),
                     )
@@ -174,7 +174,8 @@ class FramePacker:
             except (IndexError, struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
                 results.append(refused(self._explain(record, error)))
                 continue
-            parts += (pack_front(RECORD_MAGIC, crc(meta)), meta, delivery)
+            meta_crc = crc(meta)
+            parts += (pack_front(RECORD_MAGIC, meta_crc, add_crc(meta_crc, delivery)), meta, delivery)
             pending = queue.pending
             if not pending:
                 frame.touched.append((queue, offset))

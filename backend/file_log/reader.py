@@ -2,8 +2,8 @@
 
 Rules:
 * Nothing at or past the log position `limit` is touched: what readers may not see may not be there.
-* A record is served when its header says what its consume-queue entry says, and its delivery bytes have
-  the CRC that the header names. An entry that disagrees is looked up again in the log; a record that is
+* A record is served when its header says what its consume-queue entry says, and all of it has the CRC
+  that the header names. An entry that disagrees is looked up again in the log; a record that is
   damaged is left out, counted and copied aside once.
 * What is old is brought into the page cache in a native thread first (`cold`), so that no page fault
   stops the hub; after that all is read from mapped files.
@@ -18,10 +18,11 @@ from typing import NamedTuple
 import google_crc32c
 
 from backend.file_log.core.record import (
+    ENTRY,
     ENTRY_BYTES,
     ENTRY_ROWS,
+    FRONT,
     RAW_ENTRIES,
-    RAW_VOUCH,
     VOUCH,
     VOUCH_AT,
     Kind,
@@ -33,6 +34,7 @@ from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecor
 from ddmq_common.errors import DamagedError
 
 BLOCK_BYTES = 1 << 20
+CHECKED_FROM = FRONT.size  # from here on a record is under its CRCs
 Row = tuple[int, int, int, int, int]  # an entry: position, length, tag hash, due, flags | delivery start
 Columns = tuple[tuple[int, ...], ...]  # the same of many entries, by field
 Damaged = Callable[[int, int, str], None]  # log position, length, what
@@ -148,7 +150,7 @@ class LogReader:
         ):
             return None
         view, base = segment.view(end), segment.start
-        unpack, crc = RAW_VOUCH.unpack_from, google_crc32c.value
+        unpack, crc = VOUCH.unpack_from, google_crc32c.value
         deliveries: list[bytes] = []
         add = deliveries.append
         raw = RAW_ENTRIES.iter_unpack(entries)
@@ -157,10 +159,10 @@ class LogReader:
             wanted, found, at = unpack(view, place + VOUCH_AT)
             if found != fields or at != offset:
                 return None
-            delivery = view[place + (flags >> 8) : place + size]
-            if crc(delivery) != wanted:
+            whole = view[place + CHECKED_FROM : place + size]
+            if crc(whole) != wanted:
                 return None
-            add(delivery)
+            add(whole[(flags >> 8) - CHECKED_FROM :])
             offset += 1
         return deliveries
 
@@ -194,11 +196,11 @@ class LogReader:
         if segment is None or position + size > min(segment.end, limit) or size < VOUCH_AT + VOUCH.size:
             return None
         view, place = segment.view(position + size), position - segment.start
-        head = VOUCH.unpack_from(view, place + VOUCH_AT)
-        if head[1:6] != row or head[6] != offset:
+        wanted, found, at = VOUCH.unpack_from(view, place + VOUCH_AT)
+        whole = view[place + CHECKED_FROM : place + size]
+        if found != ENTRY.pack(*row) or at != offset or google_crc32c.value(whole) != wanted:
             return None
-        delivery = view[place + (packed >> 8) : place + size]
-        return (row, delivery) if google_crc32c.value(delivery) == head[0] else None
+        return row, whole[(packed >> 8) - CHECKED_FROM :]
 
     def _second_look(self, ref: QueueRef, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
         """Entry and record disagree: find out which of them is wrong."""
@@ -218,8 +220,6 @@ class LogReader:
         if segment is None:
             return None
         end = segment.end if limit is None else min(segment.end, limit)
-        if position + VOUCH.size > end:
-            return None
         record = unpack_record(segment.view(end), position - segment.start, position)
         return record if record is not None and record.end <= end else None
 
@@ -230,7 +230,7 @@ class LogReader:
             return None
         place = record.position - segment.start
         delivery: bytes = segment.view(record.end)[place + record.meta_bytes : place + record.size]
-        if google_crc32c.value(delivery) != record.delivery_crc:
+        if not record.delivery_is(delivery):
             self._damaged(record.position, record.size, f"offset {record.offset} of {record.topic}")
             return None
         return delivery

@@ -138,7 +138,7 @@ class SegmentSet:
         return Segment(start, start + len(data), path, file)
 
     def remove_after(self, position: int) -> None:
-        """Remove the files of segments that start behind a log position. Blocking; they are not in the set."""
+        """Remove files of segments that start behind a log position; they are not in the set. Blocking."""
         for name in self.storage.list(self.folder):
             start = names.parse_segment(name)
             if start is not None and start > position:

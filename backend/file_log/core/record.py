@@ -1,8 +1,9 @@
 """Records of the commit log and entries of the consume queues, as docs/formats.md describes them.
 
 A record is its header, topic, key, system properties (together: the meta part, under one CRC) and
-delivery bytes (under their own). An entry repeats 28 bytes of the header, so that the two vouch for
-each other. The packing of records in bulk is in packing.py; here is one at a time, and all of parsing.
+delivery bytes (under a second CRC, over all of the record). An entry repeats 28 bytes of the header, so
+that the two vouch for each other. The packing of records in bulk is in packing.py; here is one at a
+time, and all of parsing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ RECORD_VERSION = 1
 FLAG_DELETED = 1  # of topic and setting records
 NO_ID = bytes(16)
 
-FRONT = struct.Struct("<4sI")
-REST = struct.Struct("<IQIIqIqqq16sIIIBBB9x")
-VOUCH = struct.Struct("<IQIIqIq")  # header bytes 8–47: delivery CRC, the entry's fields, queue offset
-RAW_VOUCH = struct.Struct("<I28sq")  # the same, the entry's fields as they are
+FRONT = struct.Struct("<4sII")  # magic, CRC of the meta part behind it, CRC of all behind it
+REST = struct.Struct("<QIIqIqqq16sIIIBBB9x")
+VOUCH = struct.Struct("<I28sq")  # header bytes 8–47: CRC of all, what the entry repeats, queue offset
 VOUCH_AT = 8
 RECORD_BYTES = FRONT.size + REST.size
 META_BYTES_MAX = (1 << 24) - 1
@@ -47,9 +47,10 @@ class Kind(IntEnum):
 
 
 class Record(NamedTuple):
-    """A record's sound meta part; `delivery_crc` still has to be compared with the delivery bytes."""
+    """A record's sound meta part; `whole_crc` still has to be compared."""
 
-    delivery_crc: int
+    whole_crc: int
+    meta_crc: int
     position: int
     size: int
     tag_hash: int
@@ -79,7 +80,7 @@ class Record(NamedTuple):
 
     def delivery_is(self, delivery: bytes) -> bool:
         """Whether these are its delivery bytes."""
-        return bool(google_crc32c.value(delivery) == self.delivery_crc)
+        return bool(google_crc32c.extend(self.meta_crc, delivery) == self.whole_crc)
 
     @property
     def flags(self) -> int:
@@ -122,7 +123,6 @@ def pack_record(
     tail = topic + key + system
     meta_bytes = RECORD_BYTES + len(tail)
     rest = REST.pack(
-        google_crc32c.value(delivery),
         position,
         meta_bytes + len(delivery),
         tag_hash,
@@ -140,26 +140,34 @@ def pack_record(
         len(topic),
     )
     meta = rest + tail
-    return b"%b%b%b" % (FRONT.pack(RECORD_MAGIC, google_crc32c.value(meta)), meta, delivery)
+    meta_crc = google_crc32c.value(meta)
+    front = FRONT.pack(RECORD_MAGIC, meta_crc, google_crc32c.extend(meta_crc, delivery))
+    return b"%b%b%b" % (front, meta, delivery)
 
 
 def unpack_record(data: Any, at: int, position: int) -> Record | None:
     """The record at `at` of `data` (bytes or mmap), found at log position `position`; None when not sound.
 
-    Only the meta part is checked.
+    Only the meta part is checked; where its own CRC or the magic is wrong, the CRC of all may vouch for it.
     """
-    if at < 0 or at + RECORD_BYTES > len(data) or data[at : at + 4] != RECORD_MAGIC:
+    if at < 0 or at + RECORD_BYTES > len(data):
         return None
     fields = REST.unpack_from(data, at + FRONT.size)
-    meta_bytes = fields[5] >> 8
-    if fields[1] != position or not RECORD_BYTES <= meta_bytes <= fields[2]:
+    meta_bytes = fields[4] >> 8
+    if fields[0] != position or not RECORD_BYTES <= meta_bytes <= fields[1]:
         return None
-    if meta_bytes < RECORD_BYTES + fields[15] + fields[12] or fields[14] != RECORD_VERSION:
+    if meta_bytes < RECORD_BYTES + fields[14] + fields[11] or fields[13] != RECORD_VERSION:
         return None
     meta = bytes(data[at : at + meta_bytes])
-    if len(meta) < meta_bytes or google_crc32c.value(meta[8:]) != FRONT.unpack_from(meta)[1]:
+    magic, wanted, whole_crc = FRONT.unpack_from(meta)
+    meta_crc = google_crc32c.value(meta[FRONT.size :])
+    if len(meta) < meta_bytes:
         return None
-    return Record._make((*fields, meta))
+    if magic != RECORD_MAGIC or meta_crc != wanted:
+        whole = bytes(data[at + FRONT.size : at + fields[1]])
+        if len(whole) < fields[1] - FRONT.size or google_crc32c.value(whole) != whole_crc:
+            return None
+    return Record._make((whole_crc, meta_crc, *fields, meta))
 
 
 def pack_entry(record: Record) -> bytes:

@@ -40,11 +40,12 @@ def walk(view: Any, base: int, start: int, end: int) -> Iterator[Frame | Record 
 def sound_at(view: Any, base: int, at: int, end: int) -> Frame | Record | None:
     """The frame header or record at a log position, if there is a sound one that ends by `end`."""
     place = at - base
-    if view[place : place + 4] == RECORD_MAGIC:
-        record = unpack_record(view, place, at)
-        return record if record is not None and record.end <= end else None
-    frame = unpack_frame(view[place : min(place + FRAME_BYTES, end - base)], at)
-    return frame if frame is not None and frame.end <= end else None
+    if view[place : place + 4] == FRAME_MAGIC:
+        frame = unpack_frame(view[place : min(place + FRAME_BYTES, end - base)], at)
+        if frame is not None and frame.end <= end:
+            return frame
+    record = unpack_record(view, place, at)
+    return record if record is not None and record.end <= end else None
 
 
 def next_sound(view: Any, base: int, start: int, end: int) -> int:

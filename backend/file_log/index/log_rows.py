@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import google_crc32c
-
 from backend.file_log.core.frame import FRAME_BYTES, Frame
 from backend.file_log.core.record import RECORD_BYTES, Kind, Record, unpack_record
 from backend.file_log.core.scan import walk
@@ -65,7 +63,7 @@ def read_record(segments: Sequence[Segment], position: int) -> Found | None:
     if record is None or len(data) < record.size:
         return None
     delivery = data[record.meta_bytes : record.size]
-    return (record, delivery) if google_crc32c.value(delivery) == record.delivery_crc else None
+    return (record, delivery) if record.delivery_is(delivery) else None
 
 
 def _size_of(data: bytes) -> int:

@@ -1,0 +1,119 @@
+"""A failed write or sync: never answered as stored, refused until all is durable elsewhere, then on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import gevent
+from faulty_storage import FaultyStorage
+from log_story import Story, Told, check, new_record, open_story, read_all, soon, wait
+
+from backend.records import AppendStatus, TopicInfo
+from ddmq_common.errors import RefusedUntilRecoveredError, RemoteError
+
+
+class Failing(FaultyStorage):
+    """Fails what `broken` names, as long as it is set."""
+
+    broken: tuple[str, ...] = ()
+
+    def point(self, what: str, path: str):  # type: ignore[no-untyped-def]
+        if what in self.broken and "commitlog" in path:
+            self.plan[self.points + 1] = "fail"
+        return super().point(what, path)
+
+
+def until_ready(log) -> None:  # type: ignore[no-untyped-def]
+    give_up = soon()
+    while not log.health().ready:
+        assert time.monotonic() < give_up
+        gevent.sleep(0.001)
+
+
+def test_a_failed_sync_moves_the_log_on_and_the_answer_is_true(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    storage, told = Failing(tmp_path / "live"), Told()
+    log = open_story(tmp_path / "live", storage)
+    story = Story(log, told)
+    story.make("orders", 2)
+    story.append([("orders", 0, 100)])
+    storage.plan[storage.points + 1] = "fail"  # the next write through
+    story.append([("orders", 0, 200)])
+    assert (("orders", 0, 1)) in told.stored, "it was written once more, elsewhere, and is durable"
+    assert len(list((tmp_path / "live" / "commitlog").iterdir())) == 2
+    log.close()
+    for image in (storage.image(tmp_path / "dark"), storage.cache(tmp_path / "killed")):
+        again = open_story(image)
+        check(again, told, written_too=True)
+        again.close()
+
+
+def test_refused_until_it_can_be_written_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    storage = Failing(tmp_path / "live")
+    log = open_story(tmp_path / "live", storage)
+    wait(log.put_topic(TopicInfo("orders", 0, 1), soon()))
+    storage.broken = ("write through", "create", "sync all")
+    first = wait(log.append([new_record("orders", 0, b"000001:unknown")], soon()))[0]
+    assert first.status is AppendStatus.UNKNOWN
+    assert isinstance(first.error, RemoteError)
+    assert not log.health().ready
+    second = wait(log.append([new_record("orders", 0, b"000002:refused")], soon()))[0]
+    assert second.status is AppendStatus.REFUSED
+    assert isinstance(second.error, RefusedUntilRecoveredError)
+    assert read_all(log, "orders") == {}, "what is not durable is not read"
+    storage.broken = ()
+    until_ready(log)
+    third = wait(log.append([new_record("orders", 0, b"000003:stored")], soon()))[0]
+    assert (third.status, third.offset) == (AppendStatus.STORED, 1)
+    bodies = [record.delivery for record in read_all(log, "orders").values()]
+    assert bodies == [b"000001:unknown", b"000003:stored"]
+    log.close()
+    again = open_story(storage.image(tmp_path / "dark"))
+    assert [record.delivery for record in read_all(again, "orders").values()] == bodies
+    again.close()
+
+
+def test_written_records_survive_a_failed_sync_of_them(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    storage, told = Failing(tmp_path / "live"), Told()
+    log = open_story(tmp_path / "live", storage)
+    story = Story(log, told)
+    story.tell(1)
+    story.append([("events", 0, 150)])
+    storage.broken = ("sync",)
+    story.append([("orders", 0, 150)])  # shares a sync with what was only written
+    storage.broken = ()
+    until_ready(log)
+    story.append([("orders", 1, 150)])
+    check(log, told, written_too=True)
+    log.close()
+    again = open_story(storage.image(tmp_path / "dark"))
+    check(again, told, written_too=True)
+    again.close()
+
+
+def test_a_full_disk_is_refused_and_nothing_of_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    storage, told = FaultyStorage(tmp_path / "live"), Told()
+    log = open_story(tmp_path / "live", storage)
+    story = Story(log, told)
+    story.make("orders", 2)
+    for number in itertools.count():
+        before = len(told.absent)
+        storage.plan.clear()
+        if number == 3:
+            storage.plan.update(dict.fromkeys(range(storage.points + 1, storage.points + 40), "nospace"))
+        story.append([("orders", 0, 6000)])
+        if number == 3:
+            assert len(told.absent) == before + 1
+            assert log.health().ready, "a full disk is no damage"
+        if number == 6:
+            break
+    check(log, told, written_too=True)
+    log.close()
+    again = open_story(storage.image(tmp_path / "dark"))
+    check(again, told, written_too=True)
+    again.close()

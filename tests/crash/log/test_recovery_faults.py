@@ -1,0 +1,49 @@
+"""Faults while a log is being opened: it opens another time as if nothing had been."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+from faulty_storage import FaultyStorage
+from log_story import Story, Told, check, open_story
+
+from ddmq_common.errors import DdmqError
+
+
+@pytest.fixture(scope="module")
+def torn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Told]:
+    """A log whose power was lost with a torn tail."""
+    folder = tmp_path_factory.mktemp("recovery")
+    (folder / "live").mkdir()
+    storage, told = FaultyStorage(folder / "live"), Told()
+    log = open_story(folder / "live", storage)
+    Story(log, told).tell(3)
+    Story(log, told).append([("events", 0, 2000)])
+    storage.lost = True
+    log.close()
+    return storage.image(folder / "image", seed=5), told
+
+
+@pytest.mark.parametrize("fault", ["fail", "short", "nospace", "crash", "crashed"])
+def test_a_fault_at_every_point_of_opening(torn: tuple[Path, Told], tmp_path: Path, fault: str) -> None:
+    image, told = torn
+    for point in itertools.count(1):
+        work = tmp_path / str(point)
+        shutil.copytree(image, work / "live")
+        storage = FaultyStorage(work / "live", {point: fault})
+        try:
+            log = open_story(work / "live", storage)
+            in_opening = storage.points < point
+            log.close()
+        except DdmqError:
+            in_opening = False
+        for seed in (None, 1):
+            again = open_story(storage.image(work / f"image{seed}", seed))
+            check(again, told, written_too=False)
+            assert again.recovered.damaged_pieces == 0
+            again.close()
+        if in_opening:
+            break
