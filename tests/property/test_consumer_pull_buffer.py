@@ -437,7 +437,7 @@ class PullBufferMachine(RuleBasedStateMachine):
 
 
 PullBufferMachine.TestCase.settings = settings(
-    max_examples=int(EXAMPLES or 150),
+    max_examples=int(EXAMPLES or 90),
     stateful_step_count=60,
     deadline=None,
     derandomize=EXAMPLES is None,
