@@ -75,13 +75,13 @@ class Pulled(NamedTuple):
     """What a load generator needs of a pull's answer: whose, how many, and the offsets' last."""
 
     qid: bytes
-    count: int
+    messages: int
     last: int
 
     @property
     def offsets(self) -> range:
         """All offsets, where the queue has no gaps."""
-        return range(self.last - self.count + 1, self.last + 1)
+        return range(self.last - self.messages + 1, self.last + 1)
 
 
 def pulled(payload: bytes) -> Pulled | None:

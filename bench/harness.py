@@ -3,6 +3,9 @@
 A benchmark is a list of Series measured in turn, round after round (so that a machine that slows down
 slows all of them), then printed as median and spread with the ratio of each series to its floor, and
 written as JSON under bench/results/. It asserts counts, order and checksums, never a time.
+
+`--quick` (or DDMQ_BENCH_QUICK=1) runs one small round that proves the benchmark right and measures
+nothing; its results are not kept. DDMQ_BENCH_ROUNDS changes the number of rounds.
 """
 
 from __future__ import annotations
@@ -12,17 +15,25 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 RESULTS = Path(__file__).parent / "results"
-ROUNDS = 5
-SERVER_CORE = 0
-CLIENT_CORE = 1
+QUICK = "--quick" in sys.argv[1:] or os.environ.get("DDMQ_BENCH_QUICK") == "1"
+ROUNDS = 1 if QUICK else int(os.environ.get("DDMQ_BENCH_ROUNDS", "5"))
+CORES = frozenset(os.sched_getaffinity(0))  # taken once, before anything is pinned
+SERVER_CORE, CLIENT_CORE = min(CORES), max(CORES)
+T = TypeVar("T")
 VERSIONS = ("gevent", "thrift", "thriftpy2", "google-crc32c")
+
+
+def sized(full: T, quick: T) -> T:
+    """A size: of a real run, or of one that only shows that the benchmark works."""
+    return quick if QUICK else full
 
 
 @dataclass
@@ -32,6 +43,7 @@ class Series:
     name: str
     measure: Callable[[], dict[str, float]]
     floor: str | None = None  # name of the series it is compared with
+    reach: str = ""  # what it is to reach, for the report
     rounds: list[dict[str, float]] = field(default_factory=list)
 
     def median(self, figure: str | None = None) -> float:
@@ -42,7 +54,7 @@ class Series:
 
 def run(name: str, title: str, series: list[Series], rounds: int = ROUNDS, **facts: Any) -> None:
     """Measure, print, keep."""
-    print(f"== {name}: {title}")
+    print(f"== {title.strip()}")
     print(f"   {json.dumps(machine() | facts)}")
     for index in range(rounds):
         for one in series:
@@ -51,16 +63,16 @@ def run(name: str, title: str, series: list[Series], rounds: int = ROUNDS, **fac
             print(f"   round {index + 1} {one.name}: {_figures(found)}", flush=True)
     for one in series:
         print(summary(one, series))
-    keep(name, {"title": title, "machine": machine(), "facts": facts, "at": time.strftime("%F %T"),
-                "series": {one.name: one.rounds for one in series}})  # fmt: skip
+    if not QUICK:
+        keep(name, title, facts, series)
 
 
 def summary(one: Series, series: list[Series]) -> str:
     """One line: median, spread, ratio to the floor."""
     parts = []
-    for figure in one.rounds[0]:
-        values = sorted(found[figure] for found in one.rounds)
-        parts.append(f"{figure} {_number(one.median(figure))} ({_number(values[0])}–{_number(values[-1])})")
+    for key in one.rounds[0]:
+        values = sorted(found[key] for found in one.rounds)
+        parts.append(f"{key} {figure(one.median(key))} ({figure(values[0])}–{figure(values[-1])})")
     line = f"   {one.name}: " + ", ".join(parts)
     floor = next((other for other in series if other.name == one.floor), None)
     if floor is not None and floor.median():
@@ -68,10 +80,13 @@ def summary(one: Series, series: list[Series]) -> str:
     return line
 
 
-def keep(name: str, found: dict[str, Any]) -> None:
-    """The raw rounds, for whoever wants to compute something else."""
+def keep(name: str, title: str, facts: dict[str, Any], series: list[Series]) -> None:
+    """The raw rounds, for the report and whoever wants to compute something else."""
+    rows = {one.name: {"floor": one.floor, "reach": one.reach, "rounds": one.rounds} for one in series}
+    found = {"title": title.strip().splitlines()[0], "at": time.strftime("%F %T"), "machine": machine()}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    text = json.dumps(found | {"facts": facts, "series": rows}, indent=1, ensure_ascii=False)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
 def machine() -> dict[str, Any]:
@@ -88,21 +103,24 @@ def _cpu() -> str:
 
 
 def _figures(found: dict[str, float]) -> str:
-    return ", ".join(f"{name} {_number(value)}" for name, value in found.items())
+    return ", ".join(f"{name} {figure(value)}" for name, value in found.items())
 
 
-def _number(value: float) -> str:
+def figure(value: float) -> str:
+    """For people: three digits, thousands in groups."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def pin(core: int | set[int]) -> None:
-    """Keep the calling process on these cores (all there are, on a one-core machine)."""
-    wanted = {core} if isinstance(core, int) else core
-    os.sched_setaffinity(0, (wanted & os.sched_getaffinity(0)) or os.sched_getaffinity(0))
+def pin(core: int) -> None:
+    """Keep the calling process on this core."""
+    os.sched_setaffinity(0, {core})
 
 
 def percentiles(latencies_s: list[float]) -> dict[str, float]:
     """p50, p99, p99.9 in milliseconds."""
     ordered = sorted(latencies_s)
-    at = lambda share: ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000  # noqa: E731
+
+    def at(share: float) -> float:
+        return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000
+
     return {"p50_ms": at(0.5), "p99_ms": at(0.99), "p99.9_ms": at(0.999)}

@@ -7,6 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 
+from bench import frames
+
 Next = Callable[[int, bytes | None], bytes | None]
 
 
@@ -19,6 +21,20 @@ def connect(address: tuple[str, int], count: int) -> list[socket.socket]:
         one.setblocking(False)
         made.append(one)
     return made
+
+
+def answered_ok(requests: list[bytes], calls: int) -> Next:
+    """For closed_loop: each connection sends its request again until all made `calls`; all answers are OK."""
+    left = calls
+
+    def next_frame(index: int, reply: bytes | None) -> bytes | None:
+        nonlocal left
+        if reply is not None and not frames.reply_ok(reply):
+            raise AssertionError(f"not stored: {reply!r}")
+        left -= 1
+        return requests[index] if left >= 0 else None
+
+    return next_frame
 
 
 def closed_loop(connections: list[socket.socket], next_frame: Next) -> list[float]:

@@ -6,84 +6,77 @@ Floor: joining the same slices with a CRC each, in this process, on one core.
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import google_crc32c
 
-from bench import frames, load
-from bench.harness import CLIENT_CORE, SERVER_CORE, Series, pin, run
+from bench import frames, groups, load
+from bench.harness import CLIENT_CORE, SERVER_CORE, Series, pin, run, sized
 from bench.servers import Running, ddmq
+from bench.t02_batch import fill
 from ddmq_common import delivery
 
 CONNECTIONS = 8
-MESSAGES = 400_000
+MESSAGES = sized(400_000, 4_000)
 BATCH = 100
 BODIES = (1024, 128)
+REACH = {1024: "≥ 300,000/s, ≥ 0.16 of the floor", 128: ""}
+GROUP = b"bench-%d"
 
 
-def fill(server: Running, topic: bytes, body_bytes: int, count: int = MESSAGES) -> None:
-    """Store `count` messages in batches, and let the group start before them."""
-    pull_once(server, topic)
-    connections = load.connect(server.addresses["producer"], CONNECTIONS)
-    batches = [
-        frames.send_batch_sync(
-            [frames.producer_message(topic, b"k%d" % n, bytes(body_bytes), n + shift) for n in range(BATCH)]
-        )
-        for shift in range(CONNECTIONS)
-    ]
-    left = count // BATCH
+class Consumers:
+    """Connections that pull until `wanted` messages came and all of them are acknowledged."""
 
-    def next_frame(index: int, reply: bytes | None) -> bytes | None:
-        nonlocal left
-        if reply is not None and not frames.reply_ok(reply):
-            raise AssertionError(f"not stored: {reply!r}")
-        left -= 1
-        return batches[index] if left >= 0 else None
+    def __init__(self, group: bytes, topic: bytes, wanted: int) -> None:
+        self._group, self._topic, self._wanted = group, topic, wanted
+        self.delivered = 0
+        self.ended = 0.0
+        self.runs: dict[bytes, list[tuple[int, int]]] = {}
 
-    load.closed_loop(connections, next_frame)
-    for one in connections:
-        one.close()
-
-
-def pull_once(server: Running, topic: bytes) -> None:
-    """Create topic and group: one message, one pull, so that `start: last` lies before what follows."""
-    producer = load.connect(server.addresses["producer"], 1)
-    load.closed_loop(producer, one_each([frames.send_sync(topic, b"", b"first", 0)]))
-    consumer = load.connect(server.addresses["consumer"], 1)
-    load.closed_loop(consumer, one_each([frames.pull(b"bench", topic, BATCH, 20, None)]))
-
-
-def one_each(requests: list[bytes]) -> load.Next:
-    """Send each request once on one connection."""
-    pending = iter(requests)
-    return lambda index, reply: next(pending, None)
-
-
-def measure(server: Running, topic: bytes, body_bytes: int) -> dict[str, float]:
-    """One round: fill, then pull it all; raises unless every message came exactly once."""
-    fill(server, topic, body_bytes)
-    connections = load.connect(server.addresses["consumer"], CONNECTIONS)
-    seen: dict[bytes, int] = {}
-    delivered = 0
-    began = ended = time.perf_counter()
-
-    def next_frame(index: int, reply: bytes | None) -> bytes | None:
-        nonlocal delivered, ended
+    def next_frame(self, _: int, reply: bytes | None) -> bytes | None:
+        """For load.closed_loop."""
         answer = None if reply is None else frames.pulled(reply)
-        if answer is not None:
-            delivered += answer.count
-            seen[answer.qid] = seen.get(answer.qid, 0) + answer.count
-            ended = time.perf_counter()
-        if reply is not None and answer is None and delivered >= MESSAGES:
-            return None
-        done = None if answer is None else (answer.qid, answer.offsets)
-        return frames.pull(b"bench", topic, BATCH, 20, done)
+        if answer is None:
+            if self.delivered >= self._wanted:
+                return None
+            return frames.pull(self._group, self._topic, BATCH, 20, None)
+        self.delivered += answer.messages
+        self.ended = time.perf_counter()
+        offsets = answer.offsets
+        self.runs.setdefault(answer.qid, []).append((offsets.start, offsets.stop))
+        return frames.pull(self._group, self._topic, BATCH, 20, (answer.qid, offsets))
 
-    load.closed_loop(connections, next_frame)
+    def check(self) -> None:
+        """Every message exactly once: each queue's runs touch and do not overlap."""
+        if self.delivered != self._wanted:
+            raise AssertionError(f"{self._wanted} stored, {self.delivered} delivered")
+        for qid, runs in self.runs.items():
+            runs.sort()
+            for (_, end), (start, _) in pairwise(runs):
+                if end != start:
+                    raise AssertionError(f"{qid!r}: a run ends at {end}, the next starts at {start}")
+
+
+def measure(server: Running, body_bytes: int) -> dict[str, float]:
+    """One round: fill, then pull it all; raises unless every message came once and is acknowledged."""
+    topic, group = b"pull-%d" % body_bytes, GROUP % body_bytes
+    fill(server, topic, body_bytes, MESSAGES // BATCH)
+    connections = load.connect(server.addresses["consumer"], CONNECTIONS)
+    consumers = Consumers(group, topic, MESSAGES)
+
+    def act() -> int:
+        load.closed_loop(connections, consumers.next_frame)
+        return MESSAGES
+
+    began = time.perf_counter()
+    cost_us = server.cpu_us(act)
     for one in connections:
         one.close()
-    if delivered != MESSAGES:
-        raise AssertionError(f"{MESSAGES} stored, {delivered} delivered: {seen}")
-    return {"per_s": delivered / (ended - began)}
+    consumers.check()
+    left = groups.lag(server, group)
+    if left:
+        raise AssertionError(f"all {MESSAGES} acknowledged, lag is {left}")
+    return {"per_s": MESSAGES / (consumers.ended - began), "cpu_us": cost_us}
 
 
 def floor(body_bytes: int) -> dict[str, float]:
@@ -91,29 +84,31 @@ def floor(body_bytes: int) -> dict[str, float]:
     pin(SERVER_CORE)
     slices = [delivery.encode(b"k%d" % n, bytes(body_bytes), b"", None) for n in range(BATCH)]
     tails = [delivery.tail(n) for n in range(BATCH)]
-    began = time.perf_counter()
-    rounds = 3_000
+    rounds = sized(6_000, 50)
+    began, cpu = time.perf_counter(), time.process_time()
     for _ in range(rounds):
         for one in slices:
             google_crc32c.value(one)
         parts = [part for pair in zip(slices, tails, strict=True) for part in pair]
         b"".join(parts)
-    seconds = time.perf_counter() - began
+    seconds, spent = time.perf_counter() - began, time.process_time() - cpu
     pin(CLIENT_CORE)
-    return {"per_s": rounds * BATCH / seconds}
+    return {"per_s": rounds * BATCH / seconds, "cpu_us": spent / rounds / BATCH * 1e6}
 
 
 def series(server: Running, body: int) -> list[Series]:
-    topic = b"pull-%d" % body
+    below = f"join, {body} B"
     return [
-        Series(f"join-{body}", lambda: floor(body)),
-        Series(f"pull-{body}", lambda: measure(server, topic, body), f"join-{body}"),
+        Series(below, lambda: floor(body)),
+        Series(f"pull and ack, {body} B", lambda: measure(server, body), below, REACH[body]),
     ]
 
 
 def main() -> None:
     pin(CLIENT_CORE)
     with ddmq() as server:
+        for body in BODIES:
+            groups.establish(server, b"pull-%d" % body, GROUP % body)
         every = [one for body in BODIES for one in series(server, body)]
         run("t03_pull", __doc__ or "", every, connections=CONNECTIONS, messages=MESSAGES, batch=BATCH)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
 from pathlib import Path
@@ -23,8 +24,11 @@ def available() -> dict[str, str]:
 @click.command()
 @click.argument("name", required=False)
 @click.option("--list", "listing", is_flag=True, help="Show what there is.")
-def bench(name: str | None, listing: bool) -> None:
+@click.option("--quick", is_flag=True, help="One small round that only shows that it works.")
+def bench(name: str | None, listing: bool, quick: bool) -> None:
     """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
+    if quick:
+        os.environ["DDMQ_BENCH_QUICK"] = "1"
     known = available()
     if listing or name is None:
         for short, module in known.items():
@@ -36,3 +40,5 @@ def bench(name: str | None, listing: bool) -> None:
     for short, module in known.items():
         if name in ("all", short):
             importlib.import_module(module).main()
+    if name == "all" and not quick:
+        importlib.import_module("bench.report").main()

@@ -1,0 +1,55 @@
+"""Every benchmark runs and finds its own counts right, in a size that measures nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BENCHMARKS = sorted(path.stem for path in (REPOSITORY / "bench").glob("t[0-9]*_*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_is_right(name: str, tmp_path: Path) -> None:
+    """It asserts counts itself and says so with its exit code."""
+    found = subprocess.run(
+        [sys.executable, "-m", f"bench.{name}", "--quick"],
+        cwd=REPOSITORY,
+        env=dict(os.environ, DDMQ_BENCH_DIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.startswith("== T")
+
+
+def test_the_report_has_a_row_per_series(tmp_path: Path) -> None:
+    from bench.report import HEAD, table
+
+    series = {
+        "no-op": {"floor": None, "reach": "", "rounds": [{"per_s": 1000.0}, {"per_s": 3000.0}]},
+        "send": {
+            "floor": "no-op",
+            "reach": "≥ 0.65",
+            "rounds": [{"per_s": 500.0, "p50_ms": 2.0}, {"per_s": 1500.0, "p50_ms": 4.0}],
+        },
+    }
+    found = {"title": "T1: sends", "at": "-", "machine": {}, "facts": {}, "series": series}
+    (tmp_path / "t01_send.json").write_text(json.dumps(found))
+    assert table(tmp_path).splitlines() == [
+        *HEAD.splitlines(),
+        "| T1 | no-op | per_s |  | 2,000 | 1,000–3,000 |  |",
+        "| T1 | send | per_s | ≥ 0.65 | 1,000 (p50_ms 3) | 500–1,500 | 0.50 |",
+    ]
+
+
+def test_there_are_benchmarks() -> None:
+    assert len(BENCHMARKS) >= 7
