@@ -2,7 +2,7 @@
 
 The consumer proxy's process holds the public admin port, because the live state of groups is there; the
 producer proxy's own admin port is the next free one. A part that dies is started again after a pause
-that doubles from 100 ms to 5 s; SIGTERM is passed on to all, a second one kills.
+that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed on to all, a second one kills.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ class Part:
         self.ready = threading.Event()
         self.addresses: dict[str, Address] = {}
         self.child: subprocess.Popen[str] | None = None
+        self.started_at = 0.0  # monotonic seconds
 
     def start(self) -> None:
         """Start it; `ready` is set when it says so."""
         command = [sys.executable, "-m", "ddmq", self.name, *self.arguments]
+        self.started_at = time.monotonic()
         self.child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.child.stdout is not None
         threading.Thread(target=self._listen, args=(self.child.stdout,), daemon=True).start()
@@ -52,7 +54,13 @@ class Part:
             if line.startswith("ready "):
                 pairs = (pair.split("=", 1) for pair in line.split()[1:])
                 self.addresses = {key: parse(value) for key, value in pairs if key != "data-dir"}
+                self._keep_ports()
                 self.ready.set()
+
+    def _keep_ports(self) -> None:
+        """Where port 0 was asked for, the next life takes the port of this one."""
+        for name, address in self.addresses.items():
+            self.arguments[self.arguments.index(f"--{name}") + 1] = str(address)
 
 
 class Supervisor:
@@ -85,9 +93,18 @@ class Supervisor:
             if part is None or self.stopping:
                 continue
             log.warning("part died", extra={"part": part.name, "status": status})
+            if time.monotonic() - part.started_at > PAUSE_MAX_S:
+                pauses[part.name] = PAUSE_FIRST_S  # it had settled
             threading.Event().wait(pauses[part.name])
             pauses[part.name] = min(pauses[part.name] * 2, PAUSE_MAX_S)
-            part.start()
+            if not self.stopping:
+                part.start()
+                self._stop_late(part)
+
+    def _stop_late(self, part: Part) -> None:
+        """The signal to stop may have come while the part was being started."""
+        if self.stopping and part.child is not None:
+            part.child.terminate()
 
     def stop(self, *_: Any) -> None:
         """SIGTERM to every part; SIGKILL the second time."""
