@@ -183,8 +183,11 @@ class Opened:
 
     def close(self) -> None:
         """Write what is only in memory, close all files, give back the lock."""
-        self.tails.close()
-        self.index.close()
-        self.files.close()
-        self.segments.close()
-        self._lock.release()
+        try:
+            for close in (self.tails.close, self.index.close, self.files.close, self.segments.close):
+                try:
+                    close()
+                except OSError as error:
+                    log.error("closing %s: %s", self.directory, error)
+        finally:
+            self._lock.release()

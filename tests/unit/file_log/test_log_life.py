@@ -1,0 +1,324 @@
+"""Deadlines, bounds, draining and closing of the file log, and what a restart finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from log_rig import Rig, done, record, until
+
+from backend.capabilities import Durability
+from backend.file_log import FileLogOptions, open_log
+from backend.file_log.lock import DirectoryInUseError
+from backend.port import Assignment
+from backend.records import AppendStatus, CommitBatch, ProgressDelta, QueueRef, ReadStatus
+from ddmq_common.clock import ManualClock
+from ddmq_common.errors import (
+    BoundReachedError,
+    CallerError,
+    ConfigError,
+    DrainingError,
+    FencedError,
+    RemoteError,
+    TryLaterError,
+)
+from ddmq_common.metrics.registry import Registry
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "log")
+    yield rig
+    rig.close()
+
+
+# --- deadlines
+
+
+def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: Rig) -> None:
+    ref = rig.make()
+    rig.storage.hold()
+    first = rig.append(b"first")
+    rig.in_flight()
+    late = rig.append(b"late", deadline=rig.clock.monotonic() + 5)
+    rig.clock.advance(6)
+    result = done(late)[0]
+    assert (result.status, result.offset) == (AppendStatus.NOT_STORED, -1)
+    assert isinstance(result.error, TryLaterError)
+    assert not first.done
+    rig.storage.let_go()
+    assert done(first)[0].status is AppendStatus.STORED
+    assert done(rig.append(b"next"))[0].offset == 1
+    assert rig.bodies(ref) == [b"first", b"next"]
+
+
+def test_past_the_deadline_while_it_is_written_is_unknown_and_settled_once(rig: Rig) -> None:
+    ref = rig.make()
+    rig.storage.hold()
+    flying = rig.append(b"flying", deadline=rig.clock.monotonic() + 5)
+    rig.in_flight()
+    rig.clock.advance(6)
+    result = done(flying)[0]
+    assert result.status is AppendStatus.UNKNOWN
+    assert isinstance(result.error, RemoteError)
+    assert rig.bodies(ref) == []
+    rig.storage.let_go()
+    assert done(rig.append(b"next"))[0].offset == 1
+    assert rig.bodies(ref) == [b"flying", b"next"], "unknown may well be stored"
+
+
+def test_a_commit_past_its_deadline(rig: Rig) -> None:
+    ref = rig.make()
+    rig.storage.hold()
+    batch = CommitBatch([record(b"a")], [ProgressDelta("g", ref, 0, 0, [(0, 1)])])
+    flying = rig.log.commit(batch, rig.clock.monotonic() + 5)
+    rig.in_flight()
+    waiting = rig.log.commit(batch, rig.clock.monotonic() + 5)
+    rig.clock.advance(6)
+    with pytest.raises(RemoteError):
+        done(flying)
+    with pytest.raises(TryLaterError):
+        done(waiting)
+
+
+# --- bounds
+
+
+def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, pending_bytes_max=10_000, request_bytes_max=6_000)
+    rig.make()
+    rig.storage.hold()
+    rig.append(b"x")
+    rig.in_flight()
+    taken = [rig.append(b"%d" % n + bytes(3000)) for n in range(5)]
+    refused = [done(call)[0] for call in taken[3:]]
+    assert all(isinstance(result.error, BoundReachedError) for result in refused)
+    large = done(rig.append(bytes(7000)))[0]
+    assert (large.status, type(large.error)) == (AppendStatus.REFUSED, BoundReachedError)
+    rig.storage.let_go()
+    assert [done(call)[0].offset for call in taken[:3]] == [1, 2, 3]
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"message_id": b"short"}, "message id"),
+        ({"key": bytes(70_000)}, "key"),
+        ({"flags": 256}, "flags"),
+        ({"born_ms": 1 << 63}, "born_ms"),
+        ({"due_ms": -(1 << 64)}, "due_ms"),
+        ({"queue_id": -1}, "queue"),
+        ({"queue_id": 9}, "queue"),
+        ({"delivery": bytes(3 << 20)}, "bytes"),
+        ({"system": {"a": "\ud800"}}, "system"),
+    ],
+)
+def test_a_record_that_cannot_be_stored_is_refused_alone(rig: Rig, change: dict, word: str) -> None:  # type: ignore[type-arg]
+    ref = rig.make()
+    bad = record(b"bad")
+    for name, value in change.items():
+        setattr(bad, name, value)
+    results = done(rig.log.append([record(b"before"), bad, record(b"after")], rig.soon))
+    assert [result.offset for result in results] == [0, -1, 1]
+    assert isinstance(results[1].error, CallerError)
+    assert word in str(results[1].error)
+    with pytest.raises(CallerError, match=word):
+        done(rig.log.commit(CommitBatch([record(b"x"), bad]), rig.soon))
+    assert rig.bodies(ref) == [b"before", b"after"]
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match="segment_bytes is 0"):
+        FileLogOptions(segment_bytes=0)
+    with pytest.raises(ConfigError, match="segment_bytes"):
+        FileLogOptions(segment_bytes=1 << 40)
+
+
+# --- the end, and the next start
+
+
+def test_a_drain_finishes_what_is_there_and_takes_nothing_new(rig: Rig) -> None:
+    rig.make()
+    rig.storage.hold()
+    before = [rig.append(b"a"), rig.append(b"b")]
+    drained = rig.log.drain(rig.soon)
+    after = done(rig.append(b"c"))[0]
+    assert isinstance(after.error, DrainingError)
+    rig.storage.let_go()
+    done(drained)
+    assert all(call.done for call in before)
+    rig.reopen()
+    assert rig.log.recovered.checkpoint == rig.log.recovered.end > 0, "nothing is left to read"
+
+
+def test_a_drain_that_cannot_finish_says_so(rig: Rig) -> None:
+    rig.make()
+    rig.storage.hold()
+    rig.append(b"a")
+    rig.in_flight()
+    drained = rig.log.drain(rig.clock.monotonic() + 5)
+    rig.clock.advance(6)
+    with pytest.raises(TryLaterError):
+        done(drained)
+
+
+def test_closing_answers_everybody(rig: Rig) -> None:
+    ref = rig.make()
+    rig.storage.hold()
+    flying = rig.append(b"flying")
+    rig.in_flight()
+    waiting = rig.append(b"waiting")
+    wait = rig.log.wait(ref, 5, rig.soon)
+    rig.storage.let_go()
+    rig.log.close()
+    assert flying.done
+    assert isinstance(done(waiting)[0].error, DrainingError)
+    until(lambda: wait.done, "answer to a wait")
+    with pytest.raises(DrainingError):
+        done(rig.log.read(ref, 0, 1, 1))
+
+
+def test_a_second_opening_is_refused(rig: Rig) -> None:
+    with pytest.raises(DirectoryInUseError):
+        open_log(rig.directory, clock=ManualClock(), metrics=Registry())
+
+
+def test_many_segments_and_checkpoints(rig: Rig) -> None:
+    ref = rig.make(queues=2)
+    sent = []
+    for number in range(60):
+        sent.append(b"%04d" % number + bytes(5000))
+        assert done(rig.append(sent[-1]))[0].offset == number
+        if number % 7 == 0:
+            rig.checkpoint()
+        if number % 11 == 0:
+            rig.reopen()
+    assert rig.bodies(ref) == sent
+    assert len(list((rig.directory / "commitlog").iterdir())) > 3
+    rig.reopen()
+    assert rig.bodies(ref) == sent
+    assert rig.stored(ref)[41].offset == 41
+
+
+def test_only_the_log_behind_the_checkpoint_is_read_at_the_start(rig: Rig) -> None:
+    ref = rig.make()
+    done(rig.append(*(b"%d" % n for n in range(100))))
+    done(
+        rig.log.commit(
+            CommitBatch((), [ProgressDelta("g", ref, 0, 0, [(0, 7)], [(9, 2)])], {"a": b"1"}), rig.soon
+        )
+    )
+    rig.checkpoint()
+    position = rig.log.durable_position
+    done(rig.append(b"tail"))
+    rig.reopen()
+    assert rig.log.recovered.checkpoint == position
+    assert rig.log.setting("a") == b"1"
+    view = done(rig.log.progress("g", [ref]))[0]
+    assert (view.committed, dict(view.attempts)) == (7, {9: 2})
+    assert len(rig.bodies(ref)) == 101
+
+
+def test_a_topic_made_again_starts_empty(rig: Rig) -> None:
+    old = rig.make()
+    done(rig.append(b"old"))
+    done(rig.log.commit(CommitBatch((), [ProgressDelta("g", old, 0, 0, [(0, 1)])]), rig.soon))
+    done(rig.log.delete_topic("orders", rig.soon))
+    new = rig.make()
+    assert new.incarnation > old.incarnation
+    done(rig.append(b"new"))
+    for _ in range(2):
+        assert rig.bodies(new) == [b"new"]
+        assert done(rig.log.read(old, 0, 1, 1)).status is ReadStatus.GONE
+        assert done(rig.log.progress("g", [new]))[0].committed is None
+        rig.reopen()
+
+
+def test_written_records_become_durable_by_themselves(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, written_sync_ms=1)
+    ref = rig.make("events", durability=Durability.WRITTEN)
+    before = rig.log.durable_position
+    result = done(rig.append(b"a", topic="events"))[0]
+    assert (result.status, result.durability) == (AppendStatus.STORED, Durability.WRITTEN)
+    assert rig.bodies(ref) == [b"a"]
+    until(lambda: rig.log.durable_position > before, "sync of what was only written")
+    rig.close()
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def assigned(self, assignment: Assignment) -> None:
+        self.epochs.append(assignment.epoch)
+
+    def revoked(self, queues: object, deadline: float) -> None:
+        raise AssertionError("nobody revokes here")
+
+    def lost(self, queues: object) -> None:
+        self.epochs.append(-1)
+
+
+def test_epochs_rise_over_restarts_and_fence_former_holders(rig: Rig) -> None:
+    ref = rig.make()
+    first, second = Listener(), Listener()
+    membership = rig.log.join("g", "orders", first)
+    until(lambda: first.epochs, "assignment")
+    rig.log.join("g", "orders", second)
+    membership.leave()
+    until(lambda: second.epochs, "hand-over")
+    assert second.epochs[0] > first.epochs[0]
+    delta = ProgressDelta("g", ref, first.epochs[0], 0, [(0, 1)])
+    with pytest.raises(FencedError):
+        done(rig.log.commit(CommitBatch((), [delta]), rig.soon))
+    rig.reopen()
+    third = Listener()
+    rig.log.join("g", "orders", third)
+    until(lambda: third.epochs, "assignment after a restart")
+    assert third.epochs[0] > second.epochs[0]
+    with pytest.raises(FencedError):
+        done(rig.log.commit(CommitBatch((), [replace(delta, epoch=second.epochs[0])]), rig.soon))
+
+
+def test_offsets_for_times_over_gaps_and_segments(rig: Rig) -> None:
+    ref = rig.make()
+    start = rig.clock.wall_ms()
+    for _ in range(30):
+        done(rig.append(bytes(4000), bytes(10)))
+        rig.clock.advance(1)
+    for second in (0, 1, 17, 29):
+        assert done(rig.log.offset_for_time(ref, start + second * 1000)) == second * 2
+        assert done(rig.log.offset_for_time(ref, start + second * 1000 - 500)) == second * 2
+    assert done(rig.log.offset_for_time(ref, start + 10**9)) == 60
+    assert done(rig.log.offset_for_time(ref, 0)) == 0
+
+
+def test_find_newest_first_and_only_what_is_asked(rig: Rig) -> None:
+    rig.make()
+    rig.make("bills")
+    for number in range(5):
+        new = record(b"%016d" % number, key=b"k")
+        done(rig.log.append([new, record(b"other", key=b"x"), record(b"bill", "bills", key=b"k")], rig.soon))
+    found = done(rig.log.find("orders", key=b"k", count_max=3))
+    assert [one.delivery for one in found] == [b"%016d" % number for number in (4, 3, 2)]
+    assert done(rig.log.find("orders", message_id=b"%016d" % 1))[0].offset == 2
+    assert done(rig.log.find("orders", key=b"nobody")) == []
+
+
+def test_cold_reads_come_through_the_native_threads(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, hot_bytes=1, warm_blocks_max=1)
+    ref = rig.make(queues=3)
+    bodies = [b"%04d" % n + bytes(900) for n in range(300)]
+    done(rig.append(*bodies))
+    done(rig.append(*bodies, queue=1))
+    for _ in range(2):
+        found = []
+        while len(found) < 300:
+            batch = done(rig.log.read(QueueRef("orders", ref.incarnation, 1), len(found), 50, 20_000))
+            assert batch.status is ReadStatus.DATA
+            found += batch.deliveries
+        assert found == bodies
+    rig.close()
