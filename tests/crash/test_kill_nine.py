@@ -123,6 +123,15 @@ def test_acknowledged_and_again(story: Story) -> None:
     assert "came again" in story.broken
 
 
+def test_acknowledged_after_another_process_died(story: Story) -> None:
+    acks = story.deliver(0)
+    story.ledger.killed()
+    story.ack(acks)
+    story.deliver(0)
+    assert story.broken == ""
+    assert story.ledger.counts.again_after_takeover == 1
+
+
 def test_acknowledgements_that_bind_nobody(story: Story) -> None:
     """Of an older delivery, of an older life, or on the way when the pull was sent."""
     old = story.deliver(0)

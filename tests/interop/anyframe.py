@@ -38,7 +38,7 @@ def read(frame: bytes) -> Frame:
 def write(message: Frame) -> bytes:
     """The frame of a message."""
     body = bytearray((0x82, message.kind << 5 | 1))
-    body += _varint(message.sequence) + _binary(message.method)
+    body += varint(message.sequence) + binary(message.method)
     _struct(body, message.fields)
     return len(body).to_bytes(4, "big") + body
 
@@ -107,7 +107,7 @@ class _Reader:
         return keys, values, [(self.value(keys, True), self.value(values, True)) for _ in range(count)]
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 127:
@@ -118,11 +118,11 @@ def _varint(value: int) -> bytes:
 
 
 def _zigzag(value: int) -> bytes:
-    return _varint(value << 1 ^ value >> 63)
+    return varint(value << 1 ^ value >> 63)
 
 
-def _binary(value: bytes) -> bytes:
-    return _varint(len(value)) + value
+def binary(value: bytes) -> bytes:
+    return varint(len(value)) + value
 
 
 def _struct(out: bytearray, fields: Struct) -> None:
@@ -147,16 +147,16 @@ def _value(out: bytearray, kind: int, value: Any) -> None:
     elif kind in (I16, I32, I64):
         out += _zigzag(value)
     elif kind == BINARY:
-        out += _binary(value)
+        out += binary(value)
     elif kind in (LIST, SET):
         element, values = value
         out += bytes([len(values) << 4 | element]) if len(values) < 15 else bytes([0xF0 | element])
-        out += b"" if len(values) < 15 else _varint(len(values))
+        out += b"" if len(values) < 15 else varint(len(values))
         for each in values:
             _value(out, element, each)
     elif kind == MAP:
         keys, kinds, pairs = value
-        out += _varint(len(pairs)) + (bytes([keys << 4 | kinds]) if pairs else b"")
+        out += varint(len(pairs)) + (bytes([keys << 4 | kinds]) if pairs else b"")
         for key, each in pairs:
             _value(out, keys, key)
             _value(out, kinds, each)

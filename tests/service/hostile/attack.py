@@ -50,7 +50,7 @@ def prefixed(body: bytes) -> bytes:
 def header(wire: str, method: bytes, kind: int = CALL, sequence: int = 1) -> bytes:
     """The message header, without the struct behind it."""
     if wire == "compact":
-        return bytes((0x82, kind << 5 | 1)) + anyframe._varint(sequence) + anyframe._binary(method)
+        return bytes((0x82, kind << 5 | 1)) + anyframe.varint(sequence) + anyframe.binary(method)
     return b"\x80\x01\x00" + bytes([kind]) + pack(">i", len(method)) + method + pack(">i", sequence)
 
 

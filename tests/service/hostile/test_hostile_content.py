@@ -22,7 +22,7 @@ from tests.interop.anyframe import (
     STRUCT,
     TRUE,
     Struct,
-    _varint,
+    varint,
 )  # fmt: skip
 from tests.scenarios.real_server import RealServer
 from tests.service.hostile.attack import (
@@ -152,7 +152,7 @@ def test_results_linked_without_end(server: RealServer, wire: str, depth: int) -
 def test_unknown_fields_nested_without_end(server: RealServer, kind: int) -> None:
     """A field that is skipped, but must be walked through."""
     opening = {LIST: b"\x19", SET: b"\x1a", MAP: b"\x01\x8b\x01x", STRUCT: b"\x1c"}[kind]
-    field = bytes([kind]) + _varint(200)  # field 100 in the long form
+    field = bytes([kind]) + varint(200)  # field 100 in the long form
     body = header("compact", b"sendSync") + b"\x1c" + field + opening * 200_000
     with Attacker(server.ports["producer"]) as attacker:
         assert attacker.ask(prefixed(body)).fault == PROTOCOL_ERROR
@@ -167,7 +167,7 @@ def test_unknown_fields_nested_without_end(server: RealServer, kind: int) -> Non
 def test_negative_and_huge_sizes(server: RealServer, wire: str, what: str, size: int) -> None:
     body = header(wire, b"sendBatchSync" if what == "list" else b"sendSync")
     if wire == "compact":
-        count = _varint(size & 0xFFFFFFFF)
+        count = varint(size & 0xFFFFFFFF)
         body += {
             "string": b"\x1c\x18" + count,
             "list": b"\x19\xfc" + count,
@@ -305,7 +305,7 @@ def test_batches_at_their_count_limit(
 
 def many(element: bytes, count: int, kind: int = STRUCT) -> bytes:
     """sendBatchSync, compact, with that many of these bytes as its members."""
-    body = header("compact", b"sendBatchSync") + b"\x19" + bytes([0xF0 | kind]) + _varint(count)
+    body = header("compact", b"sendBatchSync") + b"\x19" + bytes([0xF0 | kind]) + varint(count)
     return prefixed(body + element * count + b"\0")
 
 

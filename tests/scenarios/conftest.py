@@ -1,0 +1,30 @@
+"""One real server for the scenarios that share it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.scenarios.real_server import RealServer, running
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with running(tmp_path_factory.mktemp("scenarios")) as started:
+        yield started
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic's name of the test's own."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:100]
+
+
+@pytest.fixture
+def group(server: RealServer, topic: str) -> str:
+    """A group that reads the topic from its first message."""
+    server.admin("POST", "topics", topic, body={"create": True})
+    server.admin("POST", "groups", f"g-{topic}", body={"topics": [topic], "start": "first"})
+    return f"g-{topic}"

@@ -1,0 +1,171 @@
+"""Ready means ready; SIGTERM drains; a second one stops at once; parts come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.interop.apache_client import Client, PullRequest, done
+from tests.scenarios.real_server import RealServer, running, until, write_config
+
+
+def prepared(server: RealServer) -> None:
+    server.admin("POST", "topics", "t", body={"create": True})
+    server.admin("POST", "groups", "g", body={"topics": ["t"], "start": "first"})
+
+
+def test_ready_line_and_health(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        for part in ("producer", "consumer"):
+            Client(server.ports[part]).close()
+        assert server.ask("GET", "/ready")[0] == 200
+        assert server.admin("GET", "health")["alive"] is True
+        assert "ddmq_rpc_connections" in server.ask("GET", "/metrics")[1]
+
+
+def test_sigterm_drains(tmp_path: Path) -> None:
+    """Waiting pulls are answered, what is leased may be acknowledged, sends are refused, then it ends."""
+    config = write_config(tmp_path / "conf", proxy_consumer={"drain_leases_ms": 60_000})
+    with running(tmp_path, config) as server:
+        prepared(server)
+        with Client(server.ports["producer"]) as producer:
+            assert producer.send("t", b"kept").code == 0
+        holder, waiter = (Client(server.ports["consumer"]) for _ in range(2))
+        held = holder.pull("g", maxLingerTime=10_000)
+        waiter.ask("pull", request=PullRequest(groupId="g", maxLingerTime=30_000))
+        until(lambda: server.metric("ddmq_waiting_pulls") == 1, "it waits")
+        server.terminate()
+        assert waiter.answer("pull").messages == []
+        status, said = until(lambda: not_ready(server), "it says so")
+        assert (status, said["reason"]) == (503, "draining")
+        with pytest.raises(Exception, match="Could not connect"):
+            Client(server.ports["producer"])
+        assert holder.submit(done(held)) is True
+        assert server.wait(30) == 0
+        holder.close()
+        waiter.close()
+        server.start()
+        with Client(server.ports["consumer"]) as client:
+            assert client.pull("g", maxLingerTime=100).messages == [], "acknowledged while draining"
+
+
+def not_ready(server: RealServer) -> tuple[int, dict[str, str]] | None:
+    status, said = server.ask("GET", "/ready")
+    return (status, said) if status != 200 else None
+
+
+def test_a_second_sigterm_stops_at_once(tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path / "conf", proxy_consumer={"drain_leases_ms": 60_000}, ddmq={"drain_ms": 60_000}
+    )
+    with running(tmp_path, config) as server:
+        prepared(server)
+        with Client(server.ports["producer"]) as producer, Client(server.ports["consumer"]) as consumer:
+            assert producer.send("t").code == 0
+            assert consumer.pull("g", maxLingerTime=10_000).messages
+            server.terminate()
+            until(lambda: not_ready(server), "it drains")
+            began = time.monotonic()
+            server.terminate()
+            assert server.wait(30) == 0
+            assert time.monotonic() - began < 10, "and does not wait for the lease"
+        server.start()
+        with Client(server.ports["consumer"]) as consumer:
+            answer = consumer.pull("g", maxLingerTime=10_000)
+            assert len(answer.messages) == 1, "what was not acknowledged comes again"
+            consumer.submit(done(answer))
+
+
+def test_sends_that_were_answered_before_a_stop_are_there_after_it(tmp_path: Path) -> None:
+    """SIGTERM while eight senders are busy: no answer 0 without its message."""
+    with running(tmp_path) as server:
+        prepared(server)
+        stored: list[bytes] = []
+        threads = [threading.Thread(target=send_until_refused, args=(server, n, stored)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(stored) > 100, "the load")
+        server.terminate()
+        for thread in threads:
+            thread.join(30)
+        assert server.wait(30) == 0
+        server.start()
+        with Client(server.ports["consumer"]) as consumer:
+            found: set[bytes] = set()
+            until(lambda: take(consumer, found) >= set(stored), "every message")
+
+
+def send_until_refused(server: RealServer, number: int, stored: list[bytes]) -> None:
+    with Client(server.ports["producer"]) as client:
+        for count in range(100_000):
+            body = b"%d/%d" % (number, count)
+            try:
+                if client.send("t", body).code != 0:
+                    return
+            except Exception:
+                return
+            stored.append(body)
+
+
+def take(consumer: Client, found: set[bytes]) -> set[bytes]:
+    answer = consumer.pull("g", maxLingerTime=100)
+    found |= {message.value for message in answer.messages}
+    consumer.submit(done(answer))
+    return found
+
+
+def test_another_process_joins_the_directory(tmp_path: Path) -> None:
+    """A producer proxy beside the server that writes: it appends through that one."""
+    with running(tmp_path) as first:
+        prepared(first)
+        second = RealServer(tmp_path, command="producer")
+        try:
+            second.start()
+            with Client(second.ports["producer"]) as producer, Client(first.ports["consumer"]) as consumer:
+                assert producer.send("t", b"through the writer").code == 0
+                answer = consumer.pull("g", maxLingerTime=20_000)
+                assert [message.value for message in answer.messages] == [b"through the writer"]
+        finally:
+            second.end()
+
+
+@pytest.mark.slow
+def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
+    """--processes: each part is started again, on the same port; messages flow on."""
+    with running(tmp_path, processes=True) as server:
+        prepared(server)
+        pids = server.part_pids()
+        assert set(pids) == {"producer", "consumer"}
+        with Client(server.ports["producer"]) as client:
+            assert client.send("t", b"before").code == 0
+        for part in ("consumer", "producer"):
+            os.kill(pids[part], signal.SIGKILL)
+            until(lambda part=part: server.part_pids().get(part) not in (None, pids[part]), f"{part} is back")
+        until(lambda: sends(server), "a send")
+        found: set[bytes] = set()
+        until(lambda: takes(server, found), "both messages")
+        last = server.part_pids()
+        server.terminate()
+        assert server.wait() == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in last.values()), "none is left behind"
+
+
+def sends(server: RealServer) -> bool:
+    try:
+        with Client(server.ports["producer"]) as client:
+            return bool(client.send("t", b"after").code == 0)
+    except Exception:
+        return False
+
+
+def takes(server: RealServer, found: set[bytes]) -> bool:
+    try:
+        with Client(server.ports["consumer"]) as client:
+            return take(client, found) >= {b"before", b"after"}
+    except Exception:
+        return False
