@@ -1,7 +1,7 @@
 """The file log: the bundled engine. One process writes a directory, others join it over a socket.
 
     log.py        FileLog, the backend port; opened.py ties its parts together
-    commit/       the way of a write       queries.py, reader.py, waits.py   the way of a read
+    commit/       the way of a write       read/   the way of a read
     start/        recovery, checkpoints    state.py, segments.py, consume_queue.py   what there is
     core/         bytes and decisions, pure       index/, retention.py, sessions/   beside the log
     storage.py    every file operation

@@ -13,18 +13,18 @@ from typing import Any
 
 import gevent
 
-from backend.capabilities import Capabilities, Durability
 from backend.completion import Completion
+from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.retention import Gate, Hold
 from backend.file_log.dead_letters import DeadLetterHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.ownership import Ownership
-from backend.file_log.packing import PackedFrame
+from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
-from backend.file_log.state import TopicState
-from backend.file_log.waits import Waits
+from backend.file_log.state import TopicState, capabilities, check_topic
+from backend.file_log.watchers import Watchers
 from backend.port import Backend, Health, Membership, MembershipListener, Wait
 from backend.records import (
     AppendResult,
@@ -39,19 +39,15 @@ from backend.records import (
 )
 from ddmq_common.clock import Clock
 from ddmq_common.errors import (
-    CallerError,
     DdmqError,
     DrainingError,
     NoSuchTopicError,
     TryLaterError,
-    UnsupportedError,
 )
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import is_internal, topic_fault
+from ddmq_common.names import is_internal
 
 log = logging.getLogger(__name__)
-QUEUES_MAX = 65_536
-DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))
 GRANT_S = 10.0  # how long raising an epoch may wait for the disk
 
 
@@ -62,7 +58,7 @@ class FileLog(Backend):
         """`opened` is a recovered directory; its index, checkpoints and retention begin to run here."""
         self._clock = clock
         self._options = options
-        self.capabilities = _capabilities(options)
+        self.capabilities = capabilities(options)
         self._state = opened.state
         self._opened = opened
         self._hub: Any = gevent.get_hub()
@@ -81,7 +77,7 @@ class FileLog(Backend):
             options.topics_max,
         )
         self._holders: list[Callable[[], Iterable[Hold]]] = [DeadLetterHolds(self, clock)]
-        self._watchers: list[Callable[[str], None]] = []
+        self._watchers = Watchers(self._later)
         self._drains: list[tuple[float, Completion[None]]] = []
         self._draining = self._closed = self._ticking = False
         self._tick_timer: Any = self._hub.loop.timer(options.sweep_ms / 1000, options.sweep_ms / 1000)
@@ -127,7 +123,7 @@ class FileLog(Backend):
 
     def _topic_changed(self, name: str, gone: TopicState | None) -> None:
         """A topic was made or changed, or (`gone`: its last state) deleted."""
-        self._changed(f"topic/{name}")
+        self._watchers.changed(f"topic/{name}")
         self._ownership.topic_changed(name)
         if gone is not None:
             error = NoSuchTopicError(f"topic {name} was deleted")
@@ -142,20 +138,7 @@ class FileLog(Backend):
         return {key: value for key, value in self._state.settings.items() if key.startswith(prefix)}
 
     def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        def tell(key: str) -> None:
-            if tell in self._watchers:
-                listener(key)
-
-        def stop() -> None:
-            if tell in self._watchers:
-                self._watchers.remove(tell)
-
-        self._watchers.append(tell)
-        return stop
-
-    def _changed(self, key: str) -> None:
-        for tell in self._watchers:
-            self._later(tell, key)
+        return self._watchers.watch(listener)
 
     # --- writing
 
@@ -181,7 +164,7 @@ class FileLog(Backend):
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         request = CommitRequest(
-            batch, deadline, completion, self._state, self._changed, self._options.settings_max
+            batch, deadline, completion, self._state, self._watchers.changed, self._options.settings_max
         )
         error = self._refusal()
         if error is not None:
@@ -406,30 +389,3 @@ class FileLog(Backend):
         if self._writer.idle and not len(self._waits) and not self._drains and not self._closed:
             self._tick_timer.stop()
             self._ticking = False
-
-
-def check_topic(info: TopicInfo) -> None:
-    """Raises CallerError or UnsupportedError when no topic can be like `info`."""
-    fault = topic_fault(info.name)
-    if fault is not None:
-        raise CallerError(fault)
-    if not 1 <= info.queues <= QUEUES_MAX:
-        raise CallerError(f"topic {info.name} with {info.queues} queues; allowed: 1 to {QUEUES_MAX}")
-    if info.durability not in DURABILITIES:
-        raise UnsupportedError(f"topic {info.name}: the file log cannot store {info.durability.name.lower()}")
-
-
-def _capabilities(options: FileLogOptions) -> Capabilities:
-    return Capabilities(
-        engine="file_log",
-        atomic=True,
-        idempotent=False,
-        find_by_key=True,
-        topic_order=True,
-        durability=DURABILITIES,
-        body_bytes_max=options.body_bytes_max,
-        properties_bytes_max=options.properties_bytes_max,
-        forbidden_bytes=b"",
-        empty_body=True,
-        queues_can_grow=True,
-    )

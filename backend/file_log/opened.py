@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from backend.file_log.commit.committer import WritePlace
+from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
 from backend.file_log.consume_queue import QueueFiles
@@ -20,9 +21,8 @@ from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.options import FileLogOptions
-from backend.file_log.packing import PackedFrame
 from backend.file_log.pool import nothing, off_hub
-from backend.file_log.queries import Queries
+from backend.file_log.read.queries import Queries
 from backend.file_log.retention import Retention
 from backend.file_log.segments import SegmentSet
 from backend.file_log.start.checkpointer import Checkpointer

@@ -13,11 +13,16 @@ from typing import Any
 
 import msgspec
 
-from backend.capabilities import Durability
+from backend.capabilities import Capabilities, Durability
+from backend.file_log.options import FileLogOptions
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
 from backend.records import ProgressDelta, QueueRef, TopicInfo
-from ddmq_common.errors import DamagedError, FencedError
+from ddmq_common.errors import CallerError, DamagedError, FencedError, UnsupportedError
+from ddmq_common.names import topic_fault
+
+QUEUES_MAX = 65_536
+DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))
 
 
 class QueueState:
@@ -161,4 +166,32 @@ def decode_topic(name: str, incarnation: int, data: bytes) -> TopicInfo:
         delay=row.delay,
         body_bytes_max=row.body_bytes_max,
         source=row.source,
+    )
+
+
+def check_topic(info: TopicInfo) -> None:
+    """Raises CallerError or UnsupportedError when no topic can be like `info`."""
+    fault = topic_fault(info.name)
+    if fault is not None:
+        raise CallerError(fault)
+    if not 1 <= info.queues <= QUEUES_MAX:
+        raise CallerError(f"topic {info.name} with {info.queues} queues; allowed: 1 to {QUEUES_MAX}")
+    if info.durability not in DURABILITIES:
+        raise UnsupportedError(f"topic {info.name}: the file log cannot store {info.durability.name.lower()}")
+
+
+def capabilities(options: FileLogOptions) -> Capabilities:
+    """What the engine can do under these bounds."""
+    return Capabilities(
+        engine="file_log",
+        atomic=True,
+        idempotent=False,
+        find_by_key=True,
+        topic_order=True,
+        durability=DURABILITIES,
+        body_bytes_max=options.body_bytes_max,
+        properties_bytes_max=options.properties_bytes_max,
+        forbidden_bytes=b"",
+        empty_body=True,
+        queues_can_grow=True,
     )

@@ -12,8 +12,8 @@ from typing import Any
 
 from backend.capabilities import Durability
 from backend.completion import Completion
+from backend.file_log.commit.packing import FramePacker, Results, refused
 from backend.file_log.core.record import FLAG_DELETED, Kind
-from backend.file_log.packing import FramePacker, Results, refused
 from backend.file_log.state import LogState, TopicState, encode_topic
 from backend.progress.codec import encode_delta
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo

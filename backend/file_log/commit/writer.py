@@ -20,9 +20,9 @@ from typing import Any
 import gevent
 
 from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
+from backend.file_log.commit.packing import FramePacker, PackedFrame
 from backend.file_log.commit.requests import LATE, UNKNOWN, Request
 from backend.file_log.options import FileLogOptions
-from backend.file_log.packing import FramePacker, PackedFrame
 from backend.file_log.segments import Segment
 from backend.file_log.state import LogState, QueueState
 from backend.records import AppendStatus

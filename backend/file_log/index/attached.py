@@ -16,13 +16,13 @@ from typing import Any
 
 import gevent
 
+from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core import names
 from backend.file_log.core.record import Record
 from backend.file_log.index.damage import Damage
 from backend.file_log.index.keeper import IndexKeeper
 from backend.file_log.index.log_index import LogIndex, Span
 from backend.file_log.index.log_rows import Found, is_id, is_key, rows_of, verified
-from backend.file_log.packing import PackedFrame
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage
 

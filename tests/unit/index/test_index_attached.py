@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core.frame import Frame, pack_frame
 from backend.file_log.core.record import Kind, pack_record
 from backend.file_log.index import log_rows
 from backend.file_log.index.attached import AttachedIndex
-from backend.file_log.packing import PackedFrame
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage
 

@@ -20,7 +20,7 @@ from backend.completion import Completion
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, entry_is_sound
 from backend.file_log.options import FileLogOptions
-from backend.file_log.reader import FileBatch, LogReader
+from backend.file_log.read.reader import FileBatch, LogReader
 from backend.file_log.segments import SegmentSet
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.member.reading import Reads, RemoteReads

@@ -18,7 +18,7 @@ from backend.file_log.core.scan import walk
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.pool import off_hub
-from backend.file_log.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
+from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
 from backend.file_log.state import LogState, QueueState
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord

@@ -1,0 +1,1 @@
+"""The way of a read: entries to records, waiters, lookups."""
