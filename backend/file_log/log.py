@@ -65,7 +65,7 @@ class FileLog(Backend):
         self._later = self._hub.loop.run_callback
         self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
         self._queries = opened.make_queries(options, self._writer)
-        self._checkpoints = opened.make_checkpointer(self._writer)
+        self._checkpoints = opened.make_checkpointer(self._writer, metrics)
         self._retention = opened.make_retention(options, clock, metrics, self.holds)
         self._waits = Waits(options.waits_max, self._writer.guarded)
         self._ownership = Ownership(

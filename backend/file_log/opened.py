@@ -31,6 +31,7 @@ from backend.file_log.state import QueueState
 from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
+from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Opened:
             raise StorageError(f"the log in {folder} cannot be opened: {error}") from error
         self.state = self.recovered.state
         self.tails = Tails(self.files, options)
-        self._report()
+        self._report(metrics)
 
     @property
     def note(self) -> str:
@@ -71,8 +72,9 @@ class Opened:
         pieces = self.damage.pieces
         return f"{pieces} damaged pieces were found since the start; see damaged/" if pieces else ""
 
-    def _report(self) -> None:
+    def _report(self, metrics: Registry) -> None:
         found = self.recovered
+        metrics.cell(catalogue.LOG_TORN).value += found.torn_bytes
         log.info(
             "log open: %d segments, ends at %d, read from %d, %d bytes of torn tail cut, %d damaged pieces,"
             " %d consume queues rebuilt",
@@ -111,7 +113,7 @@ class Opened:
             options.warm_blocks_max,
         )
 
-    def make_checkpointer(self, writer: Writer) -> Checkpointer:
+    def make_checkpointer(self, writer: Writer, metrics: Registry) -> Checkpointer:
         """The checkpointer; the log from where it was read at the start stays until two are written."""
         return Checkpointer(
             self.storage,
@@ -122,6 +124,7 @@ class Opened:
             self.tails,
             self.index,
             self.recovered.checkpoint,
+            metrics,
         )
 
     def make_retention(

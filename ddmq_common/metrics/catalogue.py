@@ -84,6 +84,16 @@ LOG_COMMITS = _metric("ddmq_log_commits_total", "counter", (), "Group commits wr
 LOG_RECORDS = _metric("ddmq_log_records_total", "counter", (), "Records written to the commit log.")
 LOG_SYNC = _metric("ddmq_log_sync_us", "histogram", (), "Write and fdatasync of one group commit, µs.")
 LOG_DAMAGED = _metric("ddmq_log_damaged_total", "counter", ("file",), "Damaged pieces found, never served.")
+LOG_TORN = _metric(
+    "ddmq_log_torn_bytes_total", "counter", (), "Bytes of torn tail cut at the start, never acknowledged."
+)
+LOG_RESCUES = _metric(
+    "ddmq_log_rescues_total", "counter", ("outcome",), "Failed writes or syncs: moved on, or stayed refused."
+)
+LOG_LATE = _metric(
+    "ddmq_log_late_total", "counter", ("outcome",), "Requests past their deadline: not_stored or unknown."
+)
+LOG_CHECKPOINTS = _metric("ddmq_log_checkpoints_total", "counter", ("outcome",), "Checkpoints, by outcome.")
 LOG_SEGMENTS_DELETED = _metric(
     "ddmq_log_segments_deleted_total", "counter", ("reason",), "Segments that retention deleted."
 )

@@ -115,6 +115,8 @@ class Writer:
         self._sync_timer: Any = self._loop.timer(options.written_sync_ms / 1000)
         self._retry_timer: Any = self._loop.timer(options.recover_retry_ms / 1000)
         self._rescue: RescueJob | None = None
+        self._rescues = [metrics.cell(catalogue.LOG_RESCUES, outcome) for outcome in ("refused", "moved")]
+        self._late = [metrics.cell(catalogue.LOG_LATE, outcome) for outcome in ("not_stored", "unknown")]
         self._commits = metrics.cell(catalogue.LOG_COMMITS)
         self._records = metrics.cell(catalogue.LOG_RECORDS)
         self._sync_us = metrics.histogram(catalogue.LOG_SYNC)
@@ -212,6 +214,7 @@ class Writer:
         self._committer.hand_over(job)
 
     def _settle(self, late: list[Request], done: list[Request]) -> None:
+        self._late[0].value += len(late)
         for request in late:
             self.guarded(request.refuse, TryLaterError(LATE), AppendStatus.NOT_STORED)
         for request in done:
@@ -311,6 +314,7 @@ class Writer:
         self._hand_over(self._rescue)
 
     def _rescue_done(self, job: RescueJob) -> None:
+        self._rescues[job.error is None].value += 1
         if job.error is not None:
             log.error("the log stays refused: a new segment could not be written: %s", job.error)
             self._refuse_all(job.frame)
@@ -350,6 +354,7 @@ class Writer:
         waiting = [*self._pending, *flying]
         self.deadline = min((one.deadline for one in waiting if one.deadline > now), default=NEVER)
         self._settle(late, [])
+        self._late[1].value += len(unknown)
         for request in unknown:
             self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
 

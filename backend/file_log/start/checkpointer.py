@@ -18,6 +18,8 @@ from backend.file_log.pool import off_hub
 from backend.file_log.segments import SegmentSet
 from backend.file_log.start.checkpoint import Encoder, save_checkpoint
 from backend.file_log.storage import Storage
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +37,10 @@ class Checkpointer:
         tails: Tails,
         index: AttachedIndex,
         position: int,
+        metrics: Registry,
     ) -> None:
         self.floor = self.position = position
-        self.failures = 0
+        self._counts = [metrics.cell(catalogue.LOG_CHECKPOINTS, outcome) for outcome in ("failed", "saved")]
         self._storage = storage
         self._directory = directory
         self._writer = writer
@@ -78,10 +81,10 @@ class Checkpointer:
 
     def _saved(self, position: int, error: Exception | None) -> None:
         self._saving = False
+        self._counts[error is None].value += 1
         if error is None:
             self.floor, self.position = self.position, position
         else:
-            self.failures += 1
             log.error("the checkpoint at log position %d failed: %s", position, error)
         self._finish()
 
