@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from ddmq.address import ADDRESS, ADMIN, Address
+from ddmq.cli.output import reason
 
 TIMEOUT_S = 15.0
 
@@ -63,9 +64,11 @@ class AdminClient:
             connection.request(method, target, payload, {"Content-Type": "application/json"})
             response = connection.getresponse()
             return response.status, response.read()
-        except (OSError, http.client.HTTPException) as error:
+        except http.client.HTTPException as error:
+            raise self._not_ours(reason(error)) from error
+        except OSError as error:
             raise click.ClickException(
-                f"no server answers at {self.address} ({error or type(error).__name__}); "
+                f"no server answers at {self.address} ({reason(error)}); "
                 "start one with `ddmq serve --data-dir DIR`, or name another with --admin HOST:PORT"
             ) from error
         finally:
@@ -75,6 +78,9 @@ class AdminClient:
         try:
             return msgspec.json.decode(payload)
         except msgspec.DecodeError as error:
-            raise click.ClickException(
-                f"{self.address} is not a ddmq admin port (status {status}, {payload[:40]!r})"
-            ) from error
+            raise self._not_ours(f"status {status}, {payload[:40]!r}") from error
+
+    def _not_ours(self, why: str) -> click.ClickException:
+        return click.ClickException(
+            f"{self.address} is not a ddmq admin port ({why}); the `ready` line of `ddmq serve` names it"
+        )

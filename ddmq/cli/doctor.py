@@ -21,7 +21,8 @@ from typing import NamedTuple
 import click
 
 from ddmq.address import Address
-from ddmq.cli.output import json_option, print_json, print_table
+from ddmq.cli.admin_client import AdminClient
+from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq_common.errors import ConfigError
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
@@ -42,12 +43,19 @@ class Finding(NamedTuple):
 
 @click.command()
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), default=Path("data"), show_default=True, help="The log's."
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Where the log lives, or shall live.",
 )
 @click.option("--config", "config_dir", type=click.Path(path_type=Path), help="The configuration folder.")
 @json_option
 def doctor(data_dir: Path, config_dir: Path | None, as_json: bool) -> None:
-    """Check machine, directory, ports and configuration."""
+    """Check machine, directory, ports and configuration.
+
+    Changes nothing. Exit code 1 when a check failed; the last column says what to do.
+    """
     findings = list(examine(data_dir, config_dir))
     if as_json:
         print_json([finding._asdict() for finding in findings])
@@ -119,7 +127,7 @@ def sync_speed(target: Path) -> Finding:
     try:
         milliseconds = statistics.median(_sync_times(target))
     except OSError as error:
-        return Finding("fdatasync", FAILED, str(error), "choose another --data-dir")
+        return Finding("fdatasync", FAILED, f"{target}: {reason(error)}", "choose another --data-dir")
     found = f"{milliseconds:.2f} ms median"
     if milliseconds > SLOW_SYNC_MS:
         return Finding(
@@ -154,18 +162,29 @@ def configuration(config_dir: Path | None) -> Iterator[Finding]:
 
 
 def port(part: str, address: Address) -> Finding:
-    """Whether the part could listen there."""
+    """Whether the part could listen there, or a server of ours does."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
     try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((address.host, address.port))
     except OSError as error:
-        remedy = f"a server may be running; else choose another with --{part} HOST:PORT"
-        return Finding(f"{part} port", WARNING, f"{address}: {error.strerror or error}", remedy)
+        if part == "admin" and (said := _running(address)):
+            return Finding(f"{part} port", OK, f"{address}: a ddmq server runs there, {said}")
+        remedy = f"a running server's own, or choose another with --{part} HOST:PORT"
+        return Finding(f"{part} port", WARNING, f"{address}: {reason(error)}", remedy)
     finally:
         probe.close()
     return Finding(f"{part} port", OK, f"{address} is free")
+
+
+def _running(address: Address) -> str:
+    """Whether the server there is ready; empty when it is none of ours."""
+    try:
+        health = AdminClient(address, timeout_s=2.0).get("health")
+        return "ready" if health["ready"] else f"not ready: {health['reason']}"
+    except (click.ClickException, KeyError, TypeError):
+        return ""
 
 
 def _existing(path: Path) -> Path:

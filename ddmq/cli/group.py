@@ -9,7 +9,7 @@ import click
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.message import parse_moment
-from ddmq.cli.output import hint, json_option, print_facts, print_json, print_table
+from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table
 
 COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "dead_letters", "ack_span", "waiters")
 QUEUE_COLUMNS = ("queue", "qid", "committed", "next", "lag", "in_flight", "retrying", "ack_span", "held")
@@ -73,9 +73,12 @@ def create(
 ) -> None:
     """Create a group, or add subscriptions to one; what exists stays as it is."""
     if start not in ("first", "last"):
-        start = str(parse_moment(start))
+        start = str(parse_moment(start, "--start", "first, last, "))
     given = {key: value for key, value in settings.items() if value is not None}
-    made = AdminClient(admin).post("groups", name, body={"topics": list(topics), "start": start} | given)
+    client = AdminClient(admin)
+    made = client.post("groups", name, body={"topics": list(topics), "start": start} | given)
+    for missing in sorted(set(topics) - {row["topic"] for row in client.get("topics")}):
+        hint(f"note: topic {missing!r} does not exist yet; the group consumes it once it does")
     print_json(made) if as_json else click.echo(f"{name} consumes {', '.join(topics)}, from {start}")
 
 
@@ -86,6 +89,6 @@ def create(
 def delete(name: str, yes: bool, admin: Address) -> None:
     """Delete a group; its messages stay, its progress is forgotten."""
     if not yes:
-        click.confirm(f"Delete group {name} and forget where it stands?", abort=True)
+        confirm(f"Delete group {name} and forget where it stands?")
     AdminClient(admin).delete("groups", name)
     click.echo(f"deleted {name}")

@@ -9,21 +9,21 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import json_option, print_facts, print_json, print_table
+from ddmq.cli.output import json_option, print_facts, print_json, print_table, show_row_body
 
 
 @click.command()
-@click.argument("topic")
-@click.option("--id", "message_id", help="The 32 hex digits that send printed.")
+@click.argument("topic", required=False)
+@click.option("--id", "message_id", help="The 32 hex digits that send printed; TOPIC may be left out.")
 @click.option("--key", help="Message key; newest first.")
-@click.option("--queue", type=click.IntRange(0), help="With --offset.")
-@click.option("--offset", type=click.IntRange(0), help="First offset, with --queue.")
+@click.option("--queue", type=click.IntRange(0), help="Queue number; goes with --offset.")
+@click.option("--offset", type=click.IntRange(0), help="First offset; goes with --queue.")
 @click.option("--time", "moment", help="From this moment on: 2026-11-21T12:00 (local) or epoch milliseconds.")
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 1000), help="At most.")
 @admin_option
 @json_option
 def message(
-    topic: str,
+    topic: str | None,
     message_id: str | None,
     key: str | None,
     queue: int | None,
@@ -33,34 +33,59 @@ def message(
     admin: Address,
     as_json: bool,
 ) -> None:
-    """Messages of TOPIC by id, key, offset or time; without any of these, the newest."""
+    """Messages of TOPIC by id, key, offset or time; without any of these, the newest.
+
+    Nothing is taken from anyone. Exit code 1 when there is no such message.
+    """
     if (queue is None) != (offset is None):
         raise click.UsageError("--queue and --offset go together")
     query = {"id": message_id, "key": key, "queue": queue, "offset": offset}
     if moment is not None:
-        query["time_ms"] = parse_moment(moment)
+        query["time_ms"] = parse_moment(moment, "--time")
     if sum(value is not None for name, value in query.items() if name != "queue") > 1:
         raise click.UsageError("choose one of --id, --key, --offset, --time")
-    rows = AdminClient(admin).get("topics", topic, "messages", count=count, **query)
+    client = AdminClient(admin)
+    if topic is not None:
+        rows = client.get("topics", topic, "messages", count=count, **query)
+    elif message_id is not None:
+        rows = client.get("messages", message_id)
+    else:
+        raise click.UsageError("TOPIC is missing; only --id finds a message without it")
     if as_json:
         print_json(rows)
-    elif not rows:
-        raise click.ClickException("no such message")
-    elif len(rows) == 1:
+    if not rows:
+        raise click.ClickException(_nothing(topic, message_id, key, queue, offset, moment))
+    if as_json:
+        return
+    if len(rows) == 1:
         print_facts(_readable(rows[0]))
     else:
         _print_rows(rows)
 
 
-def parse_moment(text: str) -> int:
-    """Epoch milliseconds from digits or ISO text in local time."""
+def _nothing(
+    topic: str | None, message_id: str | None, key: str | None, queue: int | None, offset: int | None,
+    moment: str | None,
+) -> str:  # fmt: skip
+    where = f"topic {topic!r}" if topic is not None else "any topic"
+    if message_id is not None:
+        return f"no message with id {message_id} in {where}; it may be older than what is kept"
+    if key is not None:
+        return f"no message with key {key!r} in {where}"
+    if offset is not None:
+        return f"no message at or after offset {offset} in queue {queue} of {where}"
+    return f"no message in {where}" + ("" if moment is None else f" from {moment} on")
+
+
+def parse_moment(text: str, option: str, others: str = "") -> int:
+    """Epoch milliseconds from digits or ISO text in local time. `others` goes before what is allowed."""
     if text.isdecimal():
         return int(text)
     try:
         return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError as error:
         raise click.UsageError(
-            f"{text!r} is neither epoch milliseconds nor ISO time like 2026-11-21T12:00:00"
+            f"{option} {text!r}: allowed: {others}epoch milliseconds, or a time like 2026-11-21T12:00"
         ) from error
 
 
@@ -74,14 +99,15 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
     facts["born"] = show_moment(facts.pop("born_ms"))
     facts["stored"] = show_moment(facts.pop("stored_ms"))
     facts["properties"] = ", ".join(f"{name}={value}" for name, value in row["properties"].items())
-    facts["body"] = facts.pop("body", None) or facts.pop("body_base64", "")
+    facts.pop("body_base64", None)
+    facts["body"] = show_row_body(row)
     return facts
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     cells = (
         [row["queue"], str(row["offset"]), row["id"], row["key"], row["tags"], show_moment(row["stored_ms"]),
-         row["body_bytes"], (row.get("body") or row.get("body_base64", ""))[:60]]
+         row["body_bytes"], show_row_body(row)[:60]]
         for row in rows
     )  # fmt: skip
     print_table("", ["queue", "offset", "id", "key", "tags", "stored", "bytes", "body"], cells)

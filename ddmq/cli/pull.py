@@ -1,8 +1,14 @@
-"""`ddmq pull` takes messages as a group and acknowledges them; `ddmq tail` only watches."""
+"""`ddmq pull` takes messages as a group and acknowledges them; `ddmq tail` only watches.
+
+Queues are shown by number, as `ddmq send` and `ddmq message` show them; `qid` is the name that the wire has.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +17,11 @@ import click
 from ddmq.address import ADDRESS, CONSUMER, Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.message import show_moment
-from ddmq.cli.output import hint, json_option, print_json
+from ddmq.cli.output import body_fields, hint, json_option, print_json, show_body, show_row_body
 from ddmq_client import ClientError, Consumer, Message
 
 GROUP_DEFAULT = "ddmq-cli"
+PATIENCE_MS = 2_000  # how long an empty pull waits before that means "no more"
 TAIL_PAUSE_S = 0.2
 
 
@@ -25,7 +32,9 @@ TAIL_PAUSE_S = 0.2
 @click.option("--follow", is_flag=True, help="Keep waiting for more, until interrupted.")
 @click.option("--no-ack", is_flag=True, help="Look only: they come again after the ack timeout.")
 @click.option(
-    "--save-to", type=click.Path(path_type=Path, file_okay=False), help="Write each body to a file."
+    "--save-to",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write each body to a file DIRECTORY/TOPIC-QUEUE-OFFSET.",
 )
 @click.option("--consumer", type=ADDRESS, default=str(CONSUMER), show_default=True, envvar="DDMQ_CONSUMER",
               help="Consumer proxy (or DDMQ_CONSUMER).")  # fmt: skip
@@ -44,29 +53,68 @@ def pull(
 ) -> None:
     """Take messages of TOPIC and acknowledge them, until there are no more.
 
-    The group is created with start first, when it does not exist.
+    A group that does not exist is created and starts at the first message. Exit code 0 when there were none;
+    1 when the consumer proxy cannot be reached or, without --follow, when there is no such topic.
     """
-    made = AdminClient(admin).post("groups", group, body={"topics": [topic], "start": "first"})
-    if not as_json and made.get("created"):
-        hint(f"created group {group} on {topic}, starting at its first message")
+    _subscribe(AdminClient(admin), topic, group, follow, as_json)
     try:
-        with Consumer(str(consumer), group, [topic], auto_ack=False, max_batch=100) as client:
-            taken = _take(client, count, follow, no_ack, save_to, as_json)
+        with (
+            _quiet_client(),
+            Consumer(str(consumer), group, [topic], auto_ack=False, max_batch=100) as client,
+        ):
+            taken = _take(client, str(consumer), count, follow, no_ack, save_to, as_json)
     except ClientError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
-        hint(f"{taken} message{'s' if taken != 1 else ''}" + ("" if no_ack else ", acknowledged"))
+        hint(_summary(taken, group, no_ack))
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """What the client library warns of in its log is said by this command."""
+    log = logging.getLogger("ddmq_client")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _summary(taken: int, group: str, no_ack: bool) -> str:
+    if not taken:
+        return f"no messages for group {group}"
+    return f"{taken:,} message{'s' if taken != 1 else ''}, " + (
+        "not acknowledged" if no_ack else "acknowledged"
+    )
+
+
+def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_json: bool) -> None:
+    """Raises ClickException for a topic that does not exist, unless somebody waits for it."""
+    if not follow:
+        client.get("topics", topic)
+    made = client.post("groups", group, body={"topics": [topic], "start": "first"})
+    if not as_json and made.get("created"):
+        hint(f"created group {group} on {topic}, starting at its first message")
 
 
 def _take(
-    client: Consumer, count: int | None, follow: bool, no_ack: bool, save_to: Path | None, as_json: bool
+    client: Consumer,
+    proxy: str,
+    count: int | None,
+    follow: bool,
+    no_ack: bool,
+    save_to: Path | None,
+    as_json: bool,
 ) -> int:
-    taken = 0
+    taken = lost = 0
     while count is None or taken < count:
         wanted = min(100, count - taken) if count is not None else 100
-        messages = client.pull(wanted, timeout_ms=2_000)
-        if not messages and not follow:
-            break
+        messages = client.pull(wanted, timeout_ms=PATIENCE_MS)
+        if not messages:
+            lost = _judge(client, proxy, lost, follow)
+            if not follow:
+                break
         for message in messages:
             taken += 1
             _show(message, as_json)
@@ -77,21 +125,36 @@ def _take(
     return taken
 
 
+def _judge(client: Consumer, proxy: str, seen: int, follow: bool) -> int:
+    """An empty pull: nothing there, or nobody there? Returns the failures seen by now."""
+    errors = client.counts().pull_errors
+    if errors > seen:
+        text = f"no consumer proxy answers at {proxy}"
+        if not follow:
+            raise click.ClickException(
+                f"{text}; start one with `ddmq serve`, or name another with --consumer HOST:PORT"
+            )
+        if not seen:
+            hint(f"{text}; trying again")
+    return errors
+
+
 def _show(message: Message, as_json: bool) -> None:
     if as_json:
         print_json(_row(message))
         return
-    click.secho(f"{message.queue}/{message.offset}", fg="cyan", nl=False)
+    click.secho(f"{_number(message.queue)}/{message.offset}", fg="cyan", nl=False)
     for name, value in (("key", message.key), ("tags", message.tags), ("attempt", message.attempt)):
         if value and value != 1:
             click.echo(f" {name}={value}", nl=False)
-    click.echo("  " + _text(message.body))
+    click.echo("  " + show_body(message.body))
 
 
 def _row(message: Message) -> dict[str, Any]:
     return {
         "topic": message.topic,
-        "queue": message.queue,
+        "queue": _number(message.queue),
+        "qid": message.queue,
         "offset": message.offset,
         "id": message.message_id,
         "key": message.key,
@@ -99,24 +162,29 @@ def _row(message: Message) -> dict[str, Any]:
         "properties": dict(message.properties),
         "attempt": message.attempt,
         "stored_ms": message.stored_ms,
-        "body": _text(message.body),
-    }
+        "body_bytes": len(message.body),
+    } | body_fields(message.body)
 
 
-def _text(body: bytes, shown: int = 2000) -> str:
-    text = body[:shown].decode("utf-8", "backslashreplace")
-    return text if len(body) <= shown else f"{text}… ({len(body):,} bytes)"
+def _number(qid: str) -> int | str:
+    """`R_default_a_3` → 3; a name of another form as it is."""
+    number = qid.rpartition("_")[2]
+    return int(number) if number.isdecimal() else qid
 
 
 def _save(message: Message, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{message.topic}-{message.queue}-{message.offset}").write_bytes(message.body)
+    (folder / f"{message.topic}-{_number(message.queue)}-{message.offset}").write_bytes(message.body)
 
 
 @click.command()
 @click.argument("topic")
 @click.option(
-    "--count", default=10, show_default=True, type=click.IntRange(0, 1000), help="Start with the last N."
+    "--count",
+    default=10,
+    show_default=True,
+    type=click.IntRange(0, 1000),
+    help="Start with the last N of each queue.",
 )
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Keep watching.")
 @admin_option
@@ -150,4 +218,4 @@ def _show_row(row: dict[str, Any]) -> None:
     for name in ("key", "tags"):
         if row[name]:
             click.echo(f" {name}={row[name]}", nl=False)
-    click.echo("  " + str(row.get("body") or row.get("body_base64", ""))[:2000])
+    click.echo("  " + show_row_body(row))

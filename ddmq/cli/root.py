@@ -1,12 +1,14 @@
 """`ddmq …`: the command tree. Commands are imported when they are used, so that help is instant.
 
-Exit codes: 0 done; 1 it could not be done (the reason in one line on standard error); 2 the command
-line is wrong; 130 interrupted.
+Exit codes: 0 done, also when the reader of a pipe has enough; 1 it could not be done (the reason in one
+line on standard error); 2 the command line is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 
 import click
@@ -44,6 +46,20 @@ class Tree(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(0) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
@@ -71,6 +87,4 @@ def run(arguments: Sequence[str]) -> int:
     except DdmqError as error:
         click.echo(f"Error: {error}", err=True)
         return 1
-    except BrokenPipeError:
-        return 0
     return ended if isinstance(ended, int) else 0

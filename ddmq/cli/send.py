@@ -21,7 +21,7 @@ from rich.progress import (
 
 from ddmq.address import ADDRESS, PRODUCER, Address
 from ddmq.cli.output import json_option, print_json
-from ddmq_client import ClientError, OutgoingMessage, Producer, SendResult
+from ddmq_client import ClientError, OutgoingMessage, Producer, SendResult, UnknownOutcomeError
 
 WINDOW = 500  # messages a request when many are sent
 
@@ -32,17 +32,25 @@ WINDOW = 500  # messages a request when many are sent
 @click.option("--file", "files", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Send this file as one message; may be repeated.")  # fmt: skip
 @click.option("--lines", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
-              help="One message a line of this file; - is standard input.")  # fmt: skip
+              help="One message a line of this file, empty lines left out; - is standard input.")  # fmt: skip
 @click.option("--stdin", is_flag=True, help="Send all of standard input as one message.")
 @click.option("--key", help="Message key.")
 @click.option("--tags", help="Message tag.")
-@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option(
+    "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property; may be repeated."
+)
 @click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
 @click.option("--queue", type=click.IntRange(0), help="Queue number, modulo the topic's queues.")
 @click.option(
     "--repeat", default=1, show_default=True, type=click.IntRange(1), help="Send everything N times."
 )
-@click.option("--timeout-ms", default=10_000, show_default=True, type=click.IntRange(1), help="Each request.")
+@click.option(
+    "--timeout-ms",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How long each request may take.",
+)
 @click.option("--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
               help="Producer proxy (or DDMQ_PRODUCER).")  # fmt: skip
 @json_option
@@ -64,7 +72,8 @@ def send(
 ) -> None:
     """Send BODIES (one message each), files, or lines to TOPIC; answered when they are durable.
 
-    Exit code 1 when any message was not stored; each of those is named with the reason.
+    A topic that does not exist is created. Exit code 1 when any message was not stored; the first 20 of those
+    are named by their place in what was sent, with the reason.
     """
     named = dict(_property(text) for text in properties)
     payloads = _payloads(bodies, files, lines, stdin, repeat)
@@ -83,14 +92,14 @@ def send(
 
 
 class Report:
-    """What became of all messages, bounded: counts, and the first results and failures."""
+    """What became of all messages, bounded: counts, and the first 20 results and the first 20 failures."""
 
     SHOWN = 20
 
     def __init__(self) -> None:
         self.stored = self.failed = self.body_bytes = 0
         self.results: list[SendResult] = []
-        self.failures: list[str] = []
+        self.failures: list[tuple[int, SendResult]] = []  # with their places, from 1
         self.began = time.monotonic()
 
     def add(self, result: SendResult, body_bytes: int) -> None:
@@ -100,15 +109,16 @@ class Report:
         else:
             self.failed += 1
             if len(self.failures) < self.SHOWN:
-                self.failures.append(str(result.error))
+                self.failures.append((self.stored + self.failed, result))
         if len(self.results) < self.SHOWN:
             self.results.append(result)
 
     def as_json(self) -> dict[str, object]:
+        shown = dict(enumerate(self.results, 1)) | dict(self.failures)
         results = [
-            {"code": one.code, "id": one.message_id, "queue": one.queue_id, "offset": one.offset,
-             "error": None if one.error is None else str(one.error)}
-            for one in self.results
+            {"message": place, "code": one.code, "id": one.message_id, "queue": one.queue_id,
+             "offset": one.offset, "error": None if one.error is None else str(one.error)}
+            for place, one in sorted(shown.items())
         ]  # fmt: skip
         return {
             "stored": self.stored,
@@ -120,11 +130,18 @@ class Report:
 
     def tell(self) -> None:
         """For people."""
-        for text in self.failures:
-            click.echo(f"not stored: {text}", err=True)
+        total = self.stored + self.failed
+        for place, result in self.failures:
+            what = "outcome unknown" if isinstance(result.error, UnknownOutcomeError) else "not stored"
+            which = f" (message {place:,} of {total:,})" if total > 1 else ""
+            click.echo(f"{what}{which}: {result.error}", err=True)
         if self.failed > len(self.failures):
-            click.echo(f"… and {self.failed - len(self.failures)} more", err=True)
-        if self.stored == 1 and not self.failed:
+            click.echo(f"… and {self.failed - len(self.failures):,} more that were not stored", err=True)
+        if total and not self.stored and all(one.error and one.code < 0 for one in self.results):
+            click.echo("`ddmq serve` starts a server; --producer HOST:PORT names another", err=True)
+        if not total:
+            click.echo("nothing to send: the input has no lines", err=True)
+        elif self.stored == 1 and not self.failed:
             one = self.results[0]
             click.echo(f"stored: queue {one.queue_id}, offset {one.offset}, id {one.message_id}")
         elif self.stored:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
+from ddmq.cli.output import reason
 
 _common = [
     click.option(
@@ -39,8 +40,11 @@ def _options(command: Any) -> Any:
 def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
     """Run producer proxy, consumer proxy, log and admin API.
 
-    Prints one line starting with `ready` once all three answer. SIGTERM drains; a second one stops
-    at once. Flags override the files of --config.
+    Prints one line starting with `ready` once all three answer. SIGTERM (or Ctrl-C) drains; a second one
+    stops at once. SIGHUP reads topics.yaml and groups.yaml again. Flags override the files of --config.
+
+    Several servers may run over one directory, with other ports: one writes, the others write through it and
+    one of them takes over when it dies.
     """
     if processes:
         from ddmq.server.processes import run_processes
@@ -84,5 +88,8 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
 
 
 def _said(error: OSError, process: Any) -> str:
-    wanted = ", ".join(f"{part} {process.config.serve.address(part)}" for part in process.parts)
-    return f"cannot start: {error} (ports wanted: {wanted}; data-dir {process.config.serve.data_dir})"
+    folder = process.config.serve.data_dir
+    where = f" at {error.filename}" if error.filename and str(error.filename) != str(folder) else ""
+    return (
+        f"cannot start over --data-dir {folder}: {reason(error)}{where}; choose a folder that can be written"
+    )

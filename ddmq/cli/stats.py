@@ -1,8 +1,12 @@
-"""`ddmq stats`: rates, lag and what is in flight; with --watch a live view."""
+"""`ddmq stats`: rates, lag and what is in flight; with --watch a live view that fits the terminal.
+
+Rates need two moments, so they are shown by --watch only. `--json` gives the counters themselves.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -13,74 +17,137 @@ from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import json_option, print_json, table
 
-GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "dead_letters", "ack_span", "waiters")
+GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "dead_letters")
+FRAME_LINES = 20  # lines of a view beside the rows of topics and groups
+ROWS_MIN = 4  # of both together
+LATENCIES = {
+    "ddmq_send_latency_us": "send, request to answer",
+    "ddmq_log_sync_us": "group commit, write and fsync",
+}
+
+Stats = dict[str, Any]
 
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Keep showing, with rates, until interrupted.")
-@click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds.")
+@click.option(
+    "--interval", default=1.0, show_default=True, type=click.FloatRange(0.1, 60),
+    help="Seconds between two looks of --watch.",
+)  # fmt: skip
 @admin_option
 @json_option
 def stats(watch: bool, interval: float, admin: Address, as_json: bool) -> None:
-    """Topics with their rates, groups with their lag, latencies."""
+    """Topics, groups with their lag, latencies since the start; rates with --watch."""
     client = AdminClient(admin)
+    now = client.get("stats")
     if as_json:
-        while True:
-            print_json(client.get("stats"))
-            if not watch:
-                return
-            time.sleep(interval)
-    before, now = None, client.get("stats")
-    if not watch:
-        Console().print(view(before, now))
+        _stream(client, now, interval if watch else None)
         return
-    with Live(view(before, now), auto_refresh=False) as live:
+    console = Console()
+    if not watch:
+        console.print(view(None, now))
+        return
+    with Live(view(None, now, console.height), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
             before, now = now, client.get("stats")
-            live.update(view(before, now), refresh=True)
+            live.update(view(before, now, console.height), refresh=True)
 
 
-def view(before: dict[str, Any] | None, now: dict[str, Any]) -> Group:
-    """The tables of one moment; rates need the moment before."""
-    parts: list[Any] = [_health_line(now), _topics(before, now)]
-    if now.get("groups"):
-        parts.append(_groups(now))
+def _stream(client: AdminClient, now: Stats, interval: float | None) -> None:
+    print_json(now)
+    while interval is not None:
+        time.sleep(interval)
+        print_json(client.get("stats"))
+
+
+def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
+    """The tables of one moment, cut to `height` lines; rates need the moment before."""
+    topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
+    for_topics, for_groups = _shares(len(topics), len(groups), height)
+    parts: list[Any] = [_health_line(now)]
+    parts += _cut("topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics)
+    if groups:
+        parts += _cut("groups", _group_columns(before), _group_rows(before, now, groups), for_groups)
     parts.append(_latencies(now))
     return Group(*parts)
 
 
-def _health_line(now: dict[str, Any]) -> str:
+def _shares(topics: int, groups: int, height: int | None) -> tuple[int, int]:
+    """How many rows of each fit: half the room each, and what one leaves over for the other."""
+    if height is None:
+        return topics, groups
+    room = max(ROWS_MIN, height - FRAME_LINES)
+    for_topics = min(topics, max(room // 2, room - groups))
+    return for_topics, room - for_topics
+
+
+def _cut(title: str, columns: Sequence[str], rows: list[list[Any]], room: int) -> list[Any]:
+    """A table with the first rows, and how many were left out."""
+    shown = [table(title, columns, rows[:room])]
+    return [*shown, f"… and {len(rows) - room:,} more"] if len(rows) > room else shown
+
+
+def _health_line(now: Stats) -> str:
     health = now["health"]
-    return f"{'ready' if health['ready'] else 'NOT READY'}  {health['reason']}"
+    return "server: ready" if health["ready"] else f"server: NOT READY: {health['reason']}"
 
 
-def _topics(before: dict[str, Any] | None, now: dict[str, Any]) -> Any:
-    seconds = (now["at_ms"] - before["at_ms"]) / 1000 if before else 0
-    stored = {row["topic"]: row["stored"] for row in before["topics"]} if before else {}
+def _topic_columns(before: Stats | None) -> list[str]:
+    return ["topic", "queues", "messages", *(["stored/s"] if before else [])]
+
+
+def _topic_rows(before: Stats | None, now: Stats, topics: list[Stats]) -> list[list[Any]]:
+    """With rates the busiest come first."""
+    rows: list[list[Any]] = [[row["topic"], row["queues"], row["messages"]] for row in topics]
+    if before is None:
+        return rows
+    stored = {row["topic"]: row["stored"] for row in before["topics"]}
+    for cells, row in zip(rows, topics, strict=True):
+        cells.append((row["stored"] - stored.get(row["topic"], 0)) / _seconds(before, now))
+    return sorted(rows, key=lambda cells: -float(cells[-1]))
+
+
+def _group_columns(before: Stats | None) -> list[str]:
+    return [*GROUP_COLUMNS, *(["acked/s"] if before else [])]
+
+
+def _group_rows(before: Stats | None, now: Stats, groups: list[Stats]) -> list[list[Any]]:
+    rows = [[row.get(name) for name in GROUP_COLUMNS] for row in groups]
+    if before is None:
+        return rows
+    earlier, later = _acked(before), _acked(now)
+    for cells in rows:
+        at = (str(cells[0]), str(cells[1]))
+        cells.append((later.get(at, 0.0) - earlier.get(at, 0.0)) / _seconds(before, now))
+    return sorted(rows, key=lambda cells: (-float(cells[-1] or 0), -int(cells[2] or 0)))
+
+
+def _acked(moment: Stats) -> dict[tuple[str, str], float]:
+    cells = moment["counters"].get("ddmq_acked_total", [])
+    return {(cell["group"], cell["topic"]): float(cell["value"]) for cell in cells}
+
+
+def _seconds(before: Stats, now: Stats) -> float:
+    return max(float(now["at_ms"] - before["at_ms"]) / 1000, 0.001)
+
+
+def _latencies(now: Stats) -> Any:
     rows = [
         [
-            row["topic"],
-            row["queues"],
-            row["messages"],
-            (row["stored"] - stored.get(row["topic"], 0)) / seconds if seconds > 0 else None,
+            _latency_name(name, cell),
+            int(cell["count"]),
+            cell["p50"] / 1000,
+            cell["p99"] / 1000,
+            cell["max"] / 1000,
         ]
-        for row in now["topics"]
-    ]
-    return table("topics", ["topic", "queues", "messages", "stored/s"], rows)
-
-
-def _groups(now: dict[str, Any]) -> Any:
-    return table(
-        "groups", GROUP_COLUMNS, ([row.get(name) for name in GROUP_COLUMNS] for row in now["groups"])
-    )
-
-
-def _latencies(now: dict[str, Any]) -> Any:
-    rows = [
-        [name, int(cell["count"]), cell["p50"] / 1000, cell["p99"] / 1000, cell["max"] / 1000]
         for name, cells in now["counters"].items()
         for cell in cells
         if "p99" in cell
     ]
-    return table("latencies", ["what", "count", "p50 ms", "p99 ms", "max ms"], rows)
+    return table("latencies since the start", ["what", "count", "p50 ms", "p99 ms", "max ms"], rows)
+
+
+def _latency_name(name: str, cell: Stats) -> str:
+    labels = [str(value) for key, value in cell.items() if key not in ("count", "mean", "p50", "p99", "max")]
+    return " ".join([LATENCIES.get(name, name.removeprefix("ddmq_").removesuffix("_us")), *labels])

@@ -8,7 +8,7 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import hint, json_option, print_facts, print_json, print_table
+from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table
 
 _settings = [
     click.option("--queues", type=click.IntRange(1, 1024), help="How many queues; they can only be added."),
@@ -17,7 +17,11 @@ _settings = [
         type=click.Choice(["sync", "written"]),
         help="sync: answered after fsync (default); written: after the write, fsync every 500 ms.",
     ),
-    click.option("--delay", type=click.Choice(["both", "none", "only"]), help="Which sends it takes."),
+    click.option(
+        "--delay",
+        type=click.Choice(["both", "none", "only"]),
+        help="Which sends it takes: both kinds, none that are delayed, only delayed ones.",
+    ),
     click.option("--body-bytes-max", type=click.IntRange(1), help="Largest body, in bytes."),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
     click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),
@@ -88,9 +92,9 @@ def update(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
     given = _given(changes)
     if not given:
         raise click.UsageError("nothing to change: name at least one option (see --help)")
-    if "queues" in given:
-        hint("note: more queues move the keys of ordered consumers to other queues")
     made = AdminClient(admin).post("topics", name, body={"create": False} | given)
+    if "queues" in given:
+        hint("note: with more queues, shard keys go to other queues than before")
     print_json(made) if as_json else click.echo(f"updated {name}")
 
 
@@ -101,7 +105,7 @@ def update(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
 def delete(name: str, yes: bool, admin: Address) -> None:
     """Delete a topic and its messages; one created later under that name is a new one."""
     if not yes:
-        click.confirm(f"Delete topic {name} and every message in it?", abort=True)
+        confirm(f"Delete topic {name} and every message in it?")
     AdminClient(admin).delete("topics", name)
     click.echo(f"deleted {name}")
 

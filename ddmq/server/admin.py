@@ -7,6 +7,7 @@
 | GET /topics?internal=0 · /topics/NAME | rows · one topic with its queues |
 | POST /topics/NAME {create, queues, …} · DELETE /topics/NAME | the topic · {} |
 | GET /topics/NAME/messages?id=·key=·queue=&offset=·time_ms=·count= | messages; newest without a choice |
+| GET /messages/ID | the message with that id, in whatever topic |
 | GET /groups · /groups/NAME · POST /groups/NAME {topics, start} · DELETE | the consumer groups |
 | GET /stats | everything `ddmq stats` shows |
 """
@@ -56,6 +57,7 @@ class AdminApi:
             ("POST", "/topics/{topic}"): self._post_topic,
             ("DELETE", "/topics/{topic}"): self._delete_topic,
             ("GET", "/topics/{topic}/messages"): self._messages,
+            ("GET", "/messages/{id}"): self._message,
             ("GET", "/groups"): lambda _: groups.rows(self._consumer_here()),
             ("GET", "/groups/{group}"): lambda r: groups.detail(self._consumer_here(), r.path["group"]),
             ("POST", "/groups/{group}"): self._post_group,
@@ -93,6 +95,10 @@ class AdminApi:
             found = queries.find_by_time(self._backend, topic, _number(query, "time_ms", 0), count)
         else:
             found = queries.newest(self._backend, topic, count)[-count:]
+        return [queries.message_row(record) for record in found]
+
+    def _message(self, request: Request) -> Any:
+        found = queries.find_by_id(self._backend, None, request.path["id"])
         return [queries.message_row(record) for record in found]
 
     def _consumer_here(self) -> ConsumerService:

@@ -99,6 +99,7 @@ FILES: dict[str, tuple[str, type[Any]]] = {
 }
 DECLARED = ("topics", "groups")  # what exists by configuration, not settings of a part
 DURABILITY = {"sync": Durability.DURABLE, "written": Durability.WRITTEN}
+DURABILITY_WORDS = {durability: word for word, durability in DURABILITY.items()}
 
 
 def load_folder(folder: Path | None) -> Configuration:
@@ -106,7 +107,9 @@ def load_folder(folder: Path | None) -> Configuration:
     if folder is None:
         return Configuration()
     if not folder.is_dir():
-        raise ConfigError(f"--config {folder}: is not a folder; it holds ddmq.yaml, topics.yaml, …")
+        raise ConfigError(
+            f"--config {folder} is not a folder; give one with any of ddmq.yaml, topics.yaml, …"
+        )
     parts: dict[str, Any] = {}
     for part, (name, kind) in FILES.items():
         if (folder / name).exists():

@@ -92,7 +92,8 @@ class Router:
                 return handler(Request(variables, _query(environ), _body(environ)))
         if known_path:
             raise _HttpError(405, f"{method} is not for /{'/'.join(parts)}")
-        raise _HttpError(404, f"no such path: /{'/'.join(parts)}")
+        known = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))
+        raise _HttpError(404, f"no such path: /{'/'.join(parts)}; there are {known}")
 
 
 class _HttpError(Exception):
@@ -108,8 +109,8 @@ def _raw_path(environ: Mapping[str, Any]) -> str:
 
 
 def quote_free(path: str) -> str:
-    """PATH_INFO is unquoted already; keep its percent signs as they are."""
-    return path.replace("%", "%25")
+    """PATH_INFO is unquoted already, its bytes as Latin-1: make UTF-8 of them, keep percent signs."""
+    return path.encode("latin-1", "replace").decode("utf-8", "replace").replace("%", "%25")
 
 
 def _match(pattern: list[str], parts: list[str]) -> dict[str, str] | None:

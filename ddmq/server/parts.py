@@ -7,7 +7,9 @@ unlock; a second SIGTERM stops at once, which loses nothing that was acknowledge
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import random
 import resource
 import sys
@@ -16,16 +18,16 @@ from typing import Any
 
 import gevent
 from gevent.event import Event
-from gevent.pywsgi import WSGIServer
+from gevent.pywsgi import WSGIHandler, WSGIServer
 
 from backend.file_log import open_shared
 from backend.port import Backend, Health
-from ddmq.address import Address
+from ddmq.address import LOOPBACK, Address
 from ddmq.server import topics
 from ddmq.server.admin import AdminApi
 from ddmq.server.config import FILES, Configuration, changed, load_folder, shown
 from ddmq_common.clock import Clock, SystemClock
-from ddmq_common.errors import DdmqError
+from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
 from proxy_consumer.service import ConsumerService
@@ -57,7 +59,8 @@ class ServerProcess:
         """Blocks until every port answers. Raises DdmqError or OSError with the reason in one line."""
         raise_open_files()
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
-        log.info("starting", extra={"parts": ",".join(self.parts)} | {"set": changed(self.config)})
+        where = {"data_dir": self.config.serve.data_dir, "config": self.config.folder or "defaults"}
+        log.info("starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed(self.config)})
         log.debug("configuration", extra={"config": shown(self.config)})
         self.backend = open_shared(
             self.config.serve.data_dir, self.config.log, clock=self.clock, metrics=self.metrics
@@ -101,7 +104,10 @@ class ServerProcess:
         server = RpcServer(
             proxy.service(), address.host, address.port, self.config.rpc, self.metrics, self.clock
         )
-        server.start()
+        try:
+            server.start()
+        except ConfigError as error:
+            raise cannot_listen(part, address, error.__cause__ or error) from error
         self._rpc.append(server)
         self.addresses[part] = Address(*server.address[:2])
 
@@ -109,9 +115,16 @@ class ServerProcess:
         api = AdminApi(backend, self.consumer, self.metrics, self.clock, self.health)
         address = self.config.serve.address("admin")
         self._admin = WSGIServer(
-            tuple(address), api.router, log=None, error_log=logging.getLogger("ddmq.admin")
+            tuple(address),
+            api.router,
+            log=None,
+            error_log=logging.getLogger("ddmq.admin"),
+            handler_class=AdminConnection,
         )
-        self._admin.start()
+        try:
+            self._admin.start()
+        except OSError as error:
+            raise cannot_listen("admin", address, error) from error
         self.addresses["admin"] = Address(address.host, self._admin.server_port)
 
     def health(self) -> Health:
@@ -177,6 +190,27 @@ class ServerProcess:
         if self.backend is not None:
             self.backend.close()
         log.info("stopped")
+
+
+class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
+    """One connection to the admin port; what is not HTTP is one short line in the log."""
+
+    def log_error(self, msg: str, *args: Any) -> None:
+        said = (msg % args if args else msg)[:100]
+        log.warning(
+            "admin request refused", extra={"peer": Address(*self.client_address[:2]), "said": repr(said)}
+        )
+
+
+def cannot_listen(part: str, address: Address, error: BaseException) -> ConfigError:
+    """Why a port could not be opened, and what to do about it."""
+    number = error.errno if isinstance(error, OSError) else None
+    why = os.strerror(number) if number and number > 0 else str(error)
+    help_text = "a server may be running there (`ddmq stats` asks it); " if number == errno.EADDRINUSE else ""
+    return ConfigError(
+        f"cannot listen on {address} for --{part}: {why}; {help_text}choose a free port of an own address, "
+        f"for example --{part} {LOOPBACK}:0 for any"
+    )
 
 
 def raise_open_files() -> None:

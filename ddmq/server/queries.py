@@ -13,8 +13,9 @@ from typing import Any
 
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, StoredRecord, TopicInfo
+from ddmq.server.config import DURABILITY_WORDS
 from ddmq_common import delivery, names
-from ddmq_common.errors import NoSuchTopicError
+from ddmq_common.errors import CallerError, NoSuchTopicError
 
 WAIT_S = 10.0
 FIND_MAX = 1_000
@@ -39,7 +40,7 @@ def topic_row(info: TopicInfo) -> dict[str, Any]:
     return {
         "topic": info.name,
         "queues": info.queues,
-        "durability": info.durability.name.lower(),
+        "durability": DURABILITY_WORDS[info.durability],
         "readable": info.readable,
         "writable": info.writable,
         "delay": info.delay,
@@ -122,16 +123,22 @@ def read(backend: Backend, queue: QueueRef, offset: int, count: int) -> list[Sto
     return found
 
 
-def find_by_id(backend: Backend, topic: str, message_id: str) -> list[StoredRecord]:
-    """By the 32 hex digits of a message id."""
+def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[StoredRecord]:
+    """By the 32 hex digits of a message id; without a topic in all, those of the system last."""
     try:
         raw = bytes.fromhex(message_id)
     except ValueError:
         raw = b""
     if len(raw) != 16:
-        raise NoSuchTopicError(f"{message_id!r} is not a message id (32 hex digits)")
-    known_topic(backend, topic)
-    return backend.find(topic, message_id=raw).wait(WAIT_S)
+        raise CallerError(f"{message_id!r} is not a message id (32 hex digits)")
+    if topic is not None:
+        known_topic(backend, topic)
+        return backend.find(topic, message_id=raw).wait(WAIT_S)
+    for name in sorted(backend.topics(), key=lambda name: (names.is_internal(name), name)):
+        found = backend.find(name, message_id=raw).wait(WAIT_S)
+        if found:
+            return found
+    return []
 
 
 def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[StoredRecord]:

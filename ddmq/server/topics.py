@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.port import Backend
 from backend.records import TopicInfo
-from ddmq.server.config import DURABILITY, TopicEntry
+from ddmq.server.config import DURABILITY, DURABILITY_WORDS, TopicEntry
 from ddmq.server.queries import WAIT_S, known_topic
 from ddmq_common import names
 from ddmq_common.clock import Clock
@@ -94,10 +94,9 @@ def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
 
 
 def _as_settings(info: TopicInfo) -> dict[str, Any]:
-    by_class = {durability: word for word, durability in DURABILITY.items()}
     return {
         "queues": info.queues,
-        "durability": by_class[info.durability],
+        "durability": DURABILITY_WORDS[info.durability],
         "readable": info.readable,
         "writable": info.writable,
         "delay": info.delay,

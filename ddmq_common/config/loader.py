@@ -193,7 +193,11 @@ def _range(low: Any, high: Any) -> str:
 
 
 def _shown(raw: Any) -> str:
-    return "a mapping" if isinstance(raw, _Located) else repr(raw)
+    if isinstance(raw, _Located):
+        return "a mapping"
+    return (
+        "a list" if isinstance(raw, list) and any(isinstance(each, _Located) for each in raw) else repr(raw)
+    )
 
 
 def resolved(config: Any) -> dict[str, Any]:

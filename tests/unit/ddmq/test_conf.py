@@ -62,5 +62,5 @@ def test_errors_name_file_key_value_and_what_is_allowed(
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none: is not a folder"):
+    with pytest.raises(ConfigError, match=r"none is not a folder"):
         load_folder(tmp_path / "none")
