@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from backend.completion import Completion
 from backend.records import AppendResult, CommitBatch, ProgressDelta
-from ddmq_common.errors import FencedError
+from ddmq_common.errors import FencedError, RemoteError
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.runtime import Runtime
 
@@ -99,6 +99,11 @@ class ProgressCommit(Completion[list[AppendResult]]):
             part.subscription.refence(part.state, checked)
 
     def _again(self) -> None:
+        if any(part.state.label.lost for part in self._parts):
+            for part in self._parts:
+                part.subscription.owe()
+            self._finish(RemoteError("a queue was lost while its results were on their way; send them again"))
+            return
         parts: list[Part] = []
         for part in self._parts:
             if part.subscription.holds(part.state):

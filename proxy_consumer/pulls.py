@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddmq_client.idl.codes import Code
-from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, DrainingError
+from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
@@ -72,7 +72,11 @@ class Pulls:
         topic = request.topic.decode("utf-8", "replace") if request.topic else None
         pull = Pull(self, call, topic, request.maxBatchSize or (1 << 31), request.clientId is not None)
         if request.result is not None:
-            parts = self._results.apply(request.result)
+            try:
+                parts = self._results.apply(request.result)
+            except TryLaterError as error:
+                self._throw(call, code_of(error), f"the results are not stored: {error}")
+                return
             if parts:
                 ProgressCommit(self._runtime, parts, lambda error: self._stored(pull, error)).start()
                 return

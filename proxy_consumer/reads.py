@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """One queue of ours as clients name it; `key` is (topic, qid) in bytes."""
+    """One queue of ours as clients name it; `key` is (topic, qid) in bytes.
 
-    __slots__ = ("key", "place", "state", "subscription")
+    `lost`: it was taken from us without a word; what clients still hold of it may yet be acknowledged.
+    """
+
+    __slots__ = ("key", "lost", "place", "state", "subscription")
 
     def __init__(self, place: Place, subscription: Subscription, state: QueueState) -> None:
         self.place = place
         self.subscription = subscription
         self.state = state
+        self.lost = False
         self.key = (place.context.topic.encode(), place.context.qid.encode())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddmq_common.errors import TryLaterError
 from proxy_consumer.commits import Part, collect
 from proxy_consumer.groups import Group
 from proxy_consumer.reads import Held
@@ -27,7 +28,13 @@ class Results:
         self._too_many = runtime.ignored("", "over the bound of one call")
 
     def apply(self, result: Any) -> list[Part]:
-        """Take in a whole linked list; what has to be committed before the answer."""
+        """Take in a whole linked list; what has to be committed before the answer.
+
+        Raises TryLaterError, and changes nothing, when a queue was lost a moment ago: until it is known
+        who has it, its results can be neither stored nor ignored.
+        """
+        if self._runtime.lost:
+            self._refuse_lost(result)
         config = self._runtime.config
         offsets_left, elements_left = config.offsets_per_call_max, config.results_per_call_max
         now = self._runtime.now()
@@ -46,6 +53,17 @@ class Results:
                     touched[id(held)] = held
             result = result.nextResult
         return self._collect(touched)
+
+    def _refuse_lost(self, result: Any) -> None:
+        lost, now = self._runtime.lost, self._runtime.now()
+        for key in [key for key, until in lost.items() if until <= now]:
+            del lost[key]
+        while result is not None:
+            context = result.context
+            if context is not None and (context.groupId, context.topic, context.qid) in lost:
+                qid = context.qid.decode("utf-8", "replace")
+                raise TryLaterError(f"queue {qid} is between two owners; send the results again")
+            result = result.nextResult
 
     def _held(self, context: Any, given: int) -> Held | None:
         """The queue that a context names, if it is ours."""

@@ -39,6 +39,7 @@ class Runtime:
         self.lease_ids: Iterator[int] = count((random.getrandbits(LEASE_ID_BITS) << 16) + 1)
         self.held: Counter = Count()  # bytes read and not delivered, all subscriptions
         self.open_commits = 0
+        self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → see Results.apply
         self.give_up: Callable[[Waiter], None] = lambda _: None  # answer a waiting pull empty
 
     def now(self) -> float:

@@ -18,6 +18,7 @@ from backend.port import Backend
 from backend.records import AppendResult
 from ddmq_client.idl import consumer
 from ddmq_common.clock import Clock
+from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers, stats
@@ -100,7 +101,11 @@ class ConsumerService:
 
     def submit(self, call: Call) -> None:
         """Results alone; true once they are durable, also for those that are ignored."""
-        parts = self._results.apply(call.args.result)
+        try:
+            parts = self._results.apply(call.args.result)
+        except TryLaterError as error:
+            answers.throw(call, code_of(error), f"the results are not stored: {error}")
+            return
         if not parts:
             call.reply_encoded(answers.SUBMITTED[call.wire])
             return

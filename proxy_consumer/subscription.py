@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 RETRY_S = 0.5  # pause after the backend refused or failed a call
 NEXT_OFFSET_AGE_S = 0.1
+LOST_S = 3.0  # a queue that was lost is mostly ours again by then: a writer is replaced in 3 s
 
 
 class Subscription:
@@ -58,6 +59,7 @@ class Subscription:
         self._waits: dict[QueueRef, DataWait] = {}
         self._stalled: list[QueueState] = []  # to be tried again after an error
         self._unloaded: set[QueueRef] = set()
+        self._handed_out: dict[QueueRef, tuple[int, int]] = {}  # of lost queues: generation, delivered until
         self._next_offsets: dict[QueueRef, int] = {}
         self._next_offsets_at = 0.0
         self._epoch = 0
@@ -143,9 +145,23 @@ class Subscription:
             release(None)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """Someone else has them already."""
+        """They are not ours: the writer died, or our session, or someone else has them already.
+
+        In the first two cases they mostly come back. Clients know nothing of this, so what they hold can
+        still be acknowledged then; results that come in between are refused, and sent again.
+        """
         for queue in queues:
+            state = self.buffer.queues.get(queue)
             self._drop(queue)
+            if state is not None:
+                self._remember_lost(state)
+
+    def _remember_lost(self, state: QueueState) -> None:
+        held: Held = state.label
+        held.lost = True
+        until = max(state.jobs.handed_out, state.feed.next_offset())
+        self._handed_out[state.queue] = (state.jobs.generation, until)
+        self.runtime.lost[self.group.name.encode(), *held.key] = self.runtime.now() + LOST_S
 
     def _drop(self, queue: QueueRef) -> None:
         self._unloaded.discard(queue)
@@ -197,8 +213,12 @@ class Subscription:
         state = self.buffer.assign(queue, view, bounds)
         state.jobs.epoch = max(self._epoch, view.epoch)
         self._next_offsets[queue] = bounds.next
-        state.label = Held(Place(self.group.name, self.topic, self.runtime.qid(queue)), self, state)
-        self.group.remember(state.label)
+        held = state.label = Held(Place(self.group.name, self.topic, self.runtime.qid(queue)), self, state)
+        generation, until = self._handed_out.pop(queue, (view.generation, 0))
+        if generation == view.generation:
+            state.jobs.handed_out = until
+        self.runtime.lost.pop((self.group.name.encode(), *held.key), None)
+        self.group.remember(held)
 
     def refence(self, state: QueueState, then: Callable[[], None]) -> None:
         """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""

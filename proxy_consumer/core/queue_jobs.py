@@ -7,7 +7,8 @@ commit is still under way has it written again before it is answered.
 
 Who may finish what (behaviour of acknowledgements):
 * with a lease id: only what is leased under exactly that id;
-* without: an ack finishes what is leased or waits for redelivery, a fail counts only while leased;
+* without: an ack finishes what is leased or waits for redelivery, and what was handed out before the
+  queue was lost and came back; a fail counts only while leased;
 * everything else changes nothing and is counted, as late (a lease id that is not current) or unknown.
 """
 
@@ -36,8 +37,8 @@ class QueueJobs:
 
     __slots__ = (
         "_budget", "_finished", "_in_commit", "_marks", "_open_end", "_open_start", "_tally", "_waiting",
-        "ack_map", "burials", "epoch", "generation", "jobs", "leases", "policy", "queue", "ready",
-        "recorded", "retrying",
+        "ack_map", "burials", "epoch", "generation", "handed_out", "jobs", "leases", "policy", "queue",
+        "ready", "recorded", "retrying",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +53,7 @@ class QueueJobs:
         self.queue = queue
         self.epoch = view.epoch
         self.generation = view.generation
+        self.handed_out = 0  # offsets below it were delivered under an earlier epoch of ours
         self.policy = policy
         self.ack_map = AckMap(start)
         self.ack_map.finish(view.finished)
@@ -144,6 +146,8 @@ class QueueJobs:
             done += self._complete(piece)
         if lease_id is None and self.retrying and done < end - start:
             done += self._finish_retrying(start, end)
+        if lease_id is None and start < self.handed_out and done < end - start:
+            done += self._finish_handed_out(start, min(end, self.handed_out))
         if done < end - start and start < self._open_end and end > self._open_start:
             self._owe_again(max(start, self._open_start), min(end, self._open_end))
         return done
@@ -168,6 +172,18 @@ class QueueJobs:
                 self._finish(offset, offset + 1)
                 done += 1
         return done
+
+    def _finish_handed_out(self, start: int, end: int) -> int:
+        """What a client got under an earlier epoch of ours and nobody has got since."""
+        finished, jobs = self.ack_map.is_finished, self.jobs
+        open_offsets = [
+            offset
+            for offset in range(start, end)
+            if not finished(offset) and not (offset in jobs and jobs[offset].state is JobState.BURYING)
+        ]
+        for first, after in ranges_of(open_offsets):
+            self._finish(first, after)
+        return len(open_offsets)
 
     def _owe_again(self, start: int, end: int) -> None:
         """Someone repeats an acknowledgement that an open commit holds: it is not durable yet."""

@@ -1,0 +1,123 @@
+"""The writer dies and the proxy takes its queues anew: clients know nothing of it, and lose nothing by it."""
+
+from __future__ import annotations
+
+import pytest
+from consumer_rig import FIRST, Rig, result
+
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.subscription import Subscription
+
+
+@pytest.fixture
+def held(rig: Rig) -> Rig:
+    """Offsets 0 to 9, of which a client holds 0 to 4."""
+    rig.topic()
+    rig.subscribe()
+    rig.send(10)
+    assert rig.pull(count=5).offsets == [0, 1, 2, 3, 4]
+    return rig
+
+
+def subscription(rig: Rig) -> Subscription:
+    return rig.service._directory.groups[b"G"].subscriptions[b"T"]
+
+
+def lose(rig: Rig) -> None:
+    """The session is over: its queues are lost, and joined anew with the next pull."""
+    subscription(rig).lost(list(subscription(rig).buffer.queues))
+    subscription(rig).leave()
+
+
+def come_back(rig: Rig) -> None:
+    subscription(rig).use(rig.clock.monotonic())
+    rig.settle(lambda: bool(subscription(rig).buffer.queues))
+
+
+def test_what_clients_hold_can_still_be_acknowledged(held: Rig) -> None:
+    lose(held)
+    come_back(held)
+    assert held.submit(result([1, 3])).result is True
+    assert held.progress().finished == ((1, 2), (3, 4))
+    assert held.pull(count=10).offsets == [0, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_also_what_was_read_already_and_not_delivered_again(held: Rig) -> None:
+    lose(held)
+    come_back(held)
+    assert held.pull(count=1).offsets == [0]
+    held.submit(result([0, 1, 2, 4]))
+    assert held.progress().committed == 3
+    assert held.pull(count=10).offsets == [3, 5, 6, 7, 8, 9]
+
+
+def test_what_was_never_handed_out_stays(held: Rig) -> None:
+    lose(held)
+    come_back(held)
+    held.submit(result([5, 6, 9]))
+    assert held.progress().committed in (0, None)
+    assert held.counted("ddmq_results_ignored_total", reason="unknown offset") == 3
+    assert held.pull(count=10).offsets == list(range(10))
+
+
+def test_a_failure_of_what_is_not_leased_any_more_is_late(held: Rig) -> None:
+    lose(held)
+    come_back(held)
+    held.submit(result(fail=[0]))
+    assert held.pull(count=10).offsets == list(range(10))
+
+
+def test_results_between_the_two_are_refused_and_sent_again(held: Rig) -> None:
+    lose(held)
+    refused = held.submit(result([0, 1]))
+    assert refused.outcome.error.code == 10
+    assert b"send the results again" in refused.outcome.error.message
+    assert held.ask(result=result([0, 1])).outcome.error.code == 10
+    come_back(held)
+    assert held.submit(result([0, 1])).result is True
+    assert held.progress().committed == 2
+
+
+def test_a_queue_that_does_not_come_back_is_unknown_after_a_while(held: Rig) -> None:
+    lose(held)
+    held.clock.advance(6)
+    assert held.submit(result([0, 1])).result is True
+    assert held.counted("ddmq_results_ignored_total", reason="unknown queue") == 2
+
+
+def test_lost_twice(held: Rig) -> None:
+    for _ in range(2):
+        lose(held)
+        come_back(held)
+    assert held.pull(count=2).offsets == [0, 1]
+    lose(held)
+    come_back(held)
+    held.submit(result([0, 4]))
+    assert held.progress().finished == ((4, 5),)
+    assert held.progress().committed == 1
+
+
+def test_other_groups_are_not_concerned(held: Rig) -> None:
+    held.subscribe("H")
+    held.pull(b"H", count=3)
+    lose(held)
+    assert held.submit(result([0, 1, 2], group="H")).result is True
+    assert held.progress("H").committed == 3
+
+
+def test_dead_letters_on_their_way_are_not_acknowledged() -> None:
+    quick = SubscriptionDefaults(start="first", retry_intervals_ms=())
+    rig = Rig(ConsumerConfig(defaults=FIRST))
+    rig.topic()
+    rig.subscribe(config=quick)
+    rig.send(2)
+    rig.pull(count=2)
+    rig.submit(result(fail=[0]))
+    lose(rig)
+    come_back(rig)
+    rig.submit(result([0, 1]))
+    for _ in range(30):
+        rig.advance(0.1)
+    assert rig.progress().committed == 2
+    assert rig.counted("ddmq_dead_letters_total") == 1
+    rig.close()
