@@ -16,6 +16,10 @@ import gevent
 
 from backend.file_log.segments import Segment, SegmentSet
 
+AHEAD_BYTES = 256 << 10  # zeros written behind a small frame
+AHEAD_FRAME_BYTES_MAX = 64 << 10  # a larger frame pays for its own extents
+_ZEROS = bytes(AHEAD_BYTES)
+
 
 class NotStartedError(Exception):
     """The disk refused before anything was written; the cause is `__cause__`."""
@@ -35,7 +39,11 @@ class Job:
 
 
 class WritePlace:
-    """Where the log is written. Used by the thread, and by whoever opens the log before it starts."""
+    """Where the log is written. Used by the thread, and by whoever opens the log before it starts.
+
+    Space is allocated far ahead, and behind small frames zeros are written a little ahead: a file system
+    makes a write durable twice as fast where it does not have to note that the place is in use now.
+    """
 
     def __init__(self, segments: SegmentSet, segment_bytes: int, allocate_bytes: int) -> None:
         self.segments = segments
@@ -43,6 +51,7 @@ class WritePlace:
         self._segment_bytes = segment_bytes
         self._allocate_bytes = allocate_bytes
         self._allocated = self.segment.end  # log position up to which there is space
+        self._zeroed = self.segment.end  # and up to which it has been written before
         self._unsynced = False
         self._rolling = -1  # a file of this name may be there: nothing may be written past it elsewhere
 
@@ -65,7 +74,10 @@ class WritePlace:
             raise NotStartedError(str(error)) from error
         file, at = self.segment.file, position - self.segment.start
         if sync and not self._unsynced:
+            if end > self._zeroed and len(data) <= AHEAD_FRAME_BYTES_MAX:
+                data += _ZEROS[: self._allocated - end]
             file.write_through(data, at)
+            self._zeroed = max(self._zeroed, position + len(data))
             return
         file.pwrite(data, at)
         self._unsynced = True
@@ -82,7 +94,7 @@ class WritePlace:
         segment = self.segments.create(position, max(self._segment_bytes, size))
         self._rolling = -1
         old, self.segment = self.segment, segment
-        self._allocated = position
+        self._allocated = self._zeroed = position
         old.file.truncate(position - old.start)
 
     def _allocate(self, position: int, end: int) -> None:
@@ -109,7 +121,8 @@ class WritePlace:
         self._rolling = -1
         if found.start < durable:
             found.file.truncate(durable - found.start)
-        self.segment, self._allocated, self._unsynced = segment, segment.end, False
+        self.segment, self._unsynced = segment, False
+        self._allocated = self._zeroed = segment.end
         return segment
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import gevent
 
 from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
+from backend.file_log.commit.gather import Gathering
 from backend.file_log.commit.packing import FramePacker, PackedFrame
 from backend.file_log.commit.requests import LATE, UNKNOWN, Request
 from backend.file_log.options import FileLogOptions
@@ -42,6 +43,7 @@ from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 NEVER = float("inf")
+ENOUGH_BYTES = 128 << 10  # waiting: a frame of it begins at once, more would not make it cheaper
 
 
 class CommitJob(Job):
@@ -108,9 +110,10 @@ class Writer:
         self._job: Job | None = None
         self._pending: deque[Request] = deque()
         self._pending_bytes = 0
-        self._scheduled = self._closed = self._sync_wanted = False
+        self._closed = self._sync_wanted = False
         self._at_rest: list[Callable[[], None]] = []
         self._loop: Any = gevent.get_hub().loop
+        self._gathering = Gathering(self._loop, self._turn)
         self._handle_error: Any = gevent.get_hub().handle_error
         self._sync_timer: Any = self._loop.timer(options.written_sync_ms / 1000)
         self._retry_timer: Any = self._loop.timer(options.recover_retry_ms / 1000)
@@ -134,9 +137,8 @@ class Writer:
         self._pending_bytes += request.size
         if request.deadline < self.deadline:
             self.deadline = request.deadline
-        if not self._scheduled and self._job is None:
-            self._scheduled = True
-            self._loop.run_callback(self._turn)
+        if self._job is None and (self._pending_bytes >= ENOUGH_BYTES or not self._gathering.active):
+            self._schedule()
 
     def _why_not(self, request: Request) -> DdmqError | None:
         options = self._options
@@ -165,14 +167,18 @@ class Writer:
         self._schedule()
 
     def _schedule(self) -> None:
-        if not self._scheduled and self._job is None and not self._closed:
-            self._scheduled = True
+        """Begin a job soon, unless one is under way: its end begins the next."""
+        if self._job is not None or self._closed:
+            return
+        if self._pending_bytes < ENOUGH_BYTES:
+            self._gathering.begin()
+        else:
+            self._gathering.stop()
             self._loop.run_callback(self._turn)
 
     # --- one turn after the other
 
     def _turn(self) -> None:
-        self._scheduled = False
         self._settle(*self._start_next())
 
     def _start_next(self) -> tuple[list[Request], list[Request]]:
@@ -268,11 +274,13 @@ class Writer:
         elif not self._sync_timer.active:
             self._sync_timer.start(self._want_sync)
         self.guarded(self._published, frame)
-        late, done = self._start_next()
+        late, done = self._start_next() if self._pending_bytes >= ENOUGH_BYTES else ([], [])
         for request in frame.requests:
             self.guarded(request.stored)
         self._settle(late, done)
         self.guarded(self._answered, frame)
+        if self._pending or self._at_rest or self._sync_wanted:
+            self._schedule()
 
     def _adopt_segment(self, frame: PackedFrame) -> None:
         segment = self._committer.place.segment
@@ -367,6 +375,7 @@ class Writer:
         if self._closed:
             return
         self._closed = True
+        self._gathering.close()
         for timer in (self._sync_timer, self._retry_timer):
             timer.stop()
             timer.close()
