@@ -151,7 +151,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         ("POST", "/groups/g", {"topics": ["quiet"], "ack_timeout_ms": -1}, 400),
         ("GET", "/topics/quiet/messages?offset=-1", None, 400),
         ("GET", "/topics/quiet/messages?count=x", None, 400),
-        ("GET", "/topics/quiet/messages?id=zz", None, 404),
+        ("GET", "/topics/quiet/messages?id=zz", None, 400),
         ("GET", "/topics/quiet/messages?queue=99&offset=0", None, 404),
     ],
 )
