@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,9 +21,10 @@ from rich.progress import (
 )
 
 from ddmq.address import ADDRESS, PRODUCER, Address
-from ddmq.cli.output import json_option, print_json
+from ddmq.cli.output import hint, json_option, print_json
 from ddmq_client import ClientError, OutgoingMessage, Producer, SendResult, UnknownOutcomeError
 
+PATIENCE_S = 1.0  # then people are told that the first request has no answer yet
 WINDOW = 500  # messages a request when many are sent
 
 
@@ -81,8 +83,12 @@ def send(
     known = None if lines is not None else (len(bodies) + len(files) + int(stdin)) * repeat
     if known == 0:
         raise click.UsageError("nothing to send: give a BODY, --file, --lines or --stdin")
+    waiting = threading.Timer(
+        PATIENCE_S, hint, [f"no answer from {producer} yet; trying for {timeout_ms:,} ms"]
+    )
+    waiting.daemon = True
     with _client(producer, timeout_ms) as client:
-        report = _send_all(client, messages, known, as_json)
+        report = _send_all(client, messages, known, as_json, waiting)
     if as_json:
         print_json(report.as_json())
     else:
@@ -150,8 +156,13 @@ class Report:
 
 
 def _send_all(
-    client: Producer, messages: Iterable[OutgoingMessage], known: int | None, as_json: bool
+    client: Producer,
+    messages: Iterable[OutgoingMessage],
+    known: int | None,
+    as_json: bool,
+    waiting: threading.Timer,
 ) -> Report:
+    """`waiting` says that there is no answer yet, while the first request is under way."""
     report = Report()
     columns = (SpinnerColumn(), TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
@@ -159,7 +170,11 @@ def _send_all(
     with Progress(*columns, console=console, disable=quiet, transient=True) as progress:
         task = progress.add_task("sending", total=known)
         for window in _windows(messages):
-            for message, result in zip(window, client.send_batch(window), strict=True):
+            if not (as_json or report.results):
+                waiting.start()
+            results = client.send_batch(window)
+            waiting.cancel()
+            for message, result in zip(window, results, strict=True):
                 report.add(result, len(message.body))
             progress.advance(task, len(window))
     return report

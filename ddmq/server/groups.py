@@ -34,6 +34,7 @@ def rows(consumer: ConsumerService) -> list[dict[str, Any]]:
 
 def detail(consumer: ConsumerService, group: str) -> dict[str, Any]:
     """One group: each subscription with its queues and settings."""
+    _known(consumer, group)
     subscriptions = consumer.group_stats(group).wait(WAIT_S)
     return {"group": group, "subscriptions": [_detail(each) for each in subscriptions]}
 
@@ -58,7 +59,13 @@ def create(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> di
 
 def delete(consumer: ConsumerService, group: str) -> None:
     """Forget a group: its subscriptions and the right to its progress."""
+    _known(consumer, group)
     consumer.delete_group(group).wait(WAIT_S)
+
+
+def _known(consumer: ConsumerService, group: str) -> None:
+    if all(found.name != group for found in consumer.groups()):
+        raise LookupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
 
 
 def _row(each: SubscriptionStats) -> dict[str, Any]:

@@ -195,6 +195,11 @@ class ServerProcess:
 class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
     """One connection to the admin port; what is not HTTP is one short line in the log."""
 
+    def get_environ(self) -> dict[str, Any]:
+        """With the path as it was sent, so that a quoted slash stays inside a name."""
+        environ: dict[str, Any] = super().get_environ()
+        return environ | {"RAW_URI": self.path}
+
     def log_error(self, msg: str, *args: Any) -> None:
         said = (msg % args if args else msg)[:100]
         log.warning(

@@ -1,0 +1,72 @@
+"""One real server for the command line's tests, with a configuration folder that they may reload."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddmq.cli.root import run
+from tests.scenarios.real_server import RealServer, running, write_config
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    folder = tmp_path_factory.mktemp("cli")
+    config = write_config(folder / "conf", topics={"topics": {"owned": {"queues": 2}}})
+    with running(folder, config) as started:
+        yield started
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic's name of the test's own."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:100]
+
+
+class Shell:
+    """Runs commands in this process; the server's addresses are in the environment."""
+
+    def __init__(self, server: RealServer, capsys: pytest.CaptureFixture[str]) -> None:
+        self.server = server
+        self._capsys = capsys
+        self.error = ""
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """Standard output; asserts the exit code."""
+        found = run(arguments)
+        said = self._capsys.readouterr()
+        assert found == code, said
+        self.error = said.err
+        return said.out
+
+    def lines(self, *arguments: str, code: int = 0) -> list[Any]:
+        """The documents that `--json` prints, one a line; nothing but those is there."""
+        return [json.loads(line) for line in self(*arguments, "--json", code=code).splitlines()]
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        """The only one."""
+        (found,) = self.lines(*arguments, code=code)
+        return found
+
+    def refused(self, *arguments: str, code: int = 1) -> str:
+        """The one line that says why."""
+        assert self(*arguments, code=code) == ""
+        lines = self.error.splitlines()
+        if code == 2:
+            assert lines[0].startswith("Usage: ddmq"), lines
+            lines = lines[-1:]
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("Error: "), lines
+        return lines[0].removeprefix("Error: ")
+
+
+@pytest.fixture
+def shell(server: RealServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    for part, port in server.ports.items():
+        monkeypatch.setenv(f"DDMQ_{part.upper()}", f"127.0.0.1:{port}")
+    monkeypatch.setenv("COLUMNS", "80")
+    return Shell(server, capsys)

@@ -1,0 +1,130 @@
+"""The admin API over real HTTP: every path, statuses, one JSON object with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.scenarios.real_server import PATIENCE_S, RealServer, running, until, write_config
+
+
+def test_health_and_metrics(server: RealServer) -> None:
+    assert server.ask("GET", "/ready") == (200, {"ready": True, "reason": ""})
+    assert server.ask("GET", "/health") == (200, {"alive": True, "ready": True, "reason": ""})
+    status, text = server.ask("GET", "/metrics")
+    assert status == 200
+    assert "# TYPE ddmq_log_commits_total counter" in text
+
+
+def test_a_topic_from_birth_to_death(server: RealServer, topic: str) -> None:
+    made = server.admin("POST", "topics", topic, body={"queues": 2, "durability": "written"})
+    assert (made["queues"], made["durability"], made["source"]) == (2, "written", "log")
+    assert server.admin("POST", "topics", topic, body={"create": False, "queues": 3})["queues"] == 3
+    assert len(server.admin("GET", "topics", topic)["by_queue"]) == 3
+    assert topic in {row["topic"] for row in server.admin("GET", "topics")}
+    assert server.admin("GET", "topics", topic, "messages") == []
+    assert server.admin("DELETE", "topics", topic) == {}
+    assert server.ask("GET", f"/topics/{topic}")[0] == 404
+
+
+def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
+    body = {"topics": ["owned"], "start": "first", "ack_timeout_ms": 1234}
+    made = server.admin("POST", "groups", topic, body=body)
+    assert made["created"] is True
+    assert made["subscriptions"][0]["settings"]["ack_timeout_ms"] == 1234
+    assert server.admin("GET", "groups", topic)["group"] == topic
+    assert topic in {row["group"] for row in server.admin("GET", "stats")["groups"]}
+    assert server.admin("DELETE", "groups", topic) == {}
+    assert server.ask("GET", f"/groups/{topic}")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "status", "part"),
+    [
+        ("GET", "/", None, 404, "/topics/{topic}/messages"),
+        ("GET", "/topics/none", None, 404, "'none' does not exist"),
+        ("PUT", "/topics/none", None, 405, "PUT"),
+        ("POST", f"/topics/{quote('a/b', safe='')}", {}, 400, "'a/b'"),
+        ("POST", f"/topics/{quote('Ü')}", {}, 400, "'Ü'"),
+        ("POST", "/topics/t", {"queus": 3}, 400, "did you mean 'queues'"),
+        ("POST", "/topics/t", {"queues": 0}, 400, "1 to 1024"),
+        ("POST", "/topics/t", {"queues": "many"}, 400, "'many'"),
+        ("POST", "/topics/owned", {"create": False, "queues": 9}, 400, "topics.yaml"),
+        ("DELETE", "/topics/owned", None, 400, "topics.yaml"),
+        ("POST", "/groups/g", {}, 400, "topics"),
+        ("POST", "/groups/g", {"topics": "owned"}, 400, "'owned'"),
+        ("POST", "/groups/g", {"topics": ["owned"], "start": "never"}, 400, "'never'"),
+        ("GET", "/topics/owned/messages?count=x", None, 400, "'x'"),
+        ("GET", "/topics/owned/messages?queue=-1&offset=0", None, 400, "'-1'"),
+        ("GET", "/topics/owned/messages?queue=5&offset=0", None, 404, "0 to 1"),
+        ("GET", "/topics/owned/messages?id=zz", None, 400, "32 hex digits"),
+        ("GET", "/messages/zz", None, 400, "32 hex digits"),
+    ],
+)
+def test_what_is_refused(
+    server: RealServer, method: str, target: str, body: Any, status: int, part: str
+) -> None:
+    found, answer = server.ask(method, target, body)
+    assert (found, set(answer)) == (status, {"error"})
+    assert part in answer["error"]
+
+
+def test_what_is_not_http_is_one_short_line_in_the_log(server: RealServer) -> None:
+    before = server.log.count("\n")
+    with socket.create_connection(("127.0.0.1", server.ports["admin"]), PATIENCE_S) as raw:
+        raw.sendall(b"\x00\x00\x00\x37\x82!\x01\x08sendSync" + b"x" * 500 + b"\r\n\r\n")
+        while raw.recv(1000):
+            pass
+    lines = until(lambda: server.log.splitlines()[before:], "a line about it")
+    (line,) = [line for line in lines if "admin request refused" in line]
+    assert "WARNING" in line
+    assert len(line) < 300
+    assert server.ask("GET", "/ready")[0] == 200
+
+
+def test_hangup_reads_topics_and_groups_again(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "conf", topics={"topics": {"a": {"queues": 1}}})
+    with running(tmp_path, config) as server:
+        write_config(
+            config,
+            topics={"topics": {"a": {"queues": 2}, "b": {"durability": "written"}}},
+            groups={"groups": {"g": {"topics": {"b": {"start": "first"}}}}},
+        )
+        os.kill(server.pid, signal.SIGHUP)
+        until(lambda: "reloaded topics=a,b" in server.log, "it says what changed")
+        found = {row["topic"]: row for row in server.admin("GET", "topics")}
+        assert (found["a"]["queues"], found["b"]["durability"]) == (2, "written")
+        assert [row["group"] for row in server.admin("GET", "groups")] == ["g"]
+        write_config(config, topics={"topics": {"a": {"queus": 3}}})
+        os.kill(server.pid, signal.SIGHUP)
+        until(lambda: "not reloaded" in server.log, "it says that not")
+        (line,) = [line for line in server.log.splitlines() if "not reloaded" in line]
+        assert all(part in line for part in ("topics.yaml:", "queus", "did you mean 'queues'"))
+        assert server.admin("GET", "topics", "a")["queues"] == 2
+
+
+@pytest.mark.slow
+def test_hangup_reaches_every_process(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "conf", topics={"topics": {"a": {"queues": 1}}})
+    server = RealServer(tmp_path, config, processes=True)
+    try:
+        server.start()
+        pids = server.part_pids()
+        assert set(pids) == {"producer", "consumer"}
+        write_config(config, topics={"topics": {"a": {"queues": 2}}})
+        os.kill(server.pid, signal.SIGHUP)
+        until(lambda: server.log.count("reloaded topics=") == 2, "both say so")
+        assert server.admin("GET", "topics", "a")["queues"] == 2
+        server.terminate()
+        assert server.wait() == 0
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "none is left")
+        assert json.dumps(server.log).count("INFO ddmq.server: stopped") == 2
+    finally:
+        server.end()

@@ -1,0 +1,132 @@
+"""What people see of messages, topics and groups, and what programs get: whole, and nothing besides."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.real_server import ddmq, until
+from tests.service.cli.conftest import Shell
+
+BINARY = bytes(range(256)) * 300
+
+
+def test_every_listing_has_a_table_and_json(shell: Shell, topic: str) -> None:
+    shell("send", topic, "hello", "--key", "k")
+    shell("pull", topic, "--group", f"g-{topic}")
+    listings = {
+        "topic list": ("durability", topic),
+        f"topic show {topic}": ("body_bytes_max", "queue"),
+        "group list": ("dead letters", f"g-{topic}"),
+        f"group show g-{topic}": ("ack_timeout_ms", "committed"),
+        f"message {topic}": ("body_bytes", "hello"),
+        "stats": ("server: ready", "in flight"),
+        "doctor": ("remedy", "fdatasync"),
+    }
+    for line, texts in listings.items():
+        shown = shell(*line.split())
+        assert all(text in shown for text in texts), (line, shown)
+        assert shell.error == ""
+        assert shell.json(*line.split())
+        assert shell.error == ""
+
+
+def test_words_are_those_of_the_options(shell: Shell, topic: str) -> None:
+    for word in ("sync", "written"):
+        shell("topic", "create", f"{topic}-{word}", "--durability", word)
+        assert shell.json("topic", "show", f"{topic}-{word}")["durability"] == word
+
+
+def test_tables_fit_a_terminal(shell: Shell, topic: str) -> None:
+    shell("send", topic[:20], "x")
+    shell("pull", topic[:20], "--group", "a-group")
+    assert max(len(line) for line in shell("stats").splitlines() if "a-group" in line) <= 100
+
+
+def test_binary_and_control_characters(shell: Shell, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(BINARY)
+    shell("send", topic, "--file", str(tmp_path / "body"), "--queue", "0")
+    shell("send", topic, "two\nlines \x1b[31mred", "--queue", "0", "--key", "ключ", "--property", "путь=ü")
+    for line in (f"pull {topic} --no-ack --count 2", f"tail {topic} --no-follow"):
+        first, second = shell(*line.split()).splitlines()
+        assert "(76,800 bytes, binary: 00 01 02" in first
+        assert len(first) < 200
+        assert second.endswith("key=ключ  two\\nlines \\x1b[31mred")
+    for line in (f"pull {topic} --group j --count 2", f"tail {topic} --no-follow"):
+        whole, text = shell.lines(*line.split())
+        assert base64.b64decode(whole["body_base64"]) == BINARY
+        assert "body" not in whole
+        assert (whole["queue"], whole["offset"], whole["body_bytes"]) == (0, 0, len(BINARY))
+        assert (text["body"], text["properties"]["путь"]) == ("two\nlines \x1b[31mred", "ü")
+    assert "binary: 00 01" in shell("message", topic, "--queue", "0", "--offset", "0", "--count", "1")
+
+
+def test_long_text_is_cut_for_people_only(shell: Shell, topic: str) -> None:
+    shell("send", topic, "é" * 50_000)
+    shown = shell("pull", topic, "--group", "g1")
+    assert "… (100,000 bytes)" in shown
+    assert len(shown) < 2_200
+    assert shell.json("pull", topic, "--group", "g2", "--count", "1")["body"] == "é" * 50_000
+
+
+def test_saved_bodies_are_exact(shell: Shell, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(BINARY)
+    shell("send", topic, "--file", str(tmp_path / "body"), "--queue", "3")
+    shell("pull", topic, "--count", "1", "--group", f"g-{topic}", "--save-to", str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / f"{topic}-3-0").read_bytes() == BINARY
+
+
+def test_an_id_is_enough(shell: Shell, topic: str) -> None:
+    (sent,) = shell.json("send", topic, "needle")["results"]
+    (found,) = shell.json("message", "--id", sent["id"])
+    assert (found["topic"], found["body"]) == (topic, "needle")
+    assert shell.json("message", "--id", "0" * 32, code=1) == []
+
+
+def test_pull_says_what_it_did(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    assert shell("pull", topic, "--group", f"g-{topic}") == ""
+    assert shell.error.splitlines() == [
+        f"created group g-{topic} on {topic}, starting at its first message",
+        f"no messages for group g-{topic}",
+    ]
+    shell("send", topic, "x")
+    shell("pull", topic, "--group", f"g-{topic}", "--no-ack", "--count", "1")
+    assert shell.error == "1 message, not acknowledged\n"
+
+
+def test_a_group_before_its_topic(shell: Shell, topic: str) -> None:
+    shell("group", "create", f"g-{topic}", "--topic", topic)
+    assert f"topic '{topic}' does not exist yet" in shell.error
+    shell("send", topic, "first")
+    until(lambda: shell.lines("pull", topic, "--group", f"g-{topic}", "--count", "1"), "the first message")
+
+
+def test_many_lines_from_standard_input(shell: Shell, topic: str) -> None:
+    lines = "".join(f"line {number}\n" for number in range(20_000))
+    where = f"127.0.0.1:{shell.server.ports['producer']}"
+    ended = ddmq("send", topic, "--lines", "-", "--producer", where, stdin=lines.encode())
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("stored 20,000 messages in ")
+    assert shell.json("topic", "show", topic)["messages"] == 20_000
+    ended = ddmq("send", topic, "--lines", "-", "--producer", where, stdin=b"\n\n")
+    assert (ended.returncode, ended.stderr) == (0, "nothing to send: the input has no lines\n")
+    ended = ddmq("send", topic, "--stdin", "--producer", where, "--json", stdin=b"all\nof it\n")
+    assert json.loads(ended.stdout)["body_bytes"] == len(b"all\nof it\n")
+
+
+def test_doctor_knows_a_running_server(shell: Shell, tmp_path: Path) -> None:
+    admin = f"127.0.0.1:{shell.server.ports['admin']}"
+    (tmp_path / "ddmq.yaml").write_text(f"admin: {admin}\nproducer: 127.0.0.1:0\nconsumer: 127.0.0.1:0\n")
+    line = ("doctor", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path))
+    found = {row["check"]: row for row in shell.json(*line)}
+    assert found["admin port"]["status"] == "ok"
+    assert found["admin port"]["found"] == f"{admin}: a ddmq server runs there, ready"
+
+
+@pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
+def test_completion(shell: Shell, shell_name: str) -> None:
+    assert "_DDMQ_COMPLETE" in shell("completion", shell_name)

@@ -1,0 +1,163 @@
+"""What is wrong is said in one line: the value, what is allowed, what to do. Exit code 1, or 2 for usage."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.real_server import ddmq
+from tests.service.cli.conftest import Shell
+
+ABSENT = "0" * 31 + "1"
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("topic show nope", ("'nope' does not exist", "ddmq topic list")),
+        ("topic create a/b", ("'a/b'", "letter")),
+        ("topic create Ünicode", ("'Ünicode'", "letter")),
+        ("topic create %DLQ%x", ("'%DLQ%x'", "prefix")),
+        ("topic create owned", ("'owned' exists", "ddmq topic update owned")),
+        ("topic update nope --queues 3", ("'nope' does not exist",)),
+        ("topic update owned --queues 3", ("'owned'", "topics.yaml", "reload")),
+        ("topic delete owned --yes", ("'owned'", "topics.yaml")),
+        ("topic delete nope --yes", ("'nope' does not exist",)),
+        ("group show nope", ("'nope' does not exist", "ddmq group list")),
+        ("group delete nope --yes", ("'nope' does not exist",)),
+        ("group create a/b --topic owned", ("'a/b'",)),
+        ("pull nope --group g", ("'nope' does not exist", "ddmq topic list")),
+        ("tail nope", ("'nope' does not exist",)),
+        ("message nope", ("'nope' does not exist",)),
+        ("message owned --id zz", ("'zz'", "32 hex digits")),
+        (f"message owned --id {ABSENT}", (ABSENT, "'owned'")),
+        (f"message --id {ABSENT}", (ABSENT, "any topic")),
+        ("message owned --key none", ("key 'none'", "'owned'")),
+        ("message owned --queue 7 --offset 0", ("no queue 7", "0 to 1")),
+        ("message owned --queue 1 --offset 5", ("offset 5", "queue 1")),
+        ("message owned --time 2030-01-01T00:00", ("2030-01-01T00:00",)),
+    ],
+)
+def test_what_cannot_be_done(shell: Shell, line: str, parts: tuple[str, ...]) -> None:
+    said = shell.refused(*line.split())
+    assert all(part in said for part in parts), said
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("snd x", ("'snd'", "'send'")),
+        ("topic lst", ("'lst'", "'list'")),
+        ("stats --wach", ("--wach", "--watch")),
+        ("stats --admin nonsense", ("'nonsense'", "HOST:PORT", "127.0.0.1:9613")),
+        ("stats --admin localhost:99999", ("'localhost:99999'", "0 to 65535")),
+        ("stats --interval 0", ("0.1<=x<=60",)),
+        ("send t", ("nothing to send", "--stdin")),
+        ("send t --file /no/such/file", ("/no/such/file", "does not exist")),
+        ("send t x --property novalue", ("'novalue'", "NAME=VALUE")),
+        ("topic create t --queues 0", ("--queues", "1<=x<=1024")),
+        ("topic create t --durability maybe", ("'maybe'", "'sync', 'written'")),
+        ("topic update owned", ("nothing to change", "--help")),
+        ("group create g", ("--topic",)),
+        ("group create g --topic t --start maybe", ("--start 'maybe'", "first, last", "2026-")),
+        ("message", ("TOPIC", "--id")),
+        ("message t --time yesterday", ("--time 'yesterday'", "epoch milliseconds")),
+        ("message t --offset 3", ("--queue and --offset",)),
+        ("message t --key a --id b", ("--id, --key, --offset, --time",)),
+        ("bench t99", ("'t99'", "t01")),
+        ("completion tcsh", ("'tcsh'", "'bash', 'zsh', 'fish'")),
+    ],
+)
+def test_a_wrong_command_line(shell: Shell, line: str, parts: tuple[str, ...]) -> None:
+    said = shell.refused(*line.split(), code=2)
+    assert all(part in said for part in parts), said
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where a connection is refused."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("line", ["stats", "topic list", "group list", "message t", "tail t", "pull t"])
+def test_no_server(shell: Shell, nobody: str, line: str) -> None:
+    said = shell.refused(*line.split(), "--admin", nobody)
+    assert said.startswith(f"no server answers at {nobody} (Connection refused); ")
+    assert "ddmq serve" in said
+    assert "--admin" in said
+
+
+def test_no_producer_proxy(shell: Shell, nobody: str) -> None:
+    shell("send", "t", "hello", "--producer", nobody, "--timeout-ms", "300", code=1)
+    first, second = shell.error.splitlines()
+    assert first.startswith("not stored: ")
+    assert nobody in first
+    assert "ddmq serve" in second
+    report = shell.json("send", "t", "hello", "--producer", nobody, "--timeout-ms", "300", code=1)
+    assert (report["stored"], report["failed"], report["results"][0]["id"]) == (0, 1, None)
+
+
+def test_no_consumer_proxy(shell: Shell, nobody: str) -> None:
+    said = shell.refused("pull", "owned", "--group", "unreachable", "--consumer", nobody, "--json")
+    assert nobody in said
+    assert "--consumer" in said
+
+
+def test_not_an_admin_port(shell: Shell) -> None:
+    address = f"127.0.0.1:{shell.server.ports['producer']}"
+    assert shell.refused("stats", "--admin", address).startswith(f"{address} is not a ddmq admin port")
+
+
+def test_partial_failures_are_named_by_their_place(shell: Shell, topic: str) -> None:
+    assert shell("send", topic, "one", "", "three", code=1).startswith("stored 2 messages")
+    assert shell.error.startswith("not stored (message 2 of 3): body of 0 bytes; allowed: 1 to ")
+    report = shell.json("send", topic, *["x"] * 25, "", code=1)
+    assert (report["stored"], report["failed"]) == (25, 1)
+    assert [row["message"] for row in report["results"]] == [*range(1, 21), 26]
+    assert report["results"][-1]["code"] == 11
+
+
+def test_deleting_asks(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell("topic", "create", topic)
+    for answer in ("", "n\n"):
+        ended = ddmq(
+            "topic", "delete", topic, "--admin", f"127.0.0.1:{shell.server.ports['admin']}",
+            stdin=answer.encode(),
+        )  # fmt: skip
+        assert ended.returncode == 1
+        assert "nothing was deleted" in ended.stderr
+    assert shell.json("topic", "show", topic)["topic"] == topic
+
+
+@pytest.mark.parametrize("part", ["producer", "consumer", "admin"])
+def test_a_port_in_use(shell: Shell, part: str, tmp_path: Path) -> None:
+    taken = f"127.0.0.1:{shell.server.ports[part]}"
+    ports = {"producer": "127.0.0.1:0", "consumer": "127.0.0.1:0", "admin": "127.0.0.1:0"} | {part: taken}
+    flags = [word for name, address in ports.items() for word in (f"--{name}", address)]
+    ended = ddmq("serve", "--data-dir", str(tmp_path / "data"), *flags)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (said,) = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
+    assert f"cannot listen on {taken} for --{part}: Address already in use; " in said
+    assert "attempting" not in said
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    ended = ddmq("serve", "--data-dir", "/proc/none/data", "--admin", "127.0.0.1:0")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "Error: cannot start over --data-dir /proc/none/data: " in ended.stderr
+    (tmp_path / "file").write_text("x")
+    ended = ddmq("serve", "--data-dir", str(tmp_path / "file"))
+    assert ended.returncode == 2
+    assert "is a file" in ended.stderr
+
+
+def test_a_wrong_configuration(tmp_path: Path) -> None:
+    (tmp_path / "topics.yaml").write_text("topics:\n- name: x\n")
+    ended = ddmq("serve", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path))
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].endswith("topics.yaml:1: topics: is a list; a mapping is wanted")

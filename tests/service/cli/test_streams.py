@@ -1,0 +1,89 @@
+"""Commands that run on: an interrupt ends them with 130 and no trace, a closed pipe with 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.scenarios.real_server import PATIENCE_S, RealServer, ddmq_command
+from tests.service.cli.conftest import Shell
+
+
+@contextmanager
+def running_command(server: RealServer, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    addresses = {f"DDMQ_{part.upper()}": f"127.0.0.1:{port}" for part, port in server.ports.items()}
+    process = subprocess.Popen(
+        ddmq_command(*arguments),
+        env=os.environ | addresses | {"PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "line", ["tail {} --json", "pull {} --follow --json", "stats --watch --json --interval 0.1"]
+)
+def test_an_interrupt_ends_it(server: RealServer, shell: Shell, topic: str, line: str) -> None:
+    shell("send", topic, "hello")
+    with running_command(server, *line.format(topic).split()) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert b"Traceback" not in error
+
+
+@pytest.mark.parametrize("line", ["tail {}", "tail {} --json", "pull {} --follow", "pull {} --json"])
+def test_a_closed_pipe_ends_it(server: RealServer, shell: Shell, topic: str, line: str) -> None:
+    """`ddmq tail t | head -1`."""
+    shell("send", topic, "hello", "--repeat", "3000")
+    with running_command(server, *line.format(topic).split(), "--count", "1000") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert b"hello" in process.stdout.readline()
+        process.stdout.close()
+        error = process.stderr.read()
+        assert process.wait(PATIENCE_S) == 0
+    assert b"Traceback" not in error
+    assert b"Broken" not in error
+
+
+def test_tail_sees_what_comes(server: RealServer, shell: Shell, topic: str) -> None:
+    shell("send", topic, "before")
+    with running_command(server, "tail", topic, "--count", "0") as process:
+        assert process.stdout is not None
+        found = b""
+        for number in range(1_000):
+            shell("send", topic, f"after {number}", "--queue", "0")
+            if os.get_blocking(process.stdout.fileno()):
+                os.set_blocking(process.stdout.fileno(), False)
+            found += process.stdout.read() or b""
+            if b"after" in found:
+                break
+        assert b"after" in found
+        assert b"before" not in found
+
+
+def test_stats_watch_shows_rates(server: RealServer, shell: Shell, topic: str) -> None:
+    """Not on a terminal, the last view is printed when it ends."""
+    shell("send", topic, "hello")
+    shell("pull", topic, "--group", "watched", "--count", "1")
+    with running_command(server, "stats", "--watch", "--interval", "0.1", "--json") as process:
+        assert process.stdout is not None
+        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+    assert second["at_ms"] > first["at_ms"]
+    assert topic in {row["topic"] for row in second["topics"]}
+    assert "watched" in {cell["group"] for cell in second["counters"]["ddmq_acked_total"]}

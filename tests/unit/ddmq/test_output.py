@@ -1,0 +1,95 @@
+"""Bodies, tables and the view of `ddmq stats`, as people read them."""
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ddmq.cli.output import body_fields, cell, reason, show_body, show_row_body
+from ddmq.cli.pull import _number
+from ddmq.cli.stats import view
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b"plain", "plain"),
+        ("é\tü".encode(), "é\\tü"),
+        (b"a\r\nb", "a\\r\\nb"),
+        (b"\x1b[2J\x7f", "\\x1b[2J\\x7f"),
+        ("\x9b".encode(), "\\x9b"),
+        (b"x" * 2_001, "x" * 2_000 + "… (2,001 bytes)"),
+        (b"\xff\x00", "(2 bytes, binary: ff 00)"),
+        (b"\xff" * 25, f"(25 bytes, binary: {' '.join(['ff'] * 24)} …)"),
+        (b"", ""),
+    ],
+)
+def test_a_body_is_one_line(body: bytes, shown: str) -> None:
+    assert show_body(body) == shown
+    assert show_row_body(body_fields(body)) == shown
+
+
+def test_a_body_for_programs_is_whole() -> None:
+    assert body_fields(b"x" * 10_000) == {"body": "x" * 10_000}
+    assert body_fields(b"\x00\xff") == {"body_base64": "AP8="}
+
+
+def test_cells_and_reasons() -> None:
+    values = (None, True, 12_345, 1.25, "x")
+    assert [cell(value) for value in values] == ["–", "yes", "12,345", "1.2", "x"]
+    assert reason(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
+    assert reason(TimeoutError()) == "TimeoutError"
+    assert reason(ValueError("bad")) == "bad"
+
+
+@pytest.mark.parametrize(("qid", "number"), [("R_default_a_3", 3), ("other", "other"), ("a_b", "a_b")])
+def test_queues_by_number(qid: str, number: int | str) -> None:
+    assert _number(qid) == number
+
+
+def moment(at_ms: int, topics: int, groups: int, stored: int) -> dict[str, Any]:
+    return {
+        "at_ms": at_ms,
+        "health": {"ready": True, "reason": ""},
+        "topics": [
+            {"topic": f"t{n}", "queues": 4, "messages": stored, "stored": stored * n, "internal": False}
+            for n in range(topics)
+        ],
+        "groups": [
+            {"group": f"g{n}", "topic": "t", "lag": n, "in_flight": 0, "retrying": 0, "dead_letters": 0}
+            for n in range(groups)
+        ],
+        "counters": {
+            "ddmq_acked_total": [{"group": "g1", "topic": "t", "value": stored}],
+            "ddmq_log_sync_us": [{"count": 3, "mean": 1.0, "p50": 500.0, "p99": 2000.0, "max": 2500.0}],
+            "ddmq_send_latency_us": [{"count": 3, "mean": 1.0, "p50": 500.0, "p99": 2000.0, "max": 2500.0}],
+        },
+    }
+
+
+def drawn(*arguments: Any) -> list[str]:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(view(*arguments))
+    return captured.get().splitlines()
+
+
+@pytest.mark.parametrize("height", [24, 40, 60])
+def test_the_view_fits_the_terminal(height: int) -> None:
+    lines = drawn(moment(0, 30, 30, 0), moment(2_000, 30, 30, 10), height)
+    assert len(lines) <= height
+    assert any("more" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_busiest_come_first_with_their_rates() -> None:
+    lines = drawn(moment(0, 3, 3, 0), moment(2_000, 3, 3, 10), 60)
+    rows = [line.replace("│", " ").split() for line in lines if line.startswith("│")]
+    assert rows[:3] == [["t2", "4", "10", "10.0"], ["t1", "4", "10", "5.0"], ["t0", "4", "10", "0.0"]]
+    assert [(row[0], row[-1]) for row in rows[3:6]] == [("g1", "5.0"), ("g2", "0.0"), ("g0", "0.0")]
+
+
+def test_one_moment_has_no_rates() -> None:
+    text = "\n".join(drawn(None, moment(0, 1, 1, 0)))
+    assert "/s" not in text
+    assert "group commit, write and fsync" in text
