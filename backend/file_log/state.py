@@ -45,10 +45,14 @@ class QueueState:
 class TopicState:
     """One living topic."""
 
-    __slots__ = ("durable", "info", "name_bytes", "queues", "writable")
+    __slots__ = (
+        "durability", "durable", "incarnation", "info", "name_bytes", "name_size", "queues", "writable",
+    )  # fmt: skip
 
     def __init__(self, info: TopicInfo) -> None:
         self.name_bytes = info.name.encode()
+        self.name_size = len(self.name_bytes)
+        self.incarnation = info.incarnation
         self.queues: list[QueueState] = []
         self.change(info)
 
@@ -56,6 +60,7 @@ class TopicState:
         """Take over what can change; queues are only added."""
         self.info = info
         self.writable = info.writable
+        self.durability = info.durability
         self.durable = info.durability >= Durability.DURABLE
         for queue_id in range(len(self.queues), info.queues):
             self.queues.append(QueueState(QueueRef(info.name, info.incarnation, queue_id)))

@@ -22,7 +22,7 @@ import gevent
 from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
 from backend.file_log.commit.gather import Gathering
 from backend.file_log.commit.packing import FramePacker, PackedFrame
-from backend.file_log.commit.requests import LATE, UNKNOWN, Request
+from backend.file_log.commit.requests import LATE, UNKNOWN, AppendRequest, Request
 from backend.file_log.options import FileLogOptions
 from backend.file_log.segments import Segment
 from backend.file_log.state import LogState, QueueState
@@ -197,16 +197,23 @@ class Writer:
         now, pending, packer = self._clock.monotonic(), self._pending, self._packer
         late: list[Request] = []
         frame = packer.begin(self.written, self.durable, max(self._clock.wall_ms(), self.state.last_ms))
-        limit = frame.position + self._options.frame_bytes_max
-        while pending and frame.end < limit:
+        left, plain = self._options.frame_bytes_max, list[AppendRequest]()
+        while pending and left > 0:
             request = pending.popleft()
+            left -= request.size
             self._pending_bytes -= request.size
             if request.completion.done:
                 continue
             if request.deadline <= now:
                 late.append(request)
-            elif request.pack(packer):
-                frame.requests.append(request)
+            elif type(request) is AppendRequest:
+                plain.append(request)
+            else:
+                self._pack_plain(plain)
+                plain = []
+                if request.pack(packer):
+                    frame.requests.append(request)
+        self._pack_plain(plain)
         if not frame.columns[0] and not frame.applies:
             if pending:
                 self._schedule()
@@ -214,6 +221,13 @@ class Writer:
         frame.sync = frame.sync or self._sync_wanted
         self._hand_over(CommitJob(packer.finish()))
         return late, []
+
+    def _pack_plain(self, requests: list[AppendRequest]) -> None:
+        """Appends with nothing between them: one loop over all their records."""
+        results = self._packer.add_lists([request.records for request in requests])
+        for request, own in zip(requests, results, strict=True):
+            request.results = own
+        self._packer.frame.requests += requests
 
     def _hand_over(self, job: Job) -> None:
         self._job = job
@@ -276,7 +290,10 @@ class Writer:
         self.guarded(self._published, frame)
         late, done = self._start_next() if self._pending_bytes >= ENOUGH_BYTES else ([], [])
         for request in frame.requests:
-            self.guarded(request.stored)
+            try:
+                request.stored()
+            except Exception as error:
+                self._handle_error(request.stored, type(error), error, error.__traceback__)
         self._settle(late, done)
         self.guarded(self._answered, frame)
         if self._pending or self._at_rest or self._sync_wanted:
