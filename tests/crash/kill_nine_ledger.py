@@ -5,9 +5,8 @@ Rules that it checks, each violation a sentence:
   offset that the answer named;
 * order: inside one queue a sender's numbers rise with the offsets; messages that come for the first time
   come in offset order within one life of the consumer proxy;
-* again: what was acknowledged, with the answer back, is in no answer to a pull sent after that (where
-  another process died between delivery and acknowledgement, it is only counted: the consumer proxy has
-  to take its queues anew then, and does not know what it had handed out);
+* again: what was acknowledged, with the answer back, is in no answer to a pull sent after that; also
+  when another process than the consumer proxy died between delivery and acknowledgement;
 * committed: the committed offset passes only messages that a client has said it is done with, or has
   failed often enough for the dead-letter topic;
 * dead letters: each message at most once, and only after it was failed often enough.
@@ -54,11 +53,10 @@ class Delivery(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """An acknowledgement on its way: of a delivery on a connection of `life`, with `kills` before it."""
+    """An acknowledgement on its way: of a delivery on a connection of `life`."""
 
     place: Place
     life: int
-    kills: int
     delivery: int  # its number in the ledger
 
 
@@ -78,7 +76,6 @@ class Counts:
     left_to_time_out: int = 0
     stats_checked: int = 0
     answers_lost: int = 0
-    again_after_takeover: int = 0
 
 
 @dataclass
@@ -88,7 +85,6 @@ class _Queue:
     data: dict[int, bytes] = field(default_factory=dict)  # offset → body, as first delivered
     latest: dict[int, int] = field(default_factory=dict)  # offset → number of its newest delivery
     acked_at: dict[int, float] = field(default_factory=dict)  # offset → when its binding ack was answered
-    acked_late_at: dict[int, float] = field(default_factory=dict)  # the same, a process died in between
     ack_sent: set[int] = field(default_factory=set)
     fails_sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     committed: int = 0
@@ -176,13 +172,11 @@ class Ledger:
         self.counts.delivered += 1
         if known.acked_at.get(offset, sent_at) < sent_at:
             self._violated(f"{each.place} was acknowledged, and came again")
-        elif known.acked_late_at.get(offset, sent_at) < sent_at:
-            self.counts.again_after_takeover += 1
         if self._at.get(each.place, each.data) != each.data:
             self._violated(f"{each.place} holds {each.data[:40]!r}, not what was answered for it")
         if offset in known.data and known.data[offset] != each.data:
             self._violated(f"{each.place} changed from {known.data[offset][:40]!r} to {each.data[:40]!r}")
-        return Ack(each.place, life, self.life, self._deliveries)
+        return Ack(each.place, life, self._deliveries)
 
     def _check_rising(self, messages: Sequence[Delivery]) -> None:
         offsets = [each.place[1] for each in messages]
@@ -235,8 +229,7 @@ class Ledger:
                 known = self._queues[queue]
                 if ack.life == life and known.latest[offset] == ack.delivery:
                     self.counts.acks_binding += 1
-                    answered = known.acked_at if ack.kills == self.life else known.acked_late_at
-                    answered.setdefault(offset, at)
+                    known.acked_at.setdefault(offset, at)
 
     def left(self, count: int) -> None:
         with self._lock:

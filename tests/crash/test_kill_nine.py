@@ -128,8 +128,7 @@ def test_acknowledged_after_another_process_died(story: Story) -> None:
     story.ledger.killed()
     story.ack(acks)
     story.deliver(0)
-    assert story.broken == ""
-    assert story.ledger.counts.again_after_takeover == 1
+    assert "came again" in story.broken
 
 
 def test_acknowledgements_that_bind_nobody(story: Story) -> None:
