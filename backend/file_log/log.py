@@ -21,6 +21,7 @@ from backend.file_log.dead_letters import DeadLetterHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.ownership import Ownership
+from backend.file_log.pool import wait_for_native_work
 from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState, capabilities, check_topic
@@ -48,6 +49,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import is_internal
 
 log = logging.getLogger(__name__)
+CLOSE_WAIT_S = 10.0  # for native threads, before the directory is given back
 GRANT_S = 10.0  # how long raising an epoch may wait for the disk
 
 
@@ -371,6 +373,8 @@ class FileLog(Backend):
         self._writer.close()
         self._waits.fail_all(DrainingError("the log was closed"))
         self._end_drains()
+        if not wait_for_native_work(CLOSE_WAIT_S):
+            log.error("closing %s: work in native threads has not ended", self._opened.directory)
         self._opened.close()
 
     def _tick_on(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,6 +22,21 @@ def off_hub(call: Callable[..., Any], done: Done, *arguments: object) -> None:
             return None, error
 
     gevent.get_hub().threadpool.spawn(run).rawlink(lambda result: done(*result.get()))
+
+
+def wait_for_native_work(timeout_s: float) -> bool:
+    """Block this thread, hub and all, until no native thread works any more; False when time ran out.
+
+    For the moment before a directory is given to someone else: nothing of ours may be renamed, written or
+    removed in it afterwards.
+    """
+    pool = gevent.get_hub().threadpool
+    give_up = time.monotonic() + timeout_s
+    while len(pool):
+        if time.monotonic() >= give_up:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def nothing(_: Any, error: Exception | None) -> None:
