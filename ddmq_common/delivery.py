@@ -19,7 +19,8 @@ from typing import NamedTuple
 from ddmq_common.errors import DamagedError
 
 STOP = b"\x00"
-_VARINTS = tuple(bytes([n]) if n < 128 else bytes([n & 127 | 128, n >> 7]) for n in range(1 << 14))
+_SHORT = 1 << 14  # lengths below have their varint in a table
+_VARINTS = tuple(bytes([n]) if n < 128 else bytes([n & 127 | 128, n >> 7]) for n in range(_SHORT))
 
 
 def varint(number: int) -> bytes:
@@ -65,6 +66,8 @@ def encode_properties(properties: Mapping[bytes, bytes]) -> bytes:
 
 def encode(key: bytes, value: bytes, tag: bytes, properties: Mapping[bytes, bytes] | None) -> bytes:
     """The delivery bytes of one message."""
+    if key and not tag and not properties and len(value) < _SHORT and len(key) < _SHORT:
+        return b"\x18%b%b\x18%b%b" % (_VARINTS[len(key)], key, _VARINTS[len(value)], value)
     head = b"\x18%b%b\x18" % (varint(len(key)), key) if key else b"\x28"
     end = b"\x18%b%b" % (varint(len(tag)), tag) if tag else b""
     if properties:

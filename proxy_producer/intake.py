@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from backend.records import NewRecord
 from ddmq_client.idl.codes import Code
+from ddmq_common.delivery import encode
 from proxy_producer.batches import Member
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_checks import DelayRequest, DelayRules, delay_fault
@@ -81,13 +83,25 @@ class Intake:
         """The legal messages, and by place what is wrong with others; without `each` up to the first."""
         members: list[Member] = []
         faults: dict[int, Refusal] = {}
-        born_ms = self._wall_ms()
+        born_ms, known, new_id, new = self._wall_ms(), self._topics.known, self._new_id, tuple.__new__
         for place, message in enumerate(messages):
-            made = self._member(place, message, born_ms)
-            if isinstance(made, Member):
-                members.append(made)
-                continue
-            faults[place] = made
+            topic = known.get(message.topic)
+            if topic is not None and topic.plain_now and not message.properties:  # nearly all there are
+                key, tags, body = message.key or b"", message.tags or b"", message.body or message.value
+                fault = content_fault(key, tags, body, None, topic.limits)
+                if fault is None:
+                    delivery = encode(key, body, tags, None)
+                    record = NewRecord(topic.name, -1, new_id(), born_ms, delivery, key, tags)
+                    fields = (place, record, len(body), message.partitionId, message.hashId, False)
+                    members.append(new(Member, fields))
+                    continue
+                faults[place] = fault
+            else:
+                made = self._member(place, message, born_ms)
+                if isinstance(made, Member):
+                    members.append(made)
+                    continue
+                faults[place] = made
             if not each:
                 break
         return members, faults
