@@ -66,7 +66,19 @@ def pull(
     except ClientError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
-        hint(_summary(taken, group, no_ack))
+        hint(_summary(taken, group, no_ack) if taken else _nothing(AdminClient(admin), topic, group))
+
+
+def _nothing(client: AdminClient, topic: str, group: str) -> str:
+    """No messages, and where those are that the group has not finished."""
+    subscriptions = client.get("groups", group)["subscriptions"]
+    queues = [queue for each in subscriptions if each["topic"] == topic for queue in each["queues"]]
+    notes = []
+    if in_flight := sum(queue["in_flight"] + queue["retrying"] for queue in queues):
+        notes.append(f"{in_flight:,} are in flight or wait for their retry")
+    if elsewhere := sum(queue["lag"] for queue in queues if not queue["held"]):
+        notes.append(f"{elsewhere:,} are in queues that another consumer proxy holds")
+    return f"no messages for group {group}" + "".join(f"; {note}" for note in notes)
 
 
 @contextmanager
@@ -82,8 +94,6 @@ def _quiet_client() -> Iterator[None]:
 
 
 def _summary(taken: int, group: str, no_ack: bool) -> str:
-    if not taken:
-        return f"no messages for group {group}"
     return f"{taken:,} message{'s' if taken != 1 else ''}, " + (
         "not acknowledged" if no_ack else "acknowledged"
     )

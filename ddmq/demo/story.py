@@ -222,7 +222,7 @@ class Story:
             ("sent again", f"{sent.sent_again:,} sends whose answer was lost in the kill"),
             ("delivered", f"{sum(received.by_consumer.values()):,} (to the four clients: {shares})"),
             ("consume rate", f"{len(received.intact) / consume_s:,.0f} files/s, checksums included"),
-            ("arrived twice", f"{twice:,} (a resend after a lost answer)"),
+            ("arrived twice", f"{twice:,} (may be: sent again after an answer was lost)"),
             ("damaged", f"{len(received.damaged):,}"),
             ("lost", f"{len(missing):,}"),
         ]

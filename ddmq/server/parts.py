@@ -236,9 +236,13 @@ def _wait(completion: Any, seconds: float) -> None:
 
 
 def install_signals(process: ServerProcess) -> None:
-    """SIGTERM and SIGINT stop the process, SIGHUP reads its configuration again."""
+    """SIGTERM and SIGINT stop the process, SIGHUP reads its configuration again.
+
+    A SIGINT that was ignored when we were started stays so: our parent passes Ctrl-C on.
+    """
     import signal
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        gevent.signal_handler(number, process.request_stop)
+    gevent.signal_handler(signal.SIGTERM, process.request_stop)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        gevent.signal_handler(signal.SIGINT, process.request_stop)
     gevent.signal_handler(signal.SIGHUP, process.reload)

@@ -45,7 +45,11 @@ class Part:
         """Start it; `ready` is set when it says so."""
         command = [sys.executable, "-m", "ddmq", self.name, *self.arguments]
         self.started_at = time.monotonic()
-        self.child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C comes through us, once
+        try:
+            self.child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert self.child.stdout is not None
         threading.Thread(target=self._listen, args=(self.child.stdout,), daemon=True).start()
 
@@ -92,7 +96,7 @@ class Supervisor:
             part = next((part for part in self.parts if part.child and part.child.pid == pid), None)
             if part is None or self.stopping:
                 continue
-            log.warning("part died", extra={"part": part.name, "status": status})
+            log.warning("part died, starting it again", extra={"part": part.name, "how": _ended(status)})
             if time.monotonic() - part.started_at > PAUSE_MAX_S:
                 pauses[part.name] = PAUSE_FIRST_S  # it had settled
             threading.Event().wait(pauses[part.name])
@@ -153,6 +157,12 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     except ChildProcessError:
         pass
     supervisor.join()
+
+
+def _ended(status: int) -> str:
+    """How a child ended, from what os.wait gave."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:

@@ -111,6 +111,22 @@ def test_hangup_reads_topics_and_groups_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_interrupt_of_the_terminal_drains_every_process_once(tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole process group: the parts must not count it beside the SIGTERM they get."""
+    server = RealServer(tmp_path, processes=True)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        server.start()
+        os.killpg(server.pid, signal.SIGINT)
+        assert server.wait() == 0
+        assert server.log.count("ddmq.server: draining") == 2
+        assert "second stop signal" not in server.log
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        server.end()
+
+
+@pytest.mark.slow
 def test_hangup_reaches_every_process(tmp_path: Path) -> None:
     config = write_config(tmp_path / "conf", topics={"topics": {"a": {"queues": 1}}})
     server = RealServer(tmp_path, config, processes=True)

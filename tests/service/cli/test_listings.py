@@ -96,6 +96,8 @@ def test_pull_says_what_it_did(shell: Shell, topic: str) -> None:
     shell("send", topic, "x")
     shell("pull", topic, "--group", f"g-{topic}", "--no-ack", "--count", "1")
     assert shell.error == "1 message, not acknowledged\n"
+    shell("pull", topic, "--group", f"g-{topic}")
+    assert shell.error == f"no messages for group g-{topic}; 1 are in flight or wait for their retry\n"
 
 
 def test_a_group_before_its_topic(shell: Shell, topic: str) -> None:

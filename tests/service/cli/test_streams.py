@@ -24,12 +24,18 @@ def running_command(server: RealServer, *arguments: str) -> Iterator[subprocess.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=_take_interrupts,
     )
     try:
         yield process
     finally:
         process.kill()
         process.communicate()
+
+
+def _take_interrupts() -> None:
+    """Tests that run in the background were started with interrupts ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(
