@@ -140,7 +140,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         ("GET", "/nothing", None, 404),
         ("DELETE", "/topics", None, 405),
         ("GET", "/topics/unknown", None, 404),
-        ("GET", "/groups/unknown", None, 400),
+        ("GET", "/groups/unknown", None, 404),
         ("POST", "/topics/x", {"queues": "many"}, 400),
         ("POST", "/topics/x", {"queus": 1}, 400),
         ("POST", "/topics/x", {"queues": 1025}, 400),
