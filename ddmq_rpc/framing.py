@@ -72,7 +72,7 @@ class Frames:
         end = PREFIX_BYTES + length
         if len(rest) < end:
             return None
-        frame = bytes(rest[:end])
+        frame = bytes(rest) if len(rest) == end else bytes(memoryview(rest)[:end])
         self._drop(end)
         return frame
 
