@@ -16,7 +16,8 @@ import gevent
 
 from backend.file_log.segments import Segment, SegmentSet
 
-AHEAD_BYTES = 256 << 10  # zeros written behind a small frame
+AHEAD_FRAMES = 16  # zeros for as many more of its size are written behind a small frame …
+AHEAD_BYTES = 256 << 10  # … at most
 AHEAD_FRAME_BYTES_MAX = 64 << 10  # a larger frame pays for its own extents
 _ZEROS = bytes(AHEAD_BYTES)
 
@@ -75,7 +76,7 @@ class WritePlace:
         file, at = self.segment.file, position - self.segment.start
         if sync and not self._unsynced:
             if end > self._zeroed and len(data) <= AHEAD_FRAME_BYTES_MAX:
-                data += _ZEROS[: self._allocated - end]
+                data += _ZEROS[: min(AHEAD_FRAMES * len(data), self._allocated - end)]
             file.write_through(data, at)
             self._zeroed = max(self._zeroed, position + len(data))
             return
