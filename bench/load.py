@@ -10,6 +10,7 @@ from collections.abc import Callable
 from bench import frames
 
 Next = Callable[[int, bytes | None], bytes | None]
+Whole = Callable[[bytes], bytes | None]
 
 
 def connect(address: tuple[str, int], count: int) -> list[socket.socket]:
@@ -37,10 +38,20 @@ def answered_ok(requests: list[bytes], calls: int) -> Next:
     return next_frame
 
 
-def closed_loop(connections: list[socket.socket], next_frame: Next) -> list[float]:
+def thrift_payload(data: bytes) -> bytes | None:
+    """The payload of a framed answer, None while it is not whole."""
+    if len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        return None
+    return data[4:]
+
+
+def closed_loop(
+    connections: list[socket.socket], next_frame: Next, whole: Whole = thrift_payload
+) -> list[float]:
     """Call `next_frame(connection index, last reply's payload)` for each call; None ends that connection.
 
-    Returns every call's latency in seconds. A connection that is closed by the server raises.
+    `whole` gives an answer's payload from what has come so far, None while it is not whole. Returns every
+    call's latency in seconds. A connection that is closed by the server raises.
     """
     poll = select.epoll()
     by_fd = {one.fileno(): index for index, one in enumerate(connections)}
@@ -60,7 +71,7 @@ def closed_loop(connections: list[socket.socket], next_frame: Next) -> list[floa
         for fd, _ in poll.poll(10):
             index = by_fd[fd]
             one = connections[index]
-            payload = _receive(one, partial, index)
+            payload = _receive(one, partial, index, whole)
             if payload is None:
                 continue
             latencies.append(clock() - started[index])
@@ -74,7 +85,7 @@ def closed_loop(connections: list[socket.socket], next_frame: Next) -> list[floa
     return latencies
 
 
-def _receive(one: socket.socket, partial: dict[int, bytearray], index: int) -> bytes | None:
+def _receive(one: socket.socket, partial: dict[int, bytearray], index: int, whole: Whole) -> bytes | None:
     data = one.recv(1 << 18)
     if not data:
         raise ConnectionError("the server closed a connection under load")
@@ -82,13 +93,12 @@ def _receive(one: socket.socket, partial: dict[int, bytearray], index: int) -> b
     if gathered is not None:
         gathered += data
         data = bytes(gathered)
-    if len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-        if gathered is None:
-            partial[index] = bytearray(data)
-        return None
-    if gathered is not None:
+    payload = whole(data)
+    if payload is None:
+        partial[index] = bytearray(data)
+    elif gathered is not None:
         del partial[index]
-    return data[4:]
+    return payload
 
 
 def _send(one: socket.socket, request: bytes) -> None:

@@ -1,13 +1,15 @@
 """T1: sendSync, one message a call, fsync before the answer, 64 connections, server on one core.
 
-Floor: the same RPC server answering the same frames without doing anything.
+Floor: the same RPC server answering the same frames without doing anything. Where redis-server is installed,
+Redis Streams with `appendfsync always` take the same load in the same run, on the same core.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
-from bench import frames, groups, load
+from bench import frames, groups, load, redis
 from bench.harness import CLIENT_CORE, Series, percentiles, pin, run, sized
 from bench.servers import Running, ddmq, start
 
@@ -60,9 +62,14 @@ def series(ours: Running, noop: Running, body_bytes: int) -> list[Series]:
 
 def main() -> None:
     pin(CLIENT_CORE)
-    with ddmq() as ours, start(["bench.noop_server"]) as noop:
+    with ExitStack() as stack:
+        ours = stack.enter_context(ddmq())
+        noop = stack.enter_context(start(["bench.noop_server"]))
         measure(ours, 128, sized(2_000, 200))
         every = [one for body in BODIES for one in series(ours, noop, body)]
+        if redis.installed():
+            peer = stack.enter_context(redis.server())
+            every.append(Series("Redis XADD, fsync always, 1024 B", lambda: redis.measure(peer, 1024, CALLS)))
         run("t01_send_sync", __doc__ or "", every, connections=CONNECTIONS, calls=CALLS)
 
 
