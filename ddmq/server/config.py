@@ -70,6 +70,8 @@ class TopicsConfig:
     def __post_init__(self) -> None:
         for name in self.topics:
             fault = names.topic_fault(name)
+            if fault is None and names.is_internal(name):
+                fault = f"topic {name!r} belongs to the system, which makes it when it is needed"
             if fault:
                 raise ValueError(f"topics: {fault}")
 

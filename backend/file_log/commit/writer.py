@@ -21,10 +21,10 @@ import gevent
 
 from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
 from backend.file_log.commit.gather import Gathering
+from backend.file_log.commit.jobs import CommitJob, RescueJob, SyncJob
 from backend.file_log.commit.packing import FramePacker, PackedFrame
 from backend.file_log.commit.requests import LATE, UNKNOWN, AppendRequest, Request
 from backend.file_log.options import FileLogOptions
-from backend.file_log.segments import Segment
 from backend.file_log.state import LogState, QueueState
 from backend.records import AppendStatus
 from ddmq_common.clock import Clock
@@ -44,42 +44,6 @@ from ddmq_common.metrics.registry import Registry
 log = logging.getLogger(__name__)
 NEVER = float("inf")
 ENOUGH_BYTES = 128 << 10  # waiting: a frame of it begins at once, more would not make it cheaper
-
-
-class CommitJob(Job):
-    """Write one frame."""
-
-    __slots__ = ("frame",)
-
-    def __init__(self, frame: PackedFrame) -> None:
-        self.frame = frame
-
-    def run(self, place: WritePlace) -> None:
-        place.write(self.frame.data, self.frame.position, sync=self.frame.sync)
-
-
-class SyncJob(Job):
-    """Sync what was only written."""
-
-    __slots__ = ()
-
-    def run(self, place: WritePlace) -> None:
-        place.sync()
-
-
-class RescueJob(Job):
-    """After a failure: what is not proven durable goes to a new segment."""
-
-    __slots__ = ("durable", "frame", "segment")
-
-    segment: Segment
-
-    def __init__(self, durable: int, frame: PackedFrame | None) -> None:
-        self.durable = durable
-        self.frame = frame
-
-    def run(self, place: WritePlace) -> None:
-        self.segment = place.rescue(self.durable, b"" if self.frame is None else self.frame.data)
 
 
 class Writer:

@@ -44,6 +44,7 @@ def test_flags_override_files() -> None:
         ("ddmq.yaml", "producer: here", "ddmq.yaml: top level: producer is 'here' is not HOST:PORT"),
         ("ddmq.yaml", "drain: 1", "ddmq.yaml:1: drain: unknown key; did you mean 'drain_ms'?"),
         ("topics.yaml", "topics:\n  a/b: {}", "topic name 'a/b' has a character"),
+        ("topics.yaml", "topics:\n  '%DLQ%g': {}", "topic '%DLQ%g' belongs to the system"),
         (
             "topics.yaml",
             "topics:\n  a:\n    queues: 0",
