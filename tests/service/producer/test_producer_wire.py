@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ TOPICS = (
     TopicInfo("closed", 0, 4, writable=False),
 )
 RECORDINGS = Path(__file__).parents[2] / "interop" / "recordings"
+NUMBERS = itertools.count()  # a topic of its own for each run of a test
 DELAY_ID = "1795289273-2-1795462073-0-0-0-7-a4207970-e5e1-11f1-a4e0-02fc00000001"
 
 
@@ -41,7 +43,7 @@ def client(request: pytest.FixtureRequest, server: ProducerServer) -> Iterator[C
 
 
 def test_a_message_is_stored_as_it_was_sent(server: ProducerServer, client: Client) -> None:
-    topic = f"sent-{id(client)}"
+    topic = f"sent-{next(NUMBERS)}"
     result = client.send(topic=topic, key="kéy", tags="A||B", body=b"\x00\xff", properties={"p": "ü"})
     assert result.given() == {"code": 0, "msg": "OK"}, "absent fields stay absent"
     (record,) = server.stored(topic)
@@ -62,7 +64,7 @@ def test_callers_of_ours_get_ours(client: Client) -> None:
 
 
 def test_batches(server: ProducerServer, client: Client) -> None:
-    topic = f"batch-{id(client)}"
+    topic = f"batch-{next(NUMBERS)}"
     messages = [Message(topic=topic, key=str(n), body=b"x", partitionId=-2) for n in range(50)]
     assert client.call("sendBatchSync", messages=messages).given() == {"code": 0, "msg": "OK"}
     records = server.stored(topic)
@@ -74,7 +76,7 @@ def test_batches(server: ProducerServer, client: Client) -> None:
 
 
 def test_oneway_is_stored_and_the_connection_goes_on(server: ProducerServer, client: Client) -> None:
-    topic = f"oneway-{id(client)}"
+    topic = f"oneway-{next(NUMBERS)}"
     for number in range(20):
         client.call("sendOneway", message=Message(topic=topic, key=str(number), body=b"x"))
     client.call("sendOneway", message=Message(topic=topic))
