@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from backend.capabilities import Capabilities
@@ -43,6 +44,16 @@ class Wait(Completion[bool]):
     def cancel(self) -> None:
         """The caller lost interest; it will not be settled any more. Harmless when done."""
         self.cancelled = True
+
+
+class Sharing(Enum):
+    """How the queues of a topic that several members of a group joined are given to them."""
+
+    AVERAGELY = "averagely"  # consecutive queues, as even as can be
+    BY_CIRCLE = "by-circle"  # one each in turn
+    CONSISTENT_HASH = "consistent-hash"  # few queues move when members come and go
+    WHOLE_TOPIC = "whole topic"  # all queues of the topic to one member
+    WHOLE_GROUP = "whole group"  # all queues of all topics that are joined like this to one member
 
 
 class Assignment(NamedTuple):
@@ -164,8 +175,13 @@ class Backend(ABC):
         count_max: int,
         bytes_max: int,
         into: Completion[ReadBatch] | None = None,
+        tags: frozenset[int] | None = None,
     ) -> Completion[ReadBatch]:
-        """Up to `count_max` records from `offset`; at least one, then until `bytes_max` of delivery bytes."""
+        """Up to `count_max` records from `offset`; at least one, then until `bytes_max` of delivery bytes.
+
+        With `tags`, records whose tag hash (backend.tag_hash) is not among them are passed over without
+        reading their bodies; `next_offset` lies behind those, also where the answer is NONE.
+        """
 
     @abstractmethod
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
@@ -197,8 +213,25 @@ class Backend(ABC):
         """What is recorded, per queue, in bulk."""
 
     @abstractmethod
-    def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
-        """Become a member; `listener.assigned` follows when something is granted."""
+    def join(
+        self,
+        group: str,
+        topic: str,
+        listener: MembershipListener,
+        sharing: Sharing = Sharing.AVERAGELY,
+        queues: frozenset[int] | None = None,
+        address: str = "",
+    ) -> Membership:
+        """Become a member; `listener.assigned` follows when something is granted.
+
+        `queues`: the only queue numbers this member can take, None = any. `address`: where others reach
+        this member (HOST:PORT of its RPC server), told by `holders`. When members of one topic ask for
+        different kinds of sharing, the strictest in force (the last of the enum) holds for all.
+        """
+
+    @abstractmethod
+    def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
+        """Which member holds which queue now, by its `address`; queues between two owners are absent."""
 
     # --- the engine itself
 

@@ -26,7 +26,8 @@ class NewRecord:
 
     `key` (UTF-8 bytes, b"" = none) is for the key index and `tags` for the tag hash; both also stand
     inside `delivery`. `message_id`: 16 bytes, kept through delay, retry and dead letter. `born_ms`:
-    wall clock at the producer proxy. `due_ms`: 0, or when a held record is due. `system`: internal
+    wall clock at the producer proxy. `due_ms`: 0, or when a held record is due (epoch milliseconds), or
+    negative: so many milliseconds after its own store time. `system`: internal
     properties (reserved names) that never reach a client as they are.
     """
 

@@ -19,26 +19,52 @@ MIB = 1 << 20
 class SubscriptionDefaults:
     """One group's settings for one topic; as a whole, the defaults of subscriptions that set nothing.
 
-    `retry_intervals_ms`: waits after the first, second … failure; empty or a leading −1 = no retry, a
-    last −1 repeats the one before for ever. `max_timeout_redeliveries`: −1 = for ever. `concurrency`:
-    messages leased at once. `retrying_max`: messages waiting for their retry; at either bound, and at
-    `in_flight_bytes_max` and `ack_span_max`, nothing new is read. `start`: first | last | epoch
+    Leases: `ack_timeout_ms`; `concurrency`: messages leased at once. `retrying_max`: messages waiting for
+    their retry; at either bound, and at `in_flight_bytes_max` and `ack_span_max`, nothing new is read.
+    `rate_max`: messages handed out a second, 0 = no limit; redeliveries count too.
+
+    Retry: `retry_intervals_ms`: waits after the first, second … failure; empty or a leading −1 = no quick
+    retry, a last −1 repeats the one before for ever. `max_timeout_redeliveries`: −1 = for ever. When either
+    is spent: `retry_steps` deliveries through `%RETRY%group` (0: dead letter at once). Subscriptions with an
+    order key stay at the head of their chain instead, every `ordered_interval_ms` after the quick retries,
+    `ordered_deliveries_max` deliveries in all (−1 = for ever), then dead letter.
+
+    Order: `order_key`: "" | QID | KEY | a JSONPath. `order_scope`: group | topic | queue; "" = group for
+    KEY and JSONPath; QID is always queue. `chain_batch`: consecutive messages of one key in one answer.
+
+    What is delivered: `tags` or `sql` (not both), `pressure_traffic`. `start`: first | last | epoch
     milliseconds as text; where queues start that exist when the subscription is made.
+
+    Several proxies: `model`, `assignment`; `handover_wait_ms`: how long a new owner of ordered queues waits
+    for the leases of one that died.
     """
 
     ack_timeout_ms: int = field(default=30_000, metadata=rules(low=100, high=86_400_000))
-    retry_intervals_ms: tuple[int, ...] = field(
-        default=(100, 150, 300), metadata=rules(low=-1, high=86_400_000)
-    )
-    max_timeout_redeliveries: int = field(default=16, metadata=rules(low=-1, high=1_000_000))
     concurrency: int = field(default=1024, metadata=rules(low=1, high=1_000_000))
     retrying_max: int = field(default=10_000, metadata=rules(low=1, high=1_000_000))
     in_flight_bytes_max: int = field(default=100 * MIB, metadata=rules(low=1, high=1 << 40))
     batch_max: int = field(default=100, metadata=rules(low=1, high=10_000))
     ack_span_max: int = field(default=10_000_000, metadata=rules(low=1, high=1 << 40))
+    rate_max: int = field(default=0, metadata=rules(low=0, high=100_000_000))
+    retry_intervals_ms: tuple[int, ...] = field(
+        default=(100, 150, 300), metadata=rules(low=-1, high=86_400_000)
+    )
+    max_timeout_redeliveries: int = field(default=16, metadata=rules(low=-1, high=1_000_000))
+    retry_steps: int = field(default=16, metadata=rules(low=0, high=16))
+    order_key: str = ""
+    order_scope: str = field(default="", metadata=rules(choices=("", "group", "topic", "queue")))
+    chain_batch: int = field(default=1, metadata=rules(low=1, high=10_000))
+    ordered_interval_ms: int = field(default=1_000, metadata=rules(low=1, high=86_400_000))
+    ordered_deliveries_max: int = field(default=16, metadata=rules(low=-1, high=1_000_000))
+    tags: str = "*"
+    sql: str = ""
     pressure_traffic: bool = False
-    tags: str = field(default="*", metadata=rules(choices=("", "*")))
     start: str = "last"
+    model: str = field(default="clustering", metadata=rules(choices=("clustering", "broadcasting")))
+    assignment: str = field(
+        default="averagely", metadata=rules(choices=("averagely", "by-circle", "consistent-hash"))
+    )
+    handover_wait_ms: int = field(default=0, metadata=rules(low=0, high=3_600_000))
 
     def __post_init__(self) -> None:
         if -1 in self.retry_intervals_ms[1:-1]:
@@ -47,6 +73,19 @@ class SubscriptionDefaults:
             )
         if self.start not in ("first", "last") and not self.start.isdecimal():
             raise ValueError(f"start is {self.start!r}; allowed: first, last, or epoch milliseconds")
+        if self.ordered_deliveries_max == 0:
+            raise ValueError("ordered_deliveries_max is 0; allowed: 1 or more, or -1 for ever")
+        if self.order_key and self.model == "broadcasting":
+            raise ValueError(
+                f"order_key is {self.order_key!r} and model is broadcasting; broadcasting keeps no order per key"
+            )
+
+    @property
+    def scope(self) -> str:
+        """How far a chain reaches: "" (unordered), queue, topic or group."""
+        if not self.order_key:
+            return ""
+        return "queue" if self.order_key == "QID" else self.order_scope or "group"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ struct ConsumeResult {
     101: optional list<i64> failLeases
     102: optional list<i64> failDelaysMs
     103: optional list<i64> extendLeases
+    /* beside failOffsets: why, for people */
+    104: optional list<string> failReasons
 }
 
 struct PullRequest {
