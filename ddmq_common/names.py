@@ -12,6 +12,7 @@ GROUP_BYTES_MAX = 119  # leaves room for the longest prefix below
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+LEVELS_GROUP = SCHEDULE_TOPIC  # whose progress on SCHEDULE_TOPIC is how far the levels have fired
 HEARTBEAT_TOPIC = "carrera_heartbeat"
 QUEUES_DEFAULT = 4
 
@@ -26,6 +27,8 @@ def topic_fault(name: str) -> str | None:
 
 def group_fault(name: str) -> str | None:
     """Why `name` cannot be a consumer group's name, or None."""
+    if name == LEVELS_GROUP:
+        return f"group name {name!r} is the delay levels' own; choose another name"
     return _fault("group", name, GROUP_BYTES_MAX)
 
 

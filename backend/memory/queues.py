@@ -74,7 +74,7 @@ class MemoryQueue:
             new.born_ms,
             stored_ms,
             new.flags,
-            new.due_ms,
+            new.due_ms if new.due_ms >= 0 else stored_ms - new.due_ms,
             new.delivery,
             dict(new.system) if new.system else NO_SYSTEM,
         )

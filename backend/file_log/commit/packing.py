@@ -74,9 +74,9 @@ class PackedFrame:
 
 
 def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
-    for name in ("born_ms", "due_ms"):
-        if not -_I64 <= getattr(record, name) < _I64:
-            return CallerError(f"{name} {getattr(record, name)}; allowed: 64 bits")
+    for name, low in (("born_ms", -_I64), ("due_ms", -_I64 // 2)):
+        if not low <= getattr(record, name) < _I64:
+            return CallerError(f"{name} {getattr(record, name)}; allowed: {low} to {_I64 - 1}")
     try:
         size = len(encode_system(dict(record.system or {})))
     except (AttributeError, UnicodeEncodeError) as error:
@@ -170,6 +170,8 @@ class FramePacker:
                     meta_bytes = RECORD_BYTES + len(tail)
                     size = meta_bytes + len(delivery)
                     packed, offset, due_ms = meta_bytes << 8 | record.flags, queue.assigned, record.due_ms
+                    if due_ms < 0:
+                        due_ms = stored_ms - due_ms
                     meta = (
                         pack_rest(
                             position, size, tag, due_ms, packed, offset, stored_ms, record.born_ms,

@@ -1,0 +1,69 @@
+"""The delay levels: a list of waits, and which of them a number means.
+
+Level 1 is the first of the list, 0 is no delay, a level above the last means the last. The numbers are
+RocketMQ's; so is the default list. A level's messages stand in queue `level - 1` of SCHEDULE_TOPIC.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+LEVELS_MAX = 64
+LEVEL_MS_MAX = 366 * 86_400_000
+_WAIT = re.compile(r"([1-9][0-9]{0,8})(ms|s|m|h|d)\Z")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Levels:
+    """Waits in milliseconds, level 1 first. Raises ValueError when `waits` cannot be levels."""
+
+    __slots__ = ("waits",)
+
+    def __init__(self, waits: Iterable[str]) -> None:
+        """`waits`: texts such as `30s`, `2h`; units ms, s, m, h, d."""
+        self.waits = tuple(parse_wait(text) for text in waits)
+        if not 1 <= len(self.waits) <= LEVELS_MAX:
+            raise ValueError(f"levels has {len(self.waits)} entries; allowed: 1 to {LEVELS_MAX}")
+        for place, (before, wait) in enumerate(zip(self.waits, self.waits[1:], strict=False), 2):
+            if wait <= before:
+                raise ValueError(
+                    f"levels: level {place} is {shown(wait)}, not longer than level {place - 1} "
+                    f"({shown(before)}); allowed: a list that ascends"
+                )
+
+    def __len__(self) -> int:
+        return len(self.waits)
+
+    def clamp(self, level: int) -> int:
+        """The level that is meant: 0 for none (and below), the last for any above it."""
+        return max(0, min(level, len(self.waits)))
+
+    def wait_ms(self, level: int) -> int:
+        """How long messages of `level` wait, clamped; 0 for none."""
+        clamped = self.clamp(level)
+        return self.waits[clamped - 1] if clamped else 0
+
+
+def parse_wait(text: str) -> int:
+    """`30s` → 30,000. Raises ValueError."""
+    found = _WAIT.match(text.strip())
+    wait = int(found[1]) * _UNIT_MS[found[2]] if found else 0
+    if not 1 <= wait <= LEVEL_MS_MAX:
+        raise ValueError(
+            f"levels: {text!r} is no wait; allowed: a whole number and ms, s, m, h or d, at most 366d"
+        )
+    return wait
+
+
+def shown(wait_ms: int) -> str:
+    """7,200,000 → `2h`."""
+    unit = next(unit for unit in ("d", "h", "m", "s", "ms") if wait_ms % _UNIT_MS[unit] == 0)
+    return f"{wait_ms // _UNIT_MS[unit]}{unit}"
+
+
+DEFAULT_WAITS = (
+    "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h",
+    "2h",
+)  # fmt: skip
+DEFAULT_LEVELS = Levels(DEFAULT_WAITS)
