@@ -14,6 +14,7 @@ SERVER = COMMON | {"backend", "ddmq_rpc", "ddmq_client.idl"}
 MAY_IMPORT: dict[str, set[str]] = {
     "proxy_producer": SERVER,
     "proxy_consumer": SERVER,
+    "delay_service": SERVER,
     "backend": COMMON,
     "ddmq_rpc": COMMON | {"ddmq_client.idl"},
     "ddmq_common": set(),
