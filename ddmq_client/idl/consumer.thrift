@@ -43,6 +43,8 @@ struct ConsumeResult {
     103: optional list<i64> extendLeases
     /* beside failOffsets: why, for people */
     104: optional list<string> failReasons
+    /* set by a proxy that passes a client's results on; such a call is never passed on again */
+    110: optional string forwardedBy
 }
 
 struct PullRequest {
@@ -82,6 +84,11 @@ struct FetchRequest {
     10: optional i32 maxBatchSize
     11: optional i32 maxLingerTime
     60: optional string version
+    100: optional string clientId
+    /* only these of the group's topics */
+    101: optional list<string> topics
+    /* clustering or broadcasting: refused when the subscription says otherwise */
+    102: optional string model
 }
 
 struct QidResponse {
@@ -94,6 +101,8 @@ struct QidResponse {
 struct FetchResponse {
     1: optional i32 code
     10: required list<QidResponse> results
+    /* why nothing can be fetched; then code is set, too */
+    100: optional string error
 }
 
 struct AckResult {
