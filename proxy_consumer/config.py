@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ddmq_common import names
-from ddmq_common.config.loader import rules
+from ddmq_common.config.loader import Overlay, rules
 
 MIB = 1 << 20
 
@@ -77,7 +77,8 @@ class SubscriptionDefaults:
             raise ValueError("ordered_deliveries_max is 0; allowed: 1 or more, or -1 for ever")
         if self.order_key and self.model == "broadcasting":
             raise ValueError(
-                f"order_key is {self.order_key!r} and model is broadcasting; broadcasting keeps no order per key"
+                f"order_key is {self.order_key!r} and model is broadcasting; "
+                "broadcasting keeps no order per key"
             )
 
     @property
@@ -122,9 +123,9 @@ class ConsumerConfig:
 
 @dataclass(frozen=True, slots=True)
 class GroupEntry:
-    """One group of conf/groups.yaml. What a topic does not set has the program's default."""
+    """One group of conf/groups.yaml. What a topic does not set is as in `defaults` of proxy_consumer.yaml."""
 
-    topics: Mapping[str, SubscriptionDefaults] = field(default_factory=dict)
+    topics: Mapping[str, Overlay[SubscriptionDefaults]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

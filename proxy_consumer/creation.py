@@ -6,14 +6,21 @@ as the settings. Queues that appear later have no progress and start at their fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from backend.completion import Completion
 from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups import SOURCE_LOG, encode_group, encode_subscription, group_key, subscription_key
+from proxy_consumer.groups import (
+    SOURCE_LOG,
+    differences,
+    encode_group,
+    encode_subscription,
+    group_key,
+    subscription_key,
+)
 from proxy_consumer.runtime import Runtime
 
 
@@ -28,6 +35,7 @@ class Creation:
         config: SubscriptionDefaults,
         done: Callable[[Exception | None], None],
         source: str = SOURCE_LOG,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         self._runtime = runtime
         self._group = group
@@ -35,6 +43,7 @@ class Creation:
         self._config = config
         self._done = done
         self._source = source
+        self._given = differences(config, runtime.config.defaults) if given is None else given
         self._left = 0
         self._error: Exception | None = None
 
@@ -98,7 +107,7 @@ class Creation:
         created_ms = runtime.clock.wall_ms()
         settings: dict[str, bytes | None] = {
             subscription_key(self._group, self._topic): encode_subscription(
-                self._config, runtime.config.defaults, created_ms, self._source
+                self._given, created_ms, self._source
             )
         }
         if runtime.backend.setting(group_key(self._group)) is None:

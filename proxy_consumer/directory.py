@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from backend.completion import Completion, failed, succeeded
+from backend.completion import Completion, failed
 from backend.records import AppendResult, CommitBatch
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
-from proxy_consumer.config import GroupsFile, SubscriptionDefaults
+from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.creation import Creation
 from proxy_consumer.groups import (
     GROUP_PREFIX,
@@ -18,9 +18,7 @@ from proxy_consumer.groups import (
     Group,
     decode_group,
     decode_subscription,
-    encode_subscription,
     group_key,
-    says_the_same,
     subscription_key,
 )
 from proxy_consumer.runtime import Runtime, log
@@ -120,8 +118,13 @@ class Directory:
             return
         if known is None:
             self.group(name).add(topic, config)
-        else:
+        elif known.config != config:
             known.configure(config)
+
+    def defaults_changed(self) -> None:
+        """The proxy's `defaults` are others: they hold where a subscription sets nothing itself."""
+        for key in self._runtime.backend.settings(SUBSCRIPTION_PREFIX):
+            self.changed(key)
 
     def group(self, name: str) -> Group:
         """The group of that name, new if need be."""
@@ -158,10 +161,16 @@ class Directory:
             )
 
     def subscribe(
-        self, name: str, topic: str, config: SubscriptionDefaults, source: str = SOURCE_LOG
+        self,
+        name: str,
+        topic: str,
+        config: SubscriptionDefaults,
+        source: str = SOURCE_LOG,
+        given: Mapping[str, Any] | None = None,
     ) -> tuple[Subscription, Completion[None]]:
         """Make a subscription (and its group); it delivers once the completion has succeeded.
 
+        `given`: what it sets itself (None: what of `config` differs from the defaults).
         Raises as `check` does. One that exists already is given back as it is.
         """
         group = self.groups.get(name.encode())
@@ -187,31 +196,8 @@ class Directory:
             self._undo(group, subscription)
             made.fail(error)
 
-        Creation(self._runtime, name, topic, config, done, source).start()
+        Creation(self._runtime, name, topic, config, done, source, given).start()
         return subscription, made
-
-    def declare(self, file: GroupsFile, source: str) -> Completion[None]:
-        """Every subscription of the file, made or brought up to date."""
-        made = [
-            self._declare_one(name, topic, config, source)
-            for name, entry in file.groups.items()
-            for topic, config in entry.topics.items()
-        ]
-        return all_of(made)
-
-    def _declare_one(
-        self, name: str, topic: str, config: SubscriptionDefaults, source: str
-    ) -> Completion[Any]:
-        runtime = self._runtime
-        key = subscription_key(name, topic)
-        value = encode_subscription(config, runtime.config.defaults, runtime.clock.wall_ms(), source)
-        stored = runtime.backend.setting(key)
-        if stored is None:
-            return self.subscribe(name, topic, config, source)[1]
-        if says_the_same(stored, value):
-            return succeeded(None)
-        batch = CommitBatch(settings={key: value})
-        return runtime.backend.commit(batch, runtime.commit_deadline())
 
     def _exists(self, name: str, topic: str) -> bool:
         return self._runtime.backend.setting(subscription_key(name, topic)) is not None
@@ -222,36 +208,17 @@ class Directory:
         if not group.subscriptions and self._runtime.backend.setting(group_key(group.name)) is None:
             self.drop(group)
 
-    def delete(self, name: str) -> Completion[list[AppendResult]]:
-        """Delete a group and its subscriptions; its progress is set anew when it is made again."""
+    def delete(self, name: str, topic: str | None = None) -> Completion[list[AppendResult]]:
+        """Delete a group and its subscriptions, or the one to `topic`; one made later starts anew."""
         try:
             group = self.named(name)
         except CallerError as error:
             return failed(error)
-        settings: dict[str, bytes | None] = {group_key(name): None}
+        if topic is not None and topic.encode() not in group.subscriptions:
+            return failed(CallerError(f"group {name!r} has no subscription to topic {topic!r}"))
+        settings: dict[str, bytes | None] = {} if topic is not None else {group_key(name): None}
         for subscription in group.subscriptions.values():
-            settings[subscription_key(name, subscription.topic)] = None
+            if topic is None or subscription.topic == topic:
+                settings[subscription_key(name, subscription.topic)] = None
         runtime = self._runtime
         return runtime.backend.commit(CommitBatch(settings=settings), runtime.commit_deadline())
-
-
-def all_of(parts: Sequence[Completion[Any]]) -> Completion[None]:
-    """Succeeds when all have; fails with the first error once all are settled."""
-    whole: Completion[None] = Completion()
-    left = len(parts)
-    if not left:
-        whole.succeed(None)
-
-    def one(_: object) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            error = next((part.error for part in parts if part.error is not None), None)
-            if error is None:
-                whole.succeed(None)
-            else:
-                whole.fail(error)
-
-    for part in parts:
-        part.then(one)
-    return whole

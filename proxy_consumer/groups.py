@@ -3,7 +3,7 @@
 Settings, the same at every proxy of one backend, JSON:
 
     group/NAME               {"created_ms": …, "source": "log" or the file that owns it}
-    subscription/GROUP/TOPIC {"created_ms": …, "source": …, "settings": {only what differs from the defaults}}
+    subscription/GROUP/TOPIC {"created_ms": …, "source": …, "settings": {what it sets itself}}
     reset/GROUP/TOPIC        written together with a reset of offsets, so that connected proxies look again
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -137,13 +138,15 @@ def encode_group(created_ms: int, source: str) -> bytes:
     return msgspec.json.encode({"created_ms": created_ms, "source": source})
 
 
-def encode_subscription(
-    config: SubscriptionDefaults, defaults: SubscriptionDefaults, created_ms: int, source: str
-) -> bytes:
-    """The value of `subscription/GROUP/TOPIC`."""
+def encode_subscription(given: Mapping[str, Any], created_ms: int, source: str) -> bytes:
+    """The value of `subscription/GROUP/TOPIC`; `given` goes over whatever the defaults are."""
+    return msgspec.json.encode({"created_ms": created_ms, "source": source, "settings": dict(given)})
+
+
+def differences(config: SubscriptionDefaults, defaults: SubscriptionDefaults) -> dict[str, Any]:
+    """What of `config` is not as in `defaults`."""
     given, base = dataclasses.asdict(config), dataclasses.asdict(defaults)
-    settings = {name: value for name, value in given.items() if value != base[name]}
-    return msgspec.json.encode({"created_ms": created_ms, "source": source, "settings": settings})
+    return {name: value for name, value in given.items() if value != base[name]}
 
 
 def decode_group(value: bytes) -> dict[str, Any]:
@@ -157,13 +160,20 @@ def decode_subscription(key: str, value: bytes, defaults: SubscriptionDefaults) 
     return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))
 
 
-def says_the_same(stored: bytes, wanted: bytes) -> bool:
-    """Whether two values of `subscription/…` differ at most in when they were made."""
-    try:
-        one, other = _object(stored, "stored"), _object(wanted, "wanted")
-    except ConfigError:
-        return False
-    return all(one.get(name) == other.get(name) for name in ("source", "settings"))
+class Stored(NamedTuple):
+    """The members of `subscription/GROUP/TOPIC`."""
+
+    given: dict[str, Any]
+    created_ms: int
+    source: str
+
+
+def stored_subscription(key: str, value: bytes) -> Stored:
+    """What stands in the settings. Raises ConfigError."""
+    members = _object(value, key)
+    return Stored(
+        members.get("settings", {}), int(members.get("created_ms", 0)), str(members.get("source", SOURCE_LOG))
+    )
 
 
 def _object(value: bytes, what: str) -> dict[str, Any]:

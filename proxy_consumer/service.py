@@ -10,6 +10,7 @@ retries; with `start` a hub timer calls it, tests call it themselves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers, stats
+from proxy_consumer.changes import Change, Changes
 from proxy_consumer.commits import ProgressCommit
 from proxy_consumer.config import ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.directory import Directory
@@ -40,6 +42,7 @@ class ConsumerService:
     ) -> None:
         self._runtime = Runtime(backend, config, metrics, clock, random)
         self._directory = Directory(self._runtime)
+        self._changes = Changes(self._runtime, self._directory)
         self._results = Results(self._runtime, self._directory.find)
         self._pulls = Pulls(self._runtime, self._directory, self._results)
         self._ticker = HubTicker(config.tick_ms / 1000, self.tick)
@@ -142,7 +145,7 @@ class ConsumerService:
 
         A change of settings does not move offsets. Fails with the first error; the others still apply.
         """
-        return self._directory.declare(file, source)
+        return self._changes.declare(file, source)
 
     @property
     def defaults(self) -> SubscriptionDefaults:
@@ -175,9 +178,23 @@ class ConsumerService:
         """
         return self._directory.subscribe(group, topic, config or self._runtime.config.defaults, source)[1]
 
-    def delete_group(self, group: str) -> Completion[list[AppendResult]]:
-        """Delete a group and its subscriptions; clients that wait are answered empty."""
-        return self._directory.delete(group)
+    def change_subscription(
+        self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
+    ) -> Completion[Change]:
+        """Make a subscription, or change what `settings` names and put `unset` back to the defaults.
+
+        Offsets do not move. Raises CallerError (also for what a file owns) or BoundReachedError.
+        """
+        return self._changes.change(group, topic, settings, unset)
+
+    def source_of(self, group: str, topic: str) -> str | None:
+        """The file that owns a subscription, or None where the command line may change it."""
+        stored = self._changes.stored(group, topic)
+        return None if stored is None or stored.source == SOURCE_LOG else stored.source
+
+    def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
+        """Delete a group and its subscriptions, or one of them; clients that wait are answered empty."""
+        return self._directory.delete(group, topic)
 
 
 def _wire_stats(found: SubscriptionStats) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from backend.completion import Completion, succeeded
 from backend.records import Bounds, ProgressView, QueueRef
+from proxy_consumer.completions import gather
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups import Group
@@ -92,28 +93,6 @@ def group_stats(runtime: Runtime, group: Group, topic: str | None) -> Completion
     """Every subscription of the group, or the one to `topic`."""
     wanted = [each for each in group.subscriptions.values() if topic is None or each.topic == topic]
     return gather([subscription_stats(runtime, each) for each in wanted])
-
-
-def gather(parts: list[Completion[SubscriptionStats]]) -> Completion[list[SubscriptionStats]]:
-    """All values in order, or the first error."""
-    made: Completion[list[SubscriptionStats]] = Completion()
-    left = len(parts)
-    if not left:
-        made.succeed([])
-
-    def one(_: object) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            error = next((part.error for part in parts if part.error is not None), None)
-            if error is not None:
-                made.fail(error)
-            else:
-                made.succeed([part.value for part in parts])
-
-    for part in parts:
-        part.then(one)
-    return made
 
 
 def _queue_stats(

@@ -1,10 +1,10 @@
 """YAML files into frozen dataclasses, once, with errors that name file, line, key, value and remedy.
 
 A configuration class is a frozen dataclass whose fields are int, float, bool, str, Path, an enum, a
-tuple of those, another such dataclass, a mapping from names to one of them, or `T | None`. A field's
-metadata may hold `min`, `max`, `choices` (all inclusive) and `secret: True` (masked in what is logged).
-Unknown keys are refused with the nearest known one. Sizes may be written `64KiB`, `2MiB`, `1GiB` and
-durations of fields ending in `_ms`, `_s` as plain numbers in that unit.
+tuple of those, another such dataclass, a mapping from names to one of them, an `Overlay` of a dataclass,
+or `T | None`. A field's metadata may hold `min`, `max`, `choices` (all inclusive) and `secret: True`
+(masked in what is logged). Unknown keys are refused with the nearest known one. Sizes may be written
+`64KiB`, `2MiB`, `1GiB` and durations of fields ending in `_ms`, `_s` as plain numbers in that unit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import yaml
 
@@ -41,6 +41,32 @@ class Place(NamedTuple):
     def error(self, text: str) -> ConfigError:
         where = self.source if self.line is None else f"{self.source}:{self.line}"
         return ConfigError(f"{where}: {self.key or 'top level'}: {text}")
+
+
+class Overlay(Generic[T]):
+    """Some fields of the configuration class T, each checked: what they go over may change later.
+
+    Every field of T has a default; in a file the given ones must also go together with those.
+    `given`: field → value; `place`: where they stand.
+    """
+
+    __slots__ = ("given", "place")
+
+    def __init__(self, given: Mapping[str, Any], place: Place | None = None) -> None:
+        self.given = dict(given)
+        self.place = place or Place("settings", "")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Overlay) and other.given == self.given
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def over(self, base: T) -> T:
+        """`base` with the fields of this one. Raises ConfigError when they do not go together."""
+        try:
+            return dataclasses.replace(base, **self.given)  # type: ignore[type-var]
+        except (ConfigError, ValueError) as error:
+            raise self.place.error(str(error)) from error
 
 
 class _Located(NamedTuple):
@@ -90,12 +116,30 @@ def _mapping(node: Any, place: Place) -> _Located:
 
 def build(cls: type[T], tree: Any, place: Place) -> T:
     """A parsed tree (or a plain dict) into the dataclass `cls`, checked field by field."""
+    values = _fields(cls, tree, place)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    missing = [field.name for field in fields if field.name not in values and _required(field)]
+    if missing:
+        raise place.error(f"{missing[0]!r} is missing; it has no default")
+    try:
+        return cls(**values)
+    except (ConfigError, ValueError) as error:  # a __post_init__ that checks fields against each other
+        raise place.error(str(error)) from error
+
+
+def overlay(cls: type[T], tree: Any, place: Place) -> Overlay[T]:
+    """The same for some fields of `cls`, to go over defaults that are not known here."""
+    return Overlay(_fields(cls, tree, place), place)
+
+
+def _fields(cls: type[Any], tree: Any, place: Place) -> dict[str, Any]:
+    """The fields that the tree names, each checked by itself."""
     if isinstance(tree, Mapping):
         tree = _Located(dict(tree), {})
     if not isinstance(tree, _Located):
         raise place.error(f"is {tree!r}; a mapping with the keys of {cls.__name__} is wanted")
     hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     for key, raw in tree.values.items():
         here = place.child(key, tree.lines.get(key))
@@ -103,13 +147,7 @@ def build(cls: type[T], tree: Any, place: Place) -> T:
             raise here.error(f"unknown key{_nearest(key, fields)}")
         values[key] = _value(raw, hints[key], here)
         _check(values[key], fields[key].metadata, here)
-    missing = [name for name, field in fields.items() if name not in values and _required(field)]
-    if missing:
-        raise place.error(f"{missing[0]!r} is missing; it has no default")
-    try:
-        return cls(**values)
-    except (ConfigError, ValueError) as error:  # a __post_init__ that checks fields against each other
-        raise place.error(str(error)) from error
+    return values
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -131,6 +169,10 @@ def _value(raw: Any, hint: Any, place: Place) -> Any:
         return _value(raw, next(arg for arg in args if arg is not type(None)), place)
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type[Any], hint), raw, place)
+    if origin is Overlay:
+        made = overlay(args[0], raw, place)
+        made.over(args[0]())
+        return made
     if origin is tuple:
         return _sequence(raw, args[0], place)
     if origin in (dict, Mapping):

@@ -1,0 +1,164 @@
+"""Changing what a subscription sets: by the command line, and by conf/groups.yaml.
+
+A stored setting holds only what the subscription sets itself; everything else is as in `defaults` of
+proxy_consumer.yaml, also after those change. What a file owns is changed in the file. A change moves no
+offsets, `start` included: it says where queues start when a subscription is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from backend.completion import Completion, succeeded
+from backend.records import CommitBatch
+from ddmq_common.config.loader import Overlay, Place, overlay
+from ddmq_common.errors import CallerError
+from proxy_consumer.completions import all_of
+from proxy_consumer.config import GroupsFile, SubscriptionDefaults
+from proxy_consumer.groups import (
+    SOURCE_LOG,
+    SUBSCRIPTION_PREFIX,
+    Stored,
+    encode_subscription,
+    stored_subscription,
+    subscription_key,
+)
+from proxy_consumer.runtime import Runtime, log
+
+if TYPE_CHECKING:
+    from proxy_consumer.directory import Directory
+
+SETTINGS = tuple(field.name for field in dataclasses.fields(SubscriptionDefaults))
+
+
+class Change(NamedTuple):
+    """What became of a change: the settings in force before (None: it was made) and after."""
+
+    before: SubscriptionDefaults | None
+    after: SubscriptionDefaults
+    given: Mapping[str, Any]
+
+
+def where(group: str, topic: str) -> Place:
+    """How errors name a subscription."""
+    return Place(f"group {group}, topic {topic}", "")
+
+
+class Changes:
+    """Writes the settings of subscriptions; what they do is the business of who watches the settings."""
+
+    def __init__(self, runtime: Runtime, directory: Directory) -> None:
+        self._runtime = runtime
+        self._directory = directory
+
+    def change(
+        self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
+    ) -> Completion[Change]:
+        """Set what is named and put `unset` back to the defaults; makes the subscription when it is missing.
+
+        Raises CallerError (also for what a file owns) or BoundReachedError.
+        """
+        _check_unset(settings, unset)
+        stored = self.stored(group, topic)
+        if stored is None:
+            return self._make(group, topic, overlay(SubscriptionDefaults, settings, where(group, topic)))
+        if stored.source != SOURCE_LOG:
+            raise CallerError(owned(group, topic, stored.source))
+        kept = {name: value for name, value in stored.given.items() if name not in unset}
+        defaults = self._runtime.config.defaults
+        before = overlay(SubscriptionDefaults, stored.given, where(group, topic)).over(defaults)
+        wanted = overlay(SubscriptionDefaults, kept | dict(settings), where(group, topic))
+        after = self._checked(group, topic, wanted)
+        done = self._store(group, topic, stored._replace(given=wanted.given))
+        return _then(done, Change(before, after, wanted.given))
+
+    def _make(self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults]) -> Completion[Change]:
+        after = self._checked(group, topic, wanted)
+        made = self._directory.subscribe(group, topic, after, given=wanted.given)[1]
+        return _then(made, Change(None, after, wanted.given))
+
+    def _checked(self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults]) -> SubscriptionDefaults:
+        return wanted.over(self._runtime.config.defaults)
+
+    def stored(self, group: str, topic: str) -> Stored | None:
+        """What stands in the settings; None when there is no such subscription."""
+        key = subscription_key(group, topic)
+        value = self._runtime.backend.setting(key)
+        return None if value is None else stored_subscription(key, value)
+
+    def _store(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
+        runtime = self._runtime
+        value = encode_subscription(wanted.given, wanted.created_ms, wanted.source)
+        batch = CommitBatch(settings={subscription_key(group, topic): value})
+        return runtime.backend.commit(batch, runtime.commit_deadline())
+
+    # --- conf/groups.yaml
+
+    def declare(self, file: GroupsFile, source: str) -> Completion[None]:
+        """Every subscription of the file made or brought up to date; those it no longer names are released.
+
+        A released one keeps its settings and may be changed by the command line.
+        """
+        done = [
+            self._declare_one(group, topic, wanted, source)
+            for group, entry in file.groups.items()
+            for topic, wanted in entry.topics.items()
+        ]
+        named = {(group, topic) for group, entry in file.groups.items() for topic in entry.topics}
+        done += [
+            self._release(group, topic, stored)
+            for group, topic, stored in list(self._owned_by(source))
+            if (group, topic) not in named
+        ]
+        return all_of(done)
+
+    def _declare_one(
+        self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
+    ) -> Completion[Any]:
+        config = self._checked(group, topic, wanted)
+        stored = self.stored(group, topic)
+        if stored is None:
+            return self._directory.subscribe(group, topic, config, source, wanted.given)[1]
+        was = overlay(SubscriptionDefaults, stored.given, where(group, topic))
+        if was == wanted and stored.source == source:
+            return succeeded(None)
+        return self._store(group, topic, Stored(wanted.given, stored.created_ms, source))
+
+    def _release(self, group: str, topic: str, stored: Stored) -> Completion[Any]:
+        facts = {"group": group, "topic": topic, "file": stored.source}
+        log.info("subscription no longer in the file; `ddmq group set` may change it", extra=facts)
+        return self._store(group, topic, stored._replace(source=SOURCE_LOG))
+
+    def _owned_by(self, source: str) -> Iterable[tuple[str, str, Stored]]:
+        for key, value in self._runtime.backend.settings(SUBSCRIPTION_PREFIX).items():
+            group, _, topic = key.removeprefix(SUBSCRIPTION_PREFIX).partition("/")
+            stored = stored_subscription(key, value)
+            if stored.source == source:
+                yield group, topic, stored
+
+
+def owned(group: str, topic: str, source: str) -> str:
+    """Why the command line may not change it."""
+    return (
+        f"group {group!r} on topic {topic!r} stands in {source} under groups.{group}.topics.{topic}; "
+        "change it there and reload (SIGHUP)"
+    )
+
+
+def _check_unset(settings: Mapping[str, Any], unset: Sequence[str]) -> None:
+    for name in unset:
+        if name not in SETTINGS:
+            close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(SETTINGS)}"
+            raise CallerError(f"unset: {name!r} is not a setting; {hint}")
+        if name in settings:
+            raise CallerError(f"unset: {name!r} is set in the same request; do one of the two")
+
+
+def _then(done: Completion[Any], value: Change) -> Completion[Change]:
+    made: Completion[Change] = Completion()
+    done.then(lambda _: made.succeed(value) if done.error is None else made.fail(done.error))
+    return made
