@@ -180,7 +180,10 @@ class Backend(ABC):
         """Up to `count_max` records from `offset`; at least one, then until `bytes_max` of delivery bytes.
 
         With `tags`, records whose tag hash (backend.tag_hash) is not among them are passed over without
-        reading their bodies; `next_offset` lies behind those, also where the answer is NONE.
+        reading their bodies; `next_offset` lies behind those, also where the answer is NONE. One call
+        passes over at most tag_hash.PASSED_MAX records, so that nobody waits for a long search: it then
+        answers DATA with empty columns and a `next_offset` to go on from. NONE still means that there is
+        nothing at or after `next_offset` yet.
         """
 
     @abstractmethod
@@ -221,12 +224,14 @@ class Backend(ABC):
         sharing: Sharing = Sharing.AVERAGELY,
         queues: frozenset[int] | None = None,
         address: str = "",
+        member: str = "",
     ) -> Membership:
         """Become a member; `listener.assigned` follows when something is granted.
 
         `queues`: the only queue numbers this member can take, None = any. `address`: where others reach
-        this member (HOST:PORT of its RPC server), told by `holders`. When members of one topic ask for
-        different kinds of sharing, the strictest in force (the last of the enum) holds for all.
+        this member (HOST:PORT of its RPC server), told by `holders`. `member`: whose membership this is,
+        where one process speaks for several; what WHOLE_GROUP gives goes to one of them. When members of
+        one topic ask for different kinds of sharing, the strictest (the last of the enum) holds for all.
         """
 
     @abstractmethod

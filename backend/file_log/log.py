@@ -22,11 +22,12 @@ from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.ownership import Ownership
 from backend.file_log.pool import wait_for_native_work
+from backend.file_log.read.picking import Ask
 from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState, capabilities, check_topic
 from backend.file_log.watchers import Watchers
-from backend.port import Backend, Health, Membership, MembershipListener, Wait
+from backend.port import Backend, Health, Membership, MembershipListener, Sharing, Wait
 from backend.records import (
     AppendResult,
     Bounds,
@@ -209,13 +210,14 @@ class FileLog(Backend):
         count_max: int,
         bytes_max: int,
         into: Completion[ReadBatch] | None = None,
+        tags: frozenset[int] | None = None,
     ) -> Completion[ReadBatch]:
         if offset < 0 or count_max < 1 or bytes_max < 0:
             raise ValueError(
                 f"read of {count_max} records, {bytes_max} bytes from {offset}: allowed are 1, 0, 0 up"
             )
         completion: Completion[ReadBatch] = Completion() if into is None else into
-        self._queries.read(queue, offset, count_max, bytes_max, completion)
+        self._queries.read(Ask(queue, offset, count_max, bytes_max, tags), completion)
         return completion
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
@@ -271,10 +273,22 @@ class FileLog(Backend):
         progress = self._state.progress
         return self._queries.answer(lambda: [progress.view(group, queue) for queue in queues], Completion())
 
-    def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
+    def join(
+        self,
+        group: str,
+        topic: str,
+        listener: MembershipListener,
+        sharing: Sharing = Sharing.AVERAGELY,
+        queues: frozenset[int] | None = None,
+        address: str = "",
+        member: str = "",
+    ) -> Membership:
         if self._draining:
             raise DrainingError("the log is draining; nobody joins any more")
-        return self._ownership.join(group, topic, listener)
+        return self._ownership.join(group, topic, listener, sharing, queues, address, member)
+
+    def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
+        return self._queries.answer(lambda: self._ownership.holders(group, topic), Completion())
 
     def _commit_grant(self, batch: CommitBatch) -> Completion[Any]:
         return self.commit(batch, self._clock.monotonic() + GRANT_S)

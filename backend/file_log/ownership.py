@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from backend.completion import Completion
-from backend.port import Assignment, MembershipListener
+from backend.port import Assignment, MembershipListener, Sharing
 from backend.progress.group_progress import Fence
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.errors import BoundReachedError, DrainingError
@@ -31,6 +31,7 @@ class FileLogMembership:
         self._line = line
         self.listener = listener
         self.active = True
+        self.address = ""
 
     def release(self, queues: Iterable[QueueRef]) -> None:
         """Give up queues; when none is left the next member in line gets them."""
@@ -49,7 +50,7 @@ class _Line:
         self._topic = topic
         self._table = table
         self._epoch = 0
-        self._held: list[QueueRef] = []
+        self.held: list[QueueRef] = []
         self._granting: list[QueueRef] = []  # on the way to the disk, for members[0]
         self.members: list[FileLogMembership] = []
 
@@ -71,10 +72,10 @@ class _Line:
             self._table.forget(self._group, self._topic)
 
     def release(self, member: FileLogMembership, queues: set[QueueRef]) -> None:
-        if not self.members or self.members[0] is not member or not self._held:
+        if not self.members or self.members[0] is not member or not self.held:
             return
-        self._held = [queue for queue in self._held if queue not in queues]
-        if not self._held:
+        self.held = [queue for queue in self.held if queue not in queues]
+        if not self.held:
             self.members.append(self.members.pop(0))
             self._vacate()
 
@@ -83,22 +84,22 @@ class _Line:
         if not self.members or self._granting:
             return
         living = self._table.living(self._topic)
-        gone = [queue for queue in self._held if queue not in living]
+        gone = [queue for queue in self.held if queue not in living]
         if gone:
-            self._held = [queue for queue in self._held if queue in living]
+            self.held = [queue for queue in self.held if queue in living]
             self._tell(self.members[0], "lost", gone)
-        wanted = [queue for queue in living if queue not in self._held]
+        wanted = [queue for queue in living if queue not in self.held]
         if wanted:
             self._grant(wanted)
 
     def _vacate(self) -> None:
-        self._held = []
+        self.held = []
         self.refresh()
 
     def _grant(self, queues: list[QueueRef]) -> None:
         fences = [self._table.fence(self._group, queue) for queue in queues]
         recorded = max(fence.epoch for fence in fences)
-        if not self._held or recorded > self._epoch:
+        if not self.held or recorded > self._epoch:
             self._epoch = max(self._epoch, recorded) + 1
         deltas = [
             ProgressDelta(self._group, queue, self._epoch, fence.generation)
@@ -115,7 +116,7 @@ class _Line:
                 log.warning("granting %s to group %s: %s; tried again", self._topic, self._group, done.error)
                 self._table.retry(self.refresh)
         elif self.members and self.members[0] is member and member.active:
-            self._held += queues
+            self.held += queues
             self._tell(member, "assigned", Assignment(tuple(queues), self._epoch))
             self.refresh()
         else:
@@ -152,14 +153,30 @@ class Ownership:
         self._lines: dict[tuple[str, str], _Line] = {}
         self._closed = False
 
-    def join(self, group: str, topic: str, listener: MembershipListener) -> FileLogMembership:
+    def join(
+        self,
+        group: str,
+        topic: str,
+        listener: MembershipListener,
+        sharing: Sharing = Sharing.AVERAGELY,
+        queues: frozenset[int] | None = None,
+        address: str = "",
+        member: str = "",
+    ) -> FileLogMembership:
         """Raises BoundReachedError when there are too many groups."""
         line = self._lines.get((group, topic))
         if line is None:
             if len(self._lines) >= self._lines_max:
                 raise BoundReachedError(f"{self._lines_max} groups have joined topics; that is the bound")
             line = self._lines[group, topic] = _Line(group, topic, self)
-        return line.join(listener)
+        membership = line.join(listener)
+        membership.address = address
+        return membership
+
+    def holders(self, group: str, topic: str) -> dict[QueueRef, str]:
+        """Who holds what, by address."""
+        line = self._lines.get((group, topic))
+        return {} if line is None or not line.members else dict.fromkeys(line.held, line.members[0].address)
 
     def topic_changed(self, name: str) -> None:
         """A topic was created, deleted or has grown."""

@@ -24,7 +24,7 @@ from backend.memory.options import MemoryOptions
 from backend.memory.store import DURABILITIES, MemoryStore, check_topic
 from backend.memory.waits import WaitTable
 from backend.memory.writes import Refuse, Write, WriteLine
-from backend.port import Backend, Health, Membership, MembershipListener, Wait
+from backend.port import Backend, Health, Membership, MembershipListener, Sharing, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
@@ -195,12 +195,13 @@ class MemoryBackend(Backend):
         count_max: int,
         bytes_max: int,
         into: Completion[ReadBatch] | None = None,
+        tags: frozenset[int] | None = None,
     ) -> Completion[ReadBatch]:
         if offset < 0 or count_max < 1 or bytes_max < 0:
             raise ValueError(
                 f"read of {count_max} records, {bytes_max} bytes from {offset}: allowed are 1, 0, 0 up"
             )
-        return self._answer(lambda: self._store.read(queue, offset, count_max, bytes_max), into)
+        return self._answer(lambda: self._store.read(queue, offset, count_max, bytes_max, tags), into)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
         wait = Wait() if into is None else into
@@ -271,10 +272,22 @@ class MemoryBackend(Backend):
         self._loop.run_callback(run)
         return completion
 
-    def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
+    def join(
+        self,
+        group: str,
+        topic: str,
+        listener: MembershipListener,
+        sharing: Sharing = Sharing.AVERAGELY,
+        queues: frozenset[int] | None = None,
+        address: str = "",
+        member: str = "",
+    ) -> Membership:
         if self._draining:
             raise DrainingError("the memory engine is draining; nobody joins any more")
-        return self._members.join(group, topic, listener)
+        return self._members.join(group, topic, listener, sharing, queues, address, member)
+
+    def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
+        return self._answer(lambda: self._members.holders(group, topic))
 
     # --- the engine itself
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from backend.memory.store import MemoryStore
-from backend.port import Assignment, MembershipListener
+from backend.port import Assignment, MembershipListener, Sharing
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError
 
@@ -24,6 +24,7 @@ class MemoryMembership:
         self._line = line
         self.listener = listener
         self.active = True
+        self.address = ""
 
     def release(self, queues: Iterable[QueueRef]) -> None:
         """Give up queues; when none is left the next member in line gets them."""
@@ -43,7 +44,7 @@ class _Line:
         self._store = store
         self._later = later
         self._epoch = 0
-        self._held: list[QueueRef] = []
+        self.held: list[QueueRef] = []
         self.members: list[MemoryMembership] = []
         self.revoke_by: float | None = None  # monotonic seconds
 
@@ -63,23 +64,23 @@ class _Line:
             self._vacate()
 
     def release(self, member: MemoryMembership, queues: set[QueueRef]) -> None:
-        if not self.members or self.members[0] is not member or not self._held:
+        if not self.members or self.members[0] is not member or not self.held:
             return
-        self._held = [queue for queue in self._held if queue not in queues]
-        if not self._held:
+        self.held = [queue for queue in self.held if queue not in queues]
+        if not self.held:
             self.members.append(self.members.pop(0))
             self._vacate()
 
     def revoke(self, deadline: float) -> None:
         """Ask the holder to release by `deadline`."""
-        if self.members and self._held:
+        if self.members and self.held:
             self.revoke_by = deadline
-            self._tell(self.members[0], "revoked", list(self._held), deadline)
+            self._tell(self.members[0], "revoked", list(self.held), deadline)
 
     def depose(self) -> None:
         """Take everything from the holder now; it comes last in line."""
-        if self.members and self._held:
-            self._tell(self.members[0], "lost", list(self._held))
+        if self.members and self.held:
+            self._tell(self.members[0], "lost", list(self.held))
             self.members.append(self.members.pop(0))
             self._vacate()
 
@@ -88,18 +89,18 @@ class _Line:
         if not self.members:
             return
         living = self._living()
-        gone = [queue for queue in self._held if queue not in living]
+        gone = [queue for queue in self.held if queue not in living]
         if gone:
-            self._held = [queue for queue in self._held if queue in living]
+            self.held = [queue for queue in self.held if queue in living]
             self._tell(self.members[0], "lost", gone)
-        if not self._held:
+        if not self.held:
             self._grant(living)
             return
-        if self.revoke_by is None and len(living) > len(self._held):
-            self._assign([queue for queue in living if queue not in self._held])
+        if self.revoke_by is None and len(living) > len(self.held):
+            self._assign([queue for queue in living if queue not in self.held])
 
     def _vacate(self) -> None:
-        self._held = []
+        self.held = []
         self.revoke_by = None
         self.refresh()
 
@@ -110,7 +111,7 @@ class _Line:
             self._assign(queues)
 
     def _assign(self, queues: list[QueueRef]) -> None:
-        self._held += queues
+        self.held += queues
         for queue in queues:
             self._store.raise_epoch(self._group, queue, self._epoch)
         self._tell(self.members[0], "assigned", Assignment(tuple(queues), self._epoch))
@@ -138,14 +139,30 @@ class MemberTable:
         self._lines_max = lines_max
         self._lines: dict[tuple[str, str], _Line] = {}
 
-    def join(self, group: str, topic: str, listener: MembershipListener) -> MemoryMembership:
+    def join(
+        self,
+        group: str,
+        topic: str,
+        listener: MembershipListener,
+        sharing: Sharing = Sharing.AVERAGELY,
+        queues: frozenset[int] | None = None,
+        address: str = "",
+        member: str = "",
+    ) -> MemoryMembership:
         """Raises BoundReachedError when there are too many groups."""
         line = self._lines.get((group, topic))
         if line is None:
             if len(self._lines) >= self._lines_max:
                 raise BoundReachedError(f"{self._lines_max} groups have joined topics; that is the bound")
             line = self._lines[group, topic] = _Line(group, topic, self._store, self._later)
-        return line.join(listener)
+        membership = line.join(listener)
+        membership.address = address
+        return membership
+
+    def holders(self, group: str, topic: str) -> dict[QueueRef, str]:
+        """Who holds what, by address."""
+        line = self._lines.get((group, topic))
+        return {} if line is None or not line.members else dict.fromkeys(line.held, line.members[0].address)
 
     def line(self, group: str, topic: str) -> _Line | None:
         """The line of one group on one topic."""

@@ -15,7 +15,7 @@ from typing import Any
 from backend.completion import Completion
 from backend.file_log.sessions.member.mirror import Watchers, differences
 from backend.file_log.sessions.member.requests import Request
-from backend.port import Assignment, Backend, Health, Membership, MembershipListener, Wait
+from backend.port import Assignment, Backend, Health, Membership, MembershipListener, Sharing, Wait
 from backend.records import (
     AppendResult,
     Bounds,
@@ -30,13 +30,17 @@ from backend.records import (
 from ddmq_common.errors import DdmqError
 
 log = logging.getLogger(__name__)
+Terms = tuple[Sharing, frozenset[int] | None, str, str]  # of a join: sharing, queues, address, member
 
 
 class ElectedMembership:
     """A membership that moves with the face; what was held is lost at the change."""
 
-    def __init__(self, face: ElectedBackend, group: str, topic: str, listener: MembershipListener) -> None:
+    def __init__(
+        self, face: ElectedBackend, group: str, topic: str, listener: MembershipListener, terms: Terms
+    ) -> None:
         self._face = face
+        self._terms = terms
         self._group = group
         self._topic = topic
         self._listener = listener
@@ -49,7 +53,7 @@ class ElectedMembership:
         """Join at `backend`; whatever an earlier one still says is not heard."""
         self._turn += 1
         self.moving = False
-        self._inner = backend.join(self._group, self._topic, _Relay(self, self._turn))
+        self._inner = backend.join(self._group, self._topic, _Relay(self, self._turn), *self._terms)
 
     def move(self) -> None:
         """Everything held is lost."""
@@ -211,8 +215,9 @@ class ElectedBackend(Backend):
         count_max: int,
         bytes_max: int,
         into: Completion[ReadBatch] | None = None,
+        tags: frozenset[int] | None = None,
     ) -> Completion[ReadBatch]:
-        return self.current.read(queue, offset, count_max, bytes_max, into)
+        return self.current.read(queue, offset, count_max, bytes_max, into, tags)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
         return self.current.wait(queue, offset, deadline, into)
@@ -238,8 +243,17 @@ class ElectedBackend(Backend):
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
         return self.current.progress(group, queues)
 
-    def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
-        membership = ElectedMembership(self, group, topic, listener)
+    def join(
+        self,
+        group: str,
+        topic: str,
+        listener: MembershipListener,
+        sharing: Sharing = Sharing.AVERAGELY,
+        queues: frozenset[int] | None = None,
+        address: str = "",
+        member: str = "",
+    ) -> Membership:
+        membership = ElectedMembership(self, group, topic, listener, (sharing, queues, address, member))
         self._memberships[membership] = None
         try:
             membership.enter(self.current)
@@ -247,6 +261,9 @@ class ElectedBackend(Backend):
             self.left(membership)
             raise
         return membership
+
+    def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
+        return self.current.holders(group, topic, deadline)
 
     # --- the engine itself
 

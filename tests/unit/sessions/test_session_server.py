@@ -97,7 +97,7 @@ def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
         client.send(Kind.HELLO, 0, codec.encode((MAGIC, 9, "newer")))
         error = codec.error_from(codec.decode_fault(client.next(Kind.FAULT)[2]))
         assert isinstance(error, RemoteError)
-        assert "speaks session protocol 1, not ddmq-session 9" in str(error)
+        assert "speaks session protocol 2, not ddmq-session 9" in str(error)
         client.until_ended()
 
 
@@ -181,9 +181,9 @@ def test_silence_ends_a_session_and_frees_its_queues(tmp_path: Path) -> None:
         home.make()
         server = home.serve()
         silent, living = RawClient(tmp_path), RawClient(tmp_path)
-        silent.send(Kind.JOIN, 1, codec.encode(("g", "orders")))
+        silent.send(Kind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
         first = codec.decode_assigned(silent.next(Kind.ASSIGNED)[2])
-        living.send(Kind.JOIN, 1, codec.encode(("g", "orders")))
+        living.send(Kind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
 
         def silent_is_ended() -> bool:
             living.send(Kind.PING, 0, b"")
@@ -201,9 +201,9 @@ def test_the_end_of_the_socket_frees_its_queues(tmp_path: Path) -> None:
         home.make()
         home.serve()
         first, second = RawClient(tmp_path), RawClient(tmp_path)
-        first.send(Kind.JOIN, 1, codec.encode(("g", "orders")))
+        first.send(Kind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
         first.next(Kind.ASSIGNED)
-        second.send(Kind.JOIN, 1, codec.encode(("g", "orders")))
+        second.send(Kind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
         first.close()
         second.next(Kind.ASSIGNED)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from backend.capabilities import Capabilities
 from backend.completion import Completion
+from backend.file_log.read.picking import Ask
 from backend.file_log.sessions.member.joining import MembershipTable
 from backend.file_log.sessions.member.link import Link
 from backend.file_log.sessions.member.mirror import Mirror
@@ -30,8 +31,9 @@ from backend.file_log.sessions.member.requests import (
     append_bytes,
 )
 from backend.file_log.sessions.wire import codec
+from backend.file_log.sessions.wire.codec import JoinTerms
 from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, deadline_of, timeout_ms
-from backend.port import Backend, Health, Membership, MembershipListener, Wait
+from backend.port import Backend, Health, Membership, MembershipListener, Sharing, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
@@ -169,13 +171,14 @@ class MemberBackend(Backend):
         count_max: int,
         bytes_max: int,
         into: Completion[ReadBatch] | None = None,
+        tags: frozenset[int] | None = None,
     ) -> Completion[ReadBatch]:
         if offset < 0 or count_max < 1 or bytes_max < 0:
             raise ValueError(
                 f"read of {count_max} records, {bytes_max} bytes from {offset}: allowed are 1, 0, 0 up"
             )
         completion: Completion[ReadBatch] = Completion() if into is None else into
-        self._reads.read(queue, offset, count_max, bytes_max, completion)
+        self._reads.read(Ask(queue, offset, count_max, bytes_max, tags), completion)
         return completion
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
@@ -231,10 +234,29 @@ class MemberBackend(Backend):
             lambda backend: backend.progress(group, queues),
         )
 
-    def join(self, group: str, topic: str, listener: MembershipListener) -> Membership:
+    def join(
+        self,
+        group: str,
+        topic: str,
+        listener: MembershipListener,
+        sharing: Sharing = Sharing.AVERAGELY,
+        queues: frozenset[int] | None = None,
+        address: str = "",
+        member: str = "",
+    ) -> Membership:
         if self._draining:
             raise DrainingError("this process is draining; it joins no group any more")
-        return self._memberships.join(group, topic, listener)
+        return self._memberships.join(group, topic, listener, JoinTerms(sharing, queues, address, member))
+
+    def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
+        return self._ask(
+            Kind.HOLDERS,
+            (group, topic),
+            codec.decode_holders,
+            None,
+            lambda backend: backend.holders(group, topic, deadline),
+            deadline,
+        )
 
     # --- the engine itself
 

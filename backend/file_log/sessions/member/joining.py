@@ -22,8 +22,16 @@ Push = Callable[[Kind, int, bytes], None]
 class RemoteMembership:
     """One place in a group; lives across sessions until `leave`."""
 
-    def __init__(self, table: MembershipTable, group: str, topic: str, listener: MembershipListener) -> None:
+    def __init__(
+        self,
+        table: MembershipTable,
+        group: str,
+        topic: str,
+        listener: MembershipListener,
+        terms: codec.JoinTerms,
+    ) -> None:
         self._table = table
+        self.terms = terms
         self.group = group
         self.topic = topic
         self.listener = listener
@@ -56,9 +64,11 @@ class MembershipTable:
     def __contains__(self, ident: int) -> bool:
         return ident in self._by_ident
 
-    def join(self, group: str, topic: str, listener: MembershipListener) -> RemoteMembership:
+    def join(
+        self, group: str, topic: str, listener: MembershipListener, terms: codec.JoinTerms
+    ) -> RemoteMembership:
         """A new membership; joined at once when a session is there."""
-        membership = RemoteMembership(self, group, topic, listener)
+        membership = RemoteMembership(self, group, topic, listener, terms)
         self._enter(membership)
         return membership
 
@@ -123,4 +133,5 @@ class MembershipTable:
 
     def _ask(self, membership: RemoteMembership) -> None:
         membership.joined = True
-        self.push(Kind.JOIN, membership.ident, codec.encode((membership.group, membership.topic)))
+        body = codec.encode_join(membership.group, membership.topic, membership.terms)
+        self.push(Kind.JOIN, membership.ident, body)

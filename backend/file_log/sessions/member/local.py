@@ -20,6 +20,7 @@ from backend.completion import Completion
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, entry_is_sound
 from backend.file_log.options import FileLogOptions
+from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader
 from backend.file_log.segments import SegmentSet
 from backend.file_log.sessions.member.backend import MemberBackend
@@ -27,7 +28,8 @@ from backend.file_log.sessions.member.reading import Reads, RemoteReads
 from backend.file_log.sessions.wire.protocol import Kind
 from backend.file_log.storage import Storage
 from backend.port import Wait
-from backend.records import QueueRef, ReadBatch
+from backend.records import QueueRef, ReadBatch, ReadStatus
+from backend.tag_hash import PASSED_MAX
 
 COUNT_MAX = 4096  # entries looked at in one read
 RELOAD_S = 0.05  # segments are not looked for more often
@@ -80,30 +82,43 @@ class LocalReads:
     def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
         self._remote.wait(queue, offset, deadline, wait)
 
-    def read(
-        self, queue: QueueRef, offset: int, count_max: int, bytes_max: int, completion: Completion[ReadBatch]
-    ) -> None:
-        entries = self._entries(queue, offset, min(count_max, COUNT_MAX))
-        cold = self._reader.cold(entries, bytes_max) if entries else []
+    def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
+        entries = self._entries(ask)
         if not entries:
-            self._remote.read(queue, offset, count_max, bytes_max, completion)
-        elif not cold:
-            self._hub.loop.run_callback(
-                self._answer, queue, offset, entries, count_max, bytes_max, completion
-            )
+            self._remote.read(ask, completion)
+            return
+        picked = pick(ask, entries)
+        if picked.entries or len(entries) < HUB_ENTRIES * ENTRY_BYTES:
+            self._records(ask, picked, completion)
+            return
+        end = ask.offset + PASSED_MAX
+        searching = self._hub.threadpool.spawn(search, ask, self._files, end)
+        searching.rawlink(lambda found: self._searched(ask, found, completion))
+
+    def _searched(self, ask: Ask, found: Any, completion: Completion[ReadBatch]) -> None:
+        if self._closed or not found.successful():
+            self._remote.read(ask, completion)
+        else:
+            self._records(ask, found.value, completion)
+
+    def _records(self, ask: Ask, picked: Picked, completion: Completion[ReadBatch]) -> None:
+        """Those that were chosen, from the log; none: where to go on is all there is to say."""
+        cold = self._reader.cold(picked.entries, ask.bytes_max)
+        if not cold:
+            self._hub.loop.run_callback(self._answer, ask, picked, completion)
         else:
             warming = self._hub.threadpool.spawn(self._reader.warm, cold)
-            warming.rawlink(lambda _: self._answer(queue, offset, entries, count_max, bytes_max, completion))
+            warming.rawlink(lambda _: self._answer(ask, picked, completion))
 
     # --- inside
 
-    def _entries(self, queue: QueueRef, offset: int, count_max: int) -> bytes:
-        """Sound entries from `offset` on whose log is mapped; b"" when the writer has to be asked."""
-        info = self._member.topic(queue.topic)
-        if info is None or info.incarnation != queue.incarnation or not info.readable or self._closed:
+    def _entries(self, ask: Ask) -> bytes:
+        """Entries from the offset on whose log is mapped; b"" when the writer has to be asked."""
+        info = self._member.topic(ask.queue.topic)
+        if info is None or info.incarnation != ask.queue.incarnation or not info.readable or self._closed:
             return b""
         try:
-            entries = self._files.read(queue, offset, count_max)
+            entries = self._files.read(ask.queue, ask.offset, min(ask.entries_max, COUNT_MAX))
             if entries and entry_is_sound(entries[-ENTRY_BYTES:]) and self._reaches(entries):
                 return entries
         except (OSError, ValueError):  # a file that went, or became shorter, while a new writer cut it
@@ -125,31 +140,27 @@ class LocalReads:
         segments.last.end = max(segments.last.end, self._end)
         return segments.locate(first) is not None and segments.locate(position) is not None
 
-    def _answer(
-        self,
-        queue: QueueRef,
-        offset: int,
-        entries: bytes,
-        count_max: int,
-        bytes_max: int,
-        completion: Completion[ReadBatch],
-    ) -> None:
-        batch = None if self._closed else self._batch(queue, offset, entries, bytes_max)
+    def _answer(self, ask: Ask, picked: Picked, completion: Completion[ReadBatch]) -> None:
+        batch = None if self._closed else self._batch(ask, picked)
         if batch is None:
-            self._remote.read(queue, offset, count_max, bytes_max, completion)
+            self._remote.read(ask, completion)
         else:
             completion.succeed(batch)
 
-    def _batch(self, queue: QueueRef, offset: int, entries: bytes, bytes_max: int) -> FileBatch | None:
-        batch = self._sound_batch(queue, offset, entries, bytes_max)
+    def _batch(self, ask: Ask, picked: Picked) -> FileBatch | None:
+        if not picked.entries:
+            return FileBatch(None, ReadStatus.DATA, picked.after, None)
+        batch = self._sound_batch(ask, picked)
         if batch is None and self._load_segments():  # one may have ended earlier than its file
-            batch = self._sound_batch(queue, offset, entries, bytes_max)
+            batch = self._sound_batch(ask, picked)
         return batch
 
-    def _sound_batch(self, queue: QueueRef, offset: int, entries: bytes, bytes_max: int) -> FileBatch | None:
+    def _sound_batch(self, ask: Ask, picked: Picked) -> FileBatch | None:
         self._odd = False
         try:
-            batch = self._reader.batch(queue, offset, entries, bytes_max, self._end)
+            if not self._reaches(picked.entries):
+                return None
+            batch = self._reader.batch(ask, picked, self._end)
         except (OSError, ValueError):
             return None
         return None if self._odd or not batch.deliveries else batch

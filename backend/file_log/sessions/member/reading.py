@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from backend.completion import Completion
+from backend.file_log.read.picking import Ask
 from backend.file_log.sessions.member.link import Link
 from backend.file_log.sessions.member.requests import PlainRequest, WaitRequest
 from backend.file_log.sessions.wire import codec
@@ -21,9 +22,7 @@ from ddmq_common.clock import Clock
 class Reads(Protocol):
     """The reading half of a member."""
 
-    def read(
-        self, queue: QueueRef, offset: int, count_max: int, bytes_max: int, completion: Completion[ReadBatch]
-    ) -> None:
+    def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
         """As Backend.read."""
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
@@ -43,16 +42,14 @@ class RemoteReads:
         self._link = link
         self._clock = clock
 
-    def read(
-        self, queue: QueueRef, offset: int, count_max: int, bytes_max: int, completion: Completion[ReadBatch]
-    ) -> None:
+    def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
         self._link.submit(
             PlainRequest(
                 Kind.READ,
-                (queue, offset, count_max, bytes_max),
-                lambda body: codec.decode_read(queue, body),
+                ask,
+                lambda body: codec.decode_read(ask.queue, body),
                 completion,
-                lambda backend: backend.read(queue, offset, count_max, bytes_max),
+                lambda backend: backend.read(*ask[:4], tags=ask.tags),
                 self._clock.monotonic() + self._link.limits.request_timeout_s,
             )
         )

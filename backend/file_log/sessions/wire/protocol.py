@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = "ddmq-session"
-VERSION = 1
+VERSION = 2
 HEAD = struct.Struct("<IBI")
 IDENT_MAX = 0xFFFF_FFFF
 TIMEOUT_MS_MAX = 86_400_000  # what a deadline further away is cut to
@@ -38,6 +38,7 @@ class Kind(IntEnum):
     RELEASE = 15
     LEAVE = 16
     READS_FILES = 17
+    HOLDERS = 18
     WELCOME = 64
     READY = 65
     PONG = 66

@@ -19,14 +19,15 @@ log = logging.getLogger(__name__)
 _hello: Callable[[bytes], tuple[str, int, str]] = codec.decoder(tuple[str, int, str])
 _put_topic: Callable[[bytes], tuple[int, codec.TopicRow]] = codec.decoder(tuple[int, codec.TopicRow])
 _delete_topic: Callable[[bytes], tuple[int, str]] = codec.decoder(tuple[int, str])
-_read: Callable[[bytes], tuple[QueueRef, int, int, int]] = codec.decoder(tuple[QueueRef, int, int, int])
+_ReadRow = tuple[QueueRef, int, int, int, list[int] | None]
+_read: Callable[[bytes], _ReadRow] = codec.decoder(_ReadRow)
 _wait: Callable[[bytes], tuple[QueueRef, int, int]] = codec.decoder(tuple[QueueRef, int, int])
 _time: Callable[[bytes], tuple[QueueRef, int]] = codec.decoder(tuple[QueueRef, int])
 _find: Callable[[bytes], tuple[str, bytes | None, bytes | None, int]] = codec.decoder(
     tuple[str, bytes | None, bytes | None, int]
 )
 _progress: Callable[[bytes], tuple[str, list[QueueRef]]] = codec.decoder(tuple[str, list[QueueRef]])
-_join: Callable[[bytes], tuple[str, str]] = codec.decoder(tuple[str, str])
+_holders: Callable[[bytes], tuple[str, str]] = codec.decoder(tuple[str, str])
 
 
 def serve(session: Session, kind: int, ident: int, body: bytes) -> None:
@@ -133,10 +134,11 @@ def _on_delete_topic(session: Session, ident: int, body: bytes) -> None:
 
 
 def _on_read(session: Session, ident: int, body: bytes) -> None:
-    queue, offset, count_max, bytes_max = _read(body)
+    queue, offset, count_max, bytes_max, hashes = _read(body)
+    tags = None if hashes is None else frozenset(hashes)
     bytes_max = min(bytes_max, session.host.limits.frame_bytes_max // 2)
     answer = _taken(session, ident, body, codec.encode_read)
-    _ask(answer, lambda: session.host.backend.read(queue, offset, count_max, bytes_max, answer))
+    _ask(answer, lambda: session.host.backend.read(queue, offset, count_max, bytes_max, answer, tags))
 
 
 def _on_wait(session: Session, ident: int, body: bytes) -> None:
@@ -187,7 +189,7 @@ def _on_progress(session: Session, ident: int, body: bytes) -> None:
 
 
 def _on_join(session: Session, ident: int, body: bytes) -> None:
-    group, topic = _join(body)
+    group, topic, terms = codec.decode_join(body)
     if ident in session.memberships:
         raise ProtocolError(f"membership {ident} exists already")
     limit = session.host.limits.memberships_max
@@ -195,7 +197,16 @@ def _on_join(session: Session, ident: int, body: bytes) -> None:
         session.host.refused("memberships")
         raise BoundReachedError(f"the session has {limit} memberships; allowed: {limit}")
     listener = RemoteListener(session, ident)
-    session.memberships[ident] = session.host.backend.join(group, topic, listener)
+    whose = f"{session.number:08d}/{terms.member}"  # a session is a process: never ours, never another's
+    session.memberships[ident] = session.host.backend.join(group, topic, listener, *terms[:3], whose)
+
+
+def _on_holders(session: Session, ident: int, body: bytes) -> None:
+    group, topic = _holders(body)
+    host = session.host
+    answer = _taken(session, ident, body, codec.encode_holders)
+    deadline = host.clock.monotonic() + host.limits.request_timeout_s
+    _relay(answer, lambda: host.backend.holders(group, topic, deadline))
 
 
 def _on_release(session: Session, ident: int, body: bytes) -> None:
@@ -228,4 +239,5 @@ _HANDLERS: dict[int, Callable[[Session, int, bytes], None]] = {
     Kind.RELEASE: _on_release,
     Kind.LEAVE: _on_leave,
     Kind.READS_FILES: _on_reads_files,
+    Kind.HOLDERS: _on_holders,
 }
