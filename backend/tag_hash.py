@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import google_crc32c
 
+PASSED_MAX = 1 << 16  # records that one read may pass over because of their tags
+
 
 def tag_hash(tags: bytes) -> int:
     """0 for no tags, else a number from 1 to 2**32 - 1."""

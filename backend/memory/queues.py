@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 
 from backend.records import Bounds, NewRecord, ReadBatch, ReadStatus, StoredRecord
-from backend.tag_hash import tag_hash
+from backend.tag_hash import PASSED_MAX, tag_hash
 
 NO_SYSTEM: Mapping[str, str] = {}
 
@@ -81,21 +81,24 @@ class MemoryQueue:
         self._entries.append(Entry(record, new))
         return offset
 
-    def read(self, offset: int, count_max: int, bytes_max: int) -> MemoryBatch:
+    def read(
+        self, offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None = None
+    ) -> MemoryBatch:
         """As Backend.read, for a queue that is there."""
         if not self.min <= offset <= self.next:
             return MemoryBatch(ReadStatus.OUT_OF_RANGE, [], offset, self.bounds())
         found: list[Entry] = []
         size = 0
-        while offset < self.next and len(found) < count_max:
+        end = self.next if tags is None else min(self.next, offset + PASSED_MAX)
+        while offset < end and len(found) < count_max:
             entry = self._entries[offset - self.min]
-            if entry is not None:
+            if entry is not None and (tags is None or entry.tag_hash in tags):
                 size += len(entry.record.delivery)
                 if found and size > bytes_max:
                     break
                 found.append(entry)
             offset += 1
-        return MemoryBatch(ReadStatus.DATA if found else ReadStatus.NONE, found, offset)
+        return MemoryBatch(ReadStatus.DATA if found or offset < self.next else ReadStatus.NONE, found, offset)
 
     def offset_for_time(self, wall_ms: int) -> int:
         """The first offset stored at or after `wall_ms`, or the next offset."""

@@ -170,13 +170,20 @@ class MemoryStore:
 
     # --- reading
 
-    def read(self, ref: QueueRef, offset: int, count_max: int, bytes_max: int) -> MemoryBatch:
+    def read(
+        self,
+        ref: QueueRef,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        tags: frozenset[int] | None = None,
+    ) -> MemoryBatch:
         """As Backend.read. Raises CallerError when the topic is not readable."""
         queue = self.queue(ref)
         if queue is None:
             return MemoryBatch(ReadStatus.GONE, [], offset)
         self.check_readable(ref.topic)
-        return queue.read(offset, count_max, bytes_max)
+        return queue.read(offset, count_max, bytes_max, tags)
 
     def check_readable(self, topic: str) -> None:
         """Raises CallerError when nothing may be read from the topic."""

@@ -18,10 +18,12 @@ from backend.file_log.core.scan import walk
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.pool import off_hub
+from backend.file_log.read.picking import Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
 from backend.file_log.state import LogState, QueueState
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from backend.tag_hash import PASSED_MAX
 from ddmq_common.errors import CallerError, DdmqError, DrainingError, NoSuchTopicError, StorageError
 
 T = TypeVar("T")
@@ -64,31 +66,67 @@ class Queries:
 
     # --- reading
 
-    def read(
-        self, ref: QueueRef, offset: int, count_max: int, bytes_max: int, completion: Completion[ReadBatch]
-    ) -> None:
+    def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
         """As Backend.read."""
-        self._later(self._read, ref, offset, count_max, bytes_max, completion)
+        self._later(self._attempt, ask, completion, self._read)
 
-    def _read(
-        self, ref: QueueRef, offset: int, count_max: int, bytes_max: int, completion: Completion[ReadBatch]
+    def _attempt(
+        self, ask: Ask, completion: Completion[ReadBatch], act: Callable[..., FileBatch | None], *given: Any
     ) -> None:
+        """Settle with what `act` gives; None: it went to a thread, and settles from there."""
         try:
-            answer = self._outcome(ref, offset)
-            if answer is None:
-                queue = self._queue(ref)
-                entries = self._entries(queue, offset, min(count_max, queue.visible - offset))
-                cold = self._reader.cold(entries, bytes_max)
-                if cold:
-                    self._read_cold(ref, offset, entries, bytes_max, cold, completion)
-                    return
-                answer = self._batch(ref, offset, entries, bytes_max)
+            answer = act(ask, completion, *given)
         except DdmqError as error:
             completion.fail(error)
         except (OSError, ValueError) as error:
-            completion.fail(StorageError(f"reading {ref.topic} queue {ref.queue_id} failed: {error}"))
+            name = f"{ask.queue.topic} queue {ask.queue.queue_id}"
+            completion.fail(StorageError(f"reading {name} failed: {error}"))
         else:
-            completion.succeed(answer)
+            if answer is not None:
+                completion.succeed(answer)
+
+    def _read(self, ask: Ask, completion: Completion[ReadBatch]) -> FileBatch | None:
+        answer = self._outcome(ask.queue, ask.offset)
+        if answer is not None:
+            return answer
+        queue = self._queue(ask.queue)
+        entries = self._entries(queue, ask.offset, min(ask.entries_max, queue.visible - ask.offset))
+        picked = pick(ask, entries)
+        if picked.entries or picked.after >= queue.flushed:
+            return self._records(ask, completion, picked)
+        end = min(ask.offset + PASSED_MAX, queue.flushed)
+        off_hub(
+            lambda: search(ask, self._files, end),
+            lambda found, error: self._attempt(ask, completion, self._searched, found, error),
+        )
+        return None
+
+    def _searched(
+        self, ask: Ask, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
+    ) -> FileBatch | None:
+        if error is not None:
+            raise error
+        self._check_open()
+        return self._records(ask, completion, picked)
+
+    def _records(self, ask: Ask, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
+        cold = self._reader.cold(picked.entries, ask.bytes_max)
+        if not cold:
+            return self._batch(ask, picked)
+
+        def warmed(_: Any, error: Exception | None) -> None:
+            self._attempt(ask, completion, self._warmed, picked, error)
+
+        off_hub(self._reader.warm, warmed, cold)
+        return None
+
+    def _warmed(
+        self, ask: Ask, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
+    ) -> FileBatch:
+        if error is not None:
+            raise error
+        self._check_open()
+        return self._batch(ask, picked)
 
     def _outcome(self, ref: QueueRef, offset: int) -> FileBatch | None:
         """The answer when there is nothing to read."""
@@ -105,35 +143,17 @@ class Queries:
             return FileBatch(None, ReadStatus.OUT_OF_RANGE, offset, bounds)
         return None
 
-    def _batch(self, ref: QueueRef, offset: int, entries: bytes, bytes_max: int) -> FileBatch:
-        """At least one record, unless nothing but gaps is left."""
-        queue = self._queue(ref)
-        batch = self._reader.batch(ref, offset, entries, bytes_max, self._limit())
-        while not batch.offsets and batch.next_offset < queue.visible:
-            at = batch.next_offset
-            entries = self._entries(queue, at, min(NEIGHBOURS, queue.visible - at))
-            batch = self._reader.batch(ref, at, entries, bytes_max, self._limit())
-        if not batch.offsets:
+    def _batch(self, ask: Ask, picked: Picked) -> FileBatch:
+        """At least one record, unless nothing but gaps, or other tags, is left."""
+        queue = self._queue(ask.queue)
+        batch = self._reader.batch(ask, picked, self._limit())
+        while not batch.offsets and batch.next_offset < queue.visible and ask.tags is None:
+            after = ask._replace(offset=batch.next_offset)
+            entries = self._entries(queue, after.offset, min(NEIGHBOURS, queue.visible - after.offset))
+            batch = self._reader.batch(after, pick(after, entries), self._limit())
+        if not batch.offsets and batch.next_offset >= queue.visible:
             batch.status = ReadStatus.NONE
         return batch
-
-    def _read_cold(
-        self, ref: QueueRef, offset: int, entries: bytes, bytes_max: int, cold: Any, completion: Any
-    ) -> None:
-        def warmed(_: Any, error: Exception | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                self._check_open()
-                batch = self._batch(ref, offset, entries, bytes_max)
-            except DdmqError as fault:
-                completion.fail(fault)
-            except (OSError, ValueError) as fault:
-                completion.fail(StorageError(f"reading {ref.topic} queue {ref.queue_id} failed: {fault}"))
-            else:
-                completion.succeed(batch)
-
-        off_hub(self._reader.warm, warmed, cold)
 
     def _entries(self, queue: QueueState | QueueView, offset: int, count: int) -> bytes:
         """Entries of visible records; those that the files lost are gaps until they are looked up."""

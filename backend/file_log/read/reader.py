@@ -29,6 +29,7 @@ from backend.file_log.core.record import (
     Record,
     unpack_record,
 )
+from backend.file_log.read.picking import Ask, Picked
 from backend.file_log.segments import Segment, SegmentSet
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
@@ -121,21 +122,18 @@ class LogReader:
         self._warm: OrderedDict[int, None] = OrderedDict()
         self._warm_max = warm_blocks_max
 
-    def batch(self, ref: QueueRef, offset: int, entries: bytes, bytes_max: int, limit: int) -> FileBatch:
-        """The records of `entries`, which start at `offset`: at least one, then until `bytes_max`."""
-        columns: Columns = tuple(zip(*ENTRY_ROWS.iter_unpack(entries), strict=True))
-        deliveries = self._all_sound(offset, entries, columns, bytes_max, limit) if columns else []
+    def batch(self, ask: Ask, picked: Picked, limit: int) -> FileBatch:
+        """The records of the entries: at least one, then until `ask.bytes_max`."""
+        columns: Columns = tuple(zip(*ENTRY_ROWS.iter_unpack(picked.entries), strict=True))
+        deliveries = self._all_sound(picked, columns, ask.bytes_max, limit) if columns else []
         if deliveries is None:
-            return self._one_by_one(ref, offset, list(zip(*columns, strict=True)), bytes_max, limit)
-        after = offset + len(deliveries)
-        batch = FileBatch(self, ReadStatus.DATA, after, None)
+            return self._one_by_one(ask, picked, columns, limit)
+        batch = FileBatch(self, ReadStatus.DATA, picked.after, None)
         if deliveries:
-            batch.fill(range(offset, after), columns, deliveries)
+            batch.fill(picked.offsets, columns, deliveries)
         return batch
 
-    def _all_sound(
-        self, offset: int, entries: bytes, columns: Columns, bytes_max: int, limit: int
-    ) -> list[bytes] | None:
+    def _all_sound(self, picked: Picked, columns: Columns, bytes_max: int, limit: int) -> list[bytes] | None:
         """The hot path of reading: all in one segment, all within `bytes_max`, nothing wrong; else None."""
         positions, sizes, _, _, packed = columns
         first, last = positions[0], positions[-1]
@@ -153,8 +151,9 @@ class LogReader:
         unpack, crc = VOUCH.unpack_from, google_crc32c.value
         deliveries: list[bytes] = []
         add = deliveries.append
-        raw = RAW_ENTRIES.iter_unpack(entries)
-        for position, size, flags, (fields,) in zip(positions, sizes, packed, raw, strict=True):
+        raw = RAW_ENTRIES.iter_unpack(picked.entries)
+        rows = zip(picked.offsets, positions, sizes, packed, raw, strict=True)
+        for offset, position, size, flags, (fields,) in rows:
             place = position - base
             wanted, found, at = unpack(view, place + VOUCH_AT)
             if found != fields or at != offset:
@@ -163,27 +162,26 @@ class LogReader:
             if crc(whole) != wanted:
                 return None
             add(whole[(flags >> 8) - CHECKED_FROM :])
-            offset += 1
         return deliveries
 
-    def _one_by_one(
-        self, ref: QueueRef, offset: int, rows: list[Row], bytes_max: int, limit: int
-    ) -> FileBatch:
+    def _one_by_one(self, ask: Ask, picked: Picked, columns: Columns, limit: int) -> FileBatch:
         """The same with segments changing, the bound in between, or something wrong."""
+        rows: list[Row] = list(zip(*columns, strict=True))
         offsets: list[int] = []
         kept: list[Row] = []
         deliveries: list[bytes] = []
-        left, after = bytes_max, offset
-        for at, row in enumerate(rows, offset):
-            found = self._first_look(at, row, limit) or self._second_look(ref, at, row, limit)
-            if found is not None:
-                left -= len(found[1])
-                if left < 0 and deliveries:
-                    break
-                offsets.append(at)
-                kept.append(found[0])
-                deliveries.append(found[1])
-            after = at + 1
+        left, after = ask.bytes_max, picked.after
+        for at, row in zip(picked.offsets, rows, strict=True):
+            found = self._first_look(at, row, limit) or self._second_look(ask.queue, at, row, limit)
+            if found is None or (ask.tags is not None and found[0][2] not in ask.tags):
+                continue
+            left -= len(found[1])
+            if left < 0 and deliveries:
+                after = at
+                break
+            offsets.append(at)
+            kept.append(found[0])
+            deliveries.append(found[1])
         batch = FileBatch(self, ReadStatus.DATA, after, None)
         if kept:
             batch.fill(offsets, tuple(zip(*kept, strict=True)), deliveries)
