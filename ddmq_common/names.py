@@ -55,6 +55,11 @@ def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
 
 
+def retry_qid(cluster: str, queue_id: int) -> str:
+    """The wire name of a queue of a group's retry topic; no queue of a topic has one like it."""
+    return qid(cluster, RETRY_PREFIX, queue_id)
+
+
 def qid(cluster: str, broker: str, queue_id: int) -> str:
     """The queue's name on the wire for log-style engines: `cluster_broker_queue`."""
     return f"{cluster}_{broker}_{queue_id}"

@@ -13,6 +13,7 @@ import gevent
 from backend.port import Backend
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
+from ddmq_common.levels import DEFAULT_LEVELS
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Cell, Registry
 from ddmq_common.names import qid
@@ -35,6 +36,7 @@ class Runtime:
         self.config = config
         self.metrics = metrics
         self.clock = clock
+        self.levels = DEFAULT_LEVELS  # the waits of the retry path; those of the level scheduler
         self.agenda = Agenda()
         self.lease_ids: Iterator[int] = count((random.getrandbits(LEASE_ID_BITS) << 16) + 1)
         self.held: Counter = Count()  # bytes read and not delivered, all subscriptions

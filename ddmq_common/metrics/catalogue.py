@@ -65,6 +65,12 @@ LEASE_TIMEOUTS = _metric(
 DEAD_LETTERS = _metric(
     "ddmq_dead_letters_total", "counter", ("group", "topic", "reason"), "Messages moved to the DLQ."
 )
+RETRY_STEPS = _metric(
+    "ddmq_retry_steps_total",
+    "counter",
+    ("group", "topic", "step"),
+    "Messages that took a step (1 to 16) of the retry path.",
+)
 RESULTS_IGNORED = _metric(
     "ddmq_results_ignored_total", "counter", ("group", "reason"), "Acks and fails that changed nothing."
 )
