@@ -1,0 +1,15 @@
+"""How a message leaves a subscription that could not finish it: by the retry path, or as a dead letter.
+
+The core only says that a job is spent. Here it is read once more and moved: an unordered one with steps
+left goes to SCHEDULE_TOPIC and from there to the group's retry topic, everything else to `%DLQ%group`.
+Each move and the finish of what was moved are one commit where the engine is atomic; elsewhere the copy is
+durable first. Until that is done the message stays unfinished and is delivered to nobody.
+
+    trail.py         what travels with a retried message, and which step comes next (pure)
+    letters.py       dead letters: made, read back, sent again (pure)
+    retry_queues.py  which queue of the retry topic belongs to which topic of the group
+    topics.py        the system's own topics, made on first need
+    turns.py         one changer at a time, by a generation that only one commit can take
+    departure.py     one move
+    undertaker.py    a subscription's moves, a few at a time
+"""

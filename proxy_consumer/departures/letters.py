@@ -1,0 +1,159 @@
+"""Dead letters: made of a spent message, read back, and made into a message again. Pure.
+
+A dead letter keeps key, tag, value, message id, born time and the application's properties, and gains
+these (none of them a reserved name):
+
+    dead-letter-reason     failed | timed-out | whatever else the core says
+    dead-letter-error      the last error text that a client gave; left out when there is none
+    dead-letter-topic      where it was sent to: topic, queue number and offset there, also when it
+    dead-letter-queue      came to its end on the retry path
+    dead-letter-offset
+    dead-letter-attempts   deliveries made in all, over every step
+    dead-letter-time       epoch milliseconds
+    dead-letter-resent     how often it was sent again from the dead-letter topic; left out at first
+
+Where a message cannot carry them (its bytes do not parse, or it would become too large) they stand in the
+record's system properties, and its bytes are kept as they are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from backend.records import NewRecord, StoredRecord
+from ddmq_common.delivery import Content, decode, encode
+from ddmq_common.errors import DamagedError
+from ddmq_common.names import dlq_topic
+from proxy_consumer.departures.trail import Trail, foreign_system, key_and_tags
+
+PREFIX = "dead-letter-"
+REASON, ERROR, TOPIC = PREFIX + "reason", PREFIX + "error", PREFIX + "topic"
+QUEUE, OFFSET = PREFIX + "queue", PREFIX + "offset"
+ATTEMPTS, TIME, RESENT = PREFIX + "attempts", PREFIX + "time", PREFIX + "resent"
+_FACTS = (REASON, ERROR, TOPIC, QUEUE, OFFSET, ATTEMPTS, TIME)
+_FACT_BYTES = frozenset(name.encode() for name in _FACTS)
+
+
+class Letter(NamedTuple):
+    """A dead letter as it stands in its topic. `content` None: its bytes do not parse.
+
+    `topic` "": it does not say where it comes from. `time_ms`: when it died.
+    """
+
+    record: StoredRecord
+    content: Content | None
+    reason: str
+    error: str
+    topic: str
+    queue_id: int
+    offset: int
+    attempts: int
+    time_ms: int
+    resent: int
+
+
+def dead_letter(
+    group: str, record: StoredRecord, trail: Trail, reason: str, wall_ms: int, *, bare: bool = False
+) -> NewRecord:
+    """The record to append. `bare`: leave the message's bytes alone."""
+    facts = _facts(trail, reason, wall_ms)
+    key, tags = key_and_tags(record)
+    delivery, system = bytes(record.delivery), foreign_system(record)
+    content = None if bare else _content(record)
+    if content is None:
+        system |= facts
+    else:
+        properties = _without_facts(content) | {name.encode(): text.encode() for name, text in facts.items()}
+        delivery = encode(key, content.value, tags, properties)
+    return NewRecord(
+        dlq_topic(group),
+        0,
+        record.message_id,
+        record.born_ms,
+        delivery,
+        key,
+        tags,
+        record.flags,
+        system=system or None,
+    )
+
+
+def _facts(trail: Trail, reason: str, wall_ms: int) -> dict[str, str]:
+    facts = {
+        REASON: reason,
+        ERROR: trail.error,
+        TOPIC: trail.topic,
+        QUEUE: str(trail.queue_id),
+        OFFSET: str(trail.offset),
+        ATTEMPTS: str(trail.deliveries),
+        TIME: str(wall_ms),
+    }
+    if not trail.error:
+        del facts[ERROR]
+    return facts
+
+
+def read_letter(record: StoredRecord) -> Letter:
+    """What a record of a dead-letter topic says about itself."""
+    content = _content(record)
+    found = {name: text for name, text in record.system.items() if name.startswith(PREFIX)}
+    if REASON not in found and content is not None:
+        found = {
+            name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+            for name, value in content.properties.items()
+        }
+    resent = b"" if content is None else content.properties.get(RESENT.encode(), b"")
+    return Letter(
+        record,
+        content,
+        found.get(REASON, ""),
+        found.get(ERROR, ""),
+        found.get(TOPIC, ""),
+        _number(found.get(QUEUE, "")),
+        _number(found.get(OFFSET, "")),
+        _number(found.get(ATTEMPTS, "")),
+        _number(found.get(TIME, "")) or record.stored_ms,
+        _number(resent.decode("utf-8", "replace")),
+    )
+
+
+def resent_record(letter: Letter, queues: int) -> NewRecord:
+    """The message again, for its original topic of `queues` queues: same queue if there is one.
+
+    It keeps message id, born time, key, tag, value and the application's properties. A letter whose bytes
+    do not parse goes as it is.
+    """
+    record = letter.record
+    key, tags = key_and_tags(record)
+    delivery = bytes(record.delivery)
+    if letter.content is not None:
+        properties = _without_facts(letter.content)
+        properties[RESENT.encode()] = str(letter.resent + 1).encode()
+        delivery = encode(key, letter.content.value, tags, properties)
+    system = {name: text for name, text in record.system.items() if not name.startswith(PREFIX)}
+    return NewRecord(
+        letter.topic,
+        letter.queue_id % queues,
+        record.message_id,
+        record.born_ms,
+        delivery,
+        key,
+        tags,
+        record.flags,
+        system=system or None,
+    )
+
+
+def _without_facts(content: Content) -> dict[bytes, bytes]:
+    return {name: value for name, value in content.properties.items() if name not in _FACT_BYTES}
+
+
+def _content(record: StoredRecord) -> Content | None:
+    try:
+        return decode(record.delivery)
+    except DamagedError:
+        return None
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0

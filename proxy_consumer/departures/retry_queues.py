@@ -1,0 +1,137 @@
+"""Which queue of a group's retry topic belongs to which of its topics.
+
+`%RETRY%group` has one queue per original topic of the group, so that a retry queue belongs to exactly one
+subscription. The number is given on first need and kept in the setting `retry/GROUP`, a JSON object of
+topic → queue number. It is never taken back: messages may be on their way to it. Two proxies that give
+numbers at the same moment do so in turns (turns.py); whoever comes second reads again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from backend.completion import Completion
+from backend.port import Backend
+from backend.records import CommitBatch, ProgressView, QueueRef, TopicInfo
+from ddmq_common.errors import DdmqError, FencedError, StorageError
+from ddmq_common.names import RETRY_PREFIX, retry_topic
+from proxy_consumer.departures.topics import ensure_topic
+from proxy_consumer.departures.turns import TURN_GROUP, turn
+from proxy_consumer.runtime import Runtime
+
+SETTING_PREFIX = "retry/"
+_TOPIC_SETTING = "topic/" + RETRY_PREFIX
+_TRIES_MAX = 8
+
+
+def retry_key(group: str) -> str:
+    """The setting that holds the numbers."""
+    return SETTING_PREFIX + group
+
+
+def group_concerned(key: str) -> str | None:
+    """The group whose retry queues a changed setting may have changed, None for other settings."""
+    for prefix in (SETTING_PREFIX, _TOPIC_SETTING):
+        if key.startswith(prefix):
+            return key.removeprefix(prefix)
+    return None
+
+
+def retry_queue_of(runtime: Runtime, group: str, topic: str) -> QueueRef | None:
+    """The retry queue of `topic` in `group`, from memory; None until one was needed."""
+    backend = runtime.backend
+    info = backend.topic(retry_topic(group))
+    if info is None or backend.setting(retry_key(group)) is None:
+        return None
+    try:
+        number = _numbers(backend, group).get(topic)
+    except StorageError:
+        return None
+    return None if number is None or number >= info.queues else QueueRef(info.name, info.incarnation, number)
+
+
+def _numbers(backend: Backend, group: str) -> dict[str, int]:
+    value = backend.setting(retry_key(group))
+    if value is None:
+        return {}
+    try:
+        return msgspec.json.decode(value, type=dict[str, int])
+    except msgspec.DecodeError as error:
+        raise StorageError(
+            f"setting {retry_key(group)} is not an object of topic → number: {error}"
+        ) from error
+
+
+class RetryQueueGrant(Completion[QueueRef]):
+    """Gives one topic of a group its retry queue. `start` once; fails with the backend's error."""
+
+    __slots__ = ("_group", "_runtime", "_topic", "_tries")
+
+    def __init__(self, runtime: Runtime, group: str, topic: str) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._group = group
+        self._topic = topic
+        self._tries = 0
+
+    def start(self) -> None:
+        """Make the retry topic, take a number, grow the topic to it."""
+        known = retry_queue_of(self._runtime, self._group, self._topic)
+        if known is not None:
+            self.succeed(known)
+            return
+        self._tries += 1
+        ensure_topic(self._runtime, retry_topic(self._group), 1).then(self._topic_made)
+
+    def _topic_made(self, made: Completion[TopicInfo]) -> None:
+        if made.error is not None:
+            self.fail(made.error)
+            return
+        try:
+            number = _numbers(self._runtime.backend, self._group).get(self._topic)
+        except StorageError as error:
+            self.fail(error)
+            return
+        if number is None:
+            self._ask_turn(QueueRef(made.value.name, made.value.incarnation, 0))
+        else:
+            ensure_topic(self._runtime, made.value.name, number + 1).then(self._grown)
+
+    def _ask_turn(self, first: QueueRef) -> None:
+        view = self._runtime.backend.progress(TURN_GROUP, (first,))
+        view.then(lambda asked: self._take_number(first, asked))
+
+    def _take_number(self, first: QueueRef, asked: Completion[list[ProgressView]]) -> None:
+        """The numbers are read after the generation: whoever changed them since makes our turn fail."""
+        runtime = self._runtime
+        try:
+            mine = turn(first, asked.result()[0])
+            numbers = _numbers(runtime.backend, self._group)
+            numbers.setdefault(self._topic, max(numbers.values(), default=-1) + 1)
+            settings: dict[str, bytes | None] = {retry_key(self._group): msgspec.json.encode(numbers)}
+            batch = CommitBatch(progress=(mine,), settings=settings)
+            runtime.backend.commit(batch, runtime.commit_deadline()).then(self._numbered)
+        except DdmqError as error:
+            self.fail(error)
+
+    def _numbered(self, committed: Completion[Any]) -> None:
+        self._again(committed.error)
+
+    def _grown(self, grown: Completion[TopicInfo]) -> None:
+        error = grown.error
+        info = self._runtime.backend.topic(retry_topic(self._group))
+        if error is not None and info is not None and info.queues > 1:
+            error = FencedError(str(error))  # someone else grew it further meanwhile
+        self._again(error)
+
+    def _again(self, error: Exception | None) -> None:
+        if error is not None and not (isinstance(error, FencedError) and self._tries < _TRIES_MAX):
+            self.fail(error)
+        elif self._tries > 2 * _TRIES_MAX:
+            self.fail(
+                StorageError(f"no retry queue for {self._topic} of {self._group}: settings do not keep up")
+            )
+        else:
+            self.start()
