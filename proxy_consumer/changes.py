@@ -47,6 +47,11 @@ def where(group: str, topic: str) -> Place:
     return Place(f"group {group}, topic {topic}", "")
 
 
+def checked(wanted: Overlay[SubscriptionDefaults], defaults: SubscriptionDefaults) -> SubscriptionDefaults:
+    """The settings in force. Raises ConfigError, also for an order key or a filter that cannot be read."""
+    return wanted.over(defaults)
+
+
 class Changes:
     """Writes the settings of subscriptions; what they do is the business of who watches the settings."""
 
@@ -71,12 +76,12 @@ class Changes:
         defaults = self._runtime.config.defaults
         before = overlay(SubscriptionDefaults, stored.given, where(group, topic)).over(defaults)
         wanted = overlay(SubscriptionDefaults, kept | dict(settings), where(group, topic))
-        after = self._checked(group, topic, wanted)
+        after = checked(wanted, self._runtime.config.defaults)
         done = self._store(group, topic, stored._replace(given=wanted.given))
         return _then(done, Change(before, after, wanted.given))
 
     def _make(self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults]) -> Completion[Change]:
-        after = self._checked(group, topic, wanted)
+        after = checked(wanted, self._runtime.config.defaults)
         made = self._directory.subscribe(group, topic, after, given=wanted.given)[1]
         return _then(made, Change(None, after, wanted.given))
 
@@ -118,7 +123,7 @@ class Changes:
     def _declare_one(
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
-        config = self._checked(group, topic, wanted)
+        config = checked(wanted, self._runtime.config.defaults)
         stored = self.stored(group, topic)
         if stored is None:
             return self._directory.subscribe(group, topic, config, source, wanted.given)[1]

@@ -121,6 +121,16 @@ class ConsumerConfig:
     defaults: SubscriptionDefaults = field(default_factory=SubscriptionDefaults)
 
 
+LIVE_KEYS = frozenset(  # of ConsumerConfig: those that a reload puts in force; the others at the next start
+    {
+        "auto_create_groups", "groups_max", "subscriptions_per_group_max", "linger_min_ms", "linger_max_ms",
+        "offsets_per_call_max", "results_per_call_max", "waiters_max", "read_ahead_count", "read_ahead_bytes",
+        "read_ahead_bytes_max", "fail_delay_max_ms", "commit_timeout_ms", "idle_ms", "drain_leases_ms",
+        "defaults",
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class GroupEntry:
     """One group of conf/groups.yaml. What a topic does not set is as in `defaults` of proxy_consumer.yaml."""

@@ -19,13 +19,14 @@ from backend.port import Backend
 from backend.records import AppendResult
 from ddmq_client.idl import consumer
 from ddmq_common.clock import Clock
+from ddmq_common.config.reloading import Reloaded, reloaded
 from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers, stats
 from proxy_consumer.changes import Change, Changes
 from proxy_consumer.commits import ProgressCommit
-from proxy_consumer.config import ConsumerConfig, GroupsFile, SubscriptionDefaults
+from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.directory import Directory
 from proxy_consumer.groups import SOURCE_LOG
 from proxy_consumer.pulls import Pulls, code_of
@@ -146,6 +147,14 @@ class ConsumerService:
         A change of settings does not move offsets. Fails with the first error; the others still apply.
         """
         return self._changes.declare(file, source)
+
+    def reconfigure(self, fresh: ConsumerConfig) -> Reloaded:
+        """Other limits and defaults while clients are connected; says what waits for the next start."""
+        done = reloaded(self._runtime.config, fresh, LIVE_KEYS)
+        self._runtime.config = done.config
+        if "defaults" in done.changed:
+            self._directory.defaults_changed()
+        return done
 
     @property
     def defaults(self) -> SubscriptionDefaults:

@@ -86,3 +86,12 @@ class ProducerConfig:
         for name in self.topic_rates:
             if fault := topic_fault(name):
                 raise ValueError(f"topic_rates: {fault}")
+
+
+LIVE_KEYS = frozenset(  # those that a reload puts in force; the others wait for the next start
+    {
+        "body_bytes_max", "batch_bytes_max", "batch_messages_max", "timeout_ms_max", "auto_create_topics",
+        "queues_default", "topics_max", "creations_max", "inflight_requests_max", "inflight_bytes_max",
+        "deferred_max", "defer_ms_max", "rate", "topic_rate", "topic_rates",
+    }
+)  # fmt: skip

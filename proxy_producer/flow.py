@@ -86,6 +86,10 @@ class Flow:
         self._drained: Completion[None] | None = None
         self._drain_deadline = _NEVER
 
+    def reconfigure(self, config: ProducerConfig) -> None:
+        """Other bounds from now on."""
+        self._config = config
+
     def bound_fault(self, frame_bytes: int) -> Refusal | None:
         """Code 15 when one more request of that size does not fit."""
         config = self._config

@@ -52,6 +52,10 @@ class Intake:
         delay = config.delay
         self._delay_rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards)
 
+    def reconfigure(self, config: ProducerConfig) -> None:
+        """Other limits of batches from now on."""
+        self._config = config
+
     def first_look(self, name: bytes | None) -> tuple[Topic | None, Refusal | None]:
         """For names not in the cache, and while draining: the topic if it exists, or what forbids it."""
         if self._flow.draining:

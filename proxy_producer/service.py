@@ -16,11 +16,12 @@ from backend.completion import Completion
 from backend.port import Backend
 from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
+from ddmq_common.config.reloading import Reloaded, reloaded
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_producer import replies
 from proxy_producer.batches import PendingBatch, worst
-from proxy_producer.config import ProducerConfig
+from proxy_producer.config import LIVE_KEYS, ProducerConfig
 from proxy_producer.core.delay_checks import echoed_id
 from proxy_producer.core.message_ids import PREFIX_BYTES, message_ids
 from proxy_producer.core.queue_choice import choose
@@ -61,9 +62,22 @@ class ProducerService:
         self.flow = Flow(backend, config, clock, self._counts, self.topics, heartbeat)
         self._intake = Intake(config, self.topics, self.flow, self._wall_ms, self._new_id)
         self._known = self.topics.known
+        self._config = config
+        self._use(config)
+
+    def _use(self, config: ProducerConfig) -> None:
         self._cap_ms = config.timeout_ms_max
         self._inflight_max = config.inflight_requests_max
         self._inflight_bytes_max = config.inflight_bytes_max
+
+    def reconfigure(self, fresh: ProducerConfig) -> Reloaded:
+        """Other limits and rates while clients are connected; says what waits for the next start."""
+        done = reloaded(self._config, fresh, LIVE_KEYS)
+        self._config = done.config
+        self._use(done.config)
+        for part in (self.topics, self.flow, self._intake):
+            part.reconfigure(done.config)
+        return done
 
     def service(self) -> Service:
         """What the RPC server serves."""

@@ -127,6 +127,20 @@ class TopicTable:
     def close(self) -> None:
         self._unwatch()
 
+    def reconfigure(self, config: ProducerConfig) -> None:
+        """Other limits; where a rate changed, its buckets start full."""
+        before, self._config = self._config, config
+        if config.rate != before.rate:
+            self._proxy_gate = self._gate("this proxy", config.rate)
+        self.default_limits = self._limits(None)
+        for topic in self.known.values():
+            rates = [each.topic_rates.get(topic.name, each.topic_rate) for each in (before, config)]
+            if config.rate != before.rate or rates[0] != rates[1]:
+                topic.gates = self._gates(topic.name)
+            info = self._backend.topic(topic.name)
+            if info is not None:
+                topic.settle(info, self._limits(info))
+
     def find(self, name: str) -> Topic | None:
         """The topic, from the cache or the backend's memory; None when it does not exist."""
         found = self.known.get(name.encode())

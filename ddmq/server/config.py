@@ -19,6 +19,7 @@ from ddmq_common import names
 from ddmq_common.config.loader import load, resolved, rules
 from ddmq_common.errors import ConfigError
 from ddmq_rpc.server import RpcLimits
+from proxy_consumer.changes import checked
 from proxy_consumer.config import ConsumerConfig, GroupsFile
 from proxy_producer.config import ProducerConfig
 
@@ -88,6 +89,7 @@ class Configuration:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     groups: GroupsFile = field(default_factory=GroupsFile)
     folder: Path | None = None
+    flags: frozenset[str] = frozenset()  # keys of `serve` that the command line set
 
 
 FILES: dict[str, tuple[str, type[Any]]] = {
@@ -116,7 +118,16 @@ def load_folder(folder: Path | None) -> Configuration:
     for part, (name, kind) in FILES.items():
         if (folder / name).exists():
             parts[part] = load(folder / name, kind)
-    return Configuration(**parts, folder=folder)
+    config = Configuration(**parts, folder=folder)
+    check_groups(config)
+    return config
+
+
+def check_groups(config: Configuration) -> None:
+    """What groups.yaml sets must go together with `defaults` of proxy_consumer.yaml. Raises ConfigError."""
+    for entry in config.groups.groups.values():
+        for wanted in entry.topics.values():
+            checked(wanted, config.consumer.defaults)
 
 
 def with_flags(config: Configuration, **flags: Any) -> Configuration:
@@ -125,7 +136,8 @@ def with_flags(config: Configuration, **flags: Any) -> Configuration:
     for part in ("producer", "consumer", "admin"):
         if part in given:
             given[part] = str(given[part])
-    return dataclasses.replace(config, serve=dataclasses.replace(config.serve, **given))
+    serve = dataclasses.replace(config.serve, **given)
+    return dataclasses.replace(config, serve=serve, flags=frozenset(given))
 
 
 def shown(config: Configuration) -> dict[str, Any]:

@@ -26,9 +26,10 @@ from backend.port import Backend, Health
 from ddmq.address import LOOPBACK, Address
 from ddmq.server import topics
 from ddmq.server.admin import AdminApi
-from ddmq.server.config import FILES, Configuration, changed, load_folder, shown
+from ddmq.server.config import FILES, Configuration, changed, shown
+from ddmq.server.reload import reload
 from ddmq_common.clock import Clock, SystemClock
-from ddmq_common.errors import ConfigError, DdmqError
+from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
 from proxy_consumer.service import ConsumerService
@@ -81,8 +82,9 @@ class ServerProcess:
             path = self.config.folder / FILES["topics"][0]
             topics.apply_file(self.backend, self.clock, entries, path)
 
-    def _declare_groups(self, config: Configuration) -> None:
-        if config.groups.groups and config.folder and self.consumer:
+    def declare_groups(self, config: Configuration) -> None:
+        """Bring the groups in line with groups.yaml. Raises DdmqError."""
+        if config.folder and self.consumer:
             source = str(config.folder / FILES["groups"][0])
             self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
 
@@ -97,7 +99,7 @@ class ServerProcess:
                 backend, self.config.consumer, metrics=self.metrics, clock=self.clock, random=random.Random()
             )
             self.consumer.start()
-            self._declare_groups(self.config)
+            self.declare_groups(self.config)
             self._listen("consumer", self.consumer)
         if "admin" in self.parts:
             self._listen_admin(backend)
@@ -154,20 +156,8 @@ class ServerProcess:
         self._stop.set()
 
     def reload(self) -> None:
-        """SIGHUP: apply topics.yaml and groups.yaml as they are now; a wrong file changes nothing."""
-        folder = self.config.folder
-        if folder is None or self.backend is None:
-            log.warning("nothing to reload: started without --config")
-            return
-        try:
-            fresh = load_folder(folder)
-            path = folder / FILES["topics"][0]
-            names = topics.apply_file(self.backend, self.clock, fresh.topics.topics, path)
-            self._declare_groups(fresh)
-        except (DdmqError, TimeoutError) as error:
-            log.error("not reloaded", extra={"error": str(error)})
-            return
-        log.info("reloaded", extra={"topics": ",".join(names) or "none changed"})
+        """SIGHUP: apply the files of --config as they are now; a wrong one changes nothing."""
+        reload(self)
 
     def drain(self) -> None:
         """Refuse what is new, finish what is open, within `drain_ms`."""

@@ -66,7 +66,10 @@ class Overlay(Generic[T]):
         try:
             return dataclasses.replace(base, **self.given)  # type: ignore[type-var]
         except (ConfigError, ValueError) as error:
-            raise self.place.error(str(error)) from error
+            place = self.place
+            raise (
+                place.error(str(error)) if place.key else ConfigError(f"{place.source}: {error}")
+            ) from error
 
 
 class _Located(NamedTuple):

@@ -1,0 +1,39 @@
+"""What a reload puts in force, and what waits for the next start."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ddmq_common.config.loader import Overlay, Place, overlay
+from ddmq_common.config.reloading import reloaded
+from ddmq_common.errors import ConfigError
+from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, SubscriptionDefaults
+from proxy_producer.config import LIVE_KEYS as PRODUCER_LIVE_KEYS
+from proxy_producer.config import ProducerConfig
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"), [(LIVE_KEYS, ConsumerConfig), (PRODUCER_LIVE_KEYS, ProducerConfig)]
+)
+def test_the_live_keys_are_keys(keys: frozenset[str], kind: type) -> None:
+    assert keys < {field.name for field in dataclasses.fields(kind)}
+
+
+def test_a_key_that_needs_a_restart_keeps_its_value() -> None:
+    fresh = ConsumerConfig(idle_ms=5_000, tick_ms=50)
+    done = reloaded(ConsumerConfig(), fresh, LIVE_KEYS)
+    assert done.config == ConsumerConfig(idle_ms=5_000)
+    assert (done.changed, done.waiting) == (("idle_ms",), ("tick_ms",))
+
+
+def test_an_overlay_keeps_only_what_is_named() -> None:
+    made = overlay(SubscriptionDefaults, {"concurrency": 5, "in_flight_bytes_max": "2MiB"}, Place("x", ""))
+    assert made.given == {"concurrency": 5, "in_flight_bytes_max": 2 << 20}
+    assert made.over(SubscriptionDefaults(batch_max=7)).batch_max == 7
+    with pytest.raises(ConfigError, match=r"^x: order_key is 'KEY' and model is broadcasting"):
+        overlay(SubscriptionDefaults, {"order_key": "KEY"}, Place("x", "")).over(
+            SubscriptionDefaults(model="broadcasting")
+        )
+    assert made == Overlay({"concurrency": 5, "in_flight_bytes_max": 2 << 20})
