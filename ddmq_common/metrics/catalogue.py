@@ -82,8 +82,61 @@ SKIPPED = _metric(
 )
 PULLS = _metric("ddmq_pulls_total", "counter", ("outcome",), "Pulls answered, by outcome.")
 WAITING_PULLS = _metric("ddmq_waiting_pulls", "gauge", (), "Pulls parked until there is a message.")
+FETCHES = _metric("ddmq_fetches_total", "counter", ("outcome",), "Low-level fetches answered, by outcome.")
+FETCHED = _metric(
+    "ddmq_fetched_total",
+    "counter",
+    ("group", "topic"),
+    "Messages handed out by fetch and to broadcasting pulls.",
+)
+FETCHERS = _metric("ddmq_fetchers", "gauge", (), "Consumer ids that fetch.")
+INSTANCES = _metric("ddmq_broadcast_instances", "gauge", (), "Instances of broadcasting groups that pull.")
+BROADCAST_DROPPED = _metric(
+    "ddmq_broadcast_dropped_total",
+    "counter",
+    ("group", "reason"),
+    "Deliveries to broadcasting instances that failed or were not acknowledged in time: not repeated.",
+)
+FORWARDED = _metric(
+    "ddmq_results_forwarded_total",
+    "counter",
+    ("outcome",),
+    "Results passed on to the proxy that holds the queue.",
+)
+INCONSISTENT = _metric(
+    "ddmq_inconsistent_subscriptions_total",
+    "counter",
+    ("group", "topic"),
+    "Clients seen that state another filter than the subscription or than their peers.",
+)
 PROGRESS_FAILED = _metric(
     "ddmq_progress_failed_total", "counter", ("reason",), "Commits of progress or dead letters that failed."
+)
+# --- delay levels
+LEVELS_FIRED = _metric(
+    "ddmq_levels_fired_total", "counter", ("level",), "Messages of a delay level appended to their topic."
+)
+LEVELS_DEAD = _metric(
+    "ddmq_levels_dead_total", "counter", ("level", "reason"), "Messages of a delay level made dead letters."
+)
+LEVELS_LOST = _metric(
+    "ddmq_levels_lost_total",
+    "counter",
+    ("level", "reason"),
+    "Delayed messages not there: missing or expired.",
+)
+LEVELS_PENDING = _metric(
+    "ddmq_levels_pending", "gauge", ("level",), "Messages waiting in a level this process holds."
+)
+LEVELS_HELD = _metric("ddmq_levels_held", "gauge", (), "Delay levels this process holds.")
+LEVELS_LATENESS = _metric(
+    "ddmq_levels_lateness_us", "histogram", (), "Due time to durable in the message's topic, µs."
+)
+LEVELS_FAILED = _metric(
+    "ddmq_levels_failed_total",
+    "counter",
+    ("what", "reason"),
+    "Reads and fires of delay levels that failed and are tried again.",
 )
 # --- file log
 LOG_COMMITS = _metric("ddmq_log_commits_total", "counter", (), "Group commits written.")
