@@ -26,6 +26,7 @@ COMMANDS = {
     "tail": ("ddmq.cli.pull", "tail", "Watch a topic without taking anything."),
     "stats": ("ddmq.cli.stats", "stats", "Rates, lag and what is in flight; live with --watch."),
     "message": ("ddmq.cli.message", "message", "Find messages by id, key, offset or time."),
+    "dlq": ("ddmq.cli.dlq", "dlq", "Dead letters: list, show, resend, purge."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
     "demo": ("ddmq.cli.demo", "demo", "The main job, end to end, with a kill -9 in the middle."),

@@ -9,6 +9,8 @@
 | GET /topics/NAME/messages?id=·key=·queue=&offset=·time_ms=·count= | messages; newest without a choice |
 | GET /messages/ID | the message with that id, in whatever topic |
 | GET /groups · /groups/NAME · POST /groups/NAME {topics, start} · DELETE | the consumer groups |
+| GET /dlq · /dlq/GROUP?reason=·topic=·since_ms=·from=·count= | groups with dead letters · the open ones |
+| POST /dlq/GROUP/resend {all, offsets, …} · POST /dlq/GROUP/purge {all, before_ms} | what was done |
 | GET /stats | everything `ddmq stats` shows |
 """
 
@@ -20,7 +22,7 @@ from typing import Any
 import msgspec
 
 from backend.port import Backend, Health
-from ddmq.server import groups, queries, topics
+from ddmq.server import dlq, dlq_changes, groups, queries, topics
 from ddmq.server.http import Request, Router, Text
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, UnsupportedError
@@ -62,6 +64,14 @@ class AdminApi:
             ("GET", "/groups/{group}"): lambda r: groups.detail(self._consumer_here(), r.path["group"]),
             ("POST", "/groups/{group}"): self._post_group,
             ("DELETE", "/groups/{group}"): self._delete_group,
+            ("GET", "/dlq"): lambda _: dlq.rows(self._backend),
+            ("GET", "/dlq/{group}"): self._dead_letters,
+            ("POST", "/dlq/{group}/resend"): lambda r: dlq_changes.resend(
+                self._backend, self._clock, r.path["group"], r.body
+            ),
+            ("POST", "/dlq/{group}/purge"): lambda r: dlq_changes.purge(
+                self._backend, self._clock, r.path["group"], r.body
+            ),
             ("GET", "/stats"): lambda _: self._stats(),
         }
         for (method, pattern), handler in routes.items():
@@ -114,6 +124,11 @@ class AdminApi:
     def _delete_group(self, request: Request) -> Any:
         groups.delete(self._consumer_here(), request.path["group"])
         return {}
+
+    def _dead_letters(self, request: Request) -> Any:
+        start = _number(request.query, "from", 0)
+        count = min(_number(request.query, "count", 20), dlq.SHOWN_MAX)
+        return dlq.show(self._backend, request.path["group"], dlq.choice_of(request.query), start, count)
 
     def _stats(self) -> Any:
         found: dict[str, Any] = {"health": self._health()._asdict(), "at_ms": self._clock.wall_ms()}

@@ -1,0 +1,183 @@
+"""`ddmq dlq …`: look at dead letters, send them again, be done with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import click
+
+from ddmq.address import Address
+from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.message import parse_moment, show_moment
+from ddmq.cli.output import cell, confirm, hint, json_option, print_json, print_table, show_body
+
+COLUMNS = ("group", "letters", "oldest", "stored")
+LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts", "resent", "body")
+
+
+@click.group()
+def dlq() -> None:
+    """List, show, resend and purge dead letters: messages that a group could not finish."""
+
+
+@dlq.command("list")
+@click.argument("group", required=False)
+@admin_option
+@json_option
+def list_letters(group: str | None, admin: Address, as_json: bool) -> None:
+    """How many dead letters each group (or GROUP alone) has, and since when.
+
+    `letters` wait to be resent or purged; `stored` counts those that were dealt with, too.
+    """
+    rows = [row for row in AdminClient(admin).get("dlq") if group in (None, row["group"])]
+    if as_json:
+        return print_json(rows)
+    cells = [
+        [row["group"], row["letters"], _moment(row["oldest_ms"] if row["letters"] else None), row["stored"]]
+        for row in rows
+    ]
+    print_table("", COLUMNS, cells)
+    if not rows:
+        hint("no dead letters" + ("" if group is None else f" of group {group}"))
+    return None
+
+
+@dlq.command("show")
+@click.argument("group")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="At most.")
+@click.option("--from", "start", type=click.IntRange(0), help="Offset in the dead-letter topic to begin at.")
+@click.option("--reason", help="Only those: failed, timed-out, …")
+@click.option("--topic", help="Only those that come from this topic.")
+@click.option("--since", help="Only those that died since: 2026-11-21T12:00 (local) or epoch milliseconds.")
+@admin_option
+@json_option
+def show(
+    group: str,
+    limit: int,
+    start: int | None,
+    reason: str | None,
+    topic: str | None,
+    since: str | None,
+    admin: Address,
+    as_json: bool,
+) -> None:
+    """GROUP's dead letters, oldest first: why, where from, how often delivered, how the body begins.
+
+    Nothing is taken from anyone. The whole of one: `ddmq message %DLQ%GROUP --queue 0 --offset N`.
+    """
+    query = {"count": limit, "from": start, "reason": reason, "topic": topic, "since_ms": _since(since)}
+    found = AdminClient(admin).get("dlq", group, **query)
+    if as_json:
+        return print_json(found)
+    print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in found["shown"]])
+    if found["next"] is not None:
+        hint(f"{found['letters']:,} letters in all; go on with --from {found['next']}")
+    return None
+
+
+def _letter_cells(row: dict[str, Any]) -> list[Any]:
+    origin = f"{row['topic']}/{row['topic_queue']}/{row['topic_offset']}" if row["topic"] else None
+    return [
+        str(row["offset"]), _moment(row["time_ms"]), row["reason"], row["error"][:80], origin, row["key"],
+        row["attempts"], row["resent"], show_body(row["preview"].encode())[:60],
+    ]  # fmt: skip
+
+
+@dlq.command("resend")
+@click.argument("group")
+@click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
+@click.option("--offset", "offsets", multiple=True, type=click.IntRange(0), help="This one; may be repeated.")
+@click.option("--reason", help="Those that died of this: failed, timed-out, …")
+@click.option("--topic", help="Those that come from this topic.")
+@click.option("--since", help="Those that died since: 2026-11-21T12:00 (local) or epoch milliseconds.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@admin_option
+@json_option
+def resend(
+    group: str,
+    everything: bool,
+    offsets: tuple[int, ...],
+    reason: str | None,
+    topic: str | None,
+    since: str | None,
+    dry_run: bool,
+    admin: Address,
+    as_json: bool,
+) -> None:
+    """Send GROUP's dead letters to their original topics again, each once.
+
+    They are new messages there, with the same message id, key, tags and properties and one more property,
+    dead-letter-resent: every group that consumes the topic gets them. Exit code 1 when one that was chosen
+    could not be sent, or an --offset has no letter that waits.
+    """
+    chosen = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _since(since)}
+    given = {name: value for name, value in chosen.items() if value not in (None, [])}
+    if everything == bool(given):
+        raise click.UsageError("say which: either --all, or any of --offset, --reason, --topic, --since")
+    sent, kept = _resend_all(AdminClient(admin), group, given | {"all": everything, "dry_run": dry_run})
+    if as_json:
+        print_json({"group": group, "dry_run": dry_run, "resent": dict(sent), "kept": dict(kept)})
+    else:
+        _say_resent(group, sent, dry_run=dry_run)
+    missing = (
+        len(set(offsets)) - sent.total() - kept.total() if offsets and not (reason or topic or since) else 0
+    )
+    if missing > 0:
+        kept["there is no letter that waits at the offset"] += missing
+    if kept:
+        reasons = "; ".join(f"{count:,}: {why}" for why, count in kept.items())
+        raise click.ClickException(f"not sent: {reasons}")
+
+
+def _resend_all(client: AdminClient, group: str, body: dict[str, Any]) -> tuple[Counter[str], Counter[str]]:
+    sent: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    while True:
+        answer = client.post("dlq", group, "resend", body=body)
+        sent.update(answer["resent"])
+        kept.update(answer["kept"])
+        if answer["cursor"] is None:
+            return sent, kept
+        body = body | {"cursor": answer["cursor"]}
+        hint(f"{sent.total():,} so far")
+
+
+def _say_resent(group: str, sent: Counter[str], *, dry_run: bool) -> None:
+    if not sent:
+        click.echo(f"nothing to resend of group {group}")
+        return
+    where = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(sent.items()))
+    click.echo(f"{'would resend' if dry_run else 'resent'} {where}")
+
+
+@dlq.command("purge")
+@click.argument("group")
+@click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
+@click.option("--before", help="Those stored before: 2026-11-21T12:00 (local) or epoch milliseconds.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@admin_option
+@json_option
+def purge(group: str, everything: bool, before: str | None, yes: bool, admin: Address, as_json: bool) -> None:
+    """Be done with GROUP's dead letters without sending them again.
+
+    They are shown and resent no more; the log deletes them with the rest, three days old at the earliest.
+    """
+    if everything == (before is not None):
+        raise click.UsageError("say which: either --all or --before")
+    body = {"all": True} if before is None else {"before_ms": parse_moment(before, "--before")}
+    client = AdminClient(admin)
+    if not yes:
+        waiting = client.get("dlq", group, count=1)["letters"]
+        which = f"all {waiting:,}" if everything else f"those of its {waiting:,} from before {before}"
+        confirm(f"Purge dead letters of {group}, {which}? They are not sent again.")
+    answer = client.post("dlq", group, "purge", body=body)
+    print_json(answer) if as_json else click.echo(f"purged {answer['purged']:,} dead letters of {group}")
+
+
+def _since(text: str | None) -> int | None:
+    return None if text is None else parse_moment(text, "--since")
+
+
+def _moment(wall_ms: int | None) -> str:
+    return cell(None) if wall_ms is None else show_moment(wall_ms)
