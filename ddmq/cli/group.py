@@ -8,7 +8,7 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.message import parse_moment
+from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table
 
 COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "dead_letters", "ack_span", "waiters")

@@ -9,6 +9,7 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import json_option, print_facts, print_json, print_table, show_row_body
 
 
@@ -18,7 +19,9 @@ from ddmq.cli.output import json_option, print_facts, print_json, print_table, s
 @click.option("--key", help="Message key; newest first.")
 @click.option("--queue", type=click.IntRange(0), help="Queue number; goes with --offset.")
 @click.option("--offset", type=click.IntRange(0), help="First offset; goes with --queue.")
-@click.option("--time", "moment", help="From this moment on: 2026-11-21T12:00 (local) or epoch milliseconds.")
+@click.option(
+    "--time", "moment", help="From this moment on: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds."
+)
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 1000), help="At most.")
 @admin_option
 @json_option
@@ -75,18 +78,6 @@ def _nothing(
     if offset is not None:
         return f"no message at or after offset {offset} in queue {queue} of {where}"
     return f"no message in {where}" + ("" if moment is None else f" from {moment} on")
-
-
-def parse_moment(text: str, option: str, others: str = "") -> int:
-    """Epoch milliseconds from digits or ISO text in local time. `others` goes before what is allowed."""
-    if text.isdecimal():
-        return int(text)
-    try:
-        return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError as error:
-        raise click.UsageError(
-            f"{option} {text!r}: allowed: {others}epoch milliseconds, or a time like 2026-11-21T12:00"
-        ) from error
 
 
 def show_moment(wall_ms: int) -> str:

@@ -1,0 +1,57 @@
+"""Moments as people write them: epoch milliseconds, ISO 8601, or so long ago."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+ALLOWED = "epoch milliseconds, a time like 2026-11-21T12:00+01:00, or so long ago: -2h, -90s, -1d12h"
+WALL_MS_MIN = 1_000_000_000_000  # September 2001; where an offset may stand too, smaller numbers are offsets
+_AGO = re.compile(r"-(\d{1,9}(ms|s|m|h|d))+\Z")
+_STEP = re.compile(r"(\d+)(ms|s|m|h|d)")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def moment(text: str, now_ms: int, *, local: bool = False) -> int:
+    """Epoch milliseconds, at least 0. Raises ValueError with what is allowed.
+
+    `local`: ISO text without a zone is in the zone of this machine; else the zone must be given.
+    """
+    if text.isascii() and text.isdecimal() and len(text) <= 15:
+        return int(text)
+    if _AGO.match(text):
+        ago = sum(int(count) * _UNIT_MS[unit] for count, unit in _STEP.findall(text))
+        return max(0, now_ms - ago)
+    try:
+        found = datetime.datetime.fromisoformat(text)
+        if found.tzinfo is None and not local:
+            raise ValueError(f"{text!r} has no time zone; write it like 2026-11-21T12:00+01:00 or …Z")
+        return max(0, int(found.timestamp() * 1000))
+    except (ValueError, OverflowError, OSError) as error:
+        if "time zone" in str(error):
+            raise
+        raise ValueError(f"{text!r} is no moment; allowed: {ALLOWED}") from error
+
+
+def is_relative(text: str) -> bool:
+    """Whether it counts from now."""
+    return _AGO.match(text) is not None
+
+
+def shown(wall_ms: int) -> str:
+    """Local time with milliseconds and zone."""
+    zoned = datetime.datetime.fromtimestamp(wall_ms / 1000).astimezone()
+    return zoned.isoformat(sep=" ", timespec="milliseconds")
+
+
+def age(seconds: float) -> str:
+    """A span as people read it: 340 ms, 12.0 s, 3 m 20 s, 4 h 5 m, 2 d 3 h."""
+    if seconds < 1:
+        return f"{max(0, int(seconds * 1000))} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for unit, size, next_unit, next_size in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60)):
+        if whole >= size:
+            return f"{whole // size:,} {unit} {whole % size // next_size} {next_unit}"
+    return f"{whole // 60} m {whole % 60} s"

@@ -1,0 +1,118 @@
+"""The settings of a subscription as one table: command line, admin API, help and documentation.
+
+Names, types, bounds and defaults are those of SubscriptionDefaults; only the words for people stand here.
+A test holds that every field has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any, NamedTuple
+
+from proxy_consumer.config import SubscriptionDefaults
+
+WORDS: dict[str, tuple[str, str]] = {
+    # name: (what stands behind the option, what it is)
+    "ack_timeout_ms": ("N", "How long a delivery may stay unanswered; then it goes to someone else."),
+    "concurrency": ("N", "Messages delivered and not answered at once, per proxy."),
+    "retrying_max": ("N", "Messages waiting for their retry; at it nothing new is delivered."),
+    "in_flight_bytes_max": ("BYTES", "Bytes delivered and not answered at once; 100MiB may be written."),
+    "batch_max": ("N", "Messages in one answer."),
+    "ack_span_max": ("N", "From the lowest unfinished message of a queue to the newest delivered one."),
+    "rate_max": ("N", "Messages handed out a second; 0: no limit."),
+    "retry_intervals_ms": (
+        "LIST",
+        "Waits after the first, second … failure, as 100,150,300; a last -1 repeats the one before for ever; "
+        "a leading -1 or '' means no quick retry.",
+    ),
+    "max_timeout_redeliveries": ("N", "Deliveries that may run into the ack time-out; -1: for ever."),
+    "retry_steps": ("N", "Without an order key: later deliveries, 10 s to 2 h apart; 0: none."),
+    "order_key": (
+        "QID|KEY|'$.path'",
+        "What stays in order: '' nothing, QID each queue, KEY each message key, or a JSONPath into the body.",
+    ),
+    "order_scope": (
+        "SCOPE",
+        "How far a key reaches: the whole group, one topic or one queue; '': group. QID is always queue.",
+    ),
+    "chain_batch": ("N", "Consecutive messages of one key in one answer."),
+    "ordered_interval_ms": ("N", "With an order key: wait between deliveries after the quick retries."),
+    "ordered_deliveries_max": (
+        "N",
+        "With an order key: deliveries in all, then dead letter; -1: for ever, the key stays blocked.",
+    ),
+    "tags": ("EXPR", "Deliver only these tags: 'created || paid'; '*' means all."),
+    "sql": ("EXPR", "Deliver only what this SQL92 expression on properties, TAGS and KEYS lets through."),
+    "pressure_traffic": ("", "Deliver messages marked isPressureTraffic."),
+    "start": ("first|last|TIME", "Where queues start that exist when the subscription is made."),
+    "model": ("MODEL", "clustering: shared out; broadcasting: every instance gets everything."),
+    "assignment": ("KIND", "How the queues are shared among several proxies."),
+    "handover_wait_ms": ("N", "How long ordered queues wait for the leases of a proxy that died."),
+}  # fmt: skip
+
+
+class Setting(NamedTuple):
+    """One setting. `kind`: number, list, flag or text; `choices` empty: anything (that the rest allows)."""
+
+    name: str
+    kind: str
+    metavar: str
+    what: str
+    default: Any
+    low: Any
+    high: Any
+    choices: tuple[str, ...]
+
+    @property
+    def option(self) -> str:
+        """Its name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def allowed(self) -> str:
+        """What may stand there, in words; empty where `what` says it."""
+        if self.choices:
+            return ", ".join(choice or "''" for choice in self.choices)
+        if self.low is None:
+            return ""
+        return f"{self.low:,} to {self.high:,}"
+
+    @property
+    def help(self) -> str:
+        """What it is, what is allowed, the program's default."""
+        facts = [self.allowed, f"default: {shown(self.default)}"]
+        return f"{self.what}  [{'; '.join(fact for fact in facts if fact)}]"
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "''"
+    return "''" if value == "" else str(value)
+
+
+def _kind(hint: Any) -> str:
+    if hint is bool:
+        return "flag"
+    if typing.get_origin(hint) is tuple:
+        return "list"
+    return "number" if hint is int else "text"
+
+
+def _table() -> tuple[Setting, ...]:
+    hints = typing.get_type_hints(SubscriptionDefaults)
+    rows = []
+    for field in dataclasses.fields(SubscriptionDefaults):
+        metavar, what = WORDS.get(field.name, (field.name.upper(), field.name.replace("_", " ")))
+        rules = field.metadata
+        choices = tuple(rules.get("choices") or ())
+        bounds = (rules.get("min"), rules.get("max"), choices)
+        rows.append(Setting(field.name, _kind(hints[field.name]), metavar, what, field.default, *bounds))
+    return tuple(rows)
+
+
+TABLE: tuple[Setting, ...] = _table()
+BY_NAME = {setting.name: setting for setting in TABLE}

@@ -1,0 +1,62 @@
+"""Moments as people write them."""
+
+import pytest
+
+from ddmq.moments import age, is_relative, moment, shown
+
+NOW = 1_800_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0", 0),
+        ("1700000000000", 1_700_000_000_000),
+        ("2026-11-21T12:00Z", 1_795_262_400_000),
+        ("2026-11-21T13:00+01:00", 1_795_262_400_000),
+        ("2026-11-21T12:00:00.250Z", 1_795_262_400_250),
+        ("-2h", NOW - 7_200_000),
+        ("-1d12h", NOW - 129_600_000),
+        ("-90s", NOW - 90_000),
+        ("-250ms", NOW - 250),
+        ("-5m", NOW - 300_000),
+        ("-999999999d", 0),
+    ],
+)
+def test_what_is_a_moment(text: str, found: int) -> None:
+    assert moment(text, NOW) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "-2", "2h", "-2x", "yesterday", "-1h-2m", "2026-13-01T00:00Z", "٣", "9" * 30, "-2h "]
+)
+def test_what_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"allowed: epoch milliseconds, a time like .*, or so long ago"):
+        moment(text, NOW)
+
+
+def test_a_zone_is_wanted_unless_this_machines_is_meant() -> None:
+    with pytest.raises(ValueError, match="no time zone"):
+        moment("2026-11-21T12:00", NOW)
+    assert abs(moment("2026-11-21T12:00", NOW, local=True) - 1_795_262_400_000) <= 14 * 3_600_000
+    assert moment(shown(NOW), 0) == NOW
+
+
+def test_relative_ones_are_known() -> None:
+    assert is_relative("-2h")
+    assert not is_relative("2026-11-21")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.34, "340 ms"),
+        (12, "12.0 s"),
+        (200, "3 m 20 s"),
+        (14_700, "4 h 5 m"),
+        (183_600, "2 d 3 h"),
+    ],
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert age(seconds) == text
