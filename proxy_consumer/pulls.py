@@ -128,6 +128,10 @@ class Pulls:
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now = self._runtime.now()
+        fault = self._runtime.pull_fault(group)
+        if fault is not None:
+            self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
+            return
         pull.group = group
         if subscription is not None:
             if not subscription.readable:

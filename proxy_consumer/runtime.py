@@ -43,6 +43,8 @@ class Runtime:
         self.open_commits = 0
         self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → see Results.apply
         self.give_up: Callable[[Waiter], None] = lambda _: None  # answer a waiting pull empty
+        self.pull_fault: Callable[[Any], str | None] = lambda _: None  # why a Group may not be pulled from
+        self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -2,7 +2,7 @@
 
 The life of a pull: results it carries are applied and made durable; then messages are taken under a
 lease; when there are none it waits in line until there are or its linger ends. `submit` brings results
-alone. `fetch` and `ack` have no handler yet, which the RPC server answers "unknown method".
+alone. `fetch` and `ack`, for clients that keep their own offsets, are in fetches/.
 
 Everything runs on the hub, nothing blocks. `tick` is the proxy's heartbeat: lingers, lease deadlines,
 retries; with `start` a hub timer calls it, tests call it themselves.
@@ -28,6 +28,7 @@ from proxy_consumer.changes import Change, Changes
 from proxy_consumer.commits import ProgressCommit
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.directory import Directory
+from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups import SOURCE_LOG
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.results import Results
@@ -46,6 +47,7 @@ class ConsumerService:
         self._changes = Changes(self._runtime, self._directory)
         self._results = Results(self._runtime, self._directory.find)
         self._pulls = Pulls(self._runtime, self._directory, self._results)
+        self._fetches = Fetches(self._runtime, self._directory)
         self._ticker = HubTicker(config.tick_ms / 1000, self.tick)
         self._drained: Completion[None] | None = None
         self._drain_until = 0.0
@@ -56,12 +58,15 @@ class ConsumerService:
             "pull": self._pulls.pull,
             "submit": self.submit,
             "getConsumeStats": self.get_consume_stats,
+            "fetch": self._fetches.fetch,
+            "ack": self._fetches.acks.ack,
         }
         return Service(consumer, answers.SERVICE, handlers)
 
     def start(self, *, timer: bool = True) -> None:
         """Load groups and begin to serve; without `timer` the caller calls `tick`."""
         self._directory.start()
+        self._fetches.start()
         if timer:
             self._ticker.start()
 
@@ -70,6 +75,7 @@ class ConsumerService:
         now = self._runtime.now()
         self._runtime.agenda.run_due(now)
         self._pulls.sweep(now)
+        self._fetches.sweep(now)
         if self._drained is not None:
             self._drain_on(now)
 
@@ -81,6 +87,7 @@ class ConsumerService:
         if self._drained is None:
             self._drained = Completion()
             self._pulls.draining = True
+            self._fetches.drain()
             now = self._runtime.now()
             self._drain_until = min(deadline, now + self._runtime.config.drain_leases_ms / 1000)
             for group in list(self._directory.groups.values()):

@@ -1,0 +1,136 @@
+"""The method ack: offsets that a fetching client has consumed up to, durable before it hears true.
+
+Queues that are not assigned to the consumer id are ignored and counted, as are offsets that go backwards.
+False asks the client to try again: nothing of the call is known to be stored, and storing it again is
+harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from backend.completion import Completion
+from backend.records import AppendResult, Bounds, CommitBatch
+from ddmq_common.errors import FencedError
+from ddmq_common.metrics.catalogue import ACKED
+from ddmq_common.metrics.registry import Cell
+from ddmq_rpc.api import Call
+from proxy_consumer.directory import Directory
+from proxy_consumer.fetches import answers
+from proxy_consumer.fetches.core.position import Position
+from proxy_consumer.fetches.group import FetchedGroup
+from proxy_consumer.runtime import Runtime
+
+
+class _Part(NamedTuple):
+    position: Position
+    finished: tuple[int, int]
+    generation: int
+
+
+class Acks:
+    """Acks of one proxy. `groups`: those that are fetched from, by name."""
+
+    def __init__(self, runtime: Runtime, directory: Directory, groups: Mapping[bytes, FetchedGroup]) -> None:
+        self._runtime = runtime
+        self._directory = directory
+        self._groups = groups
+        self._unknown_group = runtime.ignored("", "unknown group")
+
+    def ack(self, call: Call) -> None:
+        """Handler of `ack`."""
+        result = call.args.result
+        group = self._directory.find(result.groupId)
+        if group is None:
+            self._unknown_group.value += 1
+            call.reply_encoded(answers.TRUE[call.wire])
+            return
+        fetched = self._groups.get(result.groupId)
+        if fetched is None:
+            self._ignored(group.name, "unknown queue").value += 1
+            call.reply_encoded(answers.TRUE[call.wire])
+            return
+        wanted = self._assigned(fetched, result)
+        if wanted is None:
+            call.reply_encoded(answers.FALSE[call.wire])
+        elif not wanted:
+            call.reply_encoded(answers.TRUE[call.wire])
+        else:
+            queues = [position.queue for position, _ in wanted]
+            self._runtime.backend.bounds(queues).then(lambda found: self._store(call, fetched, wanted, found))
+
+    def _assigned(self, fetched: FetchedGroup, result: Any) -> list[tuple[Position, int]] | None:
+        """What the ack names of the caller's own queues; None when one was lost a moment ago."""
+        own = {
+            (position.queue.topic.encode(), position.qid.encode()): position
+            for position in fetched.share(result.consumerId)
+        }
+        now, ignored = self._runtime.now(), 0
+        found: list[tuple[Position, int]] = []
+        for topic, offsets in result.offsets.items():
+            held = fetched.topics.get(topic.decode("utf-8", "replace"))
+            for qid, offset in offsets.items():
+                position = own.get((topic, qid))
+                if position is not None:
+                    found.append((position, offset))
+                elif held is not None and held.lost_until.get(qid.decode("utf-8", "replace"), 0) > now:
+                    return None
+                else:
+                    ignored += 1
+        if ignored:
+            self._ignored(fetched.group.name, "unknown queue").value += ignored
+        return found
+
+    def _store(
+        self,
+        call: Call,
+        fetched: FetchedGroup,
+        wanted: list[tuple[Position, int]],
+        bounds: Completion[list[Bounds | None]],
+    ) -> None:
+        if bounds.error is not None:
+            call.reply_encoded(answers.FALSE[call.wire])
+            return
+        consumer = call.args.result.consumerId
+        parts: list[_Part] = []
+        for (position, offset), limits in zip(wanted, bounds.value, strict=True):
+            finished = None if limits is None else position.ack(consumer, offset, limits.next)
+            if finished is not None:
+                parts.append(_Part(position, finished, position.generation))
+        late = len(wanted) - len(parts)
+        if late:
+            self._ignored(fetched.group.name, "late").value += late
+        if parts:
+            self._commit(call, fetched, parts)
+        else:
+            call.reply_encoded(answers.TRUE[call.wire])
+
+    def _commit(self, call: Call, fetched: FetchedGroup, parts: list[_Part]) -> None:
+        runtime, name = self._runtime, fetched.group.name
+        runtime.open_commits += 1
+        batch = CommitBatch(progress=[part.position.delta(name, part.finished) for part in parts])
+
+        def stored(committed: Completion[list[AppendResult]]) -> None:
+            runtime.open_commits -= 1
+            if committed.error is None:
+                self._stored(name, parts)
+                call.reply_encoded(answers.TRUE[call.wire])
+                return
+            runtime.progress_failed(committed.error)
+            if isinstance(committed.error, FencedError):
+                for topic in {part.position.queue.topic for part in parts} & fetched.topics.keys():
+                    fetched.topics[topic].reread()
+            call.reply_encoded(answers.FALSE[call.wire])
+
+        runtime.backend.commit(batch, runtime.commit_deadline()).then(stored)
+
+    def _stored(self, group: str, parts: list[_Part]) -> None:
+        for part in parts:
+            before = part.position.committed
+            part.position.stored(part.finished, part.generation)
+            done = part.finished[1] - (part.finished[0] if before is None else before)
+            self._runtime.metrics.cell(ACKED, group, part.position.queue.topic).value += max(done, 0)
+
+    def _ignored(self, group: str, reason: str) -> Cell:
+        return self._runtime.ignored(group, reason)

@@ -1,0 +1,99 @@
+"""Answers of fetch and ack: over the compact protocol joined from stored slices, else by the codec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddmq_client.idl import consumer
+from ddmq_common.delivery import STOP, decode, tail, varint, zigzag
+from ddmq_rpc.api import Call, Wire
+from ddmq_rpc.templates import constant_result
+from proxy_consumer.answers import IDL, SERVICE
+from proxy_consumer.fetches.gathering import Target
+
+NOTHING = constant_result(consumer, SERVICE, "fetch", success=IDL.FetchResponse(results=[]))
+TRUE = constant_result(consumer, SERVICE, "ack", success=True)
+FALSE = constant_result(consumer, SERVICE, "ack", success=False)
+
+
+def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] | None) -> None:
+    """Hand out what was gathered. `next_offsets` of the queues: for our own clients, None for others."""
+    if not targets:
+        call.reply_encoded(NOTHING[call.wire])
+    elif call.wire is Wire.COMPACT:
+        parts = [b"\x0c\x00\xa9", _list_header(len(targets))]
+        for target in targets:
+            parts += _queue(target, _tails(target, next_offsets))
+        parts.append(STOP + STOP)
+        call.reply_encoded(b"".join(parts))
+    else:
+        results = [_response(target, next_offsets) for target in targets]
+        call.reply(IDL.FetchResponse(results=results))
+
+
+def refuse(call: Call, code: int, text: str) -> None:
+    """Nothing can be fetched; only callers with a field of ours can be told why."""
+    if call.args.request.clientId is None:
+        call.reply_encoded(NOTHING[call.wire])
+    else:
+        call.reply(IDL.FetchResponse(code=int(code), results=[], error=text))
+
+
+def _list_header(count: int) -> bytes:
+    return bytes([count << 4 | 12]) if count < 15 else b"\xfc" + varint(count)
+
+
+def _queue(target: Target, tails: Sequence[bytes]) -> list[bytes]:
+    topic, qid = target.queue.topic.encode(), target.qid.encode()
+    head = b"\x18%b%b\x18%b%b\x16%b\x79" % (
+        varint(len(topic)), topic, varint(len(qid)), qid, zigzag(target.next_offset)
+    )  # fmt: skip
+    parts = [head, _list_header(len(tails))]
+    for delivery, end in zip(target.deliveries, tails, strict=True):
+        parts += (delivery, end)
+    parts.append(STOP)
+    return parts
+
+
+def _tails(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
+    if next_offsets is None:
+        return [tail(offset) for offset in target.offsets]
+    behind = zigzag(max(next_offsets.get(target.queue, 0), target.next_offset))
+    found = []
+    for offset, record in zip(target.offsets, target.records, strict=True):
+        stored = record()
+        found.append(
+            b"%b\x08\xc8\x01\x20%b\x36%b\x16%b\x16%b\x00"
+            % (
+                tail(offset)[:-1],
+                stored.message_id.hex().encode(),
+                zigzag(stored.born_ms),
+                zigzag(stored.stored_ms),
+                behind,
+            )
+        )
+    return found
+
+
+def _response(target: Target, next_offsets: dict[Any, int] | None) -> Any:
+    messages = []
+    for raw, offset, record in zip(target.deliveries, target.offsets, target.records, strict=True):
+        content = decode(raw)
+        message = IDL.Message(
+            key=content.key or None,
+            value=content.value,
+            tag=content.tag or None,
+            offset=offset,
+            properties=dict(content.properties) or None,
+        )
+        if next_offsets is not None:
+            stored = record()
+            message.messageId = stored.message_id.hex()
+            message.bornMs = stored.born_ms
+            message.storedMs = stored.stored_ms
+            message.nextOffset = max(next_offsets.get(target.queue, 0), target.next_offset)
+        messages.append(message)
+    return IDL.QidResponse(
+        topic=target.queue.topic, qid=target.qid, nextRequestOffset=target.next_offset, messages=messages
+    )

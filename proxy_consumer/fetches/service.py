@@ -1,0 +1,285 @@
+"""The methods fetch and ack: requests checked, fetches begun and ended, acks made durable.
+
+A group is either pulled from or fetched from at one proxy at a time, because both would take the same
+queues: whoever uses it first keeps it until it is idle (30 s after the last fetch, `idle_ms` after the last
+pull). A fetch of a group that is pulled from gets nothing assigned; a pull of one that is fetched from gets
+a PullException. Groups of the model broadcasting are only fetched from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddmq_client.idl.codes import Code
+from ddmq_common.errors import DdmqError, TryLaterError
+from ddmq_common.metrics.catalogue import FETCHED, FETCHERS, FETCHES
+from ddmq_rpc.api import Call
+from proxy_consumer.core.waiting_room import LingerWheel
+from proxy_consumer.directory import Directory
+from proxy_consumer.fetches import answers
+from proxy_consumer.fetches.acks import Acks
+from proxy_consumer.fetches.fetch import Fetch
+from proxy_consumer.fetches.gathering import Target
+from proxy_consumer.fetches.group import BROADCASTING, FetchedGroup
+from proxy_consumer.groups import Group
+from proxy_consumer.runtime import Runtime, log
+
+IDS_MAX = 1_000  # consumer ids of one group at one proxy
+ID_BYTES_MAX = 255
+SWEEP_S = 0.25
+SAY_AGAIN_S = 60.0  # the same refusal is logged once in so long
+MODELS = (None, b"clustering", b"broadcasting")
+
+
+class Fetches:
+    """Everything about `fetch` and `ack` at one proxy."""
+
+    def __init__(self, runtime: Runtime, directory: Directory) -> None:
+        self._runtime = runtime
+        self._directory = directory
+        self.groups: dict[bytes, FetchedGroup] = {}
+        self.acks = Acks(runtime, directory, self.groups)
+        self._wheel = LingerWheel(runtime.config.tick_ms / 1000, runtime.now())
+        self._sweep_at = 0.0
+        self._said: dict[str, float] = {}
+        self._stop_watching: Callable[[], None] | None = None
+        self._draining = False
+        cell = runtime.metrics.cell
+        self._with_messages = cell(FETCHES, "messages")
+        self._empty = cell(FETCHES, "empty")
+        self._refused = cell(FETCHES, "refused")
+        self._fetchers = cell(FETCHERS)
+
+    # --- life
+
+    def start(self) -> None:
+        """Follow resets of offsets and changes of topics."""
+        self._runtime.pull_fault = self.pull_fault
+        self._stop_watching = self._runtime.backend.watch_settings(self._setting_changed)
+
+    def drain(self) -> None:
+        """Answer what waits, give up every queue, assign nothing any more."""
+        self._draining = True
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+        for fetched in list(self.groups.values()):
+            self._drop(fetched)
+
+    def sweep(self, now: float) -> None:
+        """Lingers that are over; ids whose last fetch is too long ago."""
+        for waiter in self._wheel.over(now):
+            if isinstance(waiter, Fetch):
+                waiter.over()
+        if now < self._sweep_at or not self.groups:
+            return
+        self._sweep_at = now + SWEEP_S
+        for fetched in list(self.groups.values()):
+            self._sweep_group(fetched, now)
+        self._fetchers.value = sum(len(fetched.roster) for fetched in self.groups.values())
+
+    def _sweep_group(self, fetched: FetchedGroup, now: float) -> None:
+        gone = fetched.roster.expire(now)
+        if self._directory.find(fetched.group.name.encode()) is not fetched.group or not len(fetched.roster):
+            self._drop(fetched)
+            return
+        if gone:
+            fetched.released(gone)
+        if any(topic.retry_at is not None for topic in fetched.topics.values()):
+            fetched.use(now)
+
+    def _drop(self, fetched: FetchedGroup) -> None:
+        self.groups.pop(fetched.group.name.encode(), None)
+        fetched.leave()
+
+    def _setting_changed(self, key: str) -> None:
+        kind, _, rest = key.partition("/")
+        name, _, topic = rest.partition("/")
+        if kind == "reset" and name.encode() in self.groups:
+            held = self.groups[name.encode()].topics.get(topic)
+            if held is not None:
+                held.reread()
+        elif kind == "subscription" and name.encode() in self.groups:
+            fetched = self.groups[name.encode()]
+            fetched.use(self._runtime.now())
+            fetched.changed()
+        elif kind == "group" and rest.encode() in self.groups:
+            fetched = self.groups[rest.encode()]
+            if self._directory.find(rest.encode()) is not fetched.group:
+                self._drop(fetched)
+        elif kind == "topic":
+            for fetched in self.groups.values():
+                fetched.changed()
+
+    # --- who may
+
+    def pull_fault(self, group: Group) -> str | None:
+        """Why a group may not be pulled from now, or None."""
+        if any(each.config.model == BROADCASTING for each in group.subscriptions.values()):
+            return (
+                f"group {group.name} is broadcasting: every instance gets everything, from its own place; "
+                f"fetch, or pull as group {group.name}%INSTANCE (any name of your own for INSTANCE)"
+            )
+        fetched = self.groups.get(group.name.encode())
+        if fetched is None:
+            return None
+        who = b", ".join(list(fetched.roster.ids)[:3]).decode("utf-8", "replace")
+        return (
+            f"group {group.name} is fetched from at this proxy (consumer ids {who}); it can be pulled from "
+            "30 s after the last fetch, or through another proxy"
+        )
+
+    # --- fetch
+
+    def fetch(self, call: Call) -> None:
+        """Handler of `fetch`."""
+        request = call.args.request
+        if self._draining:
+            self._refuse(call, Code.SHUTTING_DOWN, "this proxy is shutting down; fetch elsewhere")
+            return
+        fault = _fault(request)
+        if fault is not None:
+            self._refuse(call, Code.ILLEGAL_MESSAGE, fault)
+            return
+        group = self._group(call, request)
+        if group is None:
+            return
+        if group.subscriptions and all(each.creating for each in group.subscriptions.values()):
+            call.reply_encoded(answers.NOTHING[call.wire])  # made a moment ago, by this client or another
+            return
+        self._begin(call, group)
+
+    def _group(self, call: Call, request: Any) -> Group | None:
+        """The group to fetch from; None when the call is answered."""
+        group = self._directory.find(request.groupId)
+        if request.topics and (group is None or self._missing(group, request)):
+            group = self._create(call, request)
+        elif group is None:
+            self._refuse(call, Code.NO_SUCH_QUEUE, f"group {_text(request.groupId)} does not exist")
+        if group is None:
+            return None
+        fault = self._use_fault(group, request)
+        if fault is not None:
+            self._refuse(call, Code.ILLEGAL_MESSAGE, fault)
+            return None
+        return group
+
+    def _missing(self, group: Group, request: Any) -> bool:
+        return any(topic not in group.subscriptions for topic in request.topics)
+
+    def _create(self, call: Call, request: Any) -> Group | None:
+        """Make the subscriptions that a client of ours names."""
+        config = self._runtime.config
+        if not config.auto_create_groups:
+            self._refuse(
+                call,
+                Code.NO_SUCH_QUEUE,
+                f"group {_text(request.groupId)} does not subscribe to all of "
+                f"{[_text(topic) for topic in request.topics]}, and groups are not made on first use here",
+            )
+            return None
+        wanted = config.defaults
+        if request.model is not None:
+            wanted = replace(wanted, model=request.model.decode())
+        try:
+            name = request.groupId.decode()
+            for topic in request.topics:
+                self._directory.subscribe(name, topic.decode(), wanted)
+        except (UnicodeDecodeError, ValueError) as error:
+            self._refuse(call, Code.ILLEGAL_MESSAGE, f"the group cannot be made: {error}")
+            return None
+        except DdmqError as error:
+            code = Code.BUSY if isinstance(error, TryLaterError) else Code.ILLEGAL_MESSAGE
+            self._refuse(call, code, str(error))
+            return None
+        return self._directory.find(request.groupId)
+
+    def _use_fault(self, group: Group, request: Any) -> str | None:
+        shared = [each for each in group.subscriptions.values() if each.config.model != BROADCASTING]
+        if request.model is not None:
+            wanted = request.model.decode()
+            for each in group.subscriptions.values():
+                if each.config.model != wanted and (
+                    not request.topics or each.topic.encode() in request.topics
+                ):
+                    return f"group {group.name} reads {each.topic} as {each.config.model}, not as {wanted}"
+        if group.name.encode() not in self.groups and any(each.joined for each in shared):
+            return (
+                f"group {group.name} is pulled from at this proxy; it can be fetched from "
+                f"{self._runtime.config.idle_ms // 1000} s after the last pull"
+            )
+        return None
+
+    def _begin(self, call: Call, group: Group) -> None:
+        now, config = self._runtime.now(), self._runtime.config
+        if self._wheel.count >= config.waiters_max:
+            self._refuse(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
+            return
+        key = group.name.encode()
+        fetched = self.groups.get(key)
+        if fetched is None or fetched.group is not group:
+            fetched = self.groups[key] = FetchedGroup(self._runtime, group, IDS_MAX)
+        fresh = fetched.roster.begin(call.args.request.consumerId, now)
+        if fresh is None:
+            self._refuse(call, Code.BUSY, f"group {group.name} has {IDS_MAX} consumer ids; that is the bound")
+            return
+        fetched.use(now)
+        if fresh:
+            fetched.changed()
+        self._run(call, fetched, now)
+
+    def _run(self, call: Call, fetched: FetchedGroup, now: float) -> None:
+        config = self._runtime.config
+        linger_ms = call.args.request.maxLingerTime or 0
+        linger_ms = min(max(linger_ms, config.linger_min_ms), config.linger_max_ms)
+        deadline = now + linger_ms / 1000
+
+        def done(fetch: Fetch, targets: Sequence[Target]) -> None:
+            self._ended(fetched, fetch, targets)
+
+        fetch = Fetch(self._runtime, call, fetched.plan, deadline, done)
+        fetched.fetches.add(fetch)
+        self._wheel.add(fetch, deadline)
+        call.on_abandoned = lambda _: fetch.abandoned()
+        fetch.begin()
+
+    def _ended(self, fetched: FetchedGroup, fetch: Fetch, targets: Sequence[Target]) -> None:
+        self._wheel.remove(fetch)
+        fetched.fetches.discard(fetch)
+        fetched.roster.end(fetch.consumer, self._runtime.now())
+        fetched.answered(fetch, targets)
+        count = 0
+        for target in targets:
+            if target.deliveries:
+                count += len(target.deliveries)
+                cell = self._runtime.metrics.cell(FETCHED, fetched.group.name, target.queue.topic)
+                cell.value += len(target.deliveries)
+        (self._with_messages if count else self._empty).value += 1
+
+    def _refuse(self, call: Call, code: Code, text: str) -> None:
+        self._refused.value += 1
+        now = self._runtime.now()
+        kind = f"{int(code)} {text[:40]}"
+        self._said = {said: until for said, until in self._said.items() if until > now}
+        if kind not in self._said and len(self._said) < IDS_MAX:
+            self._said[kind] = now + SAY_AGAIN_S
+            log.warning("fetch refused", extra={"peer": call.peer, "reason": text})
+        answers.refuse(call, code, text)
+
+
+def _fault(request: Any) -> str | None:
+    """Why a fetch cannot be taken as it stands."""
+    size = len(request.consumerId)
+    if not 0 < size <= ID_BYTES_MAX:
+        return f"consumerId has {size} bytes; allowed: 1 to {ID_BYTES_MAX}"
+    if (request.maxLingerTime or 0) < 0:
+        return f"maxLingerTime is {request.maxLingerTime} ms; allowed: 0 (20 ms) or more"
+    if request.model not in MODELS:
+        return f"model is {request.model[:40]!r}; allowed: clustering, broadcasting"
+    return None
+
+
+def _text(name: bytes) -> str:
+    return name[:130].decode("utf-8", "replace")

@@ -1,0 +1,291 @@
+"""Low-level fetch and ack over the memory engine with a moved clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from consumer_rig import FIRST, Rig, until
+from fetch_calls import ack, ask, fetch, finish, shown, values
+
+from backend.records import CommitBatch, ProgressDelta
+from ddmq_rpc.api import Wire
+from proxy_consumer.config import ConsumerConfig
+
+LAST = replace(FIRST, start="last")
+
+
+def ready(rig: Rig, queues: int = 1, count: int = 0, topic: str = "T") -> None:
+    rig.topic(topic, queues)
+    rig.subscribe(topic=topic)
+    for queue in range(queues if count else 0):
+        rig.send(count, queue, topic)
+
+
+@pytest.mark.parametrize("wire", list(Wire))
+def test_every_assigned_queue_answers_with_its_messages_and_where_to_go_on(rig: Rig, wire: Wire) -> None:
+    ready(rig, queues=3)
+    rig.send(2, queue=0)
+    rig.send(1, queue=2)
+    found = fetch(rig, wire=wire)
+    assert list(found) == [("T", 0), ("T", 1), ("T", 2)]
+    assert [values(one) for one in found.values()] == [[b"m0", b"m1"], [], [b"m0"]]
+    assert [one.nextRequestOffset for one in found.values()] == [2, 0, 1]
+    message = found["T", 0].messages[1]
+    assert (message.key, message.tag, message.offset, message.properties) == (b"k1", b"tag", 1, {b"p": b"v"})
+    assert message.messageId is None and message.leaseId is None
+
+
+def test_an_absent_batch_size_means_one_and_the_subscription_has_the_last_word(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=replace(FIRST, batch_max=3))
+    rig.send(10)
+    assert len(fetch(rig, count=None)["T", 0].messages) == 1
+    assert len(fetch(rig, count=0)["T", 0].messages) == 1
+    assert len(fetch(rig, count=2)["T", 0].messages) == 2
+    assert len(fetch(rig, count=1_000_000)["T", 0].messages) == 3
+
+
+def test_start_is_what_the_client_says_else_what_is_stored_else_the_newest(rig: Rig) -> None:
+    ready(rig, count=5)
+    assert values(fetch(rig, offsets={"T": {0: 3}})["T", 0]) == [b"m3", b"m4"]
+    assert values(fetch(rig)["T", 0])[0] == b"m0"
+    assert ack(rig, {"T": {0: 2}})
+    assert values(fetch(rig)["T", 0])[0] == b"m2"
+    assert rig.progress().committed == 2
+
+
+def test_without_progress_it_starts_at_the_newest_and_passes_nothing_by_afterwards(rig: Rig) -> None:
+    rig.subscribe()
+    rig.topic()  # after the group: no progress is stored
+    rig.send(3)
+    assert fetch(rig)["T", 0].nextRequestOffset == 3
+    rig.send(1)
+    found = fetch(rig)["T", 0]
+    assert (values(found), found.nextRequestOffset) == ([b"m0"], 4)
+
+
+def test_out_of_range_is_empty_with_the_nearest_offset_at_once(rig: Rig) -> None:
+    ready(rig, count=5)
+    fetch(rig)
+    call = ask(rig, offsets={"T": {0: 77}}, linger=30_000)
+    until(lambda: call.answered)
+    found = shown(call)["T", 0]
+    assert (found.messages, found.nextRequestOffset) == ([], 5)
+
+
+def test_refused_pressure_messages_are_passed_over(rig: Rig) -> None:
+    ready(rig)
+    rig.send(2)
+    rig.send(3, pressure=True)
+    rig.send(1)
+    found = fetch(rig)["T", 0]
+    assert ([message.offset for message in found.messages], found.nextRequestOffset) == ([0, 1, 5], 6)
+    rig.send(3, pressure=True)
+    found = fetch(rig, offsets={"T": {0: 6}})["T", 0]
+    assert ([message.offset for message in found.messages], found.nextRequestOffset) == ([], 9)
+
+
+def test_all_empty_waits_and_is_woken(rig: Rig) -> None:
+    ready(rig, queues=2)
+    fetch(rig)
+    call = ask(rig, linger=5_000)
+    rig.advance(4.9)
+    assert not call.answered
+    rig.send(1, queue=1)
+    until(lambda: call.answered)
+    assert values(shown(call)["T", 1]) == [b"m0"]
+
+
+def test_the_linger_ends_with_every_queue_empty_and_has_a_ceiling(rig: Rig) -> None:
+    ready(rig, queues=2)
+    fetch(rig)
+    call = ask(rig, linger=3_600_000)
+    rig.advance(29.9)
+    assert not call.answered
+    rig.advance(0.2)
+    until(lambda: call.answered)
+    assert [one.nextRequestOffset for one in shown(call).values()] == [0, 0]
+    assert call.outcome.success.code is None
+
+
+def test_unknown_groups_get_an_empty_list_at_once(rig: Rig) -> None:
+    call = ask(rig, group="nobody", linger=30_000)
+    assert call.answered and shown(call) == {}
+    assert rig.counted("ddmq_fetches_total", outcome="refused") == 1
+
+
+def test_our_clients_hear_why_and_see_ids(rig: Rig) -> None:
+    call = ask(rig, group="nobody", clientId=b"me")
+    assert b"does not exist" in call.outcome.success.error
+    ready(rig, count=3)
+    message = fetch(rig, clientId=b"me", count=1)["T", 0].messages[0]
+    assert (len(message.messageId), message.nextOffset) == (32, 3)
+    assert message.storedMs >= message.bornMs > 0
+
+
+def test_queues_are_shared_among_the_ids_until_one_stays_away(rig: Rig) -> None:
+    ready(rig, queues=5)
+    assert len(fetch(rig, "a")) == 5
+    assert [queue for _, queue in fetch(rig, "b")] == [3, 4]
+    assert [queue for _, queue in fetch(rig, "a")] == [0, 1, 2]
+    rig.advance(29)
+    assert len(fetch(rig, "b")) == 2
+    rig.advance(2)
+    assert len(fetch(rig, "b")) == 5
+
+
+def test_more_ids_than_queues(rig: Rig) -> None:
+    ready(rig, queues=1)
+    assert len(fetch(rig, "a")) == 1
+    assert fetch(rig, "b") == {}
+
+
+def test_a_new_id_wakes_who_waits_and_takes_its_share(rig: Rig) -> None:
+    ready(rig, queues=2)
+    fetch(rig, "a")
+    waiting = ask(rig, "a", linger=5_000)
+    rig.settle()
+    fetch(rig, "b")
+    rig.send(1, queue=1)
+    rig.settle()
+    assert not waiting.answered, "queue 1 is b's now"
+    rig.send(1, queue=0)
+    until(lambda: waiting.answered)
+    assert list(shown(waiting)) == [("T", 0)]
+
+
+def test_acks_finish_up_to_the_next_offset_and_never_go_back(rig: Rig) -> None:
+    ready(rig, queues=2, count=10)
+    fetch(rig)
+    assert ack(rig, {"T": {0: 4, 1: 7}})
+    assert (rig.progress(queue=0).committed, rig.progress(queue=1).committed) == (4, 7)
+    assert ack(rig, {"T": {0: 2}})
+    assert rig.progress().committed == 4
+    assert ack(rig, {"T": {0: 1_000}}), "what is still to come cannot be done"
+    assert rig.progress().committed == 10
+    rig.send(1)
+    assert values(fetch(rig)["T", 0]) == [b"m0"]
+    assert rig.counted("ddmq_acked_total", group="G", topic="T") == 17
+
+
+def test_acks_of_others_queues_are_ignored(rig: Rig) -> None:
+    ready(rig, queues=2, count=3)
+    fetch(rig, "a")
+    fetch(rig, "b")
+    assert ack(rig, {"T": {1: 3}, "U": {0: 3}}, consumer="a")
+    assert ack(rig, {"T": {0: 3}}, consumer="stranger")
+    assert ack(rig, {"T": {0: 3}}, group="nobody")
+    assert [rig.progress(queue=queue).committed for queue in (0, 1)] == [0, 0]
+    assert rig.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 3
+
+
+def test_a_fenced_ack_says_try_again_and_then_reaches_the_new_generation(rig: Rig) -> None:
+    ready(rig, count=10)
+    fetch(rig)
+    view = rig.progress()
+    reset = ProgressDelta("G", rig.ref(), view.epoch, view.generation + 1, reset_to=1)
+    rig.wait(rig.backend.commit(CommitBatch(progress=[reset]), rig.deadline()))
+    assert not ack(rig, {"T": {0: 8}})
+    rig.settle()
+    assert ack(rig, {"T": {0: 8}}), "an ack of what was fetched before the reset: ignored"
+    assert rig.progress().committed == 1
+
+
+def test_after_a_reset_the_clients_own_offset_is_passed_over_once(rig: Rig) -> None:
+    ready(rig, count=10)
+    fetch(rig)
+    view = rig.progress()
+    reset = ProgressDelta("G", rig.ref(), view.epoch, view.generation + 1, reset_to=5)
+    batch = CommitBatch(progress=[reset], settings={"reset/G/T": b"1"})
+    rig.wait(rig.backend.commit(batch, rig.deadline()))
+    rig.settle()
+    assert values(fetch(rig, offsets={"T": {0: 9}}, count=1)["T", 0]) == [b"m5"]
+    assert values(fetch(rig, offsets={"T": {0: 6}}, count=1)["T", 0]) == [b"m6"]
+    assert ack(rig, {"T": {0: 7}})
+    assert rig.progress().committed == 7
+
+
+def test_a_group_is_pulled_from_or_fetched_from(rig: Rig) -> None:
+    ready(rig, count=2)
+    fetch(rig)
+    refused = rig.pull()
+    assert b"fetched from at this proxy" in refused.outcome.error.message
+    assert rig.ask(topic=None).outcome.error is not None
+    rig.advance(31)
+    assert rig.pull().values == [b"m0", b"m1"]
+    call = ask(rig, clientId=b"me")
+    assert b"pulled from at this proxy" in call.outcome.success.error
+    rig.advance(31)
+    rig.advance(62)
+    rig.advance(62)
+    assert len(fetch(rig)["T", 0].messages) == 2
+
+
+def test_an_answer_stops_growing_at_its_bound_and_no_queue_starves() -> None:
+    rig = Rig(ConsumerConfig(answer_bytes_max=10_000))
+    rig.topic(queues=4)
+    rig.subscribe()
+    for queue in range(4):
+        rig.send(100, queue, size=3_000)
+    offsets = {queue: 0 for queue in range(4)}
+    seen: dict[int, int] = dict.fromkeys(offsets, 0)
+    for _ in range(40):
+        rig.advance(0.001)
+        found = fetch(rig, offsets={"T": offsets})
+        assert 1 <= sum(len(one.messages) for one in found.values()) <= 3
+        for (_, queue), one in found.items():
+            offsets[queue] = one.nextRequestOffset
+            seen[queue] += len(one.messages)
+    assert all(offsets[queue] == seen[queue] for queue in seen), "nothing is passed by"
+    assert min(seen.values()) > 0
+    rig.close()
+
+
+def test_a_client_that_goes_leaves_nothing_behind(rig: Rig) -> None:
+    ready(rig)
+    fetch(rig)
+    call = ask(rig, linger=30_000)
+    rig.settle()
+    call.go()
+    rig.send(1)
+    rig.settle()
+    assert not call.answered
+    assert rig.service._fetches._wheel.count == 0
+    rig.advance(31)
+    assert rig.service._fetches.groups == {}
+
+
+def test_deleting_the_group_ends_its_fetches(rig: Rig) -> None:
+    ready(rig)
+    fetch(rig)
+    call = ask(rig, linger=30_000)
+    rig.wait(rig.service.delete_group("G"))
+    until(lambda: call.answered)
+    assert fetch(rig) == {}
+
+
+def test_draining_answers_and_gives_the_queues_up(rig: Rig) -> None:
+    ready(rig)
+    fetch(rig)
+    call = ask(rig, linger=30_000)
+    drained = rig.service.drain(rig.clock.monotonic() + 5)
+    until(lambda: call.answered and drained.done)
+    assert fetch(rig) == {}
+
+
+def test_a_subscription_made_later_joins_in(rig: Rig) -> None:
+    ready(rig)
+    fetch(rig)
+    rig.topic("U")
+    rig.subscribe(topic="U")
+    rig.settle()
+    assert list(fetch(rig)) == [("T", 0), ("U", 0)]
+
+
+def test_bad_requests(rig: Rig) -> None:
+    ready(rig)
+    for bad in ({"consumer": ""}, {"consumer": "x" * 256}, {"linger": -1}, {"model": b"both"}):
+        call = finish(rig, ask(rig, clientId=b"me", **bad))  # type: ignore[arg-type]
+        assert call.outcome.success.code == 11 and call.outcome.success.error
+    assert rig.service._fetches.groups == {}
