@@ -77,6 +77,8 @@ class FileLog(Backend):
             lambda group, queue: self._state.progress.fence(group, queue),
             self._later,
             self._call_after,
+            clock.monotonic,
+            self._tick_on,
             options.topics_max,
         )
         self._holders: list[Callable[[], Iterable[Hold]]] = [DeadLetterHolds(self, clock)]
@@ -404,6 +406,8 @@ class FileLog(Backend):
         for deadline, done in [one for one in self._drains if one[0] <= now]:
             self._drains.remove((deadline, done))
             done.fail(TryLaterError("the log could not finish what it has by the deadline"))
-        if self._writer.idle and not len(self._waits) and not self._drains and not self._closed:
+        revoking = self._ownership.sweep(now)
+        busy = revoking or len(self._waits) or self._drains
+        if self._writer.idle and not busy and not self._closed:
             self._tick_timer.stop()
             self._ticking = False

@@ -55,7 +55,13 @@ class MemoryBackend(Backend):
         delivery_bytes_max = self._options.body_bytes_max + 2 * self._options.properties_bytes_max
         self._store = MemoryStore(self._options.bytes_max, self._options.entries_max, delivery_bytes_max)
         self._waits = WaitTable(self._options.waits_max, self._loop.run_callback)
-        self._members = MemberTable(self._store, self._loop.run_callback, self._options.entries_max)
+        self._members = MemberTable(
+            self._store,
+            self._loop.run_callback,
+            self._clock.monotonic,
+            self._tick_on,
+            self._options.entries_max,
+        )
         self._watchers: list[Callable[[str], None]] = []
         self._writes = WriteLine(self._loop.run_callback)
         self._draining = self._closed = False
@@ -370,17 +376,12 @@ class MemoryBackend(Backend):
             found.lose(offset)
 
     def revoke(self, group: str, topic: str, deadline: float) -> None:
-        """Ask the holder to release its queues by `deadline`; they then go to the next in line."""
-        line = self._members.line(group, topic)
-        if line is not None:
-            line.revoke(deadline)
-            self._tick_on()
+        """Ask the holders to release their queues by `deadline`; they come last in line."""
+        self._members.revoke(group, topic, deadline)
 
     def depose(self, group: str, topic: str) -> None:
-        """Take the queues from their holder at once, as after ten seconds of its silence."""
-        line = self._members.line(group, topic)
-        if line is not None:
-            line.depose()
+        """Take the queues from their holders at once, as after ten seconds of silence; they come last."""
+        self._members.depose(group, topic)
 
 
 def _capabilities(options: MemoryOptions) -> Capabilities:

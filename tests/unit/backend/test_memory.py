@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from backend.memory import MemoryBackend, MemoryOptions
-from backend.port import Assignment
+from backend.port import Assignment, Sharing
 from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, QueueRef, ReadStatus, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, StorageError
@@ -202,8 +202,8 @@ def test_a_record_over_the_limit_is_the_caller_s_mistake() -> None:
 
 def test_a_revoked_holder_has_until_the_deadline(engine: MemoryBackend, clock: ManualClock) -> None:
     first, second = Heard(), Heard()
-    engine.join("g", "t", first)
-    engine.join("g", "t", second)
+    engine.join("g", "t", first, Sharing.WHOLE_TOPIC)
+    engine.join("g", "t", second, Sharing.WHOLE_TOPIC)
     engine.revoke("g", "t", clock.monotonic() + 5)
     until(lambda: ("revoked", clock.monotonic() + 5) in first.told)
     assert second.told == []
@@ -214,8 +214,8 @@ def test_a_revoked_holder_has_until_the_deadline(engine: MemoryBackend, clock: M
 
 def test_a_revoked_holder_that_releases_hands_over(engine: MemoryBackend) -> None:
     first, second = Heard(), Heard()
-    membership = engine.join("g", "t", first)
-    engine.join("g", "t", second)
+    membership = engine.join("g", "t", first, Sharing.WHOLE_TOPIC)
+    engine.join("g", "t", second, Sharing.WHOLE_TOPIC)
     engine.revoke("g", "t", FAR)
     until(lambda: len(first.told) == 2)
     membership.release([ref(engine, 0)])
@@ -228,8 +228,8 @@ def test_a_revoked_holder_that_releases_hands_over(engine: MemoryBackend) -> Non
 
 def test_a_deposed_holder_loses_all_at_once(engine: MemoryBackend) -> None:
     first, second = Heard(), Heard()
-    engine.join("g", "t", first)
-    engine.join("g", "t", second)
+    engine.join("g", "t", first, Sharing.WHOLE_TOPIC)
+    engine.join("g", "t", second, Sharing.WHOLE_TOPIC)
     engine.depose("g", "t")
     until(lambda: second.told == [("assigned", 2)])
     assert first.told == [("assigned", 1), ("lost", 2)]

@@ -12,6 +12,7 @@ from backend.completion import Completion
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.wire import codec, place
 from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, frame
+from backend.port import Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.metrics.registry import Registry
@@ -256,9 +257,11 @@ def test_releases_reach_the_writer(tmp_path: Path) -> None:
         home.make()
         home.serve()
         first, second = Heard(), Heard()
-        membership = home.member().join("g", "orders", first)
+        membership = home.member().join("g", "orders", first, Sharing.WHOLE_TOPIC)
         until(lambda: first.epochs, "the first holds")
-        home.member().join("g", "orders", second)
+        other = home.member()
+        other.join("g", "orders", second, Sharing.WHOLE_TOPIC)
+        assert list(done(other.holders("g", "orders", soon()))) == [queue()], "the second is in line"
         home.engine.revoke("g", "orders", soon())
         until(lambda: "revoked" in first.names, "the first is asked")
         membership.release([queue()])

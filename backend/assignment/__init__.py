@@ -1,0 +1,1 @@
+"""Which member of a group holds which queue: the strategies, the state of each queue, the decisions."""

@@ -1,0 +1,185 @@
+"""Memberships of one engine: what members ask goes into the table, what it decides is carried out.
+
+The engine brings what the table must not know: its clock, how to run something later on its hub, and how
+an epoch becomes durable. Members hear everything from the hub, in order, never inside a call of theirs,
+and nothing after they have left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from backend.assignment.decisions import Assign, Decision, Grant, Revoke, Seat
+from backend.assignment.table import AssignmentTable
+from backend.port import Assignment, MembershipListener, Sharing
+from backend.records import QueueRef
+from ddmq_common.errors import DrainingError
+
+log = logging.getLogger(__name__)
+OWN = "own"  # the member that memberships of this process belong to
+Later = Callable[..., object]  # runs a function with its arguments from the hub
+Answered = Callable[[Exception | None], None]
+RaiseEpochs = Callable[[Grant, Answered], None]
+
+
+class SeatMembership:
+    """One member's place; see backend.port.Membership."""
+
+    def __init__(self, owner: Memberships, seat: Seat, listener: MembershipListener, address: str) -> None:
+        self._owner = owner
+        self.seat = seat
+        self.listener = listener
+        self.address = address
+        self.active = True
+
+    def release(self, queues: Iterable[QueueRef]) -> None:
+        """Give up queues that were revoked."""
+        if self.active:
+            self._owner.release(self.seat, queues)
+
+    def leave(self) -> None:
+        """Give up everything; the queues move at once. May be called twice."""
+        if self.active:
+            self.active = False
+            self._owner.leave(self.seat)
+
+
+class Memberships:
+    """Every membership, in at most `lines_max` pairs of group and topic. Belongs to one hub.
+
+    `now`: monotonic seconds. `raise_epochs` records a grant's epochs and calls back, at once or later,
+    with what went wrong, if anything; then `retry_later` is given what tries again. `watch` is called
+    when a deadline begins to run: `sweep` wants to be called then, every few milliseconds.
+    """
+
+    def __init__(
+        self,
+        living: Callable[[str], Sequence[QueueRef]],
+        recorded: Callable[[str, QueueRef], int],
+        raise_epochs: RaiseEpochs,
+        later: Later,
+        retry_later: Callable[[Callable[[], None]], object],
+        now: Callable[[], float],
+        watch: Callable[[], object],
+        lines_max: int,
+    ) -> None:
+        self._table = AssignmentTable(living, recorded, lines_max)
+        self._raise_epochs = raise_epochs
+        self._later = later
+        self._retry_later = retry_later
+        self._now = now
+        self._watch = watch
+        self._seated: dict[Seat, SeatMembership] = {}
+        self._decisions: deque[Decision] = deque()
+        self._carrying = self._closed = False
+
+    def join(
+        self,
+        group: str,
+        topic: str,
+        listener: MembershipListener,
+        sharing: Sharing = Sharing.AVERAGELY,
+        queues: frozenset[int] | None = None,
+        address: str = "",
+        member: str = "",
+    ) -> SeatMembership:
+        """Take part. Raises BoundReachedError when there are too many groups."""
+        seat = Seat(group, topic, member or OWN, sharing, queues, address)
+        decisions = self._table.join(seat, self._now())
+        membership = self._seated[seat] = SeatMembership(self, seat, listener, address)
+        self._carry_out(decisions)
+        return membership
+
+    def release(self, seat: Seat, queues: Iterable[QueueRef]) -> None:
+        """A member lets queues go."""
+        self._carry_out(self._table.release(seat, queues, self._now()))
+
+    def leave(self, seat: Seat) -> None:
+        """A member is gone."""
+        self._seated.pop(seat, None)
+        self._carry_out(self._table.leave(seat, self._now()))
+
+    def holders(self, group: str, topic: str) -> dict[QueueRef, str]:
+        """Addresses of who holds what now."""
+        held = self._table.holders(group, topic)
+        return {queue: self._seated[seat].address for queue, seat in held.items()}
+
+    def topic_changed(self, name: str) -> None:
+        """A topic was created, deleted or has grown."""
+        self._carry_out(self._table.topic_changed(name, self._now()))
+
+    def sweep(self, now: float) -> bool:
+        """Take back what was not released in time; True while a deadline is running."""
+        if self._table.waiting:
+            self._carry_out(self._table.tick(now))
+        return self._table.waiting
+
+    def revoke(self, group: str, topic: str, deadline: float) -> None:
+        """Ask the holders of a topic's queues for all of them; they come last in line."""
+        self._carry_out(self._table.recall(group, topic, deadline))
+
+    def depose(self, group: str, topic: str) -> None:
+        """Take a topic's queues from their holders at once; they come last in line."""
+        self._carry_out(self._table.depose(group, topic, self._now()))
+
+    def close(self) -> None:
+        """Nobody hears anything any more."""
+        self._closed = True
+        for membership in self._seated.values():
+            membership.active = False
+        self._seated.clear()
+        self._decisions.clear()
+
+    # --- inside
+
+    def _carry_out(self, decisions: Iterable[Decision]) -> None:
+        """In their order; what follows from carrying one out comes behind the others."""
+        self._decisions += decisions
+        if self._carrying:
+            return
+        self._carrying = True
+        try:
+            while self._decisions:
+                self._do(self._decisions.popleft())
+        finally:
+            self._carrying = False
+
+    def _do(self, decision: Decision) -> None:
+        if isinstance(decision, Grant):
+            self._raise_epochs(decision, lambda error: self._answered(decision, error))
+        elif isinstance(decision, Assign):
+            self._tell(decision.seat, "assigned", Assignment(decision.queues, decision.epoch))
+        elif isinstance(decision, Revoke):
+            self._tell(decision.seat, "revoked", list(decision.queues), decision.deadline)
+            self._watch()
+        else:
+            self._tell(decision.seat, "lost", list(decision.queues))
+
+    def _answered(self, grant: Grant, error: Exception | None) -> None:
+        """The grant's epochs are durable, or not."""
+        if self._closed:
+            return
+        if error is None:
+            self._carry_out(self._table.granted(grant, self._now()))
+            return
+        self._table.grant_failed(grant)
+        if not isinstance(error, DrainingError):
+            group, topic = grant.seat.group, grant.seat.topic
+            log.warning("granting %s to group %s: %s; tried again", topic, group, error)
+            self._retry_later(lambda: self._retry(group, topic))
+
+    def _retry(self, group: str, topic: str) -> None:
+        if not self._closed:
+            self._carry_out(self._table.retry(group, topic, self._now()))
+
+    def _tell(self, seat: Seat, what: str, *args: Any) -> None:
+        membership = self._seated.get(seat)
+
+        def tell() -> None:
+            if membership is not None and membership.active:
+                getattr(membership.listener, what)(*args)
+
+        self._later(tell)

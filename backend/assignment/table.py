@@ -1,0 +1,294 @@
+"""Who holds which queue of which group, as a state machine; events go in, decisions come out.
+
+Each queue of a topic that a group has joined is in one of four states. "Aimed at m" means: line.py says
+that m should hold it.
+
+| event                | FREE                | GRANTING m          | HELD by m          | LEAVING m         |
+|----------------------|---------------------|---------------------|--------------------|-------------------|
+| aimed at another, x  | GRANTING x, Grant * | –                   | LEAVING m, Revoke  | –                 |
+| aimed at nobody      | –                   | –                   | LEAVING m, Revoke  | –                 |
+| grant durable        | –                   | HELD, Assign **     | –                  | –                 |
+| grant not durable    | –                   | FREE until `retry`  | –                  | –                 |
+| m releases           | –                   | –                   | FREE               | FREE              |
+| m leaves, or is dead | –                   | – (the disk first)  | FREE               | FREE              |
+| the deadline passes  | –                   | –                   | –                  | FREE, Lose m      |
+| the queue is gone    | forgotten           | forgotten           | forgotten, Lose m  | forgotten, Lose m |
+| `recall`             | –                   | –                   | LEAVING m, Revoke  | –                 |
+| `depose`             | –                   | –                   | FREE, Lose m       | FREE, Lose m      |
+
+"–": nothing changes; stale messages of members (a release of what they lost) are among these. After
+every event all lines concerned take aim again, so a queue that became FREE is granted in the same turn.
+
+Rules:
+* A queue whose aim does not change is not touched. One that was asked back does not return to HELD: its
+  member has been told; if it is aimed at it again, it gets it back under a new epoch.
+* The epoch of a grant is above every epoch granted or recorded on any queue of the topic for that group.
+* (**) When m has left meanwhile, or the queue is aimed at another: FREE.
+* (*) What goes to one member as a whole is granted when nobody else has any of it: of the queues that a
+  seat should hold (whole topic), of all whole-group topics of the group (whole group).
+* The member that holds a group stays until it is gone or another has joined more of the group's
+  whole-group topics: what its holder has not joined nobody gets, so the wider one serves more.
+* At most `lines_max` pairs of group and topic; a pair without members is forgotten.
+
+Pure: monotonic seconds, the queues of a topic and the recorded epochs are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from backend.assignment.decisions import Assign, Decision, Grant, Lose, Revoke, Seat
+from backend.assignment.group import Group
+from backend.assignment.line import Cell, Line, State, by_seat
+from backend.port import Sharing
+from backend.records import QueueRef
+from ddmq_common.errors import BoundReachedError
+
+REVOKE_S = 2.0  # how long a member may take to release what it is asked for
+
+
+class AssignmentTable:
+    """See the module's text. `living`: a topic's queues, in order. `recorded`: a queue's epoch on disk."""
+
+    def __init__(
+        self,
+        living: Callable[[str], Sequence[QueueRef]],
+        recorded: Callable[[str, QueueRef], int],
+        lines_max: int,
+        revoke_s: float = REVOKE_S,
+    ) -> None:
+        self._living = living
+        self._recorded = recorded
+        self._lines_max = lines_max
+        self._revoke_s = revoke_s
+        self._groups: dict[str, Group] = {}
+        self._by_topic: dict[str, dict[str, Line]] = {}  # topic, group
+        self._count = 0
+        self._serial = 0
+        self._leaving: dict[Line, float] = {}  # lines with queues asked back, and the first deadline
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a deadline is running; `tick` wants to be called."""
+        return bool(self._leaving)
+
+    # --- events
+
+    def join(self, seat: Seat, now: float) -> list[Decision]:
+        """A seat is taken. Raises BoundReachedError when there are too many groups."""
+        line = self._line(seat.group, seat.topic)
+        if line is None:
+            line = self._open(seat.group, seat.topic)
+        seat.serial, seat.taken = self._next_serial(), True
+        line.sit(seat)
+        return self._settle(line, now)
+
+    def leave(self, seat: Seat, now: float) -> list[Decision]:
+        """A seat is given up, or its member is dead: what it held is free at once. Harmless when over."""
+        if not seat.taken:
+            return []
+        seat.taken = False
+        line = self._groups[seat.group].lines[seat.topic]
+        line.stand(seat)
+        return self._settle(line, now)
+
+    def release(self, seat: Seat, queues: Iterable[QueueRef], now: float) -> list[Decision]:
+        """A member lets queues go, asked or not."""
+        line = self._line(seat.group, seat.topic)
+        if line is None:
+            return []
+        for queue in queues:
+            cell = line.cells.get(queue)
+            if cell is not None and cell.told_to(seat):
+                cell.free()
+        return self._settle(line, now)
+
+    def topic_changed(self, topic: str, now: float) -> list[Decision]:
+        """A topic was made, deleted, or has grown."""
+        decisions: list[Decision] = []
+        for line in list(self._by_topic.get(topic, {}).values()):
+            decisions += self._settle(line, now)
+        return decisions
+
+    def granted(self, grant: Grant, now: float) -> list[Decision]:
+        """The epochs of a grant are durable."""
+        seat, kept = grant.seat, list[QueueRef]()
+        line = self._line(seat.group, seat.topic)
+        if line is None:
+            return []
+        for queue, cell in self._granting(line, grant):
+            if seat.taken and line.aim.get(queue) is seat:
+                cell.state = State.HELD
+                kept.append(queue)
+            else:
+                cell.free()
+        told: list[Decision] = [Assign(seat, tuple(kept), grant.epoch)] if kept else []
+        return told + self._settle(line, now)
+
+    def grant_failed(self, grant: Grant) -> None:
+        """The epochs could not be made durable; `retry` should follow a little later."""
+        line = self._line(grant.seat.group, grant.seat.topic)
+        for _, cell in [] if line is None else self._granting(line, grant):
+            cell.free()
+        if line is not None and not line:
+            self._forget(line)
+
+    def retry(self, group: str, topic: str, now: float) -> list[Decision]:
+        """Grant what could not be granted before."""
+        line = self._line(group, topic)
+        return [] if line is None else self._settle(line, now)
+
+    def tick(self, now: float) -> list[Decision]:
+        """Take back what was not released in time."""
+        decisions: list[Decision] = []
+        for line in [line for line, deadline in self._leaving.items() if deadline <= now]:
+            late = line.where(lambda _, cell: cell.state is State.LEAVING and cell.deadline <= now)
+            decisions += self._take(line, late)
+            decisions += self._settle(line, now)
+        return decisions
+
+    def recall(self, group: str, topic: str, deadline: float) -> list[Decision]:
+        """Ask everything back that members hold; they come last in line."""
+        line = self._line(group, topic)
+        if line is None:
+            return []
+        held = line.where(lambda _, cell: cell.state is State.HELD)
+        self._to_the_end(line, held)
+        return self._recall(line, held, deadline)
+
+    def depose(self, group: str, topic: str, now: float) -> list[Decision]:
+        """Take everything from its holders at once; they come last in line."""
+        line = self._line(group, topic)
+        if line is None:
+            return []
+        held = line.where(lambda _, cell: cell.state in (State.HELD, State.LEAVING))
+        self._to_the_end(line, held)
+        return self._take(line, held) + self._settle(line, now)
+
+    # --- questions
+
+    def holders(self, group: str, topic: str) -> dict[QueueRef, Seat]:
+        """Who holds what; queues between two owners are absent."""
+        line = self._line(group, topic)
+        cells = {} if line is None else line.cells
+        return {
+            queue: cell.seat
+            for queue, cell in cells.items()
+            if cell.state is State.HELD and cell.seat is not None
+        }
+
+    # --- inside
+
+    def _settle(self, line: Line, now: float) -> list[Decision]:
+        """Take aim again, ask back what moves, grant what is free."""
+        group = self._groups[line.group]
+        decisions: list[Decision] = []
+        lost = line.sync(self._living(line.topic))
+        decisions += [Lose(seat, tuple(queues)) for seat, queues in lost.items()]
+        group.choose()
+        lines = [line, *(other for other in group.whole() if other is not line)]
+        for one in lines:
+            one.take_aim(group.holder)
+            decisions += self._recall(one, one.where(_misplaced(one)), now + self._revoke_s)
+        for one in lines:
+            decisions += self._grant(one, group)
+        for one in lines:
+            self._note(one)
+        return decisions
+
+    def _recall(self, line: Line, queues: Iterable[QueueRef], deadline: float) -> list[Decision]:
+        asked = by_seat((queue, line.cells[queue].seat) for queue in queues)
+        for held in asked.values():
+            self._leaving[line] = min(deadline, self._leaving.get(line, deadline))
+            for queue in held:
+                line.cells[queue].recall(deadline)
+        return [Revoke(seat, tuple(held), deadline) for seat, held in asked.items()]
+
+    def _take(self, line: Line, queues: Sequence[QueueRef]) -> list[Decision]:
+        losers = by_seat((queue, line.cells[queue].seat) for queue in queues)
+        for queue in queues:
+            line.cells[queue].free()
+        return [Lose(seat, tuple(lost)) for seat, lost in losers.items()]
+
+    def _grant(self, line: Line, group: Group) -> list[Decision]:
+        free = line.where(lambda queue, cell: cell.state is State.FREE and queue in line.aim)
+        if not free or (line.sharing is Sharing.WHOLE_GROUP and group.others_hold()):
+            return []
+        grants: list[Decision] = []
+        recorded = max(self._recorded(line.group, queue) for queue in line.cells)
+        for seat, queues in by_seat((queue, line.aim[queue]) for queue in free).items():
+            if line.sharing is Sharing.WHOLE_TOPIC and _others_have(line, seat):
+                continue
+            recorded = line.epoch = max(line.epoch, recorded) + 1
+            for queue in queues:
+                line.cells[queue].give(seat, line.epoch)
+            grants.append(Grant(seat, tuple(queues), line.epoch))
+        return grants
+
+    def _granting(self, line: Line, grant: Grant) -> list[tuple[QueueRef, Cell]]:
+        """The queues of a grant that are still waiting for it."""
+        cells = [(queue, line.cells[queue]) for queue in grant.queues if queue in line.cells]
+        return [
+            (queue, cell)
+            for queue, cell in cells
+            if cell.state is State.GRANTING and cell.epoch == grant.epoch and cell.seat is grant.seat
+        ]
+
+    def _to_the_end(self, line: Line, queues: Iterable[QueueRef]) -> None:
+        seats = set(by_seat((queue, line.cells[queue].seat) for queue in queues))
+        members = {seat.member for seat in seats}
+        group, serial = self._groups[line.group], self._next_serial()
+        line.to_the_end(serial, seats)
+        if line.sharing is Sharing.WHOLE_GROUP and group.holder in members:
+            group.holder = None
+            for other in group.whole():
+                other.to_the_end(serial, [seat for seat in other.seats if seat.member in members])
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _line(self, group: str, topic: str) -> Line | None:
+        found = self._groups.get(group)
+        return None if found is None else found.lines.get(topic)
+
+    def _open(self, group: str, topic: str) -> Line:
+        if self._count >= self._lines_max:
+            raise BoundReachedError(f"{self._lines_max} groups have joined topics; that is the bound")
+        line = Line(group, topic)
+        self._groups.setdefault(group, Group()).lines[topic] = line
+        self._by_topic.setdefault(topic, {})[group] = line
+        self._count += 1
+        return line
+
+    def _note(self, line: Line) -> None:
+        """Remember, or not, that a line has a deadline running, or that it is there."""
+        if line in self._leaving:
+            deadlines = [cell.deadline for cell in line.cells.values() if cell.state is State.LEAVING]
+            if deadlines:
+                self._leaving[line] = min(deadlines)
+            else:
+                del self._leaving[line]
+        if not line:
+            self._forget(line)
+
+    def _forget(self, line: Line) -> None:
+        self._leaving.pop(line, None)
+        group, groups = self._groups[line.group], self._by_topic[line.topic]
+        del group.lines[line.topic], groups[line.group]
+        if not group.lines:
+            del self._groups[line.group]
+        if not groups:
+            del self._by_topic[line.topic]
+        self._count -= 1
+
+
+def _misplaced(line: Line) -> Callable[[QueueRef, Cell], bool]:
+    return lambda queue, cell: cell.state is State.HELD and line.aim.get(queue) is not cell.seat
+
+
+def _others_have(line: Line, seat: Seat) -> bool:
+    """Whether some of what `seat` should hold is still another's."""
+    return any(
+        aimed is seat and line.cells[queue].seat not in (None, seat) for queue, aimed in line.aim.items()
+    )
