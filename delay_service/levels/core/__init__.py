@@ -1,0 +1,1 @@
+"""What the levels decide; no clock, no hub, no backend calls."""

@@ -1,0 +1,42 @@
+"""What can be set at a delay service; frozen, validated once. conf/delay_service.yaml is the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ddmq_common.config.loader import rules
+from ddmq_common.levels import DEFAULT_WAITS, Levels
+
+
+@dataclass(frozen=True, slots=True)
+class DelayConfig:
+    """One delay service, and what producers and consumers of the same cluster must know of it.
+
+    `levels`: the waits that property DELAY=n and retries mean, level 1 first, ascending. A change touches
+    new messages only: each carries its own due time, and levels taken from the end are emptied.
+    `read_*`: what one level holds in memory. `fire_*`: at most that much in one commit.
+    `refused_ms`: for so long a target that refuses a message holds up its level, then it is a dead letter.
+    `pause_*`: between two tries of what failed, doubling. `commit_timeout_ms`: of one commit.
+    """
+
+    levels: tuple[str, ...] = DEFAULT_WAITS
+    read_count: int = field(default=512, metadata=rules(low=1, high=10_000))
+    read_bytes: int = field(default=1 << 20, metadata=rules(low=1, high=1 << 30))
+    fire_count_max: int = field(default=512, metadata=rules(low=1, high=10_000))
+    fire_bytes_max: int = field(default=1 << 20, metadata=rules(low=1, high=1 << 24))
+    refused_ms: int = field(default=60_000, metadata=rules(low=0, high=86_400_000))
+    pause_ms_min: int = field(default=100, metadata=rules(low=1, high=60_000))
+    pause_ms_max: int = field(default=5_000, metadata=rules(low=1, high=600_000))
+    commit_timeout_ms: int = field(default=10_000, metadata=rules(low=100, high=600_000))
+
+    def __post_init__(self) -> None:
+        Levels(self.levels)
+        if self.pause_ms_max < self.pause_ms_min:
+            raise ValueError(
+                f"pause_ms_max is {self.pause_ms_max}, less than pause_ms_min ({self.pause_ms_min})"
+            )
+
+    @property
+    def table(self) -> Levels:
+        """The levels, parsed."""
+        return Levels(self.levels)

@@ -1,0 +1,114 @@
+"""Where due records go: to their topic, or to the dead letters when it will not have them.
+
+What this process knows of a topic may be behind the engine, so a topic that looks gone or closed is first
+tried, alone; only what the engine refuses counts. A topic that is gone makes dead letters of its messages
+at once; one that refuses has `patience_s`, and holds up its level for as long. All levels share one Targets,
+so that they have that patience with a closed topic once, not once per message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from backend.levels import REAL_QUEUE, REAL_TOPIC
+from backend.records import StoredRecord
+
+REMEMBERED_MAX = 10_000  # topics and records; past it all are forgotten and tried again
+GONE = "topic gone"
+REFUSED = "refused"
+UNREADABLE = "unreadable"
+
+
+class Look(NamedTuple):
+    """What this process knows of a topic that is there."""
+
+    queues: int
+    writable: bool
+
+
+class Outlet(NamedTuple):
+    """One record and where it goes: topic and queue, or with a `reason` to the dead letters."""
+
+    record: StoredRecord
+    topic: str
+    queue_id: int
+    reason: str = ""
+
+
+class _View(NamedTuple):
+    outlet: Outlet
+    tried: bool  # it has to be tried alone first
+
+
+class Targets:
+    """What was refused lately. `look`: what is known of a topic, None when it is not known."""
+
+    def __init__(self, look: Callable[[str], Look | None], patience_s: float) -> None:
+        self._look = look
+        self._patience_s = patience_s
+        self._gone: set[str] = set()
+        self._since: dict[str | tuple[int, int], float] = {}  # refused: a closed topic, or one record
+
+    def plan(self, records: Sequence[StoredRecord], now_s: float) -> list[Outlet]:
+        """The longest run from the first record that can go together; never empty."""
+        outlets: list[Outlet] = []
+        for record in records:
+            outlet, alone = self._view(record, now_s)
+            if alone and outlets:
+                break
+            outlets.append(outlet)
+            if alone:
+                break
+        return outlets
+
+    def _view(self, record: StoredRecord, now_s: float) -> _View:
+        topic, queue = record.system.get(REAL_TOPIC, ""), record.system.get(REAL_QUEUE, "")
+        if not topic or not (queue.isascii() and queue.isdigit()):
+            return _View(Outlet(record, topic, -1, UNREADABLE), False)
+        outlet = Outlet(record, topic, int(queue))
+        look = self._look(topic)
+        if look is None:
+            if topic in self._gone:
+                return _View(outlet._replace(reason=GONE), False)
+            return _View(outlet, True)
+        self._gone.discard(topic)
+        outlet = outlet._replace(queue_id=outlet.queue_id % look.queues)  # it was made anew with fewer
+        if look.writable:
+            self._since.pop(topic, None)
+        since = self._since.get(topic, self._since.get(_place(record)))
+        if since is not None and now_s - since >= self._patience_s:
+            return _View(outlet._replace(reason=REFUSED), False)
+        return _View(outlet, since is not None or not look.writable)
+
+    # --- what the engine said
+
+    def topic_gone(self, outlet: Outlet) -> bool:
+        """The engine knows no such topic; whether that is what we know too, so that it is to be believed."""
+        if self._look(outlet.topic) is not None:
+            return False
+        self._bounded(self._gone)
+        self._gone.add(outlet.topic)
+        return True
+
+    def refused(self, outlet: Outlet, now_s: float) -> None:
+        """The engine will not have this record, at least now."""
+        look = self._look(outlet.topic)
+        closed = look is not None and not look.writable
+        self._bounded(self._since)
+        self._since.setdefault(outlet.topic if closed else _place(outlet.record), now_s)
+
+    def passed(self, outlets: Iterable[Outlet]) -> None:
+        """They are where they belong."""
+        if self._since:
+            for outlet in outlets:
+                self._since.pop(_place(outlet.record), None)
+
+    @staticmethod
+    def _bounded(remembered: set[str] | dict[str | tuple[int, int], float]) -> None:
+        if len(remembered) >= REMEMBERED_MAX:
+            remembered.clear()
+
+
+def _place(record: StoredRecord) -> tuple[int, int]:
+    return record.queue_id, record.offset

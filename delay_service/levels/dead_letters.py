@@ -1,0 +1,71 @@
+"""Dead letters of the levels: messages whose topic is gone or will not have them.
+
+They go to `%DLQ%SCHEDULE_TOPIC_XXXX`, made with the first of them. A dead letter keeps key, tag, value,
+message id, born time, the application's and the internal properties, and gains:
+
+    dead-letter-reason     topic gone | refused | unreadable (does not say where it belongs)
+    dead-letter-topic      where it was to go: topic and queue number
+    dead-letter-queue
+    dead-letter-level      of the delay, from 1
+    dead-letter-attempts   deliveries made: 0
+    dead-letter-time       epoch milliseconds
+"""
+
+from __future__ import annotations
+
+from backend.capabilities import Durability
+from backend.completion import Completion, succeeded
+from backend.port import Backend
+from backend.records import NewRecord, TopicInfo
+from ddmq_common.delivery import decode, encode
+from ddmq_common.errors import DamagedError
+from ddmq_common.names import LEVELS_GROUP, dlq_topic
+from delay_service.levels.core.targets import Outlet
+
+DEAD_TOPIC = dlq_topic(LEVELS_GROUP)
+
+
+def dead_letter(outlet: Outlet, wall_ms: int) -> NewRecord:
+    """The record to append. A message whose bytes do not parse is kept as it is."""
+    record = outlet.record
+    delivery = bytes(record.delivery)
+    try:
+        content = decode(delivery)
+    except DamagedError:
+        key, tag = b"", b""
+    else:
+        key, tag = content.key, content.tag
+        properties = dict(content.properties) | _properties(outlet, wall_ms)
+        delivery = encode(key, content.value, tag, properties)
+    return NewRecord(
+        DEAD_TOPIC,
+        0,
+        record.message_id,
+        record.born_ms,
+        delivery,
+        key,
+        tag,
+        record.flags,
+        0,
+        dict(record.system) or None,
+    )
+
+
+def _properties(outlet: Outlet, wall_ms: int) -> dict[bytes, bytes]:
+    texts = {
+        "dead-letter-reason": outlet.reason,
+        "dead-letter-topic": outlet.topic,
+        "dead-letter-queue": str(outlet.queue_id),
+        "dead-letter-level": str(outlet.record.queue_id + 1),
+        "dead-letter-attempts": "0",
+        "dead-letter-time": str(wall_ms),
+    }
+    return {name.encode(): text.encode() for name, text in texts.items() if text}
+
+
+def ready_dead_topic(backend: Backend, deadline: float) -> Completion[TopicInfo]:
+    """Make the topic unless it is there."""
+    found = backend.topic(DEAD_TOPIC)
+    if found is not None:
+        return succeeded(found)
+    return backend.put_topic(TopicInfo(DEAD_TOPIC, 0, 1, durability=Durability.DURABLE), deadline)

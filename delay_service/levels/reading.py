@@ -1,0 +1,48 @@
+"""What a read of a level's queue came to."""
+
+from __future__ import annotations
+
+from backend.completion import Completion
+from backend.records import ReadBatch, ReadStatus, StoredRecord
+from ddmq_common.errors import DamagedError, StorageError, TryLaterError
+
+
+class LevelRead:
+    """The answer to a read from `offset`, in one of its shapes: records, the end, `oldest`, or an error.
+
+    `missing`: offsets passed over that should have had a message; they are damaged. `oldest`: the queue
+    begins only there.
+    """
+
+    __slots__ = ("at_end", "error", "missing", "next_offset", "offset", "oldest", "records")
+
+    def __init__(self, offset: int, answer: Completion[ReadBatch]) -> None:
+        self.offset = self.next_offset = offset
+        self.records: list[StoredRecord] = []
+        self.missing = 0
+        self.at_end = False
+        self.oldest: int | None = None
+        self.error: Exception | None = answer.error
+        if self.error is None:
+            self._take(answer.value)
+
+    def _take(self, batch: ReadBatch) -> None:
+        if batch.status in (ReadStatus.DATA, ReadStatus.NONE):
+            self.at_end = batch.status is ReadStatus.NONE
+            self.next_offset = batch.next_offset
+            self._records(batch)
+            self.missing = batch.next_offset - self.offset - len(self.records)
+        elif batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds and batch.bounds.min > self.offset:
+            self.oldest = batch.bounds.min
+        elif batch.status is ReadStatus.OUT_OF_RANGE:
+            self.error = StorageError(f"a level stands at {self.offset}, its queue has {batch.bounds}")
+        else:
+            self.error = TryLaterError(f"the level's queue is {batch.status.value}")
+
+    def _records(self, batch: ReadBatch) -> None:
+        for index in range(len(batch.offsets)):
+            try:
+                record = batch.record(index)
+            except DamagedError:
+                continue
+            self.records.append(record._replace(delivery=bytes(record.delivery)))

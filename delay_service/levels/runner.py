@@ -1,0 +1,180 @@
+"""One level at work: does at the backend what the clockwork (core/level.py) says, one thing at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from backend.completion import Completion
+from backend.port import Backend, Wait
+from backend.records import ReadBatch
+from ddmq_common.clock import Clock
+from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, RemoteError
+from delay_service.config import DelayConfig
+from delay_service.levels.core.level import Fire, Level, PauseUntil, Read, SleepUntil, State, WaitForData
+from delay_service.levels.counts import Counts
+from delay_service.levels.firing import Firing
+from delay_service.levels.reading import LevelRead
+
+log = logging.getLogger("ddmq.delay")
+WAIT_S = 60.0  # how long one wait for data stands before it is armed again
+LOOK_S = 1.0  # the longest sleep, so that steps of the clock are noticed
+NEVER = float("inf")
+
+
+class Surroundings:
+    """What the runners of one service share. `set_alarm`: somebody's `wake_at` has changed.
+
+    `ended(runner)`: a fire has ended. `unsure(runner)`: nobody knows what became of one, or our claim to
+    the level is over; it has to be had anew.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: DelayConfig,
+        clock: Clock,
+        counts: Counts,
+        set_alarm: Callable[[], None],
+        ended: Callable[[Runner], None],
+        unsure: Callable[[Runner], None],
+    ) -> None:
+        self.backend = backend
+        self.config = config
+        self.clock = clock
+        self.counts = counts
+        self.set_alarm = set_alarm
+        self.ended = ended
+        self.unsure = unsure
+
+
+class Runner:
+    """Runs until `stop`; a fire under way then ends by itself. `wake_at`: monotonic seconds."""
+
+    __slots__ = ("_around", "_wait", "level", "number", "running", "wake_at")
+
+    def __init__(self, around: Surroundings, level: Level) -> None:
+        self._around = around
+        self._wait: Wait | None = None
+        self.level = level
+        self.number = level.queue.queue_id + 1
+        self.running = True
+        self.wake_at = NEVER
+
+    @property
+    def firing(self) -> bool:
+        return self.level.state is State.FIRING
+
+    def stop(self) -> None:
+        """Begin nothing more. May be called twice."""
+        self.running = False
+        self.wake_at = NEVER
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait.cancel()
+
+    def pump(self) -> None:
+        """Do what the level wants now, and know when to ask again."""
+        if not self.running:
+            return
+        around, now = self._around, self._around.clock.monotonic()
+        clock_ms = around.backend.clock_ms()
+        step = self.level.step(clock_ms, now)
+        self.wake_at = NEVER
+        if isinstance(step, Read):
+            self._read(step)
+        elif isinstance(step, WaitForData):
+            self._wait_for_data(step)
+        elif isinstance(step, Fire):
+            self._fire(step)
+        elif isinstance(step, SleepUntil):
+            self.wake_at = now + min((step.due_ms - clock_ms) / 1e3, LOOK_S)
+            around.set_alarm()
+        elif isinstance(step, PauseUntil):
+            self.wake_at = step.at_s
+            around.set_alarm()
+
+    # --- reading and waiting
+
+    def _read(self, step: Read) -> None:
+        config = self._around.config
+
+        def ended(answer: Completion[ReadBatch]) -> None:
+            if self.running:
+                self._read_ended(LevelRead(step.offset, answer))
+
+        read = self._around.backend.read(self.level.queue, step.offset, config.read_count, config.read_bytes)
+        read.then(ended)
+
+    def _read_ended(self, read: LevelRead) -> None:
+        level, counts = self.level, self._around.counts
+        if read.missing:
+            counts.lost(self.number, "missing", read.missing)
+        if read.error is not None:
+            self._failed("read", read.error)
+        elif read.oldest is not None:
+            lost = level.moved_on(read.oldest)
+            counts.lost(self.number, "expired", lost)
+            log.error("delayed messages are gone from the log", extra={"level": self.number, "count": lost})
+        elif read.at_end:
+            level.at_end(read.next_offset)
+            counts.pending(self.number, 0)
+        else:
+            level.read(read.records, read.next_offset)
+        self.pump()
+
+    def _wait_for_data(self, step: WaitForData) -> None:
+        deadline = self._around.clock.monotonic() + WAIT_S
+        wait = self._wait = self._around.backend.wait(self.level.queue, step.offset, deadline)
+        wait.then(self._wait_ended)
+
+    def _wait_ended(self, wait: Completion[bool]) -> None:
+        if self._wait is not wait:
+            return
+        self._wait = None
+        if wait.error is not None:
+            self._failed("wait", wait.error)
+        else:
+            self.level.waited(wait.value)
+        self.pump()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._around.counts.failed(what, error)
+        self.level.failed(self._around.clock.monotonic())
+        log.warning(
+            "delay level held up, tried again",
+            extra={"level": self.number, "what": what, "error": str(error)},
+        )
+
+    # --- firing
+
+    def _fire(self, fire: Fire) -> None:
+        around = self._around
+        timeout_s = around.config.commit_timeout_ms / 1e3
+        Firing(around.backend, around.clock, timeout_s, self.level, fire, self._fire_ended).start()
+
+    def _fire_ended(self, firing: Firing, error: Exception | None) -> None:
+        around = self._around
+        if error is None:
+            around.counts.fired(self.number, firing.fire.outlets, around.backend.clock_ms())
+            self.level.fired(firing.fire)
+        elif self.running:
+            self._not_fired(firing, error)
+        else:
+            self.level.failed(around.clock.monotonic())
+        around.ended(self)
+        self.pump()
+
+    def _not_fired(self, firing: Firing, error: Exception) -> None:
+        now = self._around.clock.monotonic()
+        if isinstance(error, FencedError) and firing.epoch < self.level.epoch:
+            self.level.failed(now)  # it was granted to us anew meanwhile
+        elif isinstance(error, FencedError | RemoteError):
+            self._around.counts.failed("fire", error)
+            log.warning("a delay level's claim is renewed", extra={"level": self.number, "error": str(error)})
+            self._around.unsure(self)
+        elif isinstance(error, CallerError):
+            self._around.counts.failed("fire", error)
+            self.level.refused(firing.fire, topic_gone=isinstance(error, NoSuchTopicError), now_s=now)
+        else:
+            self._failed("fire", error)
