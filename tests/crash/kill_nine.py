@@ -49,6 +49,7 @@ def configuration(folder: Path, random: Random) -> Path:
                 "ack_timeout_ms": random.choice([300, 1_000]),
                 "retry_intervals_ms": RETRY_INTERVALS_MS,
                 "max_timeout_redeliveries": -1,
+                "retry_steps": 0,
                 "start": "first",
             }
         },

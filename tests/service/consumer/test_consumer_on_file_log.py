@@ -104,7 +104,11 @@ def test_exactly_the_unfinished_come_again_after_a_restart(server: Server) -> No
 
 
 def test_dead_letters_are_in_the_log(server: Server) -> None:
-    server.do(server.service.subscribe("G", "T", SubscriptionDefaults(start="first", retry_intervals_ms=())))
+    server.do(
+        server.service.subscribe(
+            "G", "T", SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=0)
+        )
+    )
     server.send(3)
     assert server.pull().offsets == [0, 1, 2]
     server.submit(result([0, 2], [1]))

@@ -126,7 +126,7 @@ def test_a_failed_commit_is_repeated_without_a_resend() -> None:
 
 
 def test_failed_jobs_come_again_after_each_interval_and_then_are_dead_letters() -> None:
-    rig = ready(1)
+    rig = ready(1, SubscriptionDefaults(start="first", retry_steps=0))
     for attempt, wait in enumerate((0.1, 0.15, 0.3)):
         call = rig.pull(clientId=b"c")
         assert [(each.offset, each.attempt) for each in call.result.messages] == [(0, attempt + 1)]
@@ -146,7 +146,7 @@ def test_failed_jobs_come_again_after_each_interval_and_then_are_dead_letters() 
 
 
 def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
-    rig = ready(3, SubscriptionDefaults(start="first", retry_intervals_ms=()))
+    rig = ready(3, SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=0))
     rig.pull()
     rig.submit(result([0, 2], [1]))
     rig.settle()
@@ -171,7 +171,7 @@ def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
 
 
 def test_a_dead_letter_that_cannot_be_stored_is_tried_again_and_finished_only_then() -> None:
-    rig = ready(2, SubscriptionDefaults(start="first", retry_intervals_ms=()))
+    rig = ready(2, SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=0))
     rig.pull()
     rig.submit(result([1]))
     rig.submit(result(fail=[0]))
@@ -195,7 +195,9 @@ def test_a_last_minus_one_repeats_for_ever() -> None:
 
 
 def test_timed_out_leases_come_again_at_once_and_at_most_so_often() -> None:
-    rig = ready(2, SubscriptionDefaults(start="first", ack_timeout_ms=1000, max_timeout_redeliveries=2))
+    rig = ready(
+        2, SubscriptionDefaults(start="first", ack_timeout_ms=1000, max_timeout_redeliveries=2, retry_steps=0)
+    )
     for _ in range(3):
         waiting = rig.ask(linger=30_000)
         rig.settle()
@@ -302,7 +304,7 @@ def test_one_held_many_acknowledged_after_it_one_redelivery() -> None:
 
 
 def test_spent_jobs_become_dead_letters_after_a_restart_without_another_delivery() -> None:
-    rig = ready(2, SubscriptionDefaults(start="first", retry_intervals_ms=()))
+    rig = ready(2, SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=0))
     rig.pull()
     rig.backend.fail_next(StorageError("disk"), times=0)
     rig.submit(result(fail=[0]))

@@ -106,7 +106,7 @@ def test_other_groups_are_not_concerned(held: Rig) -> None:
 
 
 def test_dead_letters_on_their_way_are_not_acknowledged() -> None:
-    quick = SubscriptionDefaults(start="first", retry_intervals_ms=())
+    quick = SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=0)
     rig = Rig(ConsumerConfig(defaults=FIRST))
     rig.topic()
     rig.subscribe(config=quick)
