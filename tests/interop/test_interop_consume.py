@@ -120,6 +120,8 @@ def test_failed_beyond_its_retries_ends_in_the_dead_letter_topic(
     server: RealServer, producer: Client, consumer: Client, topic: str, group: str
 ) -> None:
     """After the first delivery and three quick retries (100, 150, 300 ms)."""
+    group = f"once-{group}"
+    server.admin("POST", "groups", group, body={"topics": [topic], "start": "first", "retry_steps": 0})
     producer.send(topic, b"poison", partitionId=0, key="k", tags="t", properties={"p": "v"})
     for _ in range(4):
         (answer,) = every(consumer, group, 1)
