@@ -23,6 +23,7 @@ from proxy_producer.config import ProducerConfig
 from proxy_producer.core.limits import Gate
 from proxy_producer.core.refusal import Refusal, refusal
 from proxy_producer.counts import Counts
+from proxy_producer.schedule import Schedule
 from proxy_producer.topics import TopicTable
 
 _NEVER = float("inf")
@@ -54,8 +55,8 @@ class Flow:
 
     __slots__ = (
         "_config", "_deferred", "_drain_deadline", "_drained", "_period", "_sequence", "_ticker", "append",
-        "counts", "draining", "earliest", "inflight", "inflight_bytes", "monotonic", "ticking", "topics",
-        "unanswered", "wall_ms",
+        "counts", "draining", "earliest", "inflight", "inflight_bytes", "monotonic", "schedule", "ticking",
+        "topics", "unanswered", "wall_ms",
     )  # fmt: skip
 
     def __init__(
@@ -66,12 +67,14 @@ class Flow:
         counts: Counts,
         topics: TopicTable,
         ticker: Ticker,
+        schedule: Schedule,
     ) -> None:
         self.append = backend.append
         self.monotonic = clock.monotonic
         self.wall_ms = clock.wall_ms
         self.counts = counts
         self.topics = topics
+        self.schedule = schedule
         self.draining = False
         self.inflight = 0
         self.inflight_bytes = 0

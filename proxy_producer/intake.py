@@ -1,4 +1,4 @@
-"""What is checked before a request is accepted, in wire order: 20, 11, 13, then 18, 19, 21 (and 30 to 38).
+"""What is checked before a request is accepted, in wire order: 20, 11, 13, then 18, 19 (30 to 38, 21).
 
 Shared by single sends, batches and delay requests, so that a fault has the same answer wherever it comes.
 Nothing here changes anything: no topic is created, no token taken.
@@ -25,7 +25,7 @@ from proxy_producer.core.validation import (
     topic_name_fault,
 )
 from proxy_producer.flow import Flow
-from proxy_producer.messages import NO_DELAY_SERVICE, NO_LEVELS, delayed_in_batch, marks, record_of
+from proxy_producer.messages import NO_DELAY_SERVICE, delayed_in_batch, marks, record_of
 from proxy_producer.topics import Topic, TopicTable
 
 DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one")
@@ -66,11 +66,11 @@ class Intake:
         return self._topics.find(name.decode()), None
 
     def mode_fault(self, topic: Topic | None, name: bytes, level: int, chronos: bool) -> Refusal | None:
-        """Code 13, then 18 and 19, then 21. `level`: the delay level asked for; `chronos`: from_chronos."""
+        """Code 13, then 18 and 19. `level`: the delay level asked for; `chronos`: from_chronos."""
         if topic is None:
-            return self._topics.creation_fault(name.decode()) or (NO_LEVELS if level else None)
+            return self._topics.creation_fault(name.decode())
         if level:
-            return topic.write_fault() or topic.delayed_fault() or NO_LEVELS
+            return topic.write_fault() or topic.delayed_fault()
         return topic.write_fault() or topic.plain_fault(chronos)
 
     # --- batches

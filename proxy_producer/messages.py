@@ -13,12 +13,6 @@ from ddmq_common.delivery import encode
 from proxy_producer.core.refusal import Refusal, illegal, refusal
 from proxy_producer.core.validation import CHRONOS, DELAY, PRESSURE, delay_level
 
-NO_LEVELS = refusal(
-    Code.NO_SERVICE,
-    "no_delay_service",
-    "the message asks for a delay and no delay service is running",
-    "allowed here: messages without a delay",
-)
 NO_DELAY_SERVICE = refusal(
     Code.NO_SERVICE, "no_delay_service", "no delay service is running", "allowed here: sends without a delay"
 )

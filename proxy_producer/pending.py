@@ -1,7 +1,8 @@
 """One accepted sendSync, sendAsync or sendOneway: its own completion, from acceptance to its answer.
 
 The usual way is straight: the service appends the record with this object as completion, and `settled`
-answers. The other ways go through `advance`: the topic is created first, or a rate limit makes it wait.
+answers. The other ways go through `advance`: the topic is created first, or a rate limit makes it wait, or
+the message has a delay level and goes to the schedule topic instead.
 Whatever happens, it is answered exactly once and released exactly once: `answered` guards the first,
 `settled` or `Flow.settled` does the second.
 """
@@ -24,11 +25,14 @@ _STORED = AppendStatus.STORED
 
 
 class PendingSend(Completion[list[AppendResult]]):
-    """State of one send. `route` is (partitionId, hashId, fromChronos) until the queue is chosen."""
+    """State of one send. `route` is (partitionId, hashId, fromChronos) until the queue is chosen.
+
+    `level`: the delay level asked for, 0 = none; set it before `advance`.
+    """
 
     __slots__ = (
-        "answered", "body_bytes", "call", "deadline", "flow", "frame_bytes", "ours", "record", "route",
-        "sent", "topic",
+        "answered", "body_bytes", "call", "deadline", "flow", "frame_bytes", "level", "ours", "record",
+        "route", "sent", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +56,7 @@ class PendingSend(Completion[list[AppendResult]]):
         self.frame_bytes = call.frame_bytes
         self.ours = ours
         self.topic = topic
+        self.level = 0
         self.answered = False
         self.sent = False
 
@@ -86,7 +91,8 @@ class PendingSend(Completion[list[AppendResult]]):
             )
         self.topic = topic
         if fault is None and topic is not None:
-            fault = topic.write_fault() or topic.plain_fault(self.route[2])
+            mode_fault = topic.delayed_fault() if self.level else topic.plain_fault(self.route[2])
+            fault = topic.write_fault() or mode_fault
         if fault is not None:
             self._refuse_unsent(fault)
         elif topic is not None:
@@ -115,6 +121,22 @@ class PendingSend(Completion[list[AppendResult]]):
         partition_id, hash_id, _ = self.route
         topic.turn += 1
         self.record.queue_id = choose(partition_id, hash_id, topic.queues, topic.turn)
+        if self.level:
+            self.record = self.flow.schedule.wrap(self.record, self.level)
+            self.flow.schedule.when_ready(self)
+        else:
+            self._send_careful()
+
+    def schedule_ready(self, fault: Refusal | None) -> None:
+        """The delay levels' topic is there, or cannot be made."""
+        if self.answered:
+            return
+        if fault is None:
+            self._send_careful()
+        else:
+            self._refuse_unsent(fault)
+
+    def _send_careful(self) -> None:
         try:
             self.send()
         except BaseException:
@@ -150,7 +172,8 @@ class PendingSend(Completion[list[AppendResult]]):
             counts.stored.value += 1
             counts.stored_bytes.value += self.body_bytes
         if self.ours:
-            call.reply(replies.stored(self.record, result))
+            reply = replies.scheduled if self.level else replies.stored
+            call.reply(reply(self.record, result))
         else:
             call.reply_encoded(replies.OK[call.wire])
 
@@ -158,6 +181,8 @@ class PendingSend(Completion[list[AppendResult]]):
         """Out of time: say what it was waiting for, and whether it can be stored."""
         waited_ms = round((self.deadline - self.call.received_at) * 1_000)
         doing = "the backend" if self.sent else "a rate limit" if self.topic else "the topic's creation"
+        if self.level and self.topic and not self.sent:
+            doing = "a rate limit or the delay levels' topic"
         fault = timed_out(waited_ms, doing, self.sent)
         if self.sent:
             self.flow.unanswered.discard(self)

@@ -42,3 +42,10 @@ def stored(record: NewRecord, result: AppendResult) -> Any:
         offset=result.offset,
         durability=int(result.durability),
     )
+
+
+def scheduled(record: NewRecord, result: AppendResult) -> Any:
+    """The same for a message with a delay level: where it will stand is not known yet."""
+    return _structs.Result(
+        code=0, msg=OK_TEXT, messageId=record.message_id.hex(), durability=int(result.durability)
+    )

@@ -1,7 +1,7 @@
 """ProducerService: Thrift in, backend append out. The wire's names end here, in intake.py and messages.py.
 
 The life of a send: refuse when draining (20), check the content (11), find the topic (13), its delay mode
-(18, 19, 21), the bounds (15), the rate limits (15, or a short wait), choose the queue, append, answer.
+(18, 19), the bounds (15), the rate limits (15, or a short wait), choose the queue, append, answer.
 Handlers never block: a PendingSend or PendingBatch carries the call until the backend settles it, and the
 flow's sweep answers 12 in time when the backend does not.
 """
@@ -17,6 +17,7 @@ from backend.port import Backend
 from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
 from ddmq_common.config.reloading import Reloaded, reloaded
+from ddmq_common.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_producer import replies
@@ -33,6 +34,7 @@ from proxy_producer.intake import Intake, delay_request
 from proxy_producer.messages import marks, record_of
 from proxy_producer.oneway import OnewayCall
 from proxy_producer.pending import PendingSend
+from proxy_producer.schedule import Schedule
 from proxy_producer.ticker import HubTicker
 from proxy_producer.topics import Topic, TopicTable
 
@@ -42,6 +44,7 @@ class ProducerService:
 
     `new_id` gives 16 bytes, unique across proxies and restarts; by default 8 drawn from `random` (seed
     it from the system, as Random() does) and a counter. `ticker` drives the sweep, by default on the hub.
+    `levels`: what property DELAY=n means, the same as at the level scheduler.
     """
 
     def __init__(
@@ -53,13 +56,15 @@ class ProducerService:
         random: Random,
         new_id: Callable[[], bytes] | None = None,
         ticker: Ticker | None = None,
+        levels: Levels = DEFAULT_LEVELS,
     ) -> None:
         self._new_id = new_id or message_ids(random.randbytes(PREFIX_BYTES))
         self._wall_ms = clock.wall_ms
         self._counts = Counts(metrics)
         self.topics = TopicTable(backend, config, clock, self._counts, random)
         heartbeat = ticker or HubTicker(config.sweep_ms / 1_000)
-        self.flow = Flow(backend, config, clock, self._counts, self.topics, heartbeat)
+        schedule = Schedule(backend, levels, clock, config.timeout_ms_max / 1_000)
+        self.flow = Flow(backend, config, clock, self._counts, self.topics, heartbeat, schedule)
         self._intake = Intake(config, self.topics, self.flow, self._wall_ms, self._new_id)
         self._known = self.topics.known
         self._config = config
@@ -153,7 +158,8 @@ class ProducerService:
         pending = PendingSend(flow, call, record, deadline, len(body), ours, topic)
         flow.inflight += 1
         flow.inflight_bytes += frame_bytes
-        if topic is None or topic.gates:
+        if topic is None or topic.gates or level:
+            pending.level = level
             pending.advance((message.partitionId, message.hashId, chronos))
             return
         topic.turn = turn = topic.turn + 1

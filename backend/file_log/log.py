@@ -18,6 +18,7 @@ from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.retention import Gate, Hold
 from backend.file_log.dead_letters import DeadLetterHolds
+from backend.file_log.level_holds import LevelHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.ownership import Ownership
@@ -47,7 +48,7 @@ from ddmq_common.errors import (
     TryLaterError,
 )
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import is_internal
+from ddmq_common.names import SCHEDULE_TOPIC, is_internal
 
 log = logging.getLogger(__name__)
 CLOSE_WAIT_S = 10.0  # for native threads, before the directory is given back
@@ -81,7 +82,10 @@ class FileLog(Backend):
             self._tick_on,
             options.topics_max,
         )
-        self._holders: list[Callable[[], Iterable[Hold]]] = [DeadLetterHolds(self, clock)]
+        self._holders: list[Callable[[], Iterable[Hold]]] = [
+            DeadLetterHolds(self, clock),
+            LevelHolds(self),
+        ]
         self._watchers = Watchers(self._later)
         self._drains: list[tuple[float, Completion[None]]] = []
         self._draining = self._closed = self._ticking = False
@@ -187,8 +191,8 @@ class FileLog(Backend):
 
     def _client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
         """Under the refusal mark clients' sends end here; what the system owes goes on."""
-        if all(is_internal(record.topic) for record in records):
-            return None
+        if all(is_internal(record.topic) and record.topic != SCHEDULE_TOPIC for record in records):
+            return None  # delayed sends stand in SCHEDULE_TOPIC; retries come there by commit
         return self._retention.client_refusal
 
     def _published(self, frame: PackedFrame) -> None:

@@ -131,7 +131,6 @@ def test_18_and_19_by_the_delay_mode_of_the_topic(client: Client) -> None:
 
 
 def test_21_no_delay_service(client: Client) -> None:
-    says(client.send("both", properties={"DELAY": "1"}), 21, "delay")
     says(client.call("sendDelaySync", delayMessage=delayed(), timeout=5_000), 21, "delay")
 
 

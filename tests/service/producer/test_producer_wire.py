@@ -102,7 +102,6 @@ def test_oneway_is_stored_and_the_connection_goes_on(server: ProducerServer, cli
         ({"topic": "closed"}, 13),
         ({"topic": "none", "properties": {"DELAY": "1"}}, 18),
         ({"topic": "only"}, 19),
-        ({"properties": {"DELAY": "1"}}, 21),
     ],
 )
 def test_codes_of_a_refused_message(client: Client, fields: dict[str, object], code: int) -> None:

@@ -103,9 +103,6 @@ def test_callers_that_send_a_field_of_ours_get_ours(rig, field):
         ({"topic": b"closed"}, 13, "'closed' is not writable"),
         ({"topic": b"only"}, 19, "'only' takes only delayed"),
         ({"topic": b"none", "properties": {b"DELAY": b"3"}}, 18, "'none' takes no delayed"),
-        ({"properties": {b"DELAY": b"3"}}, 21, "no delay service"),
-        ({"topic": b"only", "properties": {b"DELAY": b"3"}}, 21, "no delay service"),
-        ({"topic": b"fresh", "properties": {b"DELAY": b"3"}}, 21, "no delay service"),
     ],
 )
 def test_what_is_refused_before_the_backend(rig, fields, code, words):
