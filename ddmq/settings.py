@@ -7,6 +7,7 @@ A test holds that every field has them.
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing
 from typing import Any, NamedTuple
 
@@ -48,12 +49,17 @@ WORDS: dict[str, tuple[str, str]] = {
     "start": ("first|last|TIME", "Where queues start that exist when the subscription is made."),
     "model": ("MODEL", "clustering: shared out; broadcasting: every instance gets everything."),
     "assignment": ("KIND", "How the queues are shared among several proxies."),
+    "actions": (
+        "LIST",
+        "What a message goes through, the sink last: Json,Script,PullServer; '': pulled as it is.",
+    ),
+    "push": ("JSON", "Settings of the actions as in proxy_consumer.yaml: '{\"http\": {\"urls\": [\"http://…\"]}}'."),
     "handover_wait_ms": ("N", "How long ordered queues wait for the leases of a proxy that died."),
 }  # fmt: skip
 
 
 class Setting(NamedTuple):
-    """One setting. `kind`: number, list, flag or text; `choices` empty: anything (that the rest allows)."""
+    """One setting. `kind`: number, numbers, words, flag, object or text; no `choices`: whatever fits."""
 
     name: str
     kind: str
@@ -81,25 +87,28 @@ class Setting(NamedTuple):
     @property
     def help(self) -> str:
         """What it is, what is allowed, the program's default."""
-        facts = [self.allowed, f"default: {shown(self.default)}"]
-        return f"{self.what}  [{'; '.join(fact for fact in facts if fact)}]"
+        facts = [self.allowed, "" if self.kind == "object" else f"default: {shown(self.default)}"]
+        known = "; ".join(fact for fact in facts if fact)
+        return f"{self.what}  [{known}]" if known else self.what
 
 
 def shown(value: Any) -> str:
     """A value as it is written on the command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
     if isinstance(value, tuple | list):
         return ",".join(map(str, value)) or "''"
     return "''" if value == "" else str(value)
 
 
 def _kind(hint: Any) -> str:
-    if hint is bool:
-        return "flag"
     if typing.get_origin(hint) is tuple:
-        return "list"
-    return "number" if hint is int else "text"
+        return "numbers" if typing.get_args(hint)[0] is int else "words"
+    if dataclasses.is_dataclass(hint):
+        return "object"
+    return {bool: "flag", int: "number"}.get(hint, "text")
 
 
 def _table() -> tuple[Setting, ...]:

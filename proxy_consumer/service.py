@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from backend.completion import Completion
 from backend.port import Backend
@@ -24,12 +24,13 @@ from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers, stats
+from proxy_consumer.blocked_keys import BlockedKey, KeyHolder
 from proxy_consumer.changes import Change, Changes
 from proxy_consumer.commits import ProgressCommit
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.directory import Directory
 from proxy_consumer.fetches.service import Fetches
-from proxy_consumer.groups import SOURCE_LOG
+from proxy_consumer.groups import SOURCE_LOG, Stored
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import HubTicker, Runtime
@@ -205,8 +206,31 @@ class ConsumerService:
 
     def source_of(self, group: str, topic: str) -> str | None:
         """The file that owns a subscription, or None where the command line may change it."""
-        stored = self._changes.stored(group, topic)
-        return None if stored is None or stored.source == SOURCE_LOG else stored.source
+        source = self.subscription_source(group, topic).source
+        return None if source == SOURCE_LOG else source
+
+    def subscription_source(self, group: str, topic: str) -> Stored:
+        """What a subscription sets itself and who owns it: `log`, or the name of a file."""
+        return self._changes.stored(group, topic) or Stored({}, 0, SOURCE_LOG)
+
+    def group_keys(self, group: str, limit: int) -> list[BlockedKey]:
+        """Blocked and parked keys at this proxy. Raises CallerError when there is no such group."""
+        return self._keys(group).blocked_keys(limit)
+
+    def park_key(self, group: str, key: str) -> None:
+        """Hold a key back until it is replayed. Raises CallerError when it is not blocked here."""
+        self._keys(group).park_key(key)
+
+    def replay_key(self, group: str, key: str) -> None:
+        """Deliver a key's head again at once. Raises CallerError when it is not blocked or parked here."""
+        self._keys(group).replay_key(key)
+
+    def skip_key(self, group: str, key: str) -> None:
+        """Move a key's head to the dead letters. Raises CallerError when it is not blocked here."""
+        self._keys(group).skip_key(key)
+
+    def _keys(self, group: str) -> KeyHolder:
+        return cast(KeyHolder, self._directory.named(group))
 
     def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or one of them; clients that wait are answered empty."""

@@ -10,6 +10,7 @@ from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.completions import gather
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.steps import QueueState
+from proxy_consumer.departures.retry_queues import retry_queue_of
 from proxy_consumer.groups import Group
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription import Subscription
@@ -35,7 +36,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStats:
-    """One subscription. `dead_lettered` counts since this proxy started."""
+    """One subscription. `dead_lettered` counts from the proxy's start; `retry_lag`: due on the retry path."""
 
     group: str
     topic: str
@@ -47,6 +48,7 @@ class SubscriptionStats:
     ack_span: int
     waiters: int
     queues: tuple[QueueStats, ...]
+    retry_lag: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,10 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
     if info is None:
         return succeeded(_summed(subscription, ()))
     queues = [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
+    own = len(queues)
+    retry_queue = retry_queue_of(runtime, subscription.group.name, subscription.topic)
+    if retry_queue is not None:
+        queues.append(retry_queue)
     views = runtime.backend.progress(subscription.group.name, queues)
     bounds = runtime.backend.bounds(queues)
     made: Completion[SubscriptionStats] = Completion()
@@ -82,7 +88,8 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
             for queue, view, limits in zip(queues, views.value, bounds.value, strict=True)
             if limits is not None
         ]
-        made.succeed(_summed(subscription, tuple(rows)))
+        retry_lag = sum(row.lag for row in rows[own:])
+        made.succeed(_summed(subscription, tuple(rows[:own]), retry_lag))
 
     views.then(both)
     bounds.then(both)
@@ -118,7 +125,9 @@ def _live(state: QueueState | None, number: Callable[[QueueState], int]) -> int:
     return 0 if state is None else number(state)
 
 
-def _summed(subscription: Subscription, queues: tuple[QueueStats, ...]) -> SubscriptionStats:
+def _summed(
+    subscription: Subscription, queues: tuple[QueueStats, ...], retry_lag: int = 0
+) -> SubscriptionStats:
     return SubscriptionStats(
         group=subscription.group.name,
         topic=subscription.topic,
@@ -130,4 +139,5 @@ def _summed(subscription: Subscription, queues: tuple[QueueStats, ...]) -> Subsc
         ack_span=max((queue.ack_span for queue in queues), default=0),
         waiters=subscription.group.room.waiting_for(subscription.topic),
         queues=queues,
+        retry_lag=retry_lag,
     )

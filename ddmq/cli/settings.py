@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,8 +16,8 @@ _SIZE = re.compile(r"\d+\s*[KMGT]iB\Z")
 _NUMBER = re.compile(r"-?\d{1,18}\Z")
 
 
-class Value(click.ParamType):
-    """A number or a list as the server wants it; whether it is allowed says the server."""
+class Value(click.ParamType[Any]):
+    """A number, a list or an object as the server wants it; whether it is allowed says the server."""
 
     def __init__(self, setting: Setting) -> None:
         self.name = setting.metavar
@@ -26,8 +27,13 @@ class Value(click.ParamType):
         if not isinstance(value, str):
             return value
         text = value.strip()
-        if self._setting.kind == "list":
-            return self._list(text, param, ctx)
+        kind = self._setting.kind
+        if kind == "object":
+            return self._object(text, param, ctx)
+        if kind in ("numbers", "words"):
+            inner = text.removeprefix("[").removesuffix("]").strip()
+            parts = [part.strip() for part in inner.split(",")] if inner else []
+            return parts if kind == "words" else [self._number(part, param, ctx) for part in parts]
         if _SIZE.match(text):
             return text
         return self._number(text, param, ctx)
@@ -37,9 +43,14 @@ class Value(click.ParamType):
             self.fail(f"{text!r} is not a whole number; allowed: {self._setting.allowed}", param, ctx)
         return int(text)
 
-    def _list(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        inner = text.removeprefix("[").removesuffix("]").strip()
-        return [self._number(part.strip(), param, ctx) for part in inner.split(",")] if inner else []
+    def _object(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            self.fail(f"{text[:60]!r} is not JSON: {error}", param, ctx)
+        if not isinstance(found, dict):
+            self.fail(f"{text[:60]!r} is not a JSON object", param, ctx)
+        return found
 
 
 def settings_options(command: Any) -> Any:
@@ -56,7 +67,7 @@ def _option(setting: Setting) -> Callable[[Any], Any]:
     kind: Any = str
     if setting.choices:
         kind = click.Choice(setting.choices)
-    elif setting.kind in ("number", "list"):
+    elif setting.kind != "text":
         kind = Value(setting)
     return click.option(setting.option, setting.name, type=kind, metavar=setting.metavar, help=setting.help)
 

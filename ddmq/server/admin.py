@@ -8,7 +8,7 @@
 | POST /topics/NAME {create, queues, …} · DELETE /topics/NAME | the topic · {} |
 | GET /topics/NAME/messages?id=·key=·queue=&offset=·time_ms=·count= | messages; newest without a choice |
 | GET /messages/ID | the message with that id, in whatever topic |
-| GET /groups · /groups/NAME · POST /groups/NAME {topics, start} · DELETE | the consumer groups |
+| /groups… | the consumer groups: group_routes.py |
 | GET /dlq · /dlq/GROUP?reason=·topic=·since_ms=·from=·count= | groups with dead letters · the open ones |
 | POST /dlq/GROUP/resend {all, offsets, …} · POST /dlq/GROUP/purge {all, before_ms} | what was done |
 | GET /stats | everything `ddmq stats` shows |
@@ -23,6 +23,7 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server import dlq, dlq_changes, groups, queries, topics
+from ddmq.server.group_routes import GroupRoutes
 from ddmq.server.http import Request, Router, Text
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, UnsupportedError
@@ -46,6 +47,7 @@ class AdminApi:
         self._metrics = metrics
         self._clock = clock
         self._health = health
+        self.groups = GroupRoutes(backend, self._consumer_here, metrics, clock)
         self.router = Router()
         self._add_routes()
 
@@ -60,10 +62,6 @@ class AdminApi:
             ("DELETE", "/topics/{topic}"): self._delete_topic,
             ("GET", "/topics/{topic}/messages"): self._messages,
             ("GET", "/messages/{id}"): self._message,
-            ("GET", "/groups"): lambda _: groups.rows(self._consumer_here()),
-            ("GET", "/groups/{group}"): lambda r: groups.detail(self._consumer_here(), r.path["group"]),
-            ("POST", "/groups/{group}"): self._post_group,
-            ("DELETE", "/groups/{group}"): self._delete_group,
             ("GET", "/dlq"): lambda _: dlq.rows(self._backend),
             ("GET", "/dlq/{group}"): self._dead_letters,
             ("POST", "/dlq/{group}/resend"): lambda r: dlq_changes.resend(
@@ -74,7 +72,7 @@ class AdminApi:
             ),
             ("GET", "/stats"): lambda _: self._stats(),
         }
-        for (method, pattern), handler in routes.items():
+        for (method, pattern), handler in (routes | self.groups.table()).items():
             self.router.add(method, pattern, handler)
 
     def _ready(self) -> Text:
@@ -117,13 +115,6 @@ class AdminApi:
                 "no consumer proxy in this process; ask the admin port of the one that has it"
             )
         return self._consumer
-
-    def _post_group(self, request: Request) -> Any:
-        return groups.create(self._consumer_here(), request.path["group"], request.body)
-
-    def _delete_group(self, request: Request) -> Any:
-        groups.delete(self._consumer_here(), request.path["group"])
-        return {}
 
     def _dead_letters(self, request: Request) -> Any:
         start = _number(request.query, "from", 0)

@@ -1,99 +1,100 @@
-"""Consumer groups as the admin API shows and changes them, over one process's consumer proxy."""
+"""Consumer groups as the admin API lists and changes them, over one process's consumer proxy."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ddmq.server.group_view import known, row, values
 from ddmq.server.queries import WAIT_S
+from ddmq.settings import BY_NAME
 from ddmq_common import names
-from ddmq_common.config.loader import Place, build
 from ddmq_common.errors import CallerError
-from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.changes import Change, owned
 from proxy_consumer.service import ConsumerService
-from proxy_consumer.stats import SubscriptionStats
-
-_CONFIG = (
-    "ack_timeout_ms",
-    "retry_intervals_ms",
-    "max_timeout_redeliveries",
-    "concurrency",
-    "batch_max",
-    "start",
-)
 
 
 def rows(consumer: ConsumerService) -> list[dict[str, Any]]:
     """One row a subscription, over all groups."""
     found: list[dict[str, Any]] = []
     for group in consumer.groups():
-        found += [_row(each) for each in consumer.group_stats(group.name).wait(WAIT_S)]
+        found += [row(each) for each in consumer.group_stats(group.name).wait(WAIT_S)]
     return found
 
 
-def detail(consumer: ConsumerService, group: str) -> dict[str, Any]:
-    """One group: each subscription with its queues and settings."""
-    _known(consumer, group)
-    subscriptions = consumer.group_stats(group).wait(WAIT_S)
-    return {"group": group, "subscriptions": [_detail(each) for each in subscriptions]}
-
-
-def create(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Subscribe a group to `topics`; other keys are settings, and go before the configured defaults."""
-    fault = names.group_fault(group)
-    if fault:
-        raise CallerError(fault)
+def create(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> bool:
+    """Subscribe a group to `topics`; other keys are settings. What exists stays; whether the group is new."""
     settings = dict(body)
     topics = settings.pop("topics", [])
     if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
         raise CallerError(f"topics is {topics!r}; a list with at least one topic name is wanted")
-    config = build(
-        SubscriptionDefaults, dataclasses.asdict(consumer.defaults) | settings, Place("request", group)
-    )
-    created = all(found.name != group for found in consumer.groups())
+    _check_names(group, *topics)
+    summary = next((found for found in consumer.groups() if found.name == group), None)
+    there = () if summary is None else summary.topics
     for topic in topics:
-        consumer.subscribe(group, topic, config).wait(WAIT_S)
-    return detail(consumer, group) | {"created": created}
+        if topic not in there:
+            consumer.change_subscription(group, topic, settings).wait(WAIT_S)
+    return summary is None
 
 
-def delete(consumer: ConsumerService, group: str) -> None:
-    """Forget a group: its subscriptions and the right to its progress."""
-    _known(consumer, group)
-    consumer.delete_group(group).wait(WAIT_S)
-
-
-def _known(consumer: ConsumerService, group: str) -> None:
-    if all(found.name != group for found in consumer.groups()):
-        raise LookupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
-
-
-def _row(each: SubscriptionStats) -> dict[str, Any]:
+def change(consumer: ConsumerService, group: str, topic: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a subscription, or change what the body names; `unset`: keys that go back to the defaults."""
+    _check_names(group, topic)
+    settings = dict(body)
+    unset = settings.pop("unset", [])
+    if not isinstance(unset, list) or not all(isinstance(name, str) for name in unset):
+        raise CallerError(f"unset is {unset!r}; a list of setting names is wanted")
+    done = consumer.change_subscription(group, topic, settings, unset).wait(WAIT_S)
     return {
-        "group": each.group,
-        "topic": each.topic,
-        "lag": each.lag,
-        "in_flight": each.in_flight,
-        "retrying": each.retrying,
-        "dead_letters": each.dead_lettered,
-        "ack_span": each.ack_span,
-        "waiters": each.waiters,
+        "group": group,
+        "topic": topic,
+        "created": done.before is None,
+        "changed": _differences(done),
+        "settings": values(done.after),
+        "set_here": sorted(done.given),
+        "notes": _notes(group, topic, settings, done),
     }
 
 
-def _detail(each: SubscriptionStats) -> dict[str, Any]:
-    queues = [
-        {
-            "queue": queue.queue_id,
-            "qid": queue.qid,
-            "committed": queue.committed,
-            "next": queue.next,
-            "lag": queue.lag,
-            "in_flight": queue.in_flight,
-            "retrying": queue.retrying,
-            "ack_span": queue.ack_span,
-            "held": queue.held,
-        }
-        for queue in each.queues
+def _differences(done: Change) -> list[dict[str, Any]]:
+    if done.before is None:
+        return []
+    before, after = values(done.before), values(done.after)
+    return [
+        {"key": name, "before": before[name], "after": after[name]}
+        for name in BY_NAME
+        if before[name] != after[name]
     ]
-    return _row(each) | {"settings": {name: getattr(each.config, name) for name in _CONFIG}, "queues": queues}
+
+
+def _notes(group: str, topic: str, settings: Mapping[str, Any], done: Change) -> list[str]:
+    notes = []
+    if "start" in settings and done.before is not None:
+        notes.append(
+            "start only says where a new subscription begins: offsets do not move; "
+            f"`ddmq offset reset {group} --topic {topic} --to {settings['start']}` moves them"
+        )
+    if done.after.scope == "group":
+        notes.append(
+            "order over the whole group: all queues of all its ordered topics belong to one proxy at a time"
+        )
+    return notes
+
+
+def delete(consumer: ConsumerService, group: str, topic: str | None = None) -> None:
+    """Forget a group (or one subscription) and the right to its progress; not what stands in a file."""
+    summary = known(consumer, group)
+    if topic is not None and topic not in summary.topics:
+        consumes = ", ".join(summary.topics) or "nothing"
+        raise LookupError(f"group {group!r} does not consume topic {topic!r}; it consumes: {consumes}")
+    for each in summary.topics if topic is None else (topic,):
+        source = consumer.source_of(group, each)
+        if source is not None:
+            raise CallerError(owned(group, each, source))
+    consumer.delete_group(group, topic).wait(WAIT_S)
+
+
+def _check_names(group: str, *topics: str) -> None:
+    for fault in (names.group_fault(group), *map(names.topic_fault, topics)):
+        if fault:
+            raise CallerError(fault)

@@ -24,7 +24,7 @@ from gevent.pywsgi import WSGIHandler, WSGIServer
 from backend.file_log import open_shared
 from backend.port import Backend, Health
 from ddmq.address import LOOPBACK, Address
-from ddmq.server import topics
+from ddmq.server import rates, topics
 from ddmq.server.admin import AdminApi
 from ddmq.server.config import FILES, Configuration, changed, shown
 from ddmq.server.reload import reload
@@ -32,6 +32,7 @@ from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
+from proxy_consumer.runtime import HubTicker
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
 
@@ -118,6 +119,8 @@ class ServerProcess:
 
     def _listen_admin(self, backend: Backend) -> None:
         api = AdminApi(backend, self.consumer, self.metrics, self.clock, self.health)
+        if self.consumer is not None:
+            HubTicker(rates.PERIOD_S, api.groups.sample).start()
         address = self.config.serve.address("admin")
         self._admin = WSGIServer(
             tuple(address),

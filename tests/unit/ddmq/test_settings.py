@@ -43,6 +43,10 @@ def probe(**options: object) -> None:
         (["--max-timeout-redeliveries", "-1"], {"max_timeout_redeliveries": -1}),
         (["--in-flight-bytes-max", "2MiB"], {"in_flight_bytes_max": "2MiB"}),
         (["--order-key", "", "--order-scope", "topic"], {"order_key": "", "order_scope": "topic"}),
+        (
+            ["--actions", "Json, PullServer", "--push", '{"http": {"urls": ["http://a/"]}}'],
+            {"actions": ["Json", "PullServer"], "push": {"http": {"urls": ["http://a/"]}}},
+        ),
         (["--no-pressure-traffic"], {"pressure_traffic": False}),
         (["--start", "2026-11-21T12:00Z"], {"start": "1795262400000"}),
         (["--start", "first"], {"start": "first"}),
@@ -59,6 +63,8 @@ def test_options_become_keys(arguments: list[str], found: dict[str, object]) -> 
         (["--concurrency", "many"], ("'many'", "1 to 1,000,000")),
         (["--retry-intervals-ms", "1;2"], ("'1;2'", "whole number")),
         (["--model", "both"], ("'both'", "clustering", "broadcasting")),
+        (["--push", "{"], ("'{'", "JSON")),
+        (["--push", "[]"], ("'[]'", "JSON object")),
         (["--start", "soon"], ("'soon'", "first, last", "-2h")),
     ],
 )

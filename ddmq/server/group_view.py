@@ -1,0 +1,171 @@
+"""One consumer group in full: where it stands, what it waits for, what holds it up.
+
+Committed and next offsets, lag and lag age are the same whoever is asked. In flight, retrying, waiting
+pulls and blocked keys are those of this process's consumer proxy; `holder` says which proxy has a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backend.port import Backend
+from backend.records import QueueRef, ReadStatus, TopicInfo
+from ddmq.server import keys
+from ddmq.server.dlq import rows as dead_letter_rows
+from ddmq.server.queries import WAIT_S
+from ddmq.server.rates import Rates
+from ddmq.settings import BY_NAME
+from ddmq_common import names
+from ddmq_common.clock import Clock
+from ddmq_common.config.loader import resolved
+from ddmq_common.errors import DdmqError
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
+from proxy_consumer.service import ConsumerService
+from proxy_consumer.stats import GroupSummary, QueueStats, SubscriptionStats
+
+AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
+
+
+def known(consumer: ConsumerService, group: str) -> GroupSummary:
+    """The group. Raises LookupError that says how to see what there is."""
+    summary = next((found for found in consumer.groups() if found.name == group), None)
+    if summary is None:
+        raise LookupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+    return summary
+
+
+def row(each: SubscriptionStats) -> dict[str, Any]:
+    """One subscription in a list."""
+    return {
+        "group": each.group,
+        "topic": each.topic,
+        "lag": each.lag,
+        "in_flight": each.in_flight,
+        "retrying": each.retrying,
+        "retry_lag": each.retry_lag,
+        "dead_letters": each.dead_lettered,
+        "ack_span": each.ack_span,
+        "waiters": each.waiters,
+        "order_key": each.config.order_key,
+    }
+
+
+def values(config: Any) -> dict[str, Any]:
+    """Every setting in force, secrets masked."""
+    found = resolved(config)
+    return {name: found[name] for name in BY_NAME}
+
+
+class GroupView:
+    """Answers about groups from one process's parts."""
+
+    def __init__(
+        self, backend: Backend, consumer: ConsumerService, metrics: Registry, clock: Clock, rates: Rates
+    ) -> None:
+        self._backend = backend
+        self._consumer = consumer
+        self._metrics = metrics
+        self._clock = clock
+        self._rates = rates
+
+    def detail(self, group: str, keys_limit: int = keys.LIMIT_DEFAULT) -> dict[str, Any]:
+        """One group: each subscription with its queues and settings, and the blocked keys."""
+        summary = known(self._consumer, group)
+        found = self._consumer.group_stats(group).wait(WAIT_S)
+        ordered = any(each.config.order_key for each in found)
+        blocked = keys.rows(self._consumer, group, keys_limit + 1) if ordered else []
+        return {
+            "group": group,
+            "source": summary.source,
+            "created_ms": summary.created_ms,
+            "waiters": summary.waiters,
+            "dead_letters_open": self._dead_letters(group),
+            "subscriptions": [self._subscription(each) for each in found],
+            "blocked_keys": blocked[:keys_limit],
+            "blocked_keys_more": len(blocked) > keys_limit,
+        }
+
+    def _dead_letters(self, group: str) -> int:
+        if self._backend.topic(names.dlq_topic(group)) is None:
+            return 0
+        return sum(int(each["letters"]) for each in dead_letter_rows(self._backend) if each["group"] == group)
+
+    def _subscription(self, each: SubscriptionStats) -> dict[str, Any]:
+        group, topic = each.group, each.topic
+        holders = self._holders(group, topic)
+        queues = [
+            self._queue(each, queue, holders, with_age=index < AGES_MAX)
+            for index, queue in enumerate(each.queues)
+        ]
+        ages = [queue["lag_age_s"] for queue in queues if queue["lag_age_s"] is not None]
+        counts = counted(self._metrics, group, topic)
+        rates = self._rates.rates(self._clock.monotonic(), (group, topic), counts)
+        found = self._consumer.subscription_source(group, topic)
+        return row(each) | {
+            "lag_age_s": max(ages, default=None),
+            "delivered_per_s": None if rates is None else rates[0],
+            "acked_per_s": None if rates is None else rates[1],
+            "order_scope": each.config.scope,
+            "filter": each.config.sql or each.config.tags,
+            "source": found.source,
+            "set_here": sorted(found.given),
+            "settings": values(each.config),
+            "inconsistent": int(self._metrics.cell(catalogue.INCONSISTENT, group, topic).value),
+            "queues": queues,
+        }
+
+    def _queue(
+        self, each: SubscriptionStats, queue: QueueStats, holders: Mapping[int, str], *, with_age: bool
+    ) -> dict[str, Any]:
+        age = self._age_s(each.topic, queue) if with_age and queue.lag else None
+        return {
+            "queue": queue.queue_id,
+            "qid": queue.qid,
+            "committed": queue.committed,
+            "next": queue.next,
+            "lag": queue.lag,
+            "lag_age_s": age,
+            "in_flight": queue.in_flight,
+            "retrying": queue.retrying,
+            "ack_span": queue.ack_span,
+            "held": queue.held,
+            "holder": holders.get(queue.queue_id),
+        }
+
+    def _age_s(self, topic: str, queue: QueueStats) -> float | None:
+        """How long the message at the committed offset has been stored, seconds."""
+        info = self._backend.topic(topic)
+        if info is None:
+            return None
+        batch = self._backend.read(_ref(info, queue.queue_id), queue.committed, 1, 1).wait(WAIT_S)
+        if batch.status is not ReadStatus.DATA:
+            return None
+        return max(0, self._backend.clock_ms() - batch.record(0).stored_ms) / 1000
+
+    def _holders(self, group: str, topic: str) -> dict[int, str]:
+        """Which proxy has which queue; empty where the engine cannot say just now."""
+        try:
+            found = self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+        except (DdmqError, TimeoutError):
+            return {}
+        return {queue.queue_id: address for queue, address in found.items()}
+
+
+def _ref(info: TopicInfo, queue_id: int) -> QueueRef:
+    return QueueRef(info.name, info.incarnation, queue_id)
+
+
+def counted(metrics: Registry, group: str, topic: str) -> tuple[float, float]:
+    """Delivered and acknowledged since this process started."""
+    return (
+        metrics.cell(catalogue.DELIVERED, group, topic).value,
+        metrics.cell(catalogue.ACKED, group, topic).value,
+    )
+
+
+def sample(rates: Rates, consumer: ConsumerService, metrics: Registry, clock: Clock) -> None:
+    """Note the counters of every subscription; called every rates.PERIOD_S seconds."""
+    pairs = [(group.name, topic) for group in consumer.groups() for topic in group.topics]
+    rates.sample(clock.monotonic(), {pair: counted(metrics, *pair) for pair in pairs})

@@ -1,0 +1,29 @@
+"""How many a second, over the last few seconds: two samples of the counters are kept, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+PERIOD_S = 5.0
+
+
+class Rates:
+    """Rates over 5 to 10 seconds. `sample` is called every PERIOD_S seconds; times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._older: tuple[float, Mapping[Hashable, Sequence[float]]] = (0.0, {})
+        self._newer: tuple[float, Mapping[Hashable, Sequence[float]]] = (0.0, {})
+
+    def sample(self, now: float, counts: Mapping[Hashable, Sequence[float]]) -> None:
+        """The counters as they stand."""
+        self._older, self._newer = self._newer, (now, counts)
+
+    def rates(self, now: float, key: Hashable, counts: Sequence[float]) -> list[float] | None:
+        """Per second, counter by counter; None until there is a sample at least a second old."""
+        for at, sampled in (self._older, self._newer):
+            before = sampled.get(key)
+            if before is not None and now - at >= 1.0:
+                return [
+                    max(0.0, (count - was) / (now - at)) for count, was in zip(counts, before, strict=True)
+                ]
+        return None
