@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from ddmq_common import names
 from ddmq_common.config.loader import Overlay, rules
+from proxy_consumer.actions.config import PushConfig
+from proxy_consumer.actions.names import push_sink
+from proxy_consumer.actions.targets import AllowList
 
 MIB = 1 << 20
 
@@ -37,6 +40,9 @@ class SubscriptionDefaults:
 
     Several proxies: `model`, `assignment`; `handover_wait_ms`: how long a new owner of ordered queues waits
     for the leases of one that died.
+
+    `actions`: what a message goes through, the sink last; empty = clients pull it (docs/push.md). `push`:
+    settings of the actions.
     """
 
     ack_timeout_ms: int = field(default=30_000, metadata=rules(low=100, high=86_400_000))
@@ -65,8 +71,12 @@ class SubscriptionDefaults:
         default="averagely", metadata=rules(choices=("averagely", "by-circle", "consistent-hash"))
     )
     handover_wait_ms: int = field(default=0, metadata=rules(low=0, high=3_600_000))
+    actions: tuple[str, ...] = ()
+    push: PushConfig = field(default_factory=PushConfig)
 
     def __post_init__(self) -> None:
+        if self.actions:
+            self._check_actions()
         if -1 in self.retry_intervals_ms[1:-1]:
             raise ValueError(
                 f"retry_intervals_ms is {list(self.retry_intervals_ms)}; -1 may only stand first or last"
@@ -80,6 +90,20 @@ class SubscriptionDefaults:
                 f"order_key is {self.order_key!r} and model is broadcasting; "
                 "broadcasting keeps no order per key"
             )
+
+    def _check_actions(self) -> None:
+        from proxy_consumer.actions.chain import build_chain  # CEL is loaded where actions are used
+
+        build_chain(self.actions, self.push)
+        if self.pushed and self.model == "broadcasting":
+            raise ValueError(
+                f"actions end with {self.actions[-1]} and model is broadcasting; what is pushed is shared out"
+            )
+
+    @property
+    def pushed(self) -> bool:
+        """The proxy itself brings the messages to a sink; nobody pulls them."""
+        return push_sink(self.actions) is not None
 
     @property
     def scope(self) -> str:
@@ -99,6 +123,8 @@ class ConsumerConfig:
     `results_per_call_max`: what one call may acknowledge; the rest is ignored and counted.
     `read_ahead_*`: messages read but not yet delivered, per read and over all subscriptions.
     `idle_ms`: after that long without a pull, and nothing leased, a subscription gives up its queues.
+    `push_targets`: hosts, addresses and networks that AsyncHttp and Redis may connect to; empty = none.
+    `push_files_dir`: where File writes ("" = nowhere); at `push_files_bytes_max` its messages fail.
     """
 
     auto_create_groups: bool = True
@@ -118,7 +144,13 @@ class ConsumerConfig:
     idle_ms: int = field(default=60_000, metadata=rules(low=1_000, high=86_400_000))
     tick_ms: int = field(default=5, metadata=rules(low=1, high=1_000))
     drain_leases_ms: int = field(default=1_000, metadata=rules(low=0, high=600_000))
+    push_targets: tuple[str, ...] = ()
+    push_files_dir: str = ""
+    push_files_bytes_max: int = field(default=10 << 30, metadata=rules(low=1 << 20, high=1 << 50))
     defaults: SubscriptionDefaults = field(default_factory=SubscriptionDefaults)
+
+    def __post_init__(self) -> None:
+        AllowList(self.push_targets)
 
 
 LIVE_KEYS = frozenset(  # of ConsumerConfig: those that a reload puts in force; the others at the next start
@@ -126,7 +158,7 @@ LIVE_KEYS = frozenset(  # of ConsumerConfig: those that a reload puts in force; 
         "auto_create_groups", "groups_max", "subscriptions_per_group_max", "linger_min_ms", "linger_max_ms",
         "offsets_per_call_max", "results_per_call_max", "waiters_max", "read_ahead_count", "read_ahead_bytes",
         "read_ahead_bytes_max", "fail_delay_max_ms", "commit_timeout_ms", "idle_ms", "drain_leases_ms",
-        "defaults",
+        "push_targets", "defaults",
     }
 )  # fmt: skip
 

@@ -1,0 +1,114 @@
+"""The chain of a subscription: its actions in order, checked once, run for every message.
+
+Rules: every name is known, none stands twice; the last one is the sink and the only one; what works on JSON
+comes after Json; what builds a request comes before AsyncHttp. Async and NonBlockAsync are taken and mean
+nothing more: order keys hold from the read on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ddmq_common.delivery import Content
+from proxy_consumer.actions import json_body
+from proxy_consumer.actions.commands import Commands
+from proxy_consumer.actions.config import PushConfig
+from proxy_consumer.actions.file_lines import check_file
+from proxy_consumer.actions.job import ASYNCHRONIZED, CONTINUE, NOWHERE, Ending, Job, Outcome, Place
+from proxy_consumer.actions.names import KNOWN, MARKERS, PUSH_SINKS, SINKS, unknown
+from proxy_consumer.actions.params import form_params, form_params2, query_params
+from proxy_consumer.actions.script import script
+from proxy_consumer.actions.targets import check_http
+from proxy_consumer.actions.transit import transit
+
+NEED_JSON = ("Transit", "QueryParams")
+NEED_HTTP = ("QueryParams", "FormParams", "FormParams2")
+Step = Callable[[Job], Outcome]
+
+
+class Chain:
+    """The steps before the sink, and the sink's name."""
+
+    __slots__ = ("_steps", "sink")
+
+    def __init__(self, steps: Sequence[Step], sink: str) -> None:
+        self._steps = tuple(steps)
+        self.sink = sink
+
+    @property
+    def idle(self) -> bool:
+        """Nothing happens before the sink."""
+        return not self._steps
+
+    def run(self, job: Job) -> Outcome:
+        """CONTINUE: a client pulls it. ASYNCHRONIZED: the push sink has it now. Else it ends here."""
+        for step in self._steps:
+            outcome = step(job)
+            if outcome.ending is not Ending.CONTINUE:
+                return outcome
+        return ASYNCHRONIZED if self.sink in PUSH_SINKS else CONTINUE
+
+
+def build_chain(actions: Sequence[str], push: PushConfig) -> Chain:
+    """Raises ValueError that names the action or the setting, and what is allowed."""
+    _check_names(actions)
+    _check_order(actions)
+    after_json = False
+    steps: list[Step] = []
+    for name in actions[:-1]:
+        if name not in MARKERS:
+            steps.append(_step(name, push, after_json=after_json))
+        after_json = after_json or name == "Json"
+    _check_sink(actions[-1], push, after_json=after_json)
+    return Chain(steps, actions[-1])
+
+
+def job_of(content: Content, place: Place = NOWHERE) -> Job:
+    """A stored message at the start of its chain."""
+    return Job(content.key, content.tag, content.value, content.properties, place)
+
+
+def _check_names(actions: Sequence[str]) -> None:
+    for index, name in enumerate(actions):
+        if name not in KNOWN:
+            raise ValueError(f"actions: {unknown(name)}")
+        if name in actions[:index]:
+            raise ValueError(f"actions: {name} stands twice; keep one")
+    if {"Script", "Groovy"} <= set(actions) or {"FormParams", "FormParams2"} <= set(actions):
+        raise ValueError(f"actions: {', '.join(actions)} has two names for one step; keep one of them")
+
+
+def _check_order(actions: Sequence[str]) -> None:
+    *before, last = actions
+    if last not in SINKS:
+        raise ValueError(f"actions: {last} is the last; the last must be one of {', '.join(SINKS)}")
+    for index, name in enumerate(before):
+        if name in SINKS:
+            raise ValueError(f"actions: {name} is a sink and must be the last, one sink to a subscription")
+        if name in NEED_JSON and "Json" not in before[:index]:
+            raise ValueError(f"actions: {name} works on the parsed body; put Json before it")
+        if name in NEED_HTTP and last != "AsyncHttp":
+            raise ValueError(f"actions: {name} builds a request for AsyncHttp; the sink is {last}")
+
+
+def _step(name: str, push: PushConfig, *, after_json: bool) -> Step:
+    if name == "Json":
+        return json_body.parse
+    if name == "Transit":
+        return transit(push.transit)
+    if name == "QueryParams":
+        return query_params(push.query_params)
+    if name == "FormParams":
+        return form_params(push.form)
+    if name == "FormParams2":
+        return form_params2(push.form)
+    return script(push.script, after_json=after_json)
+
+
+def _check_sink(sink: str, push: PushConfig, *, after_json: bool) -> None:
+    if sink == "AsyncHttp":
+        check_http(push.http)
+    elif sink == "Redis":
+        Commands(push.redis, after_json=after_json)
+    elif sink == "File":
+        check_file(push.file)

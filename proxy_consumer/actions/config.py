@@ -1,0 +1,102 @@
+"""Settings of the actions, one frozen dataclass each; together `PushConfig`, a subscription's field `push`.
+
+Paths are those of order keys ($.order.id). Everything here stands in the settings of a subscription, so it
+is plain data: text, numbers, tuples, mappings from text to text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddmq_common.config.loader import rules
+
+CONTEXT_FIELDS = ("TOPIC", "GROUP", "OFFSET", "QID", "SOURCE", "MSG_KEY", "TOKEN", "PROPERTIES")
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FormConfig:
+    """FormParams and FormParams2: which context fields follow the parameters, in which order.
+
+    `token_key`: what is appended to the message key before the MD5 of carrera_token.
+    """
+
+    append_context: tuple[str, ...] = field(default=CONTEXT_FIELDS, metadata=rules(choices=CONTEXT_FIELDS))
+    token_key: str = field(default="", metadata=rules(secret=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptConfig:
+    """Script (old name: Groovy): CEL expressions. `filter`: only exactly true goes on. `transform`: new JSON.
+
+    `on_script_error`: fail (a failed job, retried) or filter (done). `body_bytes_max`: a longer body is a
+    script error.
+    """
+
+    filter: str = ""
+    transform: str = ""
+    on_script_error: str = field(default="fail", metadata=rules(choices=("fail", "filter")))
+    body_bytes_max: int = field(default=256 << 10, metadata=rules(low=1, high=4 * MIB))
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """AsyncHttp. `urls`: one is chosen per request. `max_retry`: requests repeated after errors (anything but
+    status 200), 1 s × 2ⁿ apart, −1 = for ever; then dead letter. `timeout_ms`: of one whole request.
+
+    `connections_max`: open connections per host; further requests wait. `response_bytes_max`: a longer answer
+    is an error.
+    """
+
+    urls: tuple[str, ...] = ()
+    method: str = field(default="POST", metadata=rules(choices=("POST", "GET")))
+    timeout_ms: int = field(default=5_000, metadata=rules(low=1, high=600_000))
+    max_retry: int = field(default=16, metadata=rules(low=-1, high=1_000_000))
+    connections_max: int = field(default=128, metadata=rules(low=1, high=10_000))
+    response_bytes_max: int = field(default=MIB, metadata=rules(low=1, high=64 * MIB))
+
+
+@dataclass(frozen=True, slots=True)
+class RedisConfig:
+    """Redis. `hosts`: HOST:PORT, one at random per message. `commands`: lists of text, the name first.
+
+    An argument that begins with `$` is a path into the JSON; `{…}` inside an argument is replaced: {key},
+    {tag}, {topic}, {body} or a path such as {$.id}.
+    """
+
+    hosts: tuple[str, ...] = ()
+    password: str = field(default="", metadata=rules(secret=True))
+    timeout_ms: int = field(default=5_000, metadata=rules(low=1, high=600_000))
+    connections_max: int = field(default=16, metadata=rules(low=1, high=1_000))
+    commands: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FileConfig:
+    """File. `name`: the file's name, from {topic}, {group} and {date} (UTC); never a path.
+
+    `content`: record (a JSON object a line) or body (the body alone). A file is closed and the next one begun
+    at `rotate_bytes` or after `rotate_ms`.
+    """
+
+    name: str = "{topic}-{date}"
+    content: str = field(default="record", metadata=rules(choices=("record", "body")))
+    rotate_bytes: int = field(default=256 * MIB, metadata=rules(low=1024, high=1 << 40))
+    rotate_ms: int = field(default=86_400_000, metadata=rules(low=1_000, high=30 * 86_400_000))
+
+
+@dataclass(frozen=True, slots=True)
+class PushConfig:
+    """Settings of all actions; those whose action is not in the chain have no effect.
+
+    `transit`: target path ← source path; target `$`: an object that is the base. `query_params`: name ← path.
+    """
+
+    transit: Mapping[str, str] = field(default_factory=dict)
+    query_params: Mapping[str, str] = field(default_factory=dict)
+    form: FormConfig = FormConfig()
+    script: ScriptConfig = ScriptConfig()
+    http: HttpConfig = HttpConfig()
+    redis: RedisConfig = RedisConfig()
+    file: FileConfig = FileConfig()

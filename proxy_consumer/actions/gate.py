@@ -1,0 +1,44 @@
+"""Actions before PullServer as a gate: they decide whether a message is pulled, never what of it.
+
+Pull always delivers the stored body, so what Transit or Script make of it is not seen by anybody.
+"""
+
+from __future__ import annotations
+
+from ddmq_common.delivery import decode
+from ddmq_common.errors import DamagedError
+from proxy_consumer.actions.chain import Chain, build_chain, job_of
+from proxy_consumer.actions.job import Ending
+from proxy_consumer.actions.names import push_sink
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.gate import FILTERED, Gate, Refusal
+
+
+class ActionGate:
+    """The steps of a pull chain, message by message."""
+
+    tags: frozenset[int] | None = None
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+
+    def judge(self, delivery: bytes) -> Refusal | None:
+        """None: deliver it. Never raises."""
+        try:
+            outcome = self._chain.run(job_of(decode(delivery)))
+        except DamagedError as error:
+            return Refusal(str(error))
+        if outcome.ending is Ending.CONTINUE:
+            return None
+        return FILTERED if outcome.ending is Ending.FINISH else Refusal(outcome.reason)
+
+
+def gate_for_actions(config: SubscriptionDefaults) -> Gate | None:
+    """The gate of a subscription's actions; None when they keep nothing back from a pull.
+
+    A pushed subscription has none: its runner goes through the chain itself.
+    """
+    if not config.actions or push_sink(config.actions) is not None:
+        return None
+    chain = build_chain(config.actions, config.push)
+    return None if chain.idle else ActionGate(chain)

@@ -1,0 +1,123 @@
+"""One message on its way through a chain, and how an action ends.
+
+Actions change the job in place; only Transit and Script put a new JSON into it, the stored body stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from enum import Enum
+from typing import Any, NamedTuple
+
+import msgspec
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
+class Absent:
+    """The type of ABSENT: no JSON was parsed, or a path leads nowhere."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = Absent()
+
+
+class Place(NamedTuple):
+    """Where the message stands, as its consumer is told. `source`: RMQ or KAFKA."""
+
+    topic: str
+    group: str
+    qid: str
+    offset: int
+    source: str = "RMQ"
+
+
+NOWHERE = Place("", "", "", -1)
+
+
+class Ending(Enum):
+    """How an action, or a whole chain, ended."""
+
+    CONTINUE = "continue"
+    FINISH = "finish"
+    FAIL = "fail"
+    ASYNCHRONIZED = "asynchronized"
+
+
+class Outcome(NamedTuple):
+    """`reason`: why a job failed, or (FINISH) what finished it early."""
+
+    ending: Ending
+    reason: str = ""
+
+
+CONTINUE = Outcome(Ending.CONTINUE)
+ASYNCHRONIZED = Outcome(Ending.ASYNCHRONIZED)
+
+
+def finish(reason: str) -> Outcome:
+    """The message is done here and goes no further."""
+    return Outcome(Ending.FINISH, reason)
+
+
+def fail(reason: str) -> Outcome:
+    """A failed job, retried like any other."""
+    return Outcome(Ending.FAIL, reason)
+
+
+class Job:
+    """Key and tag are empty when absent. `json` is ABSENT until Json has parsed the body.
+
+    `params`, `query`: what the form and the URL are made of, in order; a value None has no `=`.
+    `script_failed`: a script error was met, whatever became of the job.
+    """
+
+    __slots__ = ("body", "json", "key", "params", "place", "properties", "query", "script_failed", "tag")
+
+    def __init__(
+        self,
+        key: bytes,
+        tag: bytes,
+        body: bytes,
+        properties: Mapping[bytes, bytes],
+        place: Place = NOWHERE,
+    ) -> None:
+        self.key = key
+        self.tag = tag
+        self.body = body
+        self.properties = properties
+        self.place = place
+        self.json: Any = ABSENT
+        self.params: list[tuple[str, str | None]] = []
+        self.query: list[tuple[str, str]] = []
+        self.script_failed = False
+
+    def text(self) -> str:
+        """What the sinks write: the current JSON, compact, or the body as `readable` has it."""
+        return readable(self.body) if self.json is ABSENT else compact(self.json)
+
+    def properties_text(self) -> dict[str, str]:
+        """The properties as text."""
+        return {readable(name): readable(value) for name, value in self.properties.items()}
+
+
+def readable(raw: bytes) -> str:
+    """UTF-8, with U+FFFD for what is none."""
+    return raw.decode("utf-8", "replace")
+
+
+def compact(value: Any) -> str:
+    """JSON text without blanks, nulls kept, numbers as they came."""
+    return _ENCODER.encode(value).decode()
+
+
+def plain(value: Any) -> str:
+    """A value inside a form, a URL or a command: text and numbers plain, others as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return str(value)
+    return compact(value)

@@ -1,0 +1,29 @@
+"""Json: parse the stored body. Not JSON = failed; empty or `null` = done."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import msgspec
+
+from proxy_consumer.actions.job import CONTINUE, Job, Outcome, fail, finish
+
+_DECODER = msgspec.json.Decoder(float_hook=Decimal)  # 1.50 stays 1.50 on its way through
+EMPTY = finish("empty body")
+NULL = finish("body is null")
+
+
+def parse(job: Job) -> Outcome:
+    """The action."""
+    if not job.body.strip(b" \t\r\n"):
+        return EMPTY
+    try:
+        value = _DECODER.decode(job.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return fail(f"Json: the body is not JSON: {error}")
+    except RecursionError:
+        return fail("Json: the body is nested too deeply")
+    if value is None:
+        return NULL
+    job.json = value
+    return CONTINUE

@@ -1,0 +1,150 @@
+"""URLs that are pushed to, and which of them may be: the allow-list `push_targets` of a proxy.
+
+An entry is a host name (`hooks.example`), a domain with everything below it (`*.example`), an address or a
+network (`10.1.0.0/16`), each with `:PORT` if only that port is meant (IPv6 in brackets then).
+A host that is given by name is allowed by name only, whatever address it has: no answer of a name server can
+open another door. An empty list allows nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from proxy_consumer.actions.config import HttpConfig
+
+_HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?\.?\Z")
+_UNSAFE = re.compile(r"[\x00-\x20\x7f-\U0010ffff]")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Url(NamedTuple):
+    """One URL, taken apart. `target`: path and query as they go into the request line."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @property
+    def origin(self) -> tuple[str, str, int]:
+        """What one pool of connections serves."""
+        return self.scheme, self.host, self.port
+
+    @property
+    def shown(self) -> str:
+        """Scheme, host and port: what may be logged."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+def parse_url(text: str) -> Url:
+    """Raises ValueError that quotes the URL."""
+    if _UNSAFE.search(text):
+        raise ValueError(f"URL {text[:200]!r} has blanks or characters that must be percent-encoded")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"URL {text[:200]!r}: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"URL {text[:200]!r} is not http://HOST/… or https://HOST/…")
+    if "@" in parts.netloc:
+        raise ValueError(f"URL for {parts.hostname!r} carries a user name; send it in a header instead")
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Url(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), target)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]").lower()
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return host, int(port)
+
+
+def check_http(config: HttpConfig) -> None:
+    """Raises ValueError when AsyncHttp cannot work with these settings."""
+    if not config.urls:
+        raise ValueError("push.http.urls is empty; AsyncHttp needs at least one URL")
+    for url in config.urls:
+        parse_url(url)
+
+
+class _Entry(NamedTuple):
+    """One entry of the allow-list; exactly one of `network` and `host` is set. Port None: all."""
+
+    network: Network | None
+    host: str
+    port: int | None
+
+
+class AllowList:
+    """Decides whether a host and port may be connected to."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        """Raises ValueError that names the bad entry."""
+        self._entries = [_entry(text.strip().lower()) for text in entries]
+
+    def allows(self, host: str, port: int) -> bool:
+        """Whether the list has an entry for it."""
+        address = _address(host)
+        return any(
+            entry.port in (None, port)
+            and (_inside(address, entry.network) if entry.network is not None else _named(host, entry.host))
+            for entry in self._entries
+        )
+
+    def fault(self, host: str, port: int) -> str | None:
+        """Why it may not be connected to, and what to do; None when it may."""
+        if self.allows(host, port):
+            return None
+        return (
+            f"{host}:{port} is not among push_targets of the proxy; "
+            "the operator may add it in proxy_consumer.yaml"
+        )
+
+
+def _entry(text: str) -> _Entry:
+    for host, port in ((text, None), _with_port(text)):
+        try:
+            return _Entry(ipaddress.ip_network(host), "", port)
+        except ValueError:
+            continue
+    host, port = _with_port(text)
+    if "/" in host or not _HOST.match(host):
+        raise ValueError(
+            f"push_targets: {text!r} is no host name, *.domain, address or network, with or without :PORT"
+        )
+    return _Entry(None, host, port)
+
+
+def _with_port(text: str) -> tuple[str, int | None]:
+    host, colon, port = text.rpartition(":")
+    if colon and port.isdecimal() and 0 < int(port) < 65536:
+        return host.removeprefix("[").removesuffix("]"), int(port)
+    return text.removeprefix("[").removesuffix("]"), None
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    mapped = getattr(found, "ipv4_mapped", None)
+    return found if mapped is None else mapped
+
+
+def _inside(address: ipaddress.IPv4Address | ipaddress.IPv6Address | None, network: Network) -> bool:
+    return address is not None and address in network
+
+
+def _named(host: str, pattern: str) -> bool:
+    host = host.rstrip(".")
+    if pattern.startswith("*."):
+        return host.endswith(pattern[1:]) and len(host) > len(pattern) - 1
+    return host == pattern.rstrip(".")

@@ -1,0 +1,334 @@
+"""Actions one by one and in a chain: the rules of the old system as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from hashlib import md5
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddmq_common.config.loader import Place as ConfigPlace
+from ddmq_common.config.loader import build
+from ddmq_common.delivery import encode
+from ddmq_common.errors import ConfigError
+from proxy_consumer.actions.chain import build_chain
+from proxy_consumer.actions.config import (
+    CONTEXT_FIELDS,
+    FileConfig,
+    FormConfig,
+    HttpConfig,
+    PushConfig,
+    RedisConfig,
+    ScriptConfig,
+)
+from proxy_consumer.actions.gate import gate_for_actions
+from proxy_consumer.actions.job import ABSENT, Ending, Job, Place, compact
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.gate import FILTERED
+from proxy_consumer.groups import decode_subscription, encode_subscription
+
+HTTP = HttpConfig(urls=("http://127.0.0.1:1/x",))
+PLACE = Place("T", "G", "R_default_a_0", 7)
+
+
+def job(body: bytes, key: bytes = b"k", properties: dict[bytes, bytes] | None = None) -> Job:
+    return Job(key, b"t", body, properties or {}, PLACE)
+
+
+def run(actions: Sequence[str], body: bytes, push: PushConfig, **more: Any) -> tuple[Any, Job]:
+    one = job(body, **more)
+    return build_chain(actions, push).run(one), one
+
+
+# --- Json
+
+
+@pytest.mark.parametrize(
+    ("body", "ending"),
+    [
+        (b'{"a":1}', Ending.CONTINUE),
+        (b"5", Ending.CONTINUE),
+        (b"[]", Ending.CONTINUE),
+        (b"", Ending.FINISH),
+        (b" \n", Ending.FINISH),
+        (b"null", Ending.FINISH),
+        (b" null ", Ending.FINISH),
+        (b"{", Ending.FAIL),
+        (b"NaN", Ending.FAIL),
+        (b'"\xff"', Ending.FAIL),
+        (b"[" * 100_000, Ending.FAIL),
+    ],
+)
+def test_json(body: bytes, ending: Ending) -> None:
+    outcome, _ = run(["Json", "PullServer"], body, PushConfig())
+    assert outcome.ending is ending
+    assert bool(outcome.reason) == (ending is not Ending.CONTINUE)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON.filter(lambda value: value is not None))
+def test_json_goes_through_unchanged(value: Any) -> None:
+    text = msgspec.json.encode(value)
+    _, one = run(["Json", "PullServer"], text, PushConfig())
+    assert one.json == value
+    assert one.text().encode() == text
+
+
+def test_numbers_keep_their_digits() -> None:
+    _, one = run(["Json", "PullServer"], b'{"a":1.50,"b":123456789012345678901234567890}', PushConfig())
+    assert one.text() == '{"a":1.50,"b":123456789012345678901234567890}'
+
+
+# --- Transit
+
+
+@pytest.mark.parametrize(
+    ("mapping", "made"),
+    [
+        ({"x": "a"}, '{"x":1}'),
+        ({"x.y.z": "$.b.c"}, '{"x":{"y":{"z":[1,2]}}}'),
+        ({"x": "nowhere", "y": "b.n"}, '{"y":null}'),
+        ({"$": "b", "c": "a"}, '{"c":1,"n":null}'),
+        ({"$": "$", "a.deep": "b.c[-1]"}, '{"a":{"deep":2},"b":{"c":[1,2],"n":null}}'),
+        ({"names": "items.name"}, '{"names":["p","q"]}'),
+        ({"big": "$.items[?(@.size>1)].name"}, '{"big":"q"}'),
+    ],
+)
+def test_transit(mapping: dict[str, str], made: str) -> None:
+    body = b'{"a":1,"b":{"c":[1,2],"n":null},"items":[{"name":"p","size":1},{"name":"q","size":2}]}'
+    if mapping.get("$") == "$":
+        body = b'{"a":1,"b":{"c":[1,2],"n":null}}'
+    outcome, one = run(["Json", "Transit", "PullServer"], body, PushConfig(transit=mapping))
+    assert outcome.ending is Ending.CONTINUE
+    assert one.text() == made
+
+
+@pytest.mark.parametrize("source", ["a", "b", "nowhere"])
+def test_transit_fails_when_the_base_is_no_object(source: str) -> None:
+    outcome, _ = run(["Json", "Transit", "PullServer"], b'{"a":1,"b":[]}', PushConfig(transit={"$": source}))
+    assert outcome.ending is Ending.FAIL
+    assert source in outcome.reason
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4))
+def test_transit_of_everything_to_its_own_place_is_the_identity(value: dict[str, int]) -> None:
+    mapping = {name: name for name in "abcd"}
+    _, one = run(["Json", "Transit", "PullServer"], msgspec.json.encode(value), PushConfig(transit=mapping))
+    assert one.json == value
+
+
+# --- parameters
+
+
+def test_query_params() -> None:
+    push = PushConfig(query_params={"id": "$.id", "all": "list", "name": "name"}, http=HTTP)
+    outcome, one = run(["Json", "QueryParams", "AsyncHttp"], b'{"id":1.50,"list":[1, 2],"name":"a b"}', push)
+    assert outcome.ending is Ending.ASYNCHRONIZED
+    assert one.query == [("id", "1.50"), ("all", "[1,2]"), ("name", "a b")]
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"id":null}', b"[]"])
+def test_query_params_missing_fails(body: bytes) -> None:
+    push = PushConfig(query_params={"id": "$.id"}, http=HTTP)
+    outcome, _ = run(["Json", "QueryParams", "AsyncHttp"], body, push)
+    assert outcome.ending is Ending.FAIL
+    assert "id has no value" in outcome.reason
+
+
+def hexed(text: str) -> str:
+    return md5(text.encode()).hexdigest()
+
+
+DEFAULT_CONTEXT = [
+    ("carrera_topic", "T"),
+    ("carrera_group", "G"),
+    ("carrera_offset", "7"),
+    ("carrera_qid", "R_default_a_0"),
+    ("carrera_source", "RMQ"),
+    ("carrera_msg_key", "k"),
+    ("carrera_token", hexed("ksecret")),
+    ("carrera_properties", '{"p":"v"}'),
+]
+
+
+def test_form_params_then_the_context_in_its_default_order() -> None:
+    push = PushConfig(form=FormConfig(token_key="secret"), http=HTTP)
+    _, one = run(["FormParams", "AsyncHttp"], b"plain \xff", push, properties={b"p": b"v"})
+    assert one.params == [("params", "plain �"), *DEFAULT_CONTEXT]
+
+
+def test_form_params_take_the_current_json() -> None:
+    push = PushConfig(form=FormConfig(append_context=()), transit={"x": "a"}, http=HTTP)
+    _, one = run(["Json", "FormParams", "AsyncHttp"], b'{"a": null}', push)
+    assert one.params == [("params", '{"a":null}')]
+    _, one = run(["Json", "Transit", "FormParams", "AsyncHttp"], b'{"a": null}', push)
+    assert one.params == [("params", '{"x":null}')]
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        (("QID", "TOPIC"), ["qid", "topic"]),
+        (("TOKEN",), ["msg_key", "token"]),
+        (("TOKEN", "MSG_KEY"), ["token", "msg_key"]),
+        (("MSG_KEY", "TOKEN"), ["msg_key", "token"]),
+        ((), []),
+    ],
+)
+def test_context_in_the_order_asked_for(order: tuple[str, ...], names: list[str]) -> None:
+    push = PushConfig(form=FormConfig(append_context=order), http=HTTP)
+    _, one = run(["FormParams", "AsyncHttp"], b"x", push)
+    assert [name for name, _ in one.params[1:]] == [f"carrera_{name}" for name in names]
+
+
+def test_an_absent_key_is_a_bare_name_and_null_in_the_token() -> None:
+    push = PushConfig(
+        form=FormConfig(append_context=("MSG_KEY", "TOKEN", "PROPERTIES"), token_key="s"), http=HTTP
+    )
+    _, one = run(["FormParams", "AsyncHttp"], b"x", push, key=b"")
+    expected = [("carrera_msg_key", None), ("carrera_token", hexed("nulls")), ("carrera_properties", "null")]
+    assert one.params[1:] == expected
+
+
+def test_form_params2() -> None:
+    push = PushConfig(form=FormConfig(append_context=("TOPIC",)), http=HTTP)
+    body = b'{"s":"a b","n":1.50,"b":true,"z":null,"l":[1, 2],"o":{"x": 1}}'
+    fields = [("s", "a b"), ("n", "1.50"), ("b", "true"), ("z", "null"), ("l", "[1,2]"), ("o", '{"x":1}')]
+    for actions in (["Json", "FormParams2", "AsyncHttp"], ["FormParams2", "AsyncHttp"]):
+        _, one = run(actions, body, push)
+        assert one.params == [*fields, ("carrera_topic", "T")]
+
+
+@pytest.mark.parametrize("body", [b"not json", b"[1]", b""])
+def test_form_params2_of_no_object_is_the_body_alone(body: bytes) -> None:
+    outcome, one = run(["FormParams2", "AsyncHttp"], body, PushConfig(http=HTTP))
+    assert outcome.ending is Ending.ASYNCHRONIZED
+    assert one.params == [("params", body.decode())]
+    assert one.json is ABSENT
+
+
+# --- what may stand in a chain
+
+
+@pytest.mark.parametrize(
+    ("actions", "push", "said"),
+    [
+        (["Jsn", "PullServer"], PushConfig(), "did you mean 'Json'?"),
+        (["Hdfs"], PushConfig(), "use File"),
+        (["Hbase"], PushConfig(), "use AsyncHttp"),
+        (["Json"], PushConfig(), "the last must be one of PullServer"),
+        (["PullServer", "Json", "PullServer"], PushConfig(), "stands twice"),
+        (["PullServer", "AsyncHttp"], PushConfig(http=HTTP), "PullServer is a sink"),
+        (["Transit", "Json", "PullServer"], PushConfig(transit={"a": "b"}), "put Json before"),
+        (["QueryParams", "AsyncHttp"], PushConfig(query_params={"a": "b"}), "put Json before"),
+        (["FormParams", "PullServer"], PushConfig(), "the sink is PullServer"),
+        (["FormParams", "FormParams2", "AsyncHttp"], PushConfig(http=HTTP), "two names"),
+        (["Json", "Transit", "PullServer"], PushConfig(), "push.transit is empty"),
+        (["Json", "Transit", "PullServer"], PushConfig(transit={"a[0]": "b"}), "target 'a[0]'"),
+        (["Json", "Transit", "PullServer"], PushConfig(transit={"a": "$..[?("}), "is not a JSONPath"),
+        (["AsyncHttp"], PushConfig(), "push.http.urls is empty"),
+        (["AsyncHttp"], PushConfig(http=HttpConfig(urls=("ftp://x/",))), "ftp://x/"),
+        (["AsyncHttp"], PushConfig(http=HttpConfig(urls=("http://u:p@x/",))), "carries a user name"),
+        (["AsyncHttp"], PushConfig(http=HttpConfig(urls=("http://x/a b",))), "percent-encoded"),
+        (["Redis"], PushConfig(), "push.redis.hosts is empty"),
+        (["Redis"], PushConfig(redis=RedisConfig(hosts=("x",))), "'x' is not HOST:PORT"),
+        (["File"], PushConfig(file=FileConfig(name="../x")), "never a path"),
+        (["Script", "PullServer"], PushConfig(), "neither filter nor transform"),
+    ],
+)
+def test_chains_that_are_refused(actions: list[str], push: PushConfig, said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        SubscriptionDefaults(actions=tuple(actions), push=push)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        ("Async", "PullServer"),
+        ("Json", "Async", "PullServer"),
+        ("Async", "Json", "FormParams", "AsyncHttp"),
+        ("NonBlockAsync", "LowLevel"),
+        (),
+    ],
+)
+def test_usual_chains_are_taken(actions: tuple[str, ...]) -> None:
+    config = SubscriptionDefaults(actions=actions, push=PushConfig(http=HTTP))
+    assert config.pushed == ("AsyncHttp" in actions)
+
+
+def test_what_is_pushed_is_not_broadcast() -> None:
+    with pytest.raises(ValueError, match="shared out"):
+        SubscriptionDefaults(actions=("AsyncHttp",), push=PushConfig(http=HTTP), model="broadcasting")
+
+
+# --- settings
+
+
+def test_settings_survive_the_log() -> None:
+    config = SubscriptionDefaults(
+        actions=("Json", "Script", "Transit", "AsyncHttp"),
+        push=PushConfig(
+            transit={"a.b": "$.c"},
+            form=FormConfig(append_context=("TOKEN",), token_key="x"),
+            script=ScriptConfig(filter="body.a > 1"),
+            http=HTTP,
+            redis=RedisConfig(hosts=("h:1",), commands=(("DEL", "{key}"),)),
+        ),
+    )
+    defaults = SubscriptionDefaults()
+    for settings in (
+        {"actions": config.actions, "push": config.push},
+        dataclasses.asdict(config),
+    ):
+        stored = encode_subscription(settings, 1, "log")
+        assert decode_subscription("subscription/G/T", stored, defaults) == config
+
+
+def test_an_error_in_a_file_names_its_place() -> None:
+    tree = {"actions": ["Json", "PullServer"], "push": {"http": {"metod": "GET"}}}
+    with pytest.raises(ConfigError, match=r"x: push.http.metod: unknown key; did you mean 'method'"):
+        build(SubscriptionDefaults, tree, ConfigPlace("x", ""))
+    assert CONTEXT_FIELDS[0] == "TOPIC"
+
+
+# --- the gate of a pull chain
+
+
+def gate(config: SubscriptionDefaults) -> Any:
+    found = gate_for_actions(config)
+    assert found is not None
+    return found
+
+
+def test_a_gate_of_actions_before_a_pull() -> None:
+    config = SubscriptionDefaults(
+        actions=("Json", "Script", "PullServer"), push=PushConfig(script=ScriptConfig(filter="body.a > 1"))
+    )
+    judge = gate(config).judge
+    assert judge(encode(b"k", b'{"a":2}', b"", None)) is None
+    assert judge(encode(b"k", b'{"a":1}', b"", None)) is FILTERED
+    assert judge(encode(b"k", b"", b"", None)) is FILTERED
+    assert "not JSON" in judge(encode(b"k", b"{", b"", None)).fault
+    assert "Script" in judge(encode(b"k", b'{"b":1}', b"", None)).fault
+    assert "do not parse" in judge(b"\xff").fault
+
+
+@pytest.mark.parametrize("actions", [(), ("PullServer",), ("Async", "PullServer"), ("Json", "AsyncHttp")])
+def test_no_gate_where_nothing_is_kept_back(actions: tuple[str, ...]) -> None:
+    assert gate_for_actions(SubscriptionDefaults(actions=actions, push=PushConfig(http=HTTP))) is None
+
+
+def test_compact_is_json() -> None:
+    assert compact({"a": None}) == '{"a":null}'

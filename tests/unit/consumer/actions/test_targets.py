@@ -1,0 +1,64 @@
+"""Which URLs may be pushed to."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy_consumer.actions.targets import AllowList, parse_url
+from proxy_consumer.config import ConsumerConfig
+
+
+@pytest.mark.parametrize(
+    ("entries", "host", "port", "allowed"),
+    [
+        ([], "127.0.0.1", 80, False),
+        (["127.0.0.0/8"], "127.0.0.1", 80, True),
+        (["127.0.0.0/8"], "localhost", 80, False),
+        (["localhost"], "localhost", 80, True),
+        (["localhost:80"], "localhost", 81, False),
+        (["Hooks.Example"], "hooks.example", 443, True),
+        (["hooks.example"], "evil-hooks.example", 443, False),
+        (["*.example"], "a.b.example", 1, True),
+        (["*.example"], "example", 1, False),
+        (["*.example"], "notexample", 1, False),
+        (["10.1.0.0/16:80"], "10.1.2.3", 80, True),
+        (["10.1.0.0/16:80"], "10.1.2.3", 81, False),
+        (["10.1.2.3"], "10.1.2.4", 80, False),
+        (["::1"], "::1", 80, True),
+        (["[::1]:80"], "::1", 81, False),
+        (["127.0.0.1"], "::ffff:127.0.0.1", 80, True),
+        (["10.0.0.0/8"], "10.evil.example", 80, False),
+    ],
+)
+def test_the_allow_list(entries: list[str], host: str, port: int, allowed: bool) -> None:
+    known = AllowList(entries)
+    assert known.allows(host, port) is allowed
+    assert (known.fault(host, port) is None) is allowed
+
+
+@pytest.mark.parametrize("entry", ["http://x/", "10.0.0.0/99", "a b", "", "*", "x/24"])
+def test_bad_entries_are_named(entry: str) -> None:
+    with pytest.raises(ValueError, match="push_targets"):
+        ConsumerConfig(push_targets=(entry,))
+
+
+@pytest.mark.parametrize(
+    ("text", "origin", "target"),
+    [
+        ("http://Host", ("http", "host", 80), "/"),
+        ("https://h/a?b=c", ("https", "h", 443), "/a?b=c"),
+        ("http://[::1]:8080/x", ("http", "::1", 8080), "/x"),
+    ],
+)
+def test_urls(text: str, origin: tuple[str, str, int], target: str) -> None:
+    url = parse_url(text)
+    assert url.origin == origin
+    assert url.target == target
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "http://", "http://h:99999/", "http://h/\r\nX: y", "file:///etc/passwd"]
+)
+def test_bad_urls(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_url(text)
