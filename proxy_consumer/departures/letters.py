@@ -30,8 +30,6 @@ PREFIX = "dead-letter-"
 REASON, ERROR, TOPIC = PREFIX + "reason", PREFIX + "error", PREFIX + "topic"
 QUEUE, OFFSET = PREFIX + "queue", PREFIX + "offset"
 ATTEMPTS, TIME, RESENT = PREFIX + "attempts", PREFIX + "time", PREFIX + "resent"
-_FACTS = (REASON, ERROR, TOPIC, QUEUE, OFFSET, ATTEMPTS, TIME)
-_FACT_BYTES = frozenset(name.encode() for name in _FACTS)
 
 
 class Letter(NamedTuple):
@@ -145,7 +143,13 @@ def resent_record(letter: Letter, queues: int) -> NewRecord:
 
 
 def _without_facts(content: Content) -> dict[bytes, bytes]:
-    return {name: value for name, value in content.properties.items() if name not in _FACT_BYTES}
+    """The application's properties, and how often it was resent."""
+    kept = RESENT.encode()
+    return {
+        name: value
+        for name, value in content.properties.items()
+        if name == kept or not name.startswith(PREFIX.encode())
+    }
 
 
 def _content(record: StoredRecord) -> Content | None:

@@ -1,0 +1,237 @@
+"""Spent messages on their way out: the first step of the retry path, retry queues, what fails on the way."""
+
+from __future__ import annotations
+
+import msgspec
+from consumer_rig import Rig, result, until
+
+from backend.records import AppendStatus, QueueRef, StoredRecord, TopicInfo
+from ddmq_common.errors import DdmqError, RemoteError, StorageError, TryLaterError
+from ddmq_common.names import SCHEDULE_TOPIC, retry_qid
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.departures.letters import read_letter
+from proxy_consumer.departures.retry_queues import RetryQueueGrant, group_concerned, retry_queue_of
+
+ONCE = SubscriptionDefaults(start="first", retry_intervals_ms=())
+
+
+def ready(count: int = 1, config: SubscriptionDefaults = ONCE) -> Rig:
+    rig = Rig(ConsumerConfig())
+    rig.topic()
+    rig.subscribe(config=config)
+    rig.send(count)
+    return rig
+
+
+def scheduled(rig: Rig, level: int = 3) -> list[StoredRecord]:
+    """What waits in a level, as stored."""
+    info = rig.backend.topic(SCHEDULE_TOPIC)
+    if info is None:
+        return []
+    queue = QueueRef(info.name, info.incarnation, level - 1)
+    batch = rig.wait(rig.backend.read(queue, 0, 1_000, 1 << 24))
+    return [batch.record(index) for index in range(len(batch.offsets))]
+
+
+def letters(rig: Rig, group: str = "G") -> list[StoredRecord]:
+    if rig.backend.topic(f"%DLQ%{group}") is None:
+        return []
+    batch = rig.wait(rig.backend.read(rig.ref(0, f"%DLQ%{group}"), 0, 1_000, 1 << 24))
+    return [batch.record(index) for index in range(len(batch.offsets))]
+
+
+def fail_all(rig: Rig, count: int, topic: str = "T") -> None:
+    assert len(rig.pull(topic=topic.encode()).offsets) == count
+    rig.submit(result(fail=range(count), topic=topic))
+    rig.settle()
+
+
+def fail_and_meet(rig: Rig, offset: int, error: DdmqError, *, stored: bool) -> None:
+    """Fail one; the commit that moves it meets `error`."""
+    undertaker = rig.service._directory.groups[b"G"].subscriptions[b"T"].undertaker
+    undertaker._again_at = rig.clock.monotonic() + 1.0
+    rig.submit(result(fail=[offset]))
+    rig.backend.fail_next(error, AppendStatus.UNKNOWN, times=1, stored=stored)
+    rig.clock.advance(1.0)
+    undertaker.go_on(rig.clock.monotonic())
+    rig.settle()
+    assert rig.counted("ddmq_progress_failed_total") == 1
+
+
+def test_a_spent_message_takes_the_first_step_and_is_finished_with_it() -> None:
+    rig = ready(3)
+    sent_ms = rig.clock.wall_ms()
+    rig.pull()
+    rig.submit(result([0, 2], [1]))
+    rig.settle()
+    (record,) = scheduled(rig)
+    assert rig.progress().committed == 3
+    assert record.due_ms == record.stored_ms + 10_000
+    assert dict(record.system) == {
+        "REAL_TOPIC": "%RETRY%G",
+        "REAL_QID": "0",
+        "RECONSUME_TIME": "1",
+        "RETRY_TOPIC": "T",
+        "retry-queue": "0",
+        "retry-offset": "1",
+        "retry-deliveries": "1",
+        "retry-since-ms": str(rig.clock.wall_ms()),
+    }
+    assert (record.message_id, record.born_ms) == (bytes(15) + b"\x01", sent_ms)
+    assert letters(rig) == []
+    assert rig.counted("ddmq_retry_steps_total", topic="T", step="1") == 1
+    assert rig.counted("ddmq_dead_letters_total") == 0
+    rig.close()
+
+
+def test_quick_retries_and_time_outs_are_counted_as_deliveries() -> None:
+    rig = ready(1, SubscriptionDefaults(start="first", ack_timeout_ms=1_000, max_timeout_redeliveries=1))
+    rig.pull()
+    rig.submit(result(fail=[0]))
+    rig.advance(0.11)
+    for _ in range(2):
+        rig.pull()
+        rig.advance(1.01)
+    (record,) = scheduled(rig)
+    assert record.system["retry-deliveries"] == "3"
+    rig.close()
+
+
+def test_every_topic_of_a_group_has_its_own_retry_queue() -> None:
+    rig = ready(1)
+    for topic in ("A", "B"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=ONCE)
+        rig.send(1, topic=topic)
+        fail_all(rig, 1, topic)
+    fail_all(rig, 1)
+    assert [(each.system["RETRY_TOPIC"], each.system["REAL_QID"]) for each in scheduled(rig)] == [
+        ("A", "0"),
+        ("B", "1"),
+        ("T", "2"),
+    ]
+    runtime = rig.service._runtime
+    for number, topic in enumerate("ABT"):
+        assert retry_queue_of(runtime, "G", topic) == rig.ref(number, "%RETRY%G")
+    assert retry_queue_of(runtime, "G", "other") is None
+    assert retry_queue_of(runtime, "other", "T") is None
+    assert msgspec.json.decode(rig.backend.setting("retry/G") or b"") == {"A": 0, "B": 1, "T": 2}
+    info = rig.backend.topic("%RETRY%G")
+    assert info is not None
+    assert info.queues == 3
+    rig.close()
+
+
+def test_proxies_that_give_numbers_at_once_give_different_ones() -> None:
+    rig = ready(0)
+    grants = [RetryQueueGrant(rig.service._runtime, "G", f"topic-{number % 5}") for number in range(15)]
+    for grant in grants:
+        grant.start()
+    found = [rig.wait(grant).queue_id for grant in grants]
+    numbers = {f"topic-{number % 5}": found[number] for number in range(5)}
+    assert sorted(numbers.values()) == [0, 1, 2, 3, 4]
+    assert found == [*numbers.values()] * 3
+    rig.close()
+
+
+def test_a_number_whose_queue_was_not_made_yet_is_made_good() -> None:
+    rig = ready(0)
+    rig.topic("%RETRY%G")
+    rig.backend._store.settings["retry/G"] = b'{"X": 0, "T": 3}'
+    grant = RetryQueueGrant(rig.service._runtime, "G", "T")
+    grant.start()
+    assert rig.wait(grant).queue_id == 3
+    rig.backend._store.settings["retry/G"] = b"[]"
+    broken = RetryQueueGrant(rig.service._runtime, "G", "T")
+    broken.start()
+    until(lambda: broken.done)
+    assert isinstance(broken.error, StorageError)
+    assert retry_queue_of(rig.service._runtime, "G", "T") is None
+    rig.close()
+
+
+def test_settings_that_concern_retry_queues() -> None:
+    assert group_concerned("retry/G") == group_concerned("topic/%RETRY%G") == "G"
+    assert group_concerned("topic/T") is group_concerned("group/G") is None
+    assert retry_qid("R_default", 2) == "R_default_%RETRY%_2"
+
+
+def test_what_cannot_be_stored_stays_unfinished_and_is_tried_again() -> None:
+    for error in (StorageError("disk"), TryLaterError("full")):
+        rig = ready(2)
+        fail_all(rig, 2)
+        assert len(scheduled(rig)) == 2
+        rig.send(1)
+        assert rig.pull().offsets == [2]
+        fail_and_meet(rig, 2, error, stored=False)
+        assert rig.progress().committed == 2
+        for _ in range(5):
+            rig.advance(1.0)
+        assert rig.progress().committed == 3
+        assert len(scheduled(rig)) == 3
+        rig.close()
+
+
+def test_an_outcome_that_was_unknown_makes_no_second_copy() -> None:
+    for stored in (True, False):
+        rig = ready(1)
+        rig.topic("%RETRY%G")
+        rig.wait(rig.backend.put_topic(TopicInfo(SCHEDULE_TOPIC, 0, 18), rig.deadline()))
+        grant = RetryQueueGrant(rig.service._runtime, "G", "T")
+        grant.start()
+        rig.wait(grant)
+        assert rig.pull().offsets == [0]
+        fail_and_meet(rig, 0, RemoteError("gone"), stored=stored)
+        assert (rig.progress().committed == 1) is stored
+        for _ in range(5):
+            rig.advance(1.0)
+        assert rig.progress().committed == 1
+        assert len(scheduled(rig)) == 1
+        assert rig.counted("ddmq_retry_steps_total", step="1") == 1
+        rig.close()
+
+
+def test_an_ordered_subscription_goes_to_the_dead_letters_directly() -> None:
+    config = SubscriptionDefaults(
+        start="first", order_key="KEY", retry_intervals_ms=(), ordered_deliveries_max=1
+    )
+    rig = ready(1, config)
+    fail_all(rig, 1)
+    assert scheduled(rig) == []
+    (letter,) = letters(rig)
+    assert read_letter(letter).topic == "T"
+    rig.close()
+
+
+def test_a_restart_between_spent_and_moved_moves_it_once() -> None:
+    rig = ready(2)
+    rig.pull()
+    rig.submit(result(fail=[0, 1]))
+    rig.restart()
+    rig.ask(linger=30_000)
+    for _ in range(5):
+        rig.advance(1.0)
+    assert rig.progress().committed == 2
+    assert sorted(each.system["retry-offset"] for each in scheduled(rig)) == ["0", "1"]
+    rig.close()
+
+
+def test_many_at_once_are_all_moved() -> None:
+    rig = ready(500, SubscriptionDefaults(start="first", retry_intervals_ms=(), batch_max=500))
+    fail_all(rig, 500)
+    until(lambda: rig.progress().committed == 500)
+    assert len({each.message_id for each in scheduled(rig)}) == 500
+    assert rig.counted("ddmq_retry_steps_total") == 500
+    rig.close()
+
+
+def test_a_message_that_retention_took_is_finished() -> None:
+    rig = ready(2)
+    rig.pull()
+    rig.submit(result([1]))
+    fail_and_meet(rig, 0, TryLaterError("full"), stored=False)
+    rig.backend.expire(rig.ref(), 1)
+    for _ in range(5):
+        rig.advance(1.0)
+    assert rig.progress().committed == 2
+    rig.close()

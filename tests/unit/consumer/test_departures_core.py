@@ -1,0 +1,200 @@
+"""Trails and dead letters without a backend: what travels, which step is next, what comes back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.levels import real_record, schedule_record
+from backend.records import NewRecord, StoredRecord
+from ddmq_common.delivery import decode, encode
+from ddmq_common.levels import DEFAULT_LEVELS
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.upstream_job import UpstreamJob
+from proxy_consumer.departures.letters import dead_letter, read_letter, resent_record
+from proxy_consumer.departures.trail import (
+    attempts_before,
+    error_text,
+    level_of,
+    next_step,
+    retry_record,
+    trail_after,
+    trail_of,
+)
+
+ID = bytes(range(16))
+DEFAULTS = SubscriptionDefaults()
+
+
+def stored(new: NewRecord, offset: int) -> StoredRecord:
+    """As it would be read again."""
+    return StoredRecord(
+        new.topic, new.queue_id, offset, offset, new.message_id, new.born_ms, 7, new.flags, 0, new.delivery,
+        dict(new.system or {}),
+    )  # fmt: skip
+
+
+def message(system: dict[str, str] | None = None) -> StoredRecord:
+    delivery = encode(b"k", b"v", b"t", {b"p": b"q"})
+    return stored(NewRecord("T", 3, ID, 5, delivery, b"k", b"t", 1, system=system), 42)
+
+
+def job(fails: int = 1, timeouts: int = 0, error: str = "") -> UpstreamJob:
+    made = UpstreamJob(42, fails, timeouts)
+    made.reason, made.error = "failed" if fails else "timed-out", error
+    return made
+
+
+def through_the_level(record: StoredRecord, spent: UpstreamJob, step: int) -> StoredRecord:
+    """One step: into the level and out of it."""
+    trail = trail_after(record, spent, 1_000)
+    retried = retry_record("G", 9, record, trail._replace(steps=step))
+    scheduled = schedule_record(retried, level_of(step), DEFAULT_LEVELS)
+    return stored(real_record(stored(scheduled, 0)), 100 + step)
+
+
+def test_sixteen_steps_from_ten_seconds_to_two_hours() -> None:
+    waits = [DEFAULT_LEVELS.wait_ms(level_of(step)) for step in range(1, 17)]
+    assert (waits[0], waits[1], waits[-1]) == (10_000, 30_000, 7_200_000)
+    assert sum(waits) == ((4 * 60 + 45) * 60 + 40) * 1000
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20), st.integers(0, 16))
+def test_every_step_until_they_are_used_up(deliveries: list[tuple[int, int]], retry_steps: int) -> None:
+    """The naive model: a counter of steps, and a sum."""
+    config = SubscriptionDefaults(retry_steps=retry_steps)
+    record, total = message({"other": "x"}), 0
+    for taken, (fails, timeouts) in enumerate(deliveries):
+        spent = job(fails, timeouts)
+        total += fails + timeouts
+        step = next_step(trail_after(record, spent, 1), spent, config)
+        assert step == (taken + 1 if taken < retry_steps else 0)
+        if step == 0:
+            break
+        record = through_the_level(record, spent, step)
+        assert attempts_before(record.system) == total
+    else:
+        spent = job(0, 0)
+    letter = read_letter(stored(dead_letter("G", record, trail_after(record, spent, 1), spent.reason, 99), 1))
+    assert (letter.topic, letter.queue_id, letter.offset) == ("T", 3, 42)
+    assert letter.attempts == total
+    assert dict(letter.record.system) == {"other": "x"}
+
+
+def test_what_travels_is_the_message_as_it_was() -> None:
+    record = through_the_level(message({"other": "x"}), job(4, error="boom"), 1)
+    assert (record.topic, record.queue_id) == ("%RETRY%G", 9)
+    assert (record.message_id, record.born_ms, record.flags) == (ID, 5, 1)
+    assert record.delivery == message().delivery
+    assert dict(record.system) == {
+        "other": "x",
+        "RECONSUME_TIME": "1",
+        "RETRY_TOPIC": "T",
+        "retry-queue": "3",
+        "retry-offset": "42",
+        "retry-deliveries": "4",
+        "retry-since-ms": "1000",
+        "retry-error": "boom",
+    }
+
+
+def test_the_last_error_and_the_first_failure_are_kept_over_steps() -> None:
+    first = through_the_level(message(), job(4, error="boom"), 1)
+    trail = trail_after(first, job(0, 17), 2_000)
+    assert (trail.error, trail.since_ms, trail.deliveries, trail.offset) == ("boom", 1_000, 21, 42)
+    assert trail_after(first, job(error="bang"), 2_000).error == "bang"
+
+
+def test_a_trail_counts_only_in_a_retry_topic() -> None:
+    forged = message({"RETRY_TOPIC": "elsewhere", "RECONSUME_TIME": "16", "retry-deliveries": "99"})
+    assert trail_of(forged) == (0, "T", 3, 42, 0, 0, "")
+
+
+def test_a_trail_that_is_no_number_holds_nothing_up() -> None:
+    record = through_the_level(message(), job(), 1)
+    broken = record._replace(system={**record.system, "RECONSUME_TIME": "²", "retry-queue": "-1"})
+    assert (trail_of(broken).steps, trail_of(broken).queue_id, trail_of(broken).offset) == (0, 0, 42)
+    assert attempts_before({}) == attempts_before({"retry-deliveries": "x"}) == 0
+
+
+@pytest.mark.parametrize(
+    "config", [SubscriptionDefaults(order_key="KEY"), SubscriptionDefaults(retry_steps=0)]
+)
+def test_ordered_ones_and_those_without_steps_are_dead_at_once(config: SubscriptionDefaults) -> None:
+    assert next_step(trail_of(message()), job(), config) == 0
+
+
+def test_a_final_job_is_dead_at_once() -> None:
+    final = job()
+    final.final = True
+    assert next_step(trail_of(message()), final, DEFAULTS) == 0
+    assert next_step(trail_of(message()), job(), DEFAULTS) == 1
+
+
+@given(st.text(max_size=1_000))
+def test_error_texts_are_one_short_line(text: str) -> None:
+    kept = error_text(text)
+    assert len(kept) <= 200
+    assert not any(ord(each) < 32 or 127 <= ord(each) < 160 for each in kept)
+    kept.encode()
+
+
+def test_lone_surrogates_do_not_hold_an_error_up() -> None:
+    assert error_text("a\ud800b\nc ") == "a?b c"
+
+
+def test_a_letter_and_the_message_it_becomes_again() -> None:
+    new = dead_letter("G", message(), trail_after(message(), job(4, error="boom"), 1), "failed", 99)
+    assert (new.topic, new.queue_id, new.message_id, new.born_ms, new.flags) == ("%DLQ%G", 0, ID, 5, 1)
+    assert decode(new.delivery) == (
+        b"k",
+        b"v",
+        b"t",
+        {
+            b"p": b"q",
+            b"dead-letter-reason": b"failed",
+            b"dead-letter-error": b"boom",
+            b"dead-letter-topic": b"T",
+            b"dead-letter-queue": b"3",
+            b"dead-letter-offset": b"42",
+            b"dead-letter-attempts": b"4",
+            b"dead-letter-time": b"99",
+        },
+    )
+    again = resent_record(read_letter(stored(new, 8)), 4)
+    assert (again.topic, again.queue_id, again.key, again.tags) == ("T", 3, b"k", b"t")
+    assert (again.message_id, again.born_ms, again.flags, again.system) == (ID, 5, 1, None)
+    assert decode(again.delivery).properties == {b"p": b"q", b"dead-letter-resent": b"1"}
+
+
+def test_resending_is_counted_through_the_next_death() -> None:
+    record = message()
+    for times in (1, 2, 3):
+        letter = read_letter(stored(dead_letter("G", record, trail_of(record), "failed", 1), 0))
+        assert letter.resent == times - 1
+        record = stored(resent_record(letter, 8), 50)
+    assert decode(record.delivery).properties[b"dead-letter-resent"] == b"3"
+    assert record.queue_id == 3
+
+
+def test_a_queue_that_is_not_there_becomes_another() -> None:
+    letter = read_letter(stored(dead_letter("G", message(), trail_of(message()), "failed", 1), 0))
+    assert resent_record(letter, 2).queue_id == 1
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_bytes_that_do_not_parse_are_kept_and_the_facts_stand_beside_them(bare: bool) -> None:
+    record = message()._replace(delivery=b"\xff\xff")
+    new = dead_letter("G", record, trail_after(record, job(error="e"), 1), "failed", 99, bare=bare)
+    assert new.delivery == b"\xff\xff"
+    letter = read_letter(stored(new, 0))
+    assert (letter.content, letter.reason, letter.error, letter.topic) == (None, "failed", "e", "T")
+    again = resent_record(letter, 4)
+    assert (again.delivery, again.topic, again.queue_id, again.system) == (b"\xff\xff", "T", 3, None)
+
+
+def test_a_bare_letter_says_the_same() -> None:
+    letter = read_letter(stored(dead_letter("G", message(), trail_of(message()), "failed", 99, bare=True), 0))
+    assert letter.content is not None
+    assert (letter.reason, letter.topic, letter.time_ms) == ("failed", "T", 99)
