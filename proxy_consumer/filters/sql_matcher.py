@@ -1,0 +1,198 @@
+"""Trees of SQL filter expressions into functions. Three-valued: True, False, None = unknown.
+
+Rules, those of SQL: a comparison with an absent property, or of values whose types do not fit, is
+unknown; NOT unknown is unknown; AND is false as soon as a part is false, OR true as soon as one is true.
+A property is text: beside a number it counts as the number it spells, beside TRUE or FALSE as the truth
+it spells, if it does. Two properties: = and <> compare the texts, the others the numbers they spell.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from proxy_consumer.filters.sql_parser import (
+    Between,
+    Both,
+    Compare,
+    Condition,
+    Either,
+    In,
+    IsNull,
+    Literal,
+    Not,
+    Operand,
+    Property,
+)
+from proxy_consumer.filters.sql_tokens import read_number
+
+Row = Mapping[str, str]  # properties that are there
+Truth = bool | None
+Matcher = Callable[[Row], Truth]
+_SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "<>": operator.ne, "<": operator.lt,
+    "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+def matcher(condition: Condition) -> Matcher:
+    """A function of the properties."""
+    if isinstance(condition, Both):
+        return _both([matcher(part) for part in condition.parts])
+    if isinstance(condition, Either):
+        return _either([matcher(part) for part in condition.parts])
+    if isinstance(condition, Not):
+        return _not(matcher(condition.inner))
+    if isinstance(condition, Compare):
+        return _compare(condition)
+    if isinstance(condition, Between):
+        return _both(
+            [
+                _compare(Compare(">=", condition.operand, condition.low)),
+                _compare(Compare("<=", condition.operand, condition.high)),
+            ]
+        )
+    if isinstance(condition, In):
+        return _in(condition)
+    if isinstance(condition, IsNull):
+        name = condition.operand.name
+        return lambda row: name not in row
+    if isinstance(condition, Property):
+        name = condition.name
+        return lambda row: _truth_of(row.get(name))
+    constant = condition.value
+    return lambda row: constant if isinstance(constant, bool) else None
+
+
+def names_in(condition: Condition) -> Iterator[str]:
+    """The properties an expression looks at."""
+    if isinstance(condition, Both | Either):
+        for part in condition.parts:
+            yield from names_in(part)
+    elif isinstance(condition, Not):
+        yield from names_in(condition.inner)
+    elif isinstance(condition, Compare):
+        yield from (each.name for each in (condition.left, condition.right) if isinstance(each, Property))
+    elif isinstance(condition, Between):
+        operands = (condition.operand, condition.low, condition.high)
+        yield from (each.name for each in operands if isinstance(each, Property))
+    elif isinstance(condition, In | IsNull):
+        yield condition.operand.name
+    elif isinstance(condition, Property):
+        yield condition.name
+
+
+def _both(parts: list[Matcher]) -> Matcher:
+    def match(row: Row) -> Truth:
+        found: Truth = True
+        for part in parts:
+            one = part(row)
+            if one is False:
+                return False
+            if one is None:
+                found = None
+        return found
+
+    return match
+
+
+def _either(parts: list[Matcher]) -> Matcher:
+    def match(row: Row) -> Truth:
+        found: Truth = False
+        for part in parts:
+            one = part(row)
+            if one:
+                return True
+            if one is None:
+                found = None
+        return found
+
+    return match
+
+
+def _not(inner: Matcher) -> Matcher:
+    def match(row: Row) -> Truth:
+        found = inner(row)
+        return None if found is None else not found
+
+    return match
+
+
+def _truth_of(text: str | None) -> Truth:
+    word = None if text is None else text.lower()
+    return True if word == "true" else False if word == "false" else None
+
+
+def _compare(condition: Compare) -> Matcher:
+    sign, left, right = condition.sign, condition.left, condition.right
+    if isinstance(left, Literal) and isinstance(right, Literal):
+        constant = _constants(sign, left.value, right.value)
+        return lambda row: constant
+    value = _reader(left, right, sign), _reader(right, left, sign)
+    return _compared(_SIGNS[sign], *value)
+
+
+def _constants(sign: str, left: object, right: object) -> Truth:
+    if left is None or right is None or _kind(left) is not _kind(right):
+        return None
+    return _SIGNS[sign](left, right)
+
+
+def _kind(value: object) -> type:
+    return type(value) if isinstance(value, str | bool) else float
+
+
+def _compared(
+    sign: Callable[[Any, Any], bool], left: Callable[[Row], Any], right: Callable[[Row], Any]
+) -> Matcher:
+    def match(row: Row) -> Truth:
+        first = left(row)
+        if first is None:
+            return None
+        second = right(row)
+        return None if second is None else sign(first, second)
+
+    return match
+
+
+def _reader(operand: Operand, beside: Operand, sign: str) -> Callable[[Row], Any]:
+    """The value of one side, in the type that the other side asks for; None = unknown."""
+    if isinstance(operand, Literal):
+        constant = operand.value
+        return lambda row: constant
+    name = operand.name
+    if isinstance(beside, Property):
+        convert: Callable[[str], Any] | None = None if sign in ("=", "<>") else read_number
+    elif isinstance(beside.value, bool):
+        convert = _truth_of
+    elif isinstance(beside.value, str):
+        convert = None
+    else:
+        convert = read_number
+    if convert is None:
+        return lambda row: row.get(name)
+    return lambda row: None if (text := row.get(name)) is None else convert(text)
+
+
+def _in(condition: In) -> Matcher:
+    """True when one is equal; unknown when the property is absent, or is of no type in the list."""
+    name = condition.operand.name
+    texts = frozenset(value for value in condition.values if isinstance(value, str))
+    truths = frozenset(value for value in condition.values if isinstance(value, bool))
+    numbers = frozenset(value for value in condition.values if _kind(value) is float)
+
+    def match(row: Row) -> Truth:
+        text = row.get(name)
+        if text is None:
+            return None
+        if text in texts:
+            return True
+        truth = _truth_of(text) if truths else None
+        number = read_number(text) if numbers else None
+        if truth in truths or number in numbers:
+            return True
+        unknown = (truths and truth is None) or (numbers and number is None)
+        return None if unknown else False
+
+    return match

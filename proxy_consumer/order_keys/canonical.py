@@ -1,0 +1,108 @@
+"""The canonical text of a JSON value: equal values have equal texts, different ones different texts.
+
+Rules: it is JSON without spaces and with sorted keys; strings as they are, without any Unicode
+normalisation; numbers by their exact value, however they were written (1, 1.0, 1e0; -0 is 0), never
+through a 64-bit float. Above TEXT_CHARS_MAX characters the text is replaced by its SHA-256, marked so
+that it is no JSON text; that two such keys meet is beyond chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+
+from proxy_consumer.order_keys.work import Allowance, check_work
+
+TEXT_CHARS_MAX = 4096
+DIGITS_MAX = 4300  # of one number
+_PLAIN_DIGITS = 20  # numbers up to this long are written without an exponent
+_NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
+_dump = msgspec.json.Encoder().encode
+
+
+class WrittenFloat(float):
+    """A number with a point or an exponent, and how it was written."""
+
+    __slots__ = ("text",)
+    text: str
+
+
+def _written(text: str) -> WrittenFloat:
+    number = WrittenFloat(text)
+    number.text = text
+    return number
+
+
+decode = msgspec.json.Decoder(float_hook=_written).decode
+
+
+def bounded(text: str) -> str:
+    """The text, or what stands for it where it is long."""
+    if len(text) <= TEXT_CHARS_MAX:
+        return text
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def text_of_raw(raw: bytes) -> str | None:
+    """From one value's JSON as written; None for null. Raises ValueError when it is not sound."""
+    if raw[0] == 0x22:  # a string; without a backslash it is canonical already
+        return _dump(decode(raw)).decode() if b"\\" in raw else raw.decode()
+    if raw.isdigit():
+        return raw.decode() if len(raw) <= _PLAIN_DIGITS else number_text(raw.decode())
+    if raw == b"null":
+        return None
+    if raw in (b"true", b"false"):
+        return raw.decode()
+    if raw[0] in b"[{":
+        check_work(raw)
+        return text_of(decode(raw))
+    return number_text(raw.decode())
+
+
+def text_of(value: Any) -> str:
+    """From a decoded value. Raises ValueError (TooMuchWork too), RecursionError."""
+    return _text(value, Allowance())
+
+
+def _text(value: Any, allowance: Allowance) -> str:
+    if isinstance(value, str):
+        return _dump(value).decode()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if isinstance(value, WrittenFloat):
+        return number_text(value.text)
+    if isinstance(value, int):
+        return number_text(str(value))
+    allowance.take(len(value))
+    if isinstance(value, dict):
+        members = [f"{_dump(name).decode()}:{_text(value[name], allowance)}" for name in sorted(value)]
+        return f"{{{','.join(members)}}}"
+    return f"[{','.join([_text(one, allowance) for one in value])}]"
+
+
+def number_text(text: str) -> str:
+    """One text for all ways to write a number. Raises ValueError."""
+    match = _NUMBER.fullmatch(text)
+    if match is None or len(text) > DIGITS_MAX:
+        raise ValueError(f"{text[:20]!r} is no number, or has more than {DIGITS_MAX} digits")
+    fraction = match[3] or ""
+    digits = (match[2] + fraction).lstrip("0")
+    if not digits:
+        return "0"
+    significant = digits.rstrip("0")
+    exponent = int(match[4] or 0) - len(fraction) + len(digits) - len(significant)
+    return match[1] + _placed(significant, exponent)
+
+
+def _placed(digits: str, exponent: int) -> str:
+    if exponent >= 0 and len(digits) + exponent <= _PLAIN_DIGITS:
+        return digits + "0" * exponent
+    if -_PLAIN_DIGITS <= exponent < 0:
+        padded = digits.rjust(1 - exponent, "0")
+        return f"{padded[:exponent]}.{padded[exponent:]}"
+    return f"{digits}e{exponent}" if exponent else digits

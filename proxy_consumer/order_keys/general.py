@@ -1,0 +1,89 @@
+"""All of the dialect, by jsonpath-ng. Steps become its expressions one by one, so nothing is quoted twice.
+
+Rules: a name applied to an array is applied to each of its elements; several hits make one list, which is
+the key; one hit is the key itself. A body with more values than work.py allows is not looked into.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from jsonpath_ng import Child, DatumInContext, Descendants, Fields, Index, JSONPath, Root, Slice, Wildcard
+from jsonpath_ng.exceptions import JSONPathError
+from jsonpath_ng.ext.iterable import Len
+from jsonpath_ng.ext.parser import parse
+
+from proxy_consumer.order_keys.canonical import decode, text_of
+from proxy_consumer.order_keys.path import Kind, PathError, Step, descents
+from proxy_consumer.order_keys.work import check_work
+
+
+class Members(JSONPath):
+    """Members of an object, or of each object in an array."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+
+    def find(self, datum: Any) -> list[DatumInContext]:
+        """Hits in the order of the names, then of the elements."""
+        datum = DatumInContext.wrap(datum)
+        value = datum.value
+        if isinstance(value, dict):
+            return [
+                DatumInContext(value[name], path=self, context=datum) for name in self._names if name in value
+            ]
+        if not isinstance(value, list):
+            return []
+        elements = (DatumInContext(one, path=self, context=datum) for one in value)
+        return [hit for element in elements for hit in self.find(element)]
+
+
+def general_reader(steps: tuple[Step, ...]) -> Callable[[bytes], str | None]:
+    """From body to canonical text. Raises ValueError, RecursionError for bodies that are not readable."""
+    find = expression(steps).find
+    deep = max(1, descents(steps))
+
+    def read(body: bytes) -> str | None:
+        check_work(body, deep)
+        hits = [hit.value for hit in find(decode(body))]
+        if not hits or (len(hits) == 1 and hits[0] is None):
+            return None
+        return text_of(hits[0] if len(hits) == 1 else hits)
+
+    return read
+
+
+def expression(steps: tuple[Step, ...]) -> JSONPath:
+    """What the library makes of the steps. Raises PathError for a filter that it does not know."""
+    found: JSONPath = Root()
+    for step in steps:
+        join = Descendants if step.deep else Child
+        found = join(found, _part(step))
+    return found
+
+
+def _part(step: Step) -> JSONPath:
+    if step.kind is Kind.NAMES:
+        return Fields(*step.names) if step.deep else Members(step.names)
+    if step.kind is Kind.INDEXES:
+        return Index(*(number for number in step.numbers if number is not None))
+    if step.kind is Kind.SLICE:
+        return Slice(*step.numbers)
+    if step.kind is Kind.ALL:
+        return Wildcard()
+    return Len() if step.kind is Kind.SIZE else _filter(step)
+
+
+def _filter(step: Step) -> JSONPath:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            whole = parse(f"$[{step.text}]")
+    except (JSONPathError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise PathError(f"the filter [{step.text}] is not understood: {error}", step.at) from error
+    if not isinstance(whole, Child):
+        raise PathError(f"the filter [{step.text}] is not understood", step.at)
+    right: JSONPath = whole.right
+    return right

@@ -1,0 +1,186 @@
+"""The JSONPath dialect of order keys, parsed into steps with places for errors.
+
+`$` optional; `.a` or `/a`, `['a-b']`, `['a','b']`, `[-1]`, `[0,1]`, `[0:2]`, `[*]` and `.*`, `..a`,
+`[?(@.c>1)]`, `[c=1]`, `.size()` at the end. Pure text work: what steps mean is in plain.py and general.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+PATH_CHARS_MAX = 1024
+STEPS_MAX = 32
+DESCENTS_MAX = 2  # `..` in one path: each multiplies the work on one body
+
+
+class PathError(ValueError):
+    """`at`: the character, counted from 1, where what is wrong starts."""
+
+    def __init__(self, text: str, at: int) -> None:
+        super().__init__(f"at character {at}: {text}")
+        self.at = at
+
+
+class Kind(Enum):
+    """What a step does."""
+
+    NAMES = "names"  # one or more members of an object
+    INDEXES = "indexes"  # one or more elements of an array; below 0 from its end
+    SLICE = "slice"  # elements `[start, end)`, every step-th
+    ALL = "all"
+    FILTER = "filter"
+    SIZE = "size"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. `deep`: of everything below as well. `at`: its place, from 1."""
+
+    kind: Kind
+    at: int
+    names: tuple[str, ...] = ()
+    numbers: tuple[int | None, ...] = ()
+    text: str = ""
+    deep: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """One member or one element: no more than one hit."""
+        return not self.deep and len(self.names) + len(self.numbers) == 1 and self.kind is not Kind.SLICE
+
+
+_NAME = re.compile(r"[\w$@]+")
+_QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
+_NAME_LIST = re.compile(rf"\s*(?:{_QUOTED.pattern})(?:\s*,\s*(?:{_QUOTED.pattern}))*\s*")
+_INDEXES = re.compile(r"\s*-?[0-9]{1,9}(?:\s*,\s*-?[0-9]{1,9})*\s*")
+_SLICE = re.compile(r"\s*(-?[0-9]{1,9})?\s*:\s*(-?[0-9]{1,9})?\s*(?::\s*([0-9]{1,9})?\s*)?")
+_SHORT_FILTER = re.compile(
+    r"""\s*(?:@\.)?([\w$]+)\s*(==|=|!=|<>|<=|>=|<|>)\s*"""
+    r"""(-?[0-9]+(?:\.[0-9]+)?|'[^'\\]*'|"[^"\\]*"|true|false|null)\s*"""
+)
+_BRACKETS = "a name in quotes, numbers, start:end, *, ?(filter) or name=value"
+
+
+def parse_path(text: str) -> tuple[Step, ...]:
+    """The steps; none for `$` alone. Raises PathError."""
+    if len(text) > PATH_CHARS_MAX:
+        raise PathError(f"it has {len(text)} characters; allowed: at most {PATH_CHARS_MAX}", 1)
+    steps = tuple(_Parser(text).steps())
+    if len(steps) > STEPS_MAX:
+        raise PathError(f"it has {len(steps)} steps; allowed: at most {STEPS_MAX}", steps[STEPS_MAX].at)
+    if descents(steps) > DESCENTS_MAX:
+        raise PathError(f"it has {descents(steps)} times `..`; allowed: at most {DESCENTS_MAX}", 1)
+    for step in steps[:-1]:
+        if step.kind is Kind.SIZE:
+            raise PathError("nothing may follow .size()", step.at)
+    return steps
+
+
+def descents(steps: tuple[Step, ...]) -> int:
+    """How often the steps go through everything below, filters included."""
+    return sum(step.deep + step.text.count("..") for step in steps)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def steps(self) -> list[Step]:
+        text = self._text
+        found: list[Step] = []
+        if text.startswith("$") and text[1:2] in ("", ".", "/", "["):
+            self._at = 1
+        elif text[:1] not in (".", "/", "["):
+            found.append(self._named(deep=False))
+        while self._at < len(text):
+            found.append(self._step())
+        return found
+
+    def _step(self) -> Step:
+        text, at = self._text, self._at
+        if text.startswith("..", at):
+            self._at += 2
+            return self._bracket(deep=True) if text.startswith("[", self._at) else self._named(deep=True)
+        if text[at] in "./":
+            self._at += 1
+            return self._named(deep=False)
+        if text[at] == "[":
+            return self._bracket(deep=False)
+        if text[at] == "-":
+            raise PathError("a hyphen; names with hyphens stand in brackets: ['a-b']", at + 1)
+        raise PathError(f"found {text[at]!r}; expected . / .. or [", at + 1)
+
+    def _named(self, *, deep: bool) -> Step:
+        text, at = self._text, self._at
+        if text.startswith("*", at):
+            self._at += 1
+            return Step(Kind.ALL, at + 1, deep=deep)
+        if text.startswith("size()", at) and not deep:
+            self._at += 6
+            return Step(Kind.SIZE, at + 1)
+        match = _NAME.match(text, at)
+        if match is None:
+            raise PathError(f"found {text[at : at + 1] or 'the end'!r}; expected a name or *", at + 1)
+        self._at = match.end()
+        return Step(Kind.NAMES, at + 1, names=(match[0],), deep=deep)
+
+    def _bracket(self, *, deep: bool) -> Step:
+        at = self._at
+        end = self._closing(at)
+        inner = self._text[at + 1 : end]
+        self._at = end + 1
+        if inner.strip() == "*":
+            return Step(Kind.ALL, at + 1, deep=deep)
+        if inner.lstrip().startswith("?"):
+            return Step(Kind.FILTER, at + 1, text=_checked_filter(inner.strip(), at + 2), deep=deep)
+        if _NAME_LIST.fullmatch(inner):
+            names = tuple(_unquoted(match) for match in _QUOTED.finditer(inner))
+            return Step(Kind.NAMES, at + 1, names=names, deep=deep)
+        if _INDEXES.fullmatch(inner):
+            return Step(Kind.INDEXES, at + 1, numbers=tuple(map(int, inner.split(","))), deep=deep)
+        return self._rest(inner, at, deep)
+
+    def _rest(self, inner: str, at: int, deep: bool) -> Step:
+        if match := _SLICE.fullmatch(inner):
+            numbers = tuple(None if one is None else int(one) for one in match.groups())
+            if numbers[2] == 0:
+                raise PathError("a slice with step 0; allowed: 1 or more", at + 2)
+            return Step(Kind.SLICE, at + 1, numbers=numbers, deep=deep)
+        if match := _SHORT_FILTER.fullmatch(inner):
+            sign = {"=": "==", "<>": "!="}.get(match[2], match[2])
+            return Step(Kind.FILTER, at + 1, text=f"?(@.{match[1]} {sign} {match[3]})", deep=deep)
+        raise PathError(f"[{inner}] is not understood; expected {_BRACKETS}", at + 1)
+
+    def _closing(self, at: int) -> int:
+        """Where the bracket at `at` closes; brackets in quotes do not count."""
+        depth, quote = 0, ""
+        place = at
+        while place < len(self._text):
+            char = self._text[place]
+            if quote:
+                if char == "\\":
+                    place += 1
+                elif char == quote:
+                    quote = ""
+            elif char in "'\"":
+                quote = char
+            else:
+                depth += (char == "[") - (char == "]")
+                if depth == 0:
+                    return place
+            place += 1
+        raise PathError("this [ is not closed", at + 1)
+
+
+def _unquoted(match: re.Match[str]) -> str:
+    inner = match[1] if match[1] is not None else match[2]
+    return re.sub(r"\\(.)", r"\1", inner)
+
+
+def _checked_filter(text: str, at: int) -> str:
+    if "=~" in text:
+        raise PathError("=~ (regular expressions) is not allowed in order keys", at + text.index("=~"))
+    return text

@@ -1,0 +1,104 @@
+"""From an order key, as a subscription names it, to a function from delivery bytes to the key's text.
+
+Rules: KEY is the message key as a JSON string, so that it equals a JSON member with the same text; any
+other order key but QID is a JSONPath into the body. A missing value, null, and a body that is not JSON,
+or that would cost more than one message may, have no key: None. Two texts are equal exactly when the
+values are (canonical.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from ddmq_common.delivery_parts import key_of, value_of
+from ddmq_common.errors import DamagedError
+from proxy_consumer.order_keys.canonical import bounded, text_of
+from proxy_consumer.order_keys.path import PathError, Step, parse_path
+from proxy_consumer.order_keys.plain import Unshaped, plain_reader
+
+QID, KEY = "QID", "KEY"
+READERS_MAX = 1024  # kept; others are made again
+KeyReader = Callable[[bytes], str | None]
+
+
+def path_fault(order_key: str) -> str | None:
+    """What is wrong with an order key, with its place; None = nothing. Blank, QID and KEY are right."""
+    if order_key in ("", QID, KEY):
+        return None
+    try:
+        _body_reader(order_key)
+    except PathError as error:
+        shown = order_key if len(order_key) <= 100 else f"{order_key[:99]}…"
+        return f"order_key is {shown!r}: {error}; allowed: QID, KEY or a JSONPath as in docs/order-keys.md"
+    return None
+
+
+def key_reader(order_key: str) -> KeyReader:
+    """Reads the key's canonical text from delivery bytes; None = unordered. It never raises.
+
+    Raises PathError for a path that `path_fault` finds fault with, ValueError for blank and QID, which
+    are not read from a message.
+    """
+    if order_key in ("", QID):
+        raise ValueError(f"order_key {order_key!r} is not read from messages")
+    if order_key == KEY:
+        return message_key
+    read_body = _body_reader(order_key)
+
+    def read(delivery: bytes) -> str | None:
+        try:
+            text = read_body(value_of(delivery))
+        except (ValueError, RecursionError, DamagedError):
+            return None
+        return text if text is None or len(text) < 1024 else bounded(text)
+
+    return read
+
+
+def message_key(delivery: bytes) -> str | None:
+    """The message key as a JSON string; None for an absent one."""
+    try:
+        key = key_of(delivery)
+    except DamagedError:
+        return None
+    if not key:
+        return None
+    text = key.decode("utf-8", "backslashreplace")
+    if text.isalnum():  # nothing to escape
+        return f'"{text}"'
+    return bounded(text_of(text))
+
+
+@lru_cache(maxsize=READERS_MAX)
+def _body_reader(path: str) -> KeyReader:
+    steps = parse_path(path)
+    if not steps or not all(step.is_plain for step in steps):
+        return _general(steps)
+    plain, general = plain_reader(steps), _lazily(steps)
+
+    def read(body: bytes) -> str | None:
+        try:
+            return plain(body)
+        except Unshaped:
+            return general(body)
+
+    return read
+
+
+def _lazily(steps: tuple[Step, ...]) -> KeyReader:
+    """The general way, made when it is first needed."""
+    made: list[KeyReader] = []
+
+    def read(body: bytes) -> str | None:
+        if not made:
+            made.append(_general(steps))
+        return made[0](body)
+
+    return read
+
+
+def _general(steps: tuple[Step, ...]) -> KeyReader:
+    from proxy_consumer.order_keys.general import general_reader  # its import takes 20 ms
+
+    return general_reader(steps)
