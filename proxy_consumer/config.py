@@ -14,6 +14,8 @@ from ddmq_common.config.loader import Overlay, rules
 from proxy_consumer.actions.config import PushConfig
 from proxy_consumer.actions.names import push_sink
 from proxy_consumer.actions.targets import AllowList
+from proxy_consumer.filters.expressions import expression_fault
+from proxy_consumer.order_keys.reader import path_fault
 
 MIB = 1 << 20
 
@@ -77,6 +79,9 @@ class SubscriptionDefaults:
     def __post_init__(self) -> None:
         if self.actions:
             self._check_actions()
+        fault = expression_fault(self.tags, self.sql) or path_fault(self.order_key)
+        if fault is not None:
+            raise ValueError(fault)
         if -1 in self.retry_intervals_ms[1:-1]:
             raise ValueError(
                 f"retry_intervals_ms is {list(self.retry_intervals_ms)}; -1 may only stand first or last"
@@ -122,6 +127,7 @@ class ConsumerConfig:
     `answer_bytes_max`: an answer stops growing there (never below one message). `offsets_per_call_max`,
     `results_per_call_max`: what one call may acknowledge; the rest is ignored and counted.
     `read_ahead_*`: messages read but not yet delivered, per read and over all subscriptions.
+    `advertise`: HOST:PORT where other proxies reach this one, when it is not where it listens (NAT).
     `idle_ms`: after that long without a pull, and nothing leased, a subscription gives up its queues.
     `push_targets`: hosts, addresses and networks that AsyncHttp and Redis may connect to; empty = none.
     `push_files_dir`: where File writes ("" = nowhere); at `push_files_bytes_max` its messages fail.
@@ -142,6 +148,7 @@ class ConsumerConfig:
     fail_delay_max_ms: int = field(default=7_200_000, metadata=rules(low=0, high=86_400_000))
     commit_timeout_ms: int = field(default=10_000, metadata=rules(low=100, high=600_000))
     idle_ms: int = field(default=60_000, metadata=rules(low=1_000, high=86_400_000))
+    advertise: str = ""
     tick_ms: int = field(default=5, metadata=rules(low=1, high=1_000))
     drain_leases_ms: int = field(default=1_000, metadata=rules(low=0, high=600_000))
     push_targets: tuple[str, ...] = ()
