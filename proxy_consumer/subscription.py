@@ -21,7 +21,7 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, Loaded, QueueState, ReadRequest
-from proxy_consumer.dead_letters import Undertaker
+from proxy_consumer.departures.undertaker import Undertaker
 from proxy_consumer.reads import DataWait, Held, QueueRead
 from proxy_consumer.runtime import Runtime, log
 
@@ -276,7 +276,12 @@ class Subscription:
     def _read(self, request: ReadRequest) -> None:
         read = QueueRead(self, request)
         self.runtime.backend.read(
-            request.state.queue, request.offset, request.count_max, request.bytes_max, into=read
+            request.state.queue,
+            request.offset,
+            request.count_max,
+            request.bytes_max,
+            into=read,
+            tags=request.tags,
         )
         if read.done:
             self.read_done(read)
@@ -290,7 +295,7 @@ class Subscription:
             self.buffer.read_failed(read.request)
             self._stall(state, read.error)
             return Loaded.TAIL
-        loaded = self.buffer.loaded(read.request, read.value)
+        loaded = self.buffer.loaded(read.request, read.value, self.runtime.now())
         if loaded is Loaded.TAIL:
             self._arm(state)
         elif loaded is Loaded.GONE and self.holds(state):

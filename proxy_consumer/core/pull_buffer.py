@@ -5,27 +5,38 @@ waits and never touches the backend: `take` gives a Delivery, or a ReadRequest f
 out and hand back through `loaded`, or None when nothing can be delivered now.
 
 Queues that may have something stand in `ready`, served round robin, redeliveries before new messages.
-Bounds (messages leased, their bytes, messages retrying, ack span): at one, nothing new is taken; a
-result or a time-out brings the queue back.
+Bounds (messages leased, their bytes, messages retrying, ack span, rate): at one, nothing new is taken; a
+result, a time-out or time itself brings the queue back.
+
+Without an order key a queue's messages go out in runs, straight from what was read. With one, the queue
+is a lane of an OrderScope, which decides what may go out (order/scope.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.arrivals import Arrivals
+from proxy_consumer.core.gate import Gate
+from proxy_consumer.core.gathered import gather
 from proxy_consumer.core.leases import NEVER, Lease, by_lease
-from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice, pick
+from proxy_consumer.core.order.lane import KeyReader, OrderedLane
+from proxy_consumer.core.order.scope import OrderScope
+from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
 from proxy_consumer.core.queue_jobs import QueueJobs
 from proxy_consumer.core.ranges import ascending_ranges
-from proxy_consumer.core.retry import RetryPolicy
-from proxy_consumer.core.steps import Delivery, Loaded, QueueState, ReadRequest
+from proxy_consumer.core.rate import Rate
+from proxy_consumer.core.redelivery import Redelivery
+from proxy_consumer.core.retry import policy_of
+from proxy_consumer.core.steps import Delivery, Loaded, Purpose, QueueState, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
-from proxy_consumer.core.upstream_job import JobState, UpstreamJob
+from proxy_consumer.core.upstream_job import UpstreamJob
 
-_REDELIVERY_WINDOW = 4  # offsets read per redelivery wanted: due ones are seldom neighbours
+Ordering = Callable[[QueueRef], tuple[OrderScope, KeyReader] | None]
 
 
 class PullBuffer:
@@ -39,10 +50,13 @@ class PullBuffer:
         lease_ids: Iterator[int],
         tally: Tally,
         held: Counter | None = None,
+        ordering: Ordering = lambda _: None,
+        gate: Gate | None = None,
     ) -> None:
         """`read_ahead(wanted)`: how many records and bytes to read when `wanted` are asked for.
 
-        `held` counts the bytes of messages read and not delivered.
+        `held` counts the bytes of messages read and not delivered. `ordering` gives the scope of a queue
+        and the reader of its order keys, or None.
         """
         self._held: Counter = Count() if held is None else held
         self.budget = Budget()
@@ -52,30 +66,59 @@ class PullBuffer:
         self._answer_bytes_max = answer_bytes_max
         self._read_ahead = read_ahead
         self._lease_ids = lease_ids
-        self.configure(config)
+        self._ordering = ordering
+        self._gate = gate
+        self._rate = Rate(config.rate_max)
+        self._limited = False  # the rate kept something back
+        self._again = Redelivery(answer_bytes_max, tally)
+        self._arrivals = Arrivals(tally)
+        self.config = config
 
     def configure(self, config: SubscriptionDefaults) -> None:
         """New settings, effective from the next decision on; nothing is taken back."""
         self.config = config
-        self.policy = RetryPolicy(config.retry_intervals_ms, config.max_timeout_redeliveries)
+        self._rate.change(config.rate_max)
         for state in self.queues.values():
-            state.jobs.policy = self.policy
+            state.jobs.policy = policy_of(config, retry_queue=state.retry_queue)
+            self._wake(state)
+
+    def filter_by(self, gate: Gate | None) -> None:
+        """Another gate: what was read and not delivered is read again, and judged by it."""
+        self._gate = gate
+        self.drop_read_ahead()
+        for state in self.queues.values():
+            if state.lane is not None:
+                state.lane.forget_bytes()
+            self._wake(state)
 
     # --- queues
 
-    def assign(self, queue: QueueRef, view: ProgressView, bounds: Bounds) -> QueueState:
-        """A queue is ours, with what progress recorded. Offsets below its first message are finished."""
+    def assign(
+        self, queue: QueueRef, view: ProgressView, bounds: Bounds, *, retry_queue: bool = False
+    ) -> QueueState:
+        """A queue is ours, with what progress recorded. Offsets below its first message are finished.
+
+        `retry_queue`: it is of `%RETRY%group`, where each message has one delivery.
+        """
         start = bounds.min if view.committed is None else view.committed
-        jobs = QueueJobs(queue, view, start, self.policy, self.budget, self.tally)
+        policy = policy_of(self.config, retry_queue=retry_queue)
+        jobs = QueueJobs(queue, view, start, policy, self.budget, self.tally)
         if view.committed is None and start > 0:
             jobs.skip([(0, start)])
         finished_until = max(
             [start, *(end for _, end in view.finished), *(offset + 1 for offset in jobs.jobs)]
         )
         state = QueueState(jobs, QueueFeed(start, finished_until, self._held))
+        state.retry_queue = retry_queue
+        state.read_on = partial(self._read_on, state)
         if start < bounds.min:
-            self._skip_expired(state, bounds.min)
+            self._arrivals.skip_expired(state, bounds.min)
         self.queues[queue] = state
+        ordering = None if retry_queue else self._ordering(queue)
+        if ordering is not None:
+            scope, key_of = ordering
+            state.lane = jobs.lane = OrderedLane(scope, state, key_of, partial(self._wake, state))
+            scope.add(state.lane)
         self._wake(state)
         return state
 
@@ -86,8 +129,11 @@ class PullBuffer:
             return None
         state.feed.drop_read_ahead()
         state.feed.state = FeedState.GONE
-        state.redelivery = None
+        state.again.clear()
+        state.jobs.lane = None
         state.jobs.abandon()
+        if state.lane is not None:
+            state.lane.scope.drop(state.lane)
         if state.in_ready:
             self._ready.remove(state)
             state.in_ready = False
@@ -101,14 +147,19 @@ class PullBuffer:
             return None
         config, ready = self.config, self._ready
         room = min(count, config.batch_max, config.concurrency - self.budget.leased)
+        if config.rate_max:
+            room = self._rate.room(room, now)
+            self._limited = room < 1
+            if self._limited:
+                return None
         only_again = self.budget.retrying >= config.retrying_max
         for _ in range(len(ready)):
             state = ready[0]
             step = self._step(state, now, room, only_again)
             if isinstance(step, Delivery) or (step is None and only_again):
                 ready.rotate(-1)
-            else:
-                ready.popleft()
+            elif state.in_ready:
+                ready.remove(state)
                 state.in_ready = False
             if step is not None:
                 return step
@@ -124,51 +175,66 @@ class PullBuffer:
             and budget.leased_bytes < config.in_flight_bytes_max
         )
 
+    @property
+    def has_some(self) -> bool:
+        """Whether something lies ready for the next who asks."""
+        return self.may_have and any(
+            state.lane is not None and state.lane.deliverable for state in self._ready
+        )
+
+    @property
+    def short(self) -> bool:
+        """Whether `take` stopped to let others have a turn, and should be called again soon."""
+        return any(state.lane is not None and state.lane.scope.short for state in self.queues.values())
+
     def _step(
         self, state: QueueState, now: float, room: int, only_again: bool
     ) -> Delivery | ReadRequest | None:
-        jobs, feed = state.jobs, state.feed
-        if jobs.retrying and not state.rereading and jobs.move_due(now):
-            again = self._redeliver(state, now, room)
+        jobs = state.jobs
+        if (jobs.retrying or jobs.released) and not state.rereading and jobs.move_due(now):
+            again = self._again.next(state, room)
+            if isinstance(again, Slice):
+                if state.lane is not None:
+                    state.lane.close_offsets(again.offsets)
+                return self._deliver(state, again, now, redelivered=True)
             if again is not None:
                 return again
         if only_again:
             return None
-        if feed.next_offset() - jobs.ack_map.committed >= self.config.ack_span_max:
-            return None
-        taken = feed.take(room, self._answer_bytes_max)
+        if state.lane is not None:
+            return self._step_in_order(state, state.lane, now, room)
+        taken = state.feed.take(room, self._answer_bytes_max) if self._has_span(state) else None
         if taken is None:
             return self._read_on(state, room)
         return self._deliver(state, taken, now, redelivered=jobs.recorded > 0)
 
+    def _step_in_order(
+        self, state: QueueState, lane: OrderedLane, now: float, room: int
+    ) -> Delivery | ReadRequest | None:
+        if len(lane.deliverable) < room:
+            request = lane.scope.advance(lane, room - len(lane.deliverable))
+            if request is not None:
+                return request
+        if not lane.deliverable:
+            return None
+        entries = lane.take(room, self._answer_bytes_max)
+        offsets = [entry.offset for entry in entries]
+        messages = gather(offsets, [(entry.batch, entry.at) for entry in entries])
+        return self._deliver(state, messages, now, redelivered=state.jobs.recorded > 0)
+
+    def _has_span(self, state: QueueState) -> bool:
+        return state.feed.next_offset() - state.jobs.ack_map.committed < self.config.ack_span_max
+
     def _read_on(self, state: QueueState, room: int) -> ReadRequest | None:
         feed, ack_map = state.feed, state.jobs.ack_map
-        if feed.state is not FeedState.READABLE:
+        if feed.state is not FeedState.READABLE or not self._has_span(state):
             return None
         if feed.cursor < feed.finished_until:
             feed.cursor = ack_map.unfinished_from(feed.cursor, 1)[0][0]
         count, bytes_max = self._read_ahead(room)
         feed.state = FeedState.READING
-        return ReadRequest(state, feed.cursor, count, bytes_max, False)
-
-    def _redeliver(self, state: QueueState, now: float, room: int) -> Delivery | ReadRequest:
-        jobs, read = state.jobs, state.redelivery
-        state.redelivery = None
-        if read is not None:
-            due = [index for index, offset in enumerate(read.offsets) if jobs.is_due(offset)][:room]
-            if due:
-                chosen = Slice(
-                    read.batch,
-                    [read.offsets[index] for index in due],
-                    [read.deliveries[index] for index in due],
-                    [read.indexes[index] for index in due],
-                ).fitting(self._answer_bytes_max)
-                return self._deliver(state, chosen, now, redelivered=True)
-        first = jobs.ready[0]
-        window = first + room * _REDELIVERY_WINDOW
-        last = max(offset for offset in jobs.ready[:room] if offset < window)
-        state.rereading = True
-        return ReadRequest(state, first, last - first + 1, self._answer_bytes_max, True)
+        tags = None if self._gate is None else self._gate.tags
+        return ReadRequest(state, feed.cursor, count, bytes_max, Purpose.NEW, tags)
 
     def _deliver(self, state: QueueState, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
         lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000)
@@ -183,84 +249,39 @@ class PullBuffer:
                 state.jobs.lease(start, end, size, lease)
                 at += end - start
         self.tally.delivered.value += len(offsets)
+        self._rate.spend(len(offsets))
         return Delivery(state, messages, lease, redelivered)
 
     # --- what was read
 
-    def loaded(self, request: ReadRequest, batch: ReadBatch) -> Loaded:
+    def loaded(self, request: ReadRequest, batch: ReadBatch, now: float) -> Loaded:
         """A read came back."""
         state = request.state
         if state.feed.state is FeedState.GONE or batch.status is ReadStatus.GONE:
             return Loaded.GONE
-        if request.redelivery:
-            state.rereading = False
-            return self._loaded_again(request, batch)
-        if batch.status is ReadStatus.DATA:
-            return self._loaded_new(state, batch)
-        return self._loaded_nothing(state, batch)
+        if request.purpose is Purpose.NEW:
+            loaded = self._arrivals.loaded(state, batch, self._gate, not self.config.pressure_traffic)
+            if state.lane is not None:
+                state.lane.scope.answered(state.lane)
+        elif request.purpose is Purpose.AGAIN:
+            self._again.loaded(request, batch, self._gate, now)
+            loaded = Loaded.DATA
+        else:
+            assert state.lane is not None
+            state.lane.scope.looked_back(request, batch)
+            loaded = Loaded.DATA
+        self._stir(state)
+        return loaded
 
     def read_failed(self, request: ReadRequest) -> None:
         """The read gave an error; the queue is tried again when the shell calls `data_arrived`."""
-        if request.redelivery:
-            request.state.rereading = False
-        elif request.state.feed.state is FeedState.READING:
-            request.state.feed.state = FeedState.TAIL
-
-    def _loaded_new(self, state: QueueState, batch: ReadBatch) -> Loaded:
-        feed, jobs = state.feed, state.jobs
-        known = _known(jobs) if feed.cursor < feed.finished_until else None
-        read, skipped, pressure = pick(batch, feed.cursor, not self.config.pressure_traffic, known)
-        if skipped:
-            self.tally.pressure.value += pressure
-            self.tally.missing.value += sum(end - start for start, end in skipped) - pressure
-            jobs.skip(skipped)
-        feed.put(read, batch.next_offset)
-        self._wake(state)
-        return Loaded.DATA
-
-    def _loaded_nothing(self, state: QueueState, batch: ReadBatch) -> Loaded:
-        feed = state.feed
-        if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
-            feed.state = FeedState.TAIL
-            if feed.cursor < batch.bounds.min:
-                self._skip_expired(state, batch.bounds.min)
-                feed.state = FeedState.READABLE
-                self._wake(state)
-                return Loaded.DATA
-            return Loaded.TAIL
-        if batch.next_offset > feed.cursor:
-            state.jobs.skip([(feed.cursor, batch.next_offset)])
-            feed.cursor = batch.next_offset
-        feed.state = FeedState.TAIL
-        return Loaded.TAIL
-
-    def _loaded_again(self, request: ReadRequest, batch: ReadBatch) -> Loaded:
         state = request.state
-        end = batch.next_offset if batch.status is ReadStatus.DATA else request.offset
-        if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
-            end = max(end, batch.bounds.min)
-        there = set(batch.offsets) if batch.status is ReadStatus.DATA else set()
-        lost = [
-            offset for offset in state.jobs.ready if request.offset <= offset < end and offset not in there
-        ]
-        lost = [offset for offset in lost if state.jobs.is_due(offset)]
-        state.jobs.skip(ascending_ranges(lost))
-        self.tally.expired.value += len(lost)
-        if there:
-            state.redelivery = Slice(batch, batch.offsets, batch.deliveries, range(len(batch.offsets)))
-        self._wake(state)
-        return Loaded.DATA
-
-    def _skip_expired(self, state: QueueState, first: int) -> None:
-        """Retention removed what is below `first`."""
-        feed, jobs = state.feed, state.jobs
-        for start, end in jobs.ack_map.unfinished_from(feed.cursor, 1_000_000):
-            if start >= first:
-                break
-            end = min(end, first)
-            self.tally.expired.value += end - start
-            jobs.skip([(start, end)])
-        feed.cursor = max(feed.cursor, first)
+        if request.purpose is Purpose.AGAIN:
+            state.rereading = False
+        elif request.purpose is Purpose.NEW and state.feed.state is FeedState.READING:
+            state.feed.state = FeedState.STALLED
+        elif state.lane is not None:
+            state.lane.scope.read_failed()
 
     # --- results
 
@@ -286,15 +307,23 @@ class PullBuffer:
         lease_ids: Sequence[int] | None,
         delays_ms: Sequence[int] | None,
         now: float,
+        reasons: Sequence[str] | None = None,
     ) -> int:
         """Fail `offsets`; a delay of 0 or more replaces the retry interval, a negative or absent one not."""
         failed = 0
         for index, offset in enumerate(offsets):
             lease_id = lease_ids[index] if lease_ids and index < len(lease_ids) else 0
             delay = delays_ms[index] if delays_ms and index < len(delays_ms) else -1
-            failed += state.jobs.fail(offset, lease_id or None, delay if delay >= 0 else None, now)
+            reason = reasons[index] if reasons and index < len(reasons) else ""
+            failed += state.jobs.fail(offset, lease_id or None, delay if delay >= 0 else None, now, reason)
         self._wake(state)
         return failed
+
+    def give_up(self, state: QueueState, offset: int, lease_id: int, reason: str, error: str = "") -> bool:
+        """Fail one message for good: dead letter without further retry; `reason` one word, `error` free."""
+        given_up = state.jobs.give_up(offset, lease_id or None, reason, error)
+        self._wake(state)
+        return given_up
 
     def extend(self, state: QueueState, lease_ids: Sequence[int], now: float) -> int:
         """Give the leases a whole ack time-out from now."""
@@ -310,17 +339,23 @@ class PullBuffer:
                 expired += state.jobs.expire(now)
                 state.jobs.move_due(now)
                 self._wake(state)
+            if state.lane is not None and state.lane.scope.short:
+                state.lane.scope.short = False
+                self._stir(state)
         return expired
 
     def next_event(self) -> float:
         """When `sweep` has something to do; may be early, never late. NEVER: nothing."""
-        return min((state.jobs.next_event() for state in self.queues.values()), default=NEVER)
+        soonest = min((state.jobs.next_event() for state in self.queues.values()), default=NEVER)
+        return min(soonest, self._rate.next_time()) if self._limited else soonest
 
     def data_arrived(self, state: QueueState) -> None:
-        """There may be messages past the end seen last."""
-        if state.feed.state is FeedState.TAIL:
+        """There may be messages past the end seen last, or what failed may work again."""
+        if state.feed.state in (FeedState.TAIL, FeedState.STALLED):
             state.feed.state = FeedState.READABLE
-        self._wake(state)
+        if state.lane is not None:
+            state.lane.scope.retry()
+        self._stir(state)
 
     def buried(self, state: QueueState, job: UpstreamJob) -> None:
         """The dead letter and its finish are durable."""
@@ -331,23 +366,23 @@ class PullBuffer:
         """Forget messages read but not delivered."""
         for state in self.queues.values():
             state.feed.drop_read_ahead()
-            state.redelivery = None
+            state.again.clear()
+
+    def _stir(self, state: QueueState) -> None:
+        """Wake the queue, and in an ordered scope all others, which may have waited for this one."""
+        if state.lane is not None:
+            state.lane.scope.stir()
+        else:
+            self._wake(state)
 
     def _wake(self, state: QueueState) -> None:
         if state.in_ready or state.feed.state is FeedState.GONE:
             return
-        if state.jobs.ready or state.feed.buffered or state.feed.state is FeedState.READABLE:
+        if (
+            state.lane is not None
+            or state.jobs.ready
+            or state.feed.buffered
+            or state.feed.state is FeedState.READABLE
+        ):
             state.in_ready = True
             self._ready.append(state)
-
-
-def _known(jobs: QueueJobs) -> Callable[[int], bool]:
-    """Tells finished offsets, and those on their way to the dead letters, from fresh ones."""
-
-    def known(offset: int) -> bool:
-        job = jobs.jobs.get(offset)
-        if job is not None and job.state is JobState.BURYING:
-            return True
-        return jobs.ack_map.is_finished(offset)
-
-    return known

@@ -1,22 +1,25 @@
 """What was read of one queue and where reading goes on.
 
-A feed is at one of four points:
+A feed is at one of five points:
 
     READABLE  a read may find something
     READING   a read is under way (one per queue)
     TAIL      the last read found nothing; the shell waits for new data
+    STALLED   the last read failed; the shell tries again a little later
     GONE      the topic was deleted
 
 `pick` decides what of a read is delivered: finished messages, pressure traffic that the subscription
-refuses, and gaps are not. Filters will decide here too.
+refuses, what its gate filters out, and gaps are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from backend.records import FLAG_PRESSURE, ReadBatch
+from proxy_consumer.core.gate import Gate
 from proxy_consumer.core.ranges import Range, ascending_ranges, between
 from proxy_consumer.core.tally import Counter
 
@@ -27,6 +30,7 @@ class FeedState(Enum):
     READABLE = "readable"
     READING = "reading"
     TAIL = "tail"
+    STALLED = "stalled"
     GONE = "gone"
 
 
@@ -108,6 +112,23 @@ class QueueFeed:
             self._forget(read)
         return taken
 
+    def current(self) -> tuple[Slice, int]:
+        """What is buffered and the index of its first message not taken. Only when `buffered`."""
+        assert self._read is not None
+        return self._read, self._at
+
+    def position(self) -> int:
+        """The log position of the first message not taken. Only when `buffered`."""
+        read, at = self.current()
+        return read.batch.positions[read.indexes[at]]
+
+    def consume(self, count: int) -> None:
+        """`count` messages of `current` are taken."""
+        read, at = self.current()
+        self._at = at + count
+        if self._at >= len(read.offsets):
+            self._forget(read)
+
     def drop_read_ahead(self) -> None:
         """Forget what was read but not delivered; it is read again when wanted."""
         if self._read is not None:
@@ -119,27 +140,60 @@ class QueueFeed:
         self._held.value -= read.size
 
 
+class Picked(NamedTuple):
+    """What `pick` made of a read. `faulty`: offsets in `messages` that the gate refused with a fault."""
+
+    messages: Slice
+    skipped: list[Range]  # to finish undelivered
+    pressure: int
+    filtered: int
+    faulty: list[int]
+
+
 def pick(
-    batch: ReadBatch, cursor: int, refuse_pressure: bool, known: Callable[[int], bool] | None
-) -> tuple[Slice, list[Range], int]:
-    """What of `batch` to deliver, the ranges to finish undelivered, and how many were pressure traffic.
+    batch: ReadBatch,
+    cursor: int,
+    refuse_pressure: bool,
+    known: Callable[[int], bool] | None,
+    gate: Gate | None = None,
+) -> Picked:
+    """What of `batch` to deliver.
 
     `known` tells which offsets are finished or handled elsewhere already; None: none of them.
     """
     offsets, flags = batch.offsets, batch.flags
-    if not (known is not None or (refuse_pressure and any(flags))):
+    if known is None and gate is None and not (refuse_pressure and any(flags)):
         whole = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
         kept = ascending_ranges(offsets)
         if kept and kept[0] == (cursor, batch.next_offset):
-            return whole, [], 0
-        return whole, between(cursor, batch.next_offset, kept), 0
+            return Picked(whole, [], 0, 0, [])
+        return Picked(whole, between(cursor, batch.next_offset, kept), 0, 0, [])
     fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
     indexes = fresh
     if refuse_pressure:
         indexes = [index for index in fresh if not flags[index] & FLAG_PRESSURE]
+    pressure = len(fresh) - len(indexes)
+    indexes, faulty = _judged(batch, indexes, gate)
     chosen = [offsets[index] for index in indexes]
     held = [offset for offset in offsets if known is not None and known(offset)]
     kept = ascending_ranges(sorted([*chosen, *held]))
     deliveries = [batch.deliveries[index] for index in indexes]
     skipped = between(cursor, batch.next_offset, kept)
-    return Slice(batch, chosen, deliveries, indexes), skipped, len(fresh) - len(indexes)
+    filtered = len(fresh) - pressure - len(indexes)
+    return Picked(Slice(batch, chosen, deliveries, indexes), skipped, pressure, filtered, faulty)
+
+
+def _judged(batch: ReadBatch, indexes: list[int], gate: Gate | None) -> tuple[list[int], list[int]]:
+    """The indexes that pass the gate, or fail at it, and the offsets of those that fail."""
+    if gate is None:
+        return indexes, []
+    kept: list[int] = []
+    faulty: list[int] = []
+    for index in indexes:
+        refusal = gate.judge(batch.deliveries[index])
+        if refusal is None:
+            kept.append(index)
+        elif refusal.fault:
+            kept.append(index)
+            faulty.append(batch.offsets[index])
+    return kept, faulty

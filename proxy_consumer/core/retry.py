@@ -4,26 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy_consumer.config import SubscriptionDefaults
+
 
 class RetryPolicy:
-    """The intervals of one subscription, in the form the rules of SubscriptionDefaults give them."""
+    """The waits of one queue of a subscription, in milliseconds; None = spent.
 
-    __slots__ = ("_for_ever", "_intervals_ms", "_timeouts_max")
+    Unordered: the quick intervals after failures, time-outs again at once, each with its own limit.
+    Ordered (`interval_ms` set): after those the job stays at the head of its chain and comes every
+    `interval_ms`, `deliveries_max` deliveries in all (−1 = for ever).
+    """
 
-    def __init__(self, intervals_ms: Sequence[int], max_timeout_redeliveries: int) -> None:
+    __slots__ = ("_deliveries_max", "_for_ever", "_interval_ms", "_intervals_ms", "_timeouts_max")
+
+    def __init__(
+        self,
+        intervals_ms: Sequence[int],
+        max_timeout_redeliveries: int,
+        interval_ms: int | None = None,
+        deliveries_max: int = -1,
+    ) -> None:
         plain = list(intervals_ms)
         if plain and plain[0] == -1:
             plain = []
         self._for_ever = bool(plain) and plain[-1] == -1
         self._intervals_ms = plain[:-1] if self._for_ever else plain
         self._timeouts_max = max_timeout_redeliveries
+        self._interval_ms = interval_ms
+        self._deliveries_max = deliveries_max
 
-    def after_fail(self, fails: int) -> int | None:
-        """Milliseconds to wait after the `fails`-th failure (from 1); None when retries are spent."""
+    def after_fail(self, fails: int, timeouts: int) -> int | None:
+        """How long to wait after the `fails`-th failure (from 1)."""
+        if self._for_ever:
+            return self._intervals_ms[min(fails, len(self._intervals_ms)) - 1]
+        if self._all_delivered(fails + timeouts):
+            return None
         if fails <= len(self._intervals_ms):
             return self._intervals_ms[fails - 1]
-        return self._intervals_ms[-1] if self._for_ever else None
+        return self._interval_ms
 
-    def again_after_timeout(self, timeouts: int) -> bool:
-        """Whether the `timeouts`-th time-out (from 1) is followed by another delivery."""
-        return self._timeouts_max < 0 or timeouts <= self._timeouts_max
+    def after_timeout(self, fails: int, timeouts: int) -> int | None:
+        """How long to wait after the `timeouts`-th time-out (from 1); 0 = at once."""
+        if self._all_delivered(fails + timeouts):
+            return None
+        if self._timeouts_max < 0 or timeouts <= self._timeouts_max:
+            return 0
+        return self._interval_ms
+
+    def _all_delivered(self, deliveries: int) -> bool:
+        return self._interval_ms is not None and 0 <= self._deliveries_max <= deliveries
+
+
+def policy_of(config: SubscriptionDefaults, *, retry_queue: bool = False) -> RetryPolicy:
+    """The policy of a subscription's queue. A queue of `%RETRY%group` gives each message one delivery."""
+    if retry_queue:
+        return RetryPolicy((), config.max_timeout_redeliveries)
+    if config.scope:
+        return RetryPolicy(
+            config.retry_intervals_ms,
+            config.max_timeout_redeliveries,
+            config.ordered_interval_ms,
+            config.ordered_deliveries_max,
+        )
+    return RetryPolicy(config.retry_intervals_ms, config.max_timeout_redeliveries)

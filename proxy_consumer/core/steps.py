@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, NamedTuple
 
+from backend.records import ReadBatch
 from proxy_consumer.core.leases import Lease
+from proxy_consumer.core.order.lane import OrderedLane
 from proxy_consumer.core.queue_feed import QueueFeed, Slice
 from proxy_consumer.core.queue_jobs import QueueJobs
 
 
-class QueueState:
-    """One queue of the subscription: what was read of it, and its unfinished messages."""
+class Purpose(Enum):
+    """Why a read is made."""
 
-    __slots__ = ("feed", "in_ready", "jobs", "label", "queue", "redelivery", "rereading")
+    NEW = "new"  # messages not seen yet
+    AGAIN = "again"  # to be delivered again, or let out of their chains
+    LOOK_BACK = "look back"  # what waits in chains (order/rescan.py)
+
+
+class QueueState:
+    """One queue of the subscription: what was read of it, and its unfinished messages.
+
+    `lane`: its place in an ordered scope, None without an order key. `again`: messages read for
+    redelivery and not delivered, by offset. `faulty`: offsets read that a gate refused with a fault.
+    """
+
+    __slots__ = (
+        "again", "faulty", "feed", "in_ready", "jobs", "label", "lane", "queue", "read_on",
+        "rereading", "retry_queue",
+    )  # fmt: skip
 
     def __init__(self, jobs: QueueJobs, feed: QueueFeed) -> None:
         self.queue = jobs.queue
         self.jobs = jobs
         self.feed = feed
-        self.redelivery: Slice | None = None  # read for redelivery, not yet delivered
+        self.lane: OrderedLane | None = None
+        self.again: dict[int, tuple[ReadBatch, int]] = {}
+        self.faulty: set[int] = set()
+        self.retry_queue = False  # of %RETRY%group
         self.rereading = False  # a read for redelivery is under way
         self.in_ready = False
         self.label: Any = None  # whatever the shell wants to find again with a delivery
+        self.read_on: Callable[[int], ReadRequest | None] = lambda _: None  # the next read of new messages
 
 
 class ReadRequest(NamedTuple):
-    """The shell reads `count_max` records of at most `bytes_max` at `offset` and calls `loaded`."""
+    """The shell reads `count_max` records of at most `bytes_max` at `offset` and calls `loaded`.
+
+    `tags`: hand on to the backend's read.
+    """
 
     state: QueueState
     offset: int
     count_max: int
     bytes_max: int
-    redelivery: bool
+    purpose: Purpose
+    tags: frozenset[int] | None = None
 
 
 class Delivery:

@@ -23,7 +23,10 @@ class Count:
 
 @dataclass(slots=True)
 class Tally:
-    """One subscription's counters. `late`: stale leases; `unknown`: offsets neither leased nor waiting."""
+    """One subscription's counters. `late`: stale leases; `unknown`: offsets neither leased nor waiting.
+
+    `pressure`, `missing`, `expired`, `filtered`: finished undelivered. `unkeyed`: delivered without order.
+    """
 
     delivered: Counter = field(default_factory=Count)
     acked: Counter = field(default_factory=Count)
@@ -34,6 +37,8 @@ class Tally:
     pressure: Counter = field(default_factory=Count)
     missing: Counter = field(default_factory=Count)
     expired: Counter = field(default_factory=Count)
+    filtered: Counter = field(default_factory=Count)
+    unkeyed: Counter = field(default_factory=Count)
 
 
 class Budget:

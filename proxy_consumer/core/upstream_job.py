@@ -1,13 +1,16 @@
-"""A job that needs state of its own: it failed or timed out at least once.
+"""A job that needs state of its own: it failed or timed out, or waited in a chain, at least once.
 
 Messages that go well never become one; their lease is a run of offsets (leases.py).
 
-    state      entered by                    left by
-    RECORDED   loaded from group progress    delivered → LEASED
-    LEASED     delivered                     ack → gone; fail, time-out → WAITING, READY or BURYING
-    WAITING    failed, a retry interval on   time → READY; ack without lease → gone
-    READY      interval over, or timed out   delivered → LEASED; ack without lease → gone
-    BURYING    a counter is spent            stored in the dead-letter topic → gone
+    state      entered by                          left by
+    RECORDED   loaded from group progress, or      delivered → LEASED; its chain came to it → RELEASED
+               sent back into its chain
+    RELEASED   its chain came to it                delivered → LEASED; parked → HELD
+    LEASED     delivered                           ack → gone; fail, time-out → WAITING, READY or BURYING
+    WAITING    failed, a retry interval on         time → READY; parked → HELD; ack without lease → gone
+    READY      interval over, or timed out         delivered → LEASED; parked → HELD; ack without lease → gone
+    HELD       its key is parked by an operator    replayed → READY; ack without lease → gone
+    BURYING    spent, given up or skipped          stored in its next topic → gone
 
 Fails and time-outs are counted apart, because each has its own limit. Progress keeps one number a
 message: `packed`, which rises with either count.
@@ -24,16 +27,18 @@ class JobState(Enum):
     """See the table above."""
 
     RECORDED = "recorded"
+    RELEASED = "released"
     LEASED = "leased"
     WAITING = "waiting"
     READY = "ready"
+    HELD = "held"
     BURYING = "burying"
 
 
 class UpstreamJob:
-    """One message travelling through one subscription for at least the second time."""
+    """One message travelling through one subscription whose way is not the plain one."""
 
-    __slots__ = ("due", "fails", "offset", "reason", "size", "state", "timeouts")
+    __slots__ = ("due", "error", "fails", "final", "offset", "reason", "since", "size", "state", "timeouts")
 
     def __init__(self, offset: int, fails: int = 0, timeouts: int = 0) -> None:
         self.offset = offset
@@ -41,8 +46,11 @@ class UpstreamJob:
         self.timeouts = timeouts
         self.state = JobState.RECORDED
         self.due = 0.0  # monotonic seconds; while WAITING
+        self.since = 0.0  # monotonic seconds of the first failure seen here; 0: none yet
         self.size = 0  # bytes, as accounted while leased
         self.reason = ""  # why it is buried
+        self.error = ""  # what the client said last
+        self.final = False  # dead letter at once, no further retry
 
     @property
     def attempt(self) -> int:

@@ -183,7 +183,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             if not isinstance(step, ReadRequest):
                 break
             number = step.state.queue.queue_id
-            loaded = self.buffer.loaded(step, self.logs[number].read(step.offset, step.count_max))
+            loaded = self.buffer.loaded(step, self.logs[number].read(step.offset, step.count_max), self.now)
             if loaded is Loaded.TAIL:
                 self.tails.add(number)
         if step is None:

@@ -131,13 +131,24 @@ def test_offsets_are_grouped_by_lease() -> None:
 )
 def test_retry_intervals(intervals: Sequence[int], waits: list[int | None]) -> None:
     policy = RetryPolicy(intervals, 16)
-    assert [policy.after_fail(fails) for fails in range(1, len(waits) + 1)] == waits
+    assert [policy.after_fail(fails, 0) for fails in range(1, len(waits) + 1)] == waits
 
 
 def test_timeouts_have_a_limit_of_their_own() -> None:
-    assert [RetryPolicy((), 2).again_after_timeout(count) for count in (1, 2, 3)] == [True, True, False]
-    assert not RetryPolicy((), 0).again_after_timeout(1)
-    assert RetryPolicy((), -1).again_after_timeout(10**6)
+    assert [RetryPolicy((), 2).after_timeout(0, count) for count in (1, 2, 3)] == [0, 0, None]
+    assert RetryPolicy((), 0).after_timeout(0, 1) is None
+    assert RetryPolicy((), -1).after_timeout(0, 10**6) == 0
+
+
+def test_an_ordered_job_stays_until_all_its_deliveries_are_made() -> None:
+    policy = RetryPolicy((100, 150), 1, interval_ms=1000, deliveries_max=5)
+    assert [policy.after_fail(fails, 0) for fails in range(1, 6)] == [100, 150, 1000, 1000, None]
+    assert [policy.after_timeout(0, timeouts) for timeouts in range(1, 6)] == [0, 1000, 1000, 1000, None]
+    assert policy.after_fail(3, 2) is None
+    assert policy.after_fail(3, 1) == 1000
+    for_ever = RetryPolicy((100,), 1, interval_ms=1000, deliveries_max=-1)
+    assert for_ever.after_fail(10**6, 10**6) == for_ever.after_timeout(10**6, 10**6) == 1000
+    assert RetryPolicy((100, -1), 1, interval_ms=1000, deliveries_max=3).after_fail(9, 0) == 100
 
 
 def test_both_counters_fit_in_one_number_that_rises() -> None:
@@ -233,15 +244,15 @@ class _Batch(ReadBatch):
 
 
 def test_what_is_picked_and_what_is_skipped() -> None:
-    plain, skipped, pressure = pick(_Batch([3, 4, 5], [0, 0, 0], 6), 3, True, None)
+    plain, skipped, pressure, _, _ = pick(_Batch([3, 4, 5], [0, 0, 0], 6), 3, True, None)
     assert (list(plain.offsets), skipped, pressure) == ([3, 4, 5], [], 0)
-    gappy, skipped, pressure = pick(_Batch([4, 6], [0, 0], 9), 3, True, None)
+    gappy, skipped, pressure, _, _ = pick(_Batch([4, 6], [0, 0], 9), 3, True, None)
     assert (list(gappy.offsets), skipped, pressure) == ([4, 6], [(3, 4), (5, 6), (7, 9)], 0)
     mixed = _Batch([3, 4, 5, 6], [0, FLAG_PRESSURE, 0, FLAG_PRESSURE], 7)
-    some, skipped, pressure = pick(mixed, 3, True, lambda offset: offset in (5, 6))
+    some, skipped, pressure, _, _ = pick(mixed, 3, True, lambda offset: offset in (5, 6))
     assert (list(some.offsets), list(some.indexes)) == ([3], [0])
     assert (skipped, pressure) == ([(4, 5)], 1)
-    every, skipped, pressure = pick(mixed, 3, False, None)
+    every, skipped, pressure, _, _ = pick(mixed, 3, False, None)
     assert (list(every.offsets), skipped, pressure) == ([3, 4, 5, 6], [], 0)
 
 

@@ -1,0 +1,88 @@
+"""New messages of a queue as a read brought them: what goes on, what is finished undelivered, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backend.records import ReadBatch, ReadStatus
+from proxy_consumer.core.gate import Gate
+from proxy_consumer.core.queue_feed import FeedState, pick
+from proxy_consumer.core.queue_jobs import QueueJobs
+from proxy_consumer.core.steps import Loaded, QueueState
+from proxy_consumer.core.tally import Tally
+from proxy_consumer.core.upstream_job import JobState
+
+
+class Arrivals:
+    """Takes reads in for one subscription; everything left out is counted by its reason."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def loaded(self, state: QueueState, batch: ReadBatch, gate: Gate | None, refuse_pressure: bool) -> Loaded:
+        """A read of new messages."""
+        if batch.status is not ReadStatus.DATA:
+            return self._nothing(state, batch, gate)
+        feed, jobs = state.feed, state.jobs
+        known = _known(jobs) if feed.cursor < feed.finished_until else None
+        picked = pick(batch, feed.cursor, refuse_pressure, known, gate)
+        if picked.skipped:
+            rest = sum(end - start for start, end in picked.skipped) - picked.pressure
+            by_tag = gate is not None and gate.tags is not None
+            filtered = rest if by_tag else picked.filtered
+            self._tally.pressure.value += picked.pressure
+            self._tally.filtered.value += filtered
+            self._tally.missing.value += rest - filtered
+            jobs.skip(picked.skipped)
+        self._take_faulty(state, picked.faulty)
+        feed.put(picked.messages, batch.next_offset)
+        return Loaded.DATA
+
+    def _take_faulty(self, state: QueueState, faulty: list[int]) -> None:
+        """Messages that failed at the gate: they go the way of those that are read again."""
+        if state.lane is not None:
+            state.faulty.update(faulty)  # in their chain's turn
+            return
+        for offset in faulty:
+            state.jobs.release(offset)
+
+    def _nothing(self, state: QueueState, batch: ReadBatch, gate: Gate | None) -> Loaded:
+        feed = state.feed
+        if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
+            feed.state = FeedState.TAIL
+            if feed.cursor < batch.bounds.min:
+                self.skip_expired(state, batch.bounds.min)
+                feed.state = FeedState.READABLE
+                return Loaded.DATA
+            return Loaded.TAIL
+        if batch.next_offset > feed.cursor:
+            passed = batch.next_offset - feed.cursor
+            by_tag = gate is not None and gate.tags is not None
+            (self._tally.filtered if by_tag else self._tally.missing).value += passed
+            state.jobs.skip([(feed.cursor, batch.next_offset)])
+            feed.cursor = batch.next_offset
+        feed.state = FeedState.TAIL
+        return Loaded.TAIL
+
+    def skip_expired(self, state: QueueState, first: int) -> None:
+        """Retention removed what is below `first`."""
+        feed, jobs = state.feed, state.jobs
+        gone = []
+        for start, end in jobs.ack_map.unfinished_from(feed.cursor, 1_000_000):
+            if start >= first:
+                break
+            gone.append((start, min(end, first)))
+        jobs.expire_ranges(gone)
+        feed.cursor = max(feed.cursor, first)
+
+
+def _known(jobs: QueueJobs) -> Callable[[int], bool]:
+    """Tells finished offsets, and those on their way to the dead letters, from fresh ones."""
+
+    def known(offset: int) -> bool:
+        job = jobs.jobs.get(offset)
+        if job is not None and job.state is JobState.BURYING:
+            return True
+        return jobs.ack_map.is_finished(offset)
+
+    return known

@@ -1,0 +1,181 @@
+"""The chain table: jobs that share an order key stand in a chain, and only its head is let out.
+
+A *lane* is one queue of the scope; a *spot* is (lane, offset). Spots arrive in the order in which they
+are to be finished. The first of a key is let out at once, later ones are kept until the one before is
+finished. `batch` spots may be let out together when they are consecutive in their chain, in one lane,
+and go into one answer.
+
+A chain keeps a few of its waiting spots in `parked`. Further ones are not kept anywhere: the chain only
+notes, per lane, from which offset on there may be some (`unindexed`), and they are found again by
+reading (rescan.py) when `parked` runs dry; until then the chain is *starving*. Everything in `unindexed`
+comes after everything in `parked`. So memory is bounded by the number of busy keys, however many
+messages wait behind them.
+
+Identity is the key itself. The table knows nothing of leases, retries or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+Lane = TypeVar("Lane", bound=Hashable)
+
+PARKED_PER_CHAIN = 16
+PARKED_IN_ALL = 100_000
+
+
+class Chain(Generic[Lane]):
+    """One key's jobs. `heads`: let out and unfinished, first to last."""
+
+    __slots__ = ("heads", "key", "mark", "open", "parked", "unindexed")
+
+    def __init__(self, key: str, lane: Lane, offset: int) -> None:
+        self.key = key
+        self.heads: list[tuple[Lane, int]] = [(lane, offset)]
+        self.open = True  # the heads are not in an answer yet: followers may join them
+        self.parked: list[tuple[Lane, int]] = []
+        self.unindexed: dict[Lane, int] = {}
+        self.mark = 0  # the rescan that has left one of its spots unindexed
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything stands behind the heads, as far as is known."""
+        return bool(self.parked or self.unindexed)
+
+
+Spots = Iterable[tuple[Lane, int]]
+
+
+class ChainTable(Generic[Lane]):
+    """All chains of one scope."""
+
+    def __init__(
+        self, batch: int = 1, parked_per_chain: int = PARKED_PER_CHAIN, parked_in_all: int = PARKED_IN_ALL
+    ) -> None:
+        self.batch = batch
+        self.parked = 0  # spots kept, over all chains
+        self.starving: dict[str, Chain[Lane]] = {}
+        self._chains: dict[str, Chain[Lane]] = {}
+        self._parked_per_chain = parked_per_chain
+        self._parked_in_all = parked_in_all
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    def __iter__(self) -> Iterator[Chain[Lane]]:
+        return iter(self._chains.values())
+
+    def get(self, key: str) -> Chain[Lane] | None:
+        """The chain of a key that is busy."""
+        return self._chains.get(key)
+
+    def arrive(self, key: str, lane: Lane, offset: int) -> Chain[Lane] | None:
+        """The next job of `key`: its chain when it is let out now, None when it has to wait."""
+        chain = self._chains.get(key)
+        if chain is None:
+            chain = self._chains[key] = Chain(key, lane, offset)
+            return chain
+        if self.batch > 1 and self._follows(chain, lane):
+            chain.heads.append((lane, offset))
+            return chain
+        if chain.unindexed or not self._room(chain):
+            chain.unindexed.setdefault(lane, offset)
+        else:
+            self._park(chain, lane, offset)
+        return None
+
+    def _follows(self, chain: Chain[Lane], lane: Lane) -> bool:
+        heads = chain.heads
+        return chain.open and 0 < len(heads) < self.batch and heads[0][0] is lane and not chain.waits
+
+    def _room(self, chain: Chain[Lane]) -> bool:
+        return len(chain.parked) < self._parked_per_chain and self.parked < self._parked_in_all
+
+    def _park(self, chain: Chain[Lane], lane: Lane, offset: int) -> None:
+        chain.parked.append((lane, offset))
+        self.parked += 1
+
+    def finish(self, chain: Chain[Lane], lane: Lane, offset: int) -> Spots[Lane]:
+        """A job that was let out is done for good: the spots let out next (their heads are set)."""
+        heads = chain.heads
+        if len(heads) > 1:
+            heads.remove((lane, offset))
+            return ()
+        heads.clear()
+        return self.let_out(chain)
+
+    def let_out(self, chain: Chain[Lane]) -> Spots[Lane]:
+        """Let the next of a chain without heads out; it starves, or ends, when there is none."""
+        parked = chain.parked
+        if parked:
+            lane, count = parked[0][0], 1
+            while count < self.batch and count < len(parked) and parked[count][0] is lane:
+                count += 1
+            chain.heads = parked[:count]
+            chain.open = True
+            del parked[:count]
+            self.parked -= count
+            self.starving.pop(chain.key, None)
+            return chain.heads
+        if chain.unindexed:
+            self.starving[chain.key] = chain
+        elif self._chains.get(chain.key) is chain:
+            del self._chains[chain.key]
+            self.starving.pop(chain.key, None)
+        return ()
+
+    def leads(self, chain: Chain[Lane], lane: Lane, offset: int) -> bool:
+        """Whether no unfinished job of the chain stands before this one."""
+        return bool(chain.heads) and chain.heads[0] == (lane, offset)
+
+    def after(self, chain: Chain[Lane], lane: Lane, offset: int) -> list[int]:
+        """Offsets let out together with this one and behind it."""
+        return [other for where, other in chain.heads if where is lane and other > offset]
+
+    def put_back(self, chain: Chain[Lane], lane: Lane, offset: int) -> None:
+        """A job that was let out, and does not lead, waits again in its old place."""
+        chain.heads.remove((lane, offset))
+        at, parked = 0, chain.parked
+        while at < len(parked) and parked[at][0] is lane and parked[at][1] < offset:
+            at += 1
+        parked.insert(at, (lane, offset))
+        self.parked += 1
+
+    # --- for the rescan
+
+    def index(self, chain: Chain[Lane], lane: Lane, offset: int, scan: int) -> None:
+        """A waiting job found again: park it, or leave it and all after it for the next rescan."""
+        if chain.unindexed.get(lane, offset + 1) > offset or chain.mark == scan:
+            return
+        if self._room(chain) or not (chain.parked or chain.heads):
+            self._park(chain, lane, offset)
+            chain.unindexed[lane] = offset + 1
+        else:
+            chain.unindexed[lane] = offset
+            chain.mark = scan
+
+    def scanned(self, chain: Chain[Lane], lane: Lane, until: int, end: int, scan: int) -> None:
+        """A rescan has seen all of `lane` below `until`; nothing waits at or above `end`."""
+        if chain.mark == scan or lane not in chain.unindexed:
+            return
+        if until >= end:
+            del chain.unindexed[lane]
+        else:
+            chain.unindexed[lane] = max(chain.unindexed[lane], until)
+
+    # --- lanes that go
+
+    def drop_lane(self, lane: Lane) -> list[Chain[Lane]]:
+        """Forget a lane's spots; the chains that let something out in other lanes by that."""
+        going: list[Chain[Lane]] = []
+        for chain in list(self._chains.values()):
+            kept = [spot for spot in chain.parked if spot[0] is not lane]
+            self.parked -= len(chain.parked) - len(kept)
+            chain.parked = kept
+            chain.unindexed.pop(lane, None)
+            had = bool(chain.heads)
+            chain.heads = [spot for spot in chain.heads if spot[0] is not lane]
+            if not chain.heads and (had or not chain.waits) and self.let_out(chain):
+                going.append(chain)
+        return going

@@ -1,0 +1,249 @@
+"""An ordered scope: the queues over which one order key is one chain, read as one stream.
+
+Where the engine has a log position for every message (`merged`), the scope takes the message with the
+lowest position next. For that it has to know of every queue either its next message or that it has
+none. "None" is old news as soon as another queue was read later: every read gets two numbers, when it
+was asked and when it was answered, and an end that was asked for before the other queue's messages were
+answered is asked for again. Elsewhere queues are taken in turn, and order holds within each queue.
+
+Messages taken are placed by OrderAction; those whose key is busy stay behind, unfinished, and are read
+again when their chain comes to them. Reading goes on past them, so a blocked key holds up nobody else.
+
+Bounds: messages lying ready (`READY_MAX`), the ack span of each queue, and messages looked at in one
+call (`LOOK_MAX`; `short` then tells that there is more to do at once).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy_consumer.core.order.chains import Chain, ChainTable
+from proxy_consumer.core.order.lane import OrderedLane
+from proxy_consumer.core.order.order_action import OrderAction
+from proxy_consumer.core.order.rescan import Rescan
+from proxy_consumer.core.queue_feed import FeedState
+from proxy_consumer.core.steps import ReadRequest
+from proxy_consumer.core.tally import Count, Counter
+
+if TYPE_CHECKING:
+    from backend.records import ReadBatch
+
+READY_MAX = 4_096
+LOOK_MAX = 1_024
+
+
+class OrderScope:
+    """See the module. `single`: one key for the whole queue (QID), so nothing is read past a busy one."""
+
+    def __init__(
+        self, *, merged: bool, batch: int = 1, single: bool = False, unkeyed: Counter | None = None
+    ) -> None:
+        self.table: ChainTable[OrderedLane] = ChainTable(batch)
+        self.action = OrderAction(self.table, unkeyed or Count())
+        self.lanes: list[OrderedLane] = []
+        self.waiting = 0  # entries in all lanes' deliverable
+        self.open = True  # False: not all queues of the scope are there yet
+        self.short = False
+        self._merged = merged
+        self._single = single
+        self._reads = 0
+        self._turn = 0
+        self._rescan: Rescan | None = None
+        self._rescan_failed = False
+        self._rescans = 0
+
+    # --- lanes
+
+    def add(self, lane: OrderedLane) -> None:
+        """A queue takes part from now on."""
+        self.lanes.append(lane)
+
+    def drop(self, lane: OrderedLane) -> None:
+        """A queue is not ours any more; chains go on without it."""
+        self.lanes.remove(lane)
+        self.waiting -= len(lane.deliverable)
+        lane.deliverable.clear()
+        lane.busy.clear()
+        self._rescan = None
+        for chain in self.table.drop_lane(lane):
+            self._let_out(chain, list(chain.heads))
+        self.stir()
+
+    def stir(self) -> None:
+        """Something changed that may let any of the queues deliver."""
+        for lane in self.lanes:
+            lane.wake()
+
+    # --- chains
+
+    def finished(self, chain: Chain[OrderedLane], lane: OrderedLane, offset: int) -> None:
+        """A job is done for good."""
+        spots = self.table.finish(chain, lane, offset)
+        if spots:
+            self._let_out(chain, list(spots))
+        elif self.table.starving:
+            self.stir()
+
+    def _let_out(self, chain: Chain[OrderedLane], spots: list[tuple[OrderedLane, int]]) -> None:
+        while spots:
+            lane, offset = spots.pop(0)
+            jobs = lane.state.jobs
+            if jobs.ack_map.is_finished(offset) or jobs.is_burying(offset):
+                spots += self.table.finish(chain, lane, offset)
+                continue
+            lane.busy[offset] = chain
+            jobs.release(offset)
+            if chain.key in self.action.parked_keys:
+                jobs.hold(offset)
+            lane.wake()
+
+    def given(self, count: int) -> None:
+        """So many entries that lay ready are on their way to a client."""
+        if self.waiting >= READY_MAX:
+            self.stir()
+        self.waiting -= count
+
+    # --- reading on
+
+    def advance(self, lane: OrderedLane, want: int) -> ReadRequest | None:
+        """Place messages until `want` more may be delivered, and at least one of `lane`.
+
+        Returns the read that is needed before that, unless `lane` has something by then.
+        """
+        self.short = False
+        if not self.open:
+            return None
+        if self.table.starving and not self._rescan_failed and not lane.deliverable:
+            request = self._look_back()
+            if request is not None:
+                return request
+        looked = placed = 0
+        while (placed < want or not lane.deliverable) and self.waiting < READY_MAX:
+            if looked >= LOOK_MAX:
+                self.short = True
+                return None
+            chosen = self._choose(lane, want)
+            if chosen is None or isinstance(chosen, ReadRequest):
+                return chosen
+            seen, ready = self._place(*chosen, max(1, want - placed), LOOK_MAX - looked)
+            if not seen:
+                return None
+            looked += seen
+            placed += ready
+        return None
+
+    def _choose(self, asking: OrderedLane, want: int) -> tuple[OrderedLane, int | None] | ReadRequest | None:
+        """The lane to go on with, and up to which log position; or the read that has to come first."""
+        if len(self.lanes) == 1:
+            lane = self.lanes[0]
+            return (lane, None) if lane.state.feed.buffered else self._ask(asking, lane, want)
+        return self._lowest(asking, want) if self._merged else self._next_in_turn(asking, want)
+
+    def _lowest(self, asking: OrderedLane, want: int) -> tuple[OrderedLane, int | None] | ReadRequest | None:
+        best: OrderedLane | None = None
+        lowest = limit = -1
+        for lane in self.lanes:
+            feed = lane.state.feed
+            if not feed.buffered:
+                if feed.state is FeedState.TAIL:
+                    continue
+                return self._ask(asking, lane, want)
+            position = feed.position()
+            if best is None or position < lowest:
+                best, lowest, limit = lane, position, lowest
+            elif limit < 0 or position < limit:
+                limit = position
+        if best is None:
+            return None
+        for lane in self.lanes:
+            if not lane.state.feed.buffered and lane.tail_at <= best.read_at:
+                lane.state.feed.state = FeedState.READABLE
+                return self._ask(asking, lane, want)
+        return best, (limit if limit >= 0 else None)
+
+    def _next_in_turn(
+        self, asking: OrderedLane, want: int
+    ) -> tuple[OrderedLane, int | None] | ReadRequest | None:
+        request: ReadRequest | None = None
+        for _ in range(len(self.lanes)):
+            self._turn = (self._turn + 1) % len(self.lanes)
+            lane = self.lanes[self._turn]
+            if lane.state.feed.buffered:
+                return lane, None
+            request = request or self._ask(asking, lane, want)
+        return request
+
+    def _ask(self, asking: OrderedLane, lane: OrderedLane, want: int) -> ReadRequest | None:
+        if asking.deliverable:
+            return None
+        request = lane.state.read_on(want)
+        if request is not None:
+            self._reads += 1
+            lane.asked_at = self._reads
+        return request
+
+    def answered(self, lane: OrderedLane) -> None:
+        """A read of new messages of this lane came back."""
+        self._reads += 1
+        if lane.state.feed.buffered:
+            lane.read_at = self._reads
+        else:
+            lane.tail_at = lane.asked_at
+
+    def _place(self, lane: OrderedLane, limit: int | None, want: int, look_max: int) -> tuple[int, int]:
+        """Place messages of one lane: how many were looked at, how many of them may be delivered."""
+        feed, table, place = lane.state.feed, self.table, self.action.place
+        read, first = feed.current()
+        offsets, deliveries, indexes, batch = read.offsets, read.deliveries, read.indexes, read.batch
+        positions = batch.positions if limit is not None else None
+        at, end, ready = first, min(len(offsets), first + look_max), 0
+        before = len(lane.deliverable)
+        while at < end and ready < want:
+            if positions is not None and limit is not None and positions[indexes[at]] > limit:
+                break
+            if self._single and len(table) and not self._may_follow():
+                break
+            if place(lane, offsets[at], deliveries[at], batch, indexes[at]):
+                ready += 1
+            at += 1
+        feed.consume(at - first)
+        self.waiting += len(lane.deliverable) - before
+        if ready:
+            lane.wake()
+        return at - first, ready
+
+    def _may_follow(self) -> bool:
+        chain = next(iter(self.table))
+        return chain.open and 0 < len(chain.heads) < self.table.batch
+
+    # --- looking back for what waits in chains that have run dry
+
+    def _look_back(self) -> ReadRequest | None:
+        if self._rescan is None:
+            self._rescans += 1
+            self._rescan = Rescan(self.table, self._merged, self._rescans)
+        request, self.short = self._rescan.advance(LOOK_MAX, self._found)
+        if self._rescan.done:
+            self._rescan = None
+            for chain in list(self.table.starving.values()):
+                self._found(chain)
+            self.short = bool(self.table.starving)
+        return request
+
+    def _found(self, chain: Chain[OrderedLane]) -> None:
+        if not chain.heads:
+            self._let_out(chain, list(self.table.let_out(chain)))
+
+    def looked_back(self, request: ReadRequest, batch: ReadBatch) -> None:
+        """A read of the rescan came back."""
+        if self._rescan is not None and request.state.lane is not None:
+            self._rescan.loaded(request.state.lane, batch)
+
+    def read_failed(self) -> None:
+        """A read of the rescan gave an error; `retry` lets it be tried again."""
+        self._rescan = None
+        self._rescan_failed = True
+
+    def retry(self) -> None:
+        """Try again what failed."""
+        self._rescan_failed = False

@@ -1,0 +1,81 @@
+"""What one queue owes to the backend: finished offsets and attempts that are not durable yet.
+
+Every change that must survive a restart goes in here first. `collect` turns what is owed into one
+ProgressDelta for the shell to commit; `settled` or `restore` says how that went. So a commit that
+failed is repeated with the next one, and a client that sends an acknowledgement again while the first
+commit is still under way has it written again before it is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from backend.progress.ack_map import OFFSET_END, AckMap
+from backend.records import ProgressDelta, QueueRef
+from proxy_consumer.core.ranges import Range, ranges_of
+
+
+class Owed:
+    """One queue's debts. Never yields."""
+
+    __slots__ = ("_finished", "_in_commit", "_marks", "_open_end", "_open_start")
+
+    def __init__(self) -> None:
+        self._finished: list[Range] = []
+        self._marks: list[tuple[int, int]] = []
+        self._in_commit = 0  # deltas collected and not settled; all their ranges lie in the next two:
+        self._open_start, self._open_end = OFFSET_END, 0
+
+    def __bool__(self) -> bool:
+        return bool(self._finished or self._marks)
+
+    @property
+    def in_commit(self) -> bool:
+        """Whether a collected delta is still under way."""
+        return self._in_commit > 0
+
+    def finish(self, start: int, end: int) -> None:
+        """`[start, end)` is finished."""
+        self._finished.append((start, end))
+
+    def mark(self, offset: int, packed: int) -> None:
+        """`offset` has so many attempts, as UpstreamJob.packed."""
+        self._marks.append((offset, packed))
+
+    def repeat(self, start: int, end: int, ack_map: AckMap) -> None:
+        """Someone repeats an acknowledgement that an open commit may hold: it is not durable yet."""
+        if start < self._open_end and end > self._open_start:
+            open_range = range(max(start, self._open_start), min(end, self._open_end))
+            self._finished.extend(ranges_of([offset for offset in open_range if ack_map.is_finished(offset)]))
+
+    def collect(self, group: str, queue: QueueRef, epoch: int, generation: int) -> ProgressDelta | None:
+        """Everything owed as one delta, which is then under way; None when nothing is owed."""
+        if not (self._finished or self._marks):
+            return None
+        delta = ProgressDelta(group, queue, epoch, generation, self._finished, self._marks)
+        for start, end in self._finished:
+            self._open_start = min(self._open_start, start)
+            self._open_end = max(self._open_end, end)
+        self._finished, self._marks = [], []
+        self._in_commit += 1
+        return delta
+
+    def settled(self) -> None:
+        """A collected delta is durable."""
+        self._in_commit -= 1
+        if self._in_commit == 0:
+            self._open_start, self._open_end = OFFSET_END, 0
+
+    def restore(self, delta: ProgressDelta, unfinished: Container[int]) -> None:
+        """A collected delta is not (or not certainly) durable: it is owed again."""
+        self.settled()
+        merged = sorted([*delta.finished, *self._finished])
+        self._finished = []
+        for start, end in merged:
+            if self._finished and start <= self._finished[-1][1]:
+                last = self._finished[-1]
+                self._finished[-1] = (last[0], max(last[1], end))
+            else:
+                self._finished.append((start, end))
+        marks = (*delta.attempts, *self._marks)
+        self._marks = list({offset: packed for offset, packed in marks if offset in unfinished}.items())
