@@ -13,7 +13,6 @@ from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, Draini
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
-from proxy_consumer.commits import ProgressCommit
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import LingerWheel, Waiter
 from proxy_consumer.directory import Directory
@@ -77,8 +76,8 @@ class Pulls:
             except TryLaterError as error:
                 self._throw(call, code_of(error), f"the results are not stored: {error}")
                 return
-            if parts:
-                ProgressCommit(self._runtime, parts, lambda error: self._stored(pull, error)).start()
+            if parts or self._results.forwarding.waiting:
+                self._results.store(parts, lambda error: self._stored(pull, error))
                 return
         self._take(pull)
 
@@ -97,6 +96,12 @@ class Pulls:
             return
         request = pull.call.args.request
         group = self._directory.find(request.groupId)
+        if group is None:
+            if b"%" in request.groupId and self._runtime.instance_pull(pull.call):
+                return
+        elif (fault := self._runtime.pull_fault(group)) is not None:
+            self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
+            return
         subscription = None
         if pull.topic is not None:
             subscription = None if group is None else group.subscriptions.get(request.topic)
@@ -128,10 +133,6 @@ class Pulls:
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now = self._runtime.now()
-        fault = self._runtime.pull_fault(group)
-        if fault is not None:
-            self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
-            return
         pull.group = group
         if subscription is not None:
             if not subscription.readable:

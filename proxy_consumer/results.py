@@ -1,7 +1,8 @@
 """Results that clients bring: applied to the pull buffers, element by element of the linked list.
 
-Each element counts by its own context; successes go before failures; what names no queue of ours is
-ignored and counted. Afterwards everything the queues concerned owe goes into one commit.
+Each element counts by its own context; successes go before failures; what names a queue that another
+proxy holds is passed on to it, what names no queue at all is ignored and counted. Afterwards everything
+the queues concerned owe goes into one commit.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddmq_common.errors import TryLaterError
-from proxy_consumer.commits import Part, collect
+from proxy_consumer.commits import Part, ProgressCommit, collect
+from proxy_consumer.forwarding import Forwarding
 from proxy_consumer.groups import Group
 from proxy_consumer.reads import Held
 from proxy_consumer.runtime import Runtime
@@ -24,6 +26,7 @@ class Results:
     def __init__(self, runtime: Runtime, group_of: Callable[[bytes], Group | None]) -> None:
         self._runtime = runtime
         self._group_of = group_of
+        self.forwarding = Forwarding(runtime)
         self._unknown_group = runtime.ignored("", "unknown group")
         self._too_many = runtime.ignored("", "over the bound of one call")
 
@@ -35,6 +38,8 @@ class Results:
         """
         if self._runtime.lost:
             self._refuse_lost(result)
+        if result.forwardedBy is not None:
+            self._refuse_unheld(result)
         config = self._runtime.config
         offsets_left, elements_left = config.offsets_per_call_max, config.results_per_call_max
         now = self._runtime.now()
@@ -47,7 +52,7 @@ class Results:
             if offsets_left < 0 or elements_left < 0:
                 self._too_many.value += given
             else:
-                held = self._held(result.context, given)
+                held = self._held(result, given)
                 if held is not None:
                     self._apply_one(held, result, now)
                     touched[id(held)] = held
@@ -65,17 +70,43 @@ class Results:
                 raise TryLaterError(f"queue {qid} is between two owners; send the results again")
             result = result.nextResult
 
-    def _held(self, context: Any, given: int) -> Held | None:
-        """The queue that a context names, if it is ours."""
-        if context is None:
-            self._unknown_group.value += given
-            return None
-        group = self._group_of(context.groupId)
+    def _refuse_unheld(self, result: Any) -> None:
+        """Another proxy took us for the holder: what we do not hold has moved on."""
+        while result is not None:
+            context = result.context
+            group = None if context is None else self._group_of(context.groupId)
+            if group is None or (context.topic, context.qid) not in group.held:
+                raise TryLaterError("this proxy does not hold the queue any more; send the results again")
+            result = result.nextResult
+
+    def store(self, parts: list[Part], done: Callable[[Exception | None], None]) -> None:
+        """Make `parts` durable and pass on what others hold; `done` with the first error, or None."""
+        if not self.forwarding.waiting:
+            ProgressCommit(self._runtime, parts, done).start()
+            return
+        left, error = 1 + bool(parts), None
+
+        def one(failure: Exception | None) -> None:
+            nonlocal left, error
+            left -= 1
+            error = error or failure
+            if left == 0:
+                done(error)
+
+        self.forwarding.send(one)
+        if parts:
+            ProgressCommit(self._runtime, parts, one).start()
+
+    def _held(self, result: Any, given: int) -> Held | None:
+        """The queue that a result's context names, if it is ours."""
+        context = result.context
+        group = None if context is None else self._group_of(context.groupId)
         if group is None:
-            self._unknown_group.value += given
+            if context is None or not self._runtime.instance_result(result):
+                self._unknown_group.value += given
             return None
         held = group.held.get((context.topic, context.qid))
-        if held is None:
+        if held is None and not self.forwarding.take(group, result):
             group.unknown_queue.value += given
         return held
 

@@ -44,6 +44,8 @@ class Runtime:
         self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → see Results.apply
         self.give_up: Callable[[Waiter], None] = lambda _: None  # answer a waiting pull empty
         self.pull_fault: Callable[[Any], str | None] = lambda _: None  # why a Group may not be pulled from
+        self.instance_pull: Callable[[Any], bool] = lambda _: False  # takes a Call of an old broadcast client
+        self.instance_result: Callable[[Any], bool] = lambda _: False  # takes its ConsumeResult
         self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere
 
     def now(self) -> float:

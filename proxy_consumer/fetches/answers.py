@@ -32,6 +32,21 @@ def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] |
         call.reply(IDL.FetchResponse(results=results))
 
 
+def pulled(call: Call, group: bytes, target: Target, next_offsets: dict[Any, int] | None) -> None:
+    """Answer a pull of `group` with what was gathered from one queue."""
+    context = IDL.Context(groupId=group, topic=target.queue.topic, qid=target.qid)
+    if call.wire is not Wire.COMPACT:
+        call.reply(IDL.PullResponse(context=context, messages=_messages(target, next_offsets)))
+        return
+    texts = (group, target.queue.topic.encode(), target.qid.encode())
+    head = b"\x0c\x00\x1c" + b"".join(b"\x18" + varint(len(text)) + text for text in texts) + b"\x00\x19"
+    parts = [head, _list_header(len(target.deliveries))]
+    for delivery, end in zip(target.deliveries, _tails(target, next_offsets), strict=True):
+        parts += (delivery, end)
+    parts.append(STOP + STOP)
+    call.reply_encoded(b"".join(parts))
+
+
 def refuse(call: Call, code: int, text: str) -> None:
     """Nothing can be fetched; only callers with a field of ours can be told why."""
     if call.args.request.clientId is None:
@@ -77,6 +92,15 @@ def _tails(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
 
 
 def _response(target: Target, next_offsets: dict[Any, int] | None) -> Any:
+    return IDL.QidResponse(
+        topic=target.queue.topic,
+        qid=target.qid,
+        nextRequestOffset=target.next_offset,
+        messages=_messages(target, next_offsets),
+    )
+
+
+def _messages(target: Target, next_offsets: dict[Any, int] | None) -> list[Any]:
     messages = []
     for raw, offset, record in zip(target.deliveries, target.offsets, target.records, strict=True):
         content = decode(raw)
@@ -94,6 +118,4 @@ def _response(target: Target, next_offsets: dict[Any, int] | None) -> Any:
             message.storedMs = stored.stored_ms
             message.nextOffset = max(next_offsets.get(target.queue, 0), target.next_offset)
         messages.append(message)
-    return IDL.QidResponse(
-        topic=target.queue.topic, qid=target.qid, nextRequestOffset=target.next_offset, messages=messages
-    )
+    return messages

@@ -37,8 +37,12 @@ class _Wake(Wait):
 
 
 class Fetch(Waiter):
-    """It is on the linger wheel from the start; `over` ends its waiting."""
+    """It is on the linger wheel from the start; `over` ends its waiting.
 
+    `one_queue`: reading stops at the first queue that has something.
+    """
+
+    one_queue = False
     __slots__ = (
         "_again", "_done", "_late", "_newest", "_parked", "_plan", "_runtime", "_targets", "_waits", "call",
         "closed", "consumer", "deadline", "ours",
@@ -48,17 +52,17 @@ class Fetch(Waiter):
         self,
         runtime: Runtime,
         call: Call,
+        consumer: bytes,
         plan: Plan,
         deadline: float,
         done: Callable[[Fetch, Sequence[Target]], None],
     ) -> None:
         """`done` runs once, when it is answered (with what) or its client has gone (with nothing)."""
         super().__init__(None)
-        request = call.args.request
         self._runtime = runtime
         self.call = call
-        self.consumer: bytes = request.consumerId
-        self.ours = request.clientId is not None
+        self.consumer = consumer
+        self.ours = call.args.request.clientId is not None
         self.deadline = deadline
         self._plan = plan
         self._done = done
@@ -80,7 +84,8 @@ class Fetch(Waiter):
         self._targets = targets
         first = int(self._runtime.now() * 1000) % len(targets) if targets else 0
         order = targets[first:] + targets[:first]  # where the answer is full, not always the same queue
-        Gathering(self._runtime.backend, order, self._runtime.config.answer_bytes_max, self._gathered).start()
+        bytes_max = self._runtime.config.answer_bytes_max
+        Gathering(self._runtime.backend, order, bytes_max, self._gathered, self.one_queue).start()
 
     def _know_newest(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
         if self.closed:
@@ -95,10 +100,16 @@ class Fetch(Waiter):
     def _gathered(self) -> None:
         if self.closed:
             return
-        if self._again and not any(target.deliveries for target in self._targets):
-            self.begin()
-        elif self._late or any(target.moved for target in self._targets):
+        if any(target.moved for target in self._targets):
             self._finish(self._targets)
+        else:
+            self._wait_or_end()
+
+    def _wait_or_end(self) -> None:
+        if self._late:
+            self._finish(self._targets)
+        elif self._again:
+            self.begin()
         else:
             self._park()
 
@@ -159,7 +170,10 @@ class Fetch(Waiter):
     def _answer(self, shown: Sequence[Target], next_offsets: dict[QueueRef, int] | None) -> None:
         if not self.closed:
             self._close(shown)
-            answer(self.call, shown, next_offsets)
+            self._reply(shown, next_offsets)
+
+    def _reply(self, shown: Sequence[Target], next_offsets: dict[QueueRef, int] | None) -> None:
+        answer(self.call, shown, next_offsets)
 
     def _close(self, shown: Sequence[Target]) -> None:
         self.closed = True

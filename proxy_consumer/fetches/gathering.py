@@ -65,13 +65,19 @@ class Gathering:
     """Fills `targets`, in their order; `done()` runs once, perhaps before `start` returns."""
 
     def __init__(
-        self, backend: Backend, targets: Sequence[Target], bytes_max: int, done: Callable[[], None]
+        self,
+        backend: Backend,
+        targets: Sequence[Target],
+        bytes_max: int,
+        done: Callable[[], None],
+        one_queue: bool = False,
     ) -> None:
         self._backend = backend
         self._targets = targets
         self._left = bytes_max
         self._taken = False
         self._done = done
+        self._one_queue = one_queue
         self._at = 0
 
     def start(self) -> None:
@@ -98,7 +104,9 @@ class Gathering:
             again = False
         else:
             again = self._take_batch(target, read.value)
-        if not again or target.rounds >= ROUNDS_MAX:
+        if target.deliveries and self._one_queue:
+            self._at = len(self._targets)
+        elif not again or target.rounds >= ROUNDS_MAX:
             self._at += 1
 
     def _take_batch(self, target: Target, batch: ReadBatch) -> bool:

@@ -6,7 +6,7 @@ Topics whose model is broadcasting are read by every id in full, without members
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from backend.records import QueueRef
 from proxy_consumer.fetches.core.position import Position
@@ -78,8 +78,12 @@ class FetchedGroup:
             start = position.start(fetch.consumer, wish)
             targets.append(self._target(fetch, position.queue, start.offset, start.asked))
         wanting: list[QueueRef] = []
-        for queue in self._broadcast_queues(fetch):
-            wish = asked.get(queue.topic.encode(), {}).get(self._runtime.qid(queue).encode(), -1)
+        only = fetch.call.args.request.topics
+        for queue in broadcast_queues(self._runtime, self.group, only):
+            known = asked.get(queue.topic.encode())
+            wish = -1
+            if known:  # a queue that came to a topic the client knows is read from its first message
+                wish = known.get(self._runtime.qid(queue).encode(), 0)
             if wish < 0 and queue not in newest:
                 wanting.append(queue)
             elif wish >= 0 or newest[queue] >= 0:
@@ -100,21 +104,27 @@ class FetchedGroup:
             if position is not None and position.queue == target.queue:
                 position.answered(fetch.consumer)
 
-    def _broadcast_queues(self, fetch: Fetch) -> list[QueueRef]:
-        only = fetch.call.args.request.topics
-        found: list[QueueRef] = []
-        for each in self._usable():
-            info = self._runtime.backend.topic(each.topic)
-            if each.config.model != BROADCASTING or info is None:
-                continue
-            if only is None or each.topic.encode() in only:
-                found += [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
-        return found
-
     def _target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
         config = self.group.subscriptions[queue.topic.encode()].config
         count = max(1, min(fetch.call.args.request.maxBatchSize or 0, config.batch_max))
         return Target(queue, self._runtime.qid(queue), offset, asked, count, config.pressure_traffic)
+
+
+def is_broadcasting(group: Group) -> bool:
+    """Whether any topic of the group is broadcast."""
+    return any(each.config.model == BROADCASTING for each in group.subscriptions.values())
+
+
+def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | None) -> list[QueueRef]:
+    """Every queue of the group's broadcast topics, or of those among `only`."""
+    found: list[QueueRef] = []
+    for each in group.subscriptions.values():
+        info = runtime.backend.topic(each.topic)
+        if each.config.model != BROADCASTING or info is None or each.creating or not each.readable:
+            continue
+        if only is None or each.topic.encode() in only:
+            found += [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
+    return found
 
 
 def _by_queue(target: Target) -> QueueRef:

@@ -22,7 +22,8 @@ from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.acks import Acks
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target
-from proxy_consumer.fetches.group import BROADCASTING, FetchedGroup
+from proxy_consumer.fetches.group import BROADCASTING, FetchedGroup, is_broadcasting
+from proxy_consumer.fetches.instances import Instances
 from proxy_consumer.groups import Group
 from proxy_consumer.runtime import Runtime, log
 
@@ -42,6 +43,7 @@ class Fetches:
         self.groups: dict[bytes, FetchedGroup] = {}
         self.acks = Acks(runtime, directory, self.groups)
         self._wheel = LingerWheel(runtime.config.tick_ms / 1000, runtime.now())
+        self.instances = Instances(runtime, directory, self._wheel)
         self._sweep_at = 0.0
         self._said: dict[str, float] = {}
         self._stop_watching: Callable[[], None] | None = None
@@ -57,6 +59,8 @@ class Fetches:
     def start(self) -> None:
         """Follow resets of offsets and changes of topics."""
         self._runtime.pull_fault = self.pull_fault
+        self._runtime.instance_pull = self.instances.pull
+        self._runtime.instance_result = self.instances.result
         self._stop_watching = self._runtime.backend.watch_settings(self._setting_changed)
 
     def drain(self) -> None:
@@ -65,6 +69,7 @@ class Fetches:
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
+        self.instances.drain()
         for fetched in list(self.groups.values()):
             self._drop(fetched)
 
@@ -73,6 +78,7 @@ class Fetches:
         for waiter in self._wheel.over(now):
             if isinstance(waiter, Fetch):
                 waiter.over()
+        self.instances.sweep(now)
         if now < self._sweep_at or not self.groups:
             return
         self._sweep_at = now + SWEEP_S
@@ -110,6 +116,7 @@ class Fetches:
             if self._directory.find(rest.encode()) is not fetched.group:
                 self._drop(fetched)
         elif kind == "topic":
+            self.instances.topics_changed()
             for fetched in self.groups.values():
                 fetched.changed()
 
@@ -117,7 +124,7 @@ class Fetches:
 
     def pull_fault(self, group: Group) -> str | None:
         """Why a group may not be pulled from now, or None."""
-        if any(each.config.model == BROADCASTING for each in group.subscriptions.values()):
+        if is_broadcasting(group):
             return (
                 f"group {group.name} is broadcasting: every instance gets everything, from its own place; "
                 f"fetch, or pull as group {group.name}%INSTANCE (any name of your own for INSTANCE)"
@@ -239,7 +246,8 @@ class Fetches:
         def done(fetch: Fetch, targets: Sequence[Target]) -> None:
             self._ended(fetched, fetch, targets)
 
-        fetch = Fetch(self._runtime, call, fetched.plan, deadline, done)
+        consumer: bytes = call.args.request.consumerId
+        fetch = Fetch(self._runtime, call, consumer, fetched.plan, deadline, done)
         fetched.fetches.add(fetch)
         self._wheel.add(fetch, deadline)
         call.on_abandoned = lambda _: fetch.abandoned()

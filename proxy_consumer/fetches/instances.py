@@ -1,0 +1,235 @@
+"""Pulls under a group name `G%INSTANCE`: old clients of a broadcasting group G.
+
+Every instance has cursors of its own in this proxy's memory, from the newest message on. They are dropped
+60 s after its last pull; a proxy has a bounded number of them, and an instance that comes to another proxy
+starts there at the newest message. Results are taken and counted; nothing is delivered twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from backend.records import QueueRef
+from ddmq_client.idl.codes import Code
+from ddmq_common.metrics.catalogue import ACKED, BROADCAST_DROPPED, FAILED, FETCHED, INSTANCES
+from ddmq_common.names import group_fault
+from ddmq_rpc.api import Call
+from proxy_consumer import answers
+from proxy_consumer.core.waiting_room import LingerWheel
+from proxy_consumer.directory import Directory
+from proxy_consumer.fetches.answers import pulled
+from proxy_consumer.fetches.core.instance import Instance
+from proxy_consumer.fetches.fetch import Fetch, Plan
+from proxy_consumer.fetches.gathering import Target
+from proxy_consumer.fetches.group import broadcast_queues, is_broadcasting
+from proxy_consumer.groups import Group
+from proxy_consumer.runtime import Runtime
+
+INSTANCES_MAX = 1_000
+IDLE_S = 60.0
+SWEEP_S = 0.25
+
+
+class InstancePull(Fetch):
+    """One pull of one instance: messages of one queue, or a wait."""
+
+    __slots__ = ("instance", "topic_wanted")
+    one_queue = True
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        call: Call,
+        plan: Plan,
+        deadline: float,
+        done: Callable[[Fetch, Sequence[Target]], None],
+        instance: Instance,
+    ) -> None:
+        super().__init__(runtime, call, call.args.request.groupId, plan, deadline, done)
+        self.instance = instance
+        self.topic_wanted: bytes | None = call.args.request.topic or None
+
+    def _gathered(self) -> None:
+        if self.closed:
+            return
+        found = next((target for target in self._targets if target.deliveries), None)
+        if found is not None:
+            if self.instance.claim(found.queue, found.offset, found.next_offset):
+                self._finish([found])
+            else:
+                self.begin()  # another pull of this instance was quicker
+            return
+        for target in self._targets:
+            self.instance.claim(target.queue, target.offset, target.next_offset)
+        self._wait_or_end()
+
+    def _reply(self, shown: Sequence[Target], next_offsets: dict[QueueRef, int] | None) -> None:
+        if shown and shown[0].deliveries:
+            pulled(self.call, self.consumer, shown[0], next_offsets)
+        else:
+            self.call.reply_encoded(answers.EMPTY[self.call.wire])
+
+
+class Served:
+    """One instance, its group and its open pulls."""
+
+    __slots__ = ("group", "instance", "pulls")
+
+    def __init__(self, group: Group, now: float) -> None:
+        self.group = group
+        self.instance = Instance(now)
+        self.pulls: set[Fetch] = set()
+
+    def changed(self) -> None:
+        """There is room again, or something else to read."""
+        for pull in list(self.pulls):
+            pull.woken()
+
+
+class Instances:
+    """All instances at one proxy."""
+
+    def __init__(self, runtime: Runtime, directory: Directory, wheel: LingerWheel) -> None:
+        self._runtime = runtime
+        self._directory = directory
+        self._wheel = wheel
+        self._served: dict[bytes, Served] = {}
+        self._sweep_at = 0.0
+        self._gauge = runtime.metrics.cell(INSTANCES)
+
+    # --- pulls
+
+    def pull(self, call: Call) -> bool:
+        """Whether this pull was one of an instance; it is answered, or will be."""
+        request = call.args.request
+        group = self._group_of(request.groupId)
+        if group is None:
+            return False
+        now = self._runtime.now()
+        served = self._served.get(request.groupId)
+        if served is None or served.group is not group:
+            fault = group_fault(request.groupId.decode("utf-8", "replace"))
+            if fault is not None:
+                answers.throw(call, Code.ILLEGAL_MESSAGE, fault)
+                return True
+            if len(self._served) >= INSTANCES_MAX:
+                text = f"{INSTANCES_MAX} instances of broadcasting groups pull here; that is the bound"
+                answers.throw(call, Code.BUSY, text)
+                return True
+            served = self._served[request.groupId] = Served(group, now)
+        served.instance.seen_at = now
+        self._run(call, served, now)
+        return True
+
+    def _group_of(self, name: bytes) -> Group | None:
+        """The broadcasting group of an instance's name."""
+        at = name.find(b"%", 1)
+        while at > 0:
+            group = self._directory.find(name[:at])
+            if group is not None and is_broadcasting(group):
+                return group
+            at = name.find(b"%", at + 1)
+        return None
+
+    def _run(self, call: Call, served: Served, now: float) -> None:
+        config = self._runtime.config
+        linger_ms = call.args.request.maxLingerTime or 0
+        deadline = now + min(max(linger_ms, config.linger_min_ms), config.linger_max_ms) / 1000
+
+        def plan(fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
+            return self._plan(served, pull, newest)
+
+        def done(fetch: Fetch, targets: Sequence[Target]) -> None:
+            self._ended(served, fetch, targets)
+
+        pull = InstancePull(self._runtime, call, plan, deadline, done, served.instance)
+        served.pulls.add(pull)
+        self._wheel.add(pull, deadline)
+        call.on_abandoned = lambda _: pull.abandoned()
+        pull.begin()
+
+    def _plan(
+        self, served: Served, pull: InstancePull, newest: dict[QueueRef, int]
+    ) -> tuple[list[Target], list[QueueRef]]:
+        queues, instance = broadcast_queues(self._runtime, served.group, None), served.instance
+        if not instance.placed:
+            wanting = [queue for queue in queues if queue not in newest]
+            if wanting:
+                return [], wanting
+            instance.place({queue: offset for queue, offset in newest.items() if offset >= 0})
+        targets: list[Target] = []
+        wanted = pull.call.args.request.maxBatchSize or (1 << 31)
+        for queue in queues:
+            config = served.group.subscriptions[queue.topic.encode()].config
+            count = min(wanted, config.batch_max, config.concurrency - instance.outstanding)
+            if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
+                qid, cursor = self._runtime.qid(queue), instance.cursor(queue)
+                targets.append(Target(queue, qid, cursor, False, count, config.pressure_traffic))
+        return targets, []
+
+    def _ended(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:
+        self._wheel.remove(pull)
+        served.pulls.discard(pull)
+        now = served.instance.seen_at = self._runtime.now()
+        for target in targets:
+            subscription = served.group.subscriptions.get(target.queue.topic.encode())
+            if target.deliveries and subscription is not None:
+                place = (target.queue.topic.encode(), target.qid.encode())
+                until = now + subscription.config.ack_timeout_ms / 1000
+                served.instance.delivered(place, target.offsets, until)
+                cell = self._runtime.metrics.cell(FETCHED, served.group.name, target.queue.topic)
+                cell.value += len(target.deliveries)
+
+    # --- results and time
+
+    def result(self, result: Any) -> bool:
+        """Take one element of a ConsumeResult; False when it names no instance of ours."""
+        served = self._served.get(result.context.groupId)
+        if served is None:
+            return False
+        cell, name = self._runtime.metrics.cell, served.group.name
+        place = (result.context.topic, result.context.qid)
+        topic = result.context.topic.decode("utf-8", "replace")
+        acked = served.instance.settle(place, result.successOffsets or ())
+        failed = served.instance.settle(place, result.failOffsets or ())
+        if acked:
+            cell(ACKED, name, topic).value += acked
+        if failed:
+            cell(FAILED, name, topic).value += failed
+            cell(BROADCAST_DROPPED, name, "failed").value += failed
+        if acked or failed:
+            served.changed()
+        return True
+
+    def sweep(self, now: float) -> None:
+        """Deliveries that were not acknowledged in time; instances that pull no more."""
+        if now < self._sweep_at or not self._served:
+            return
+        self._sweep_at = now + SWEEP_S
+        for name, served in list(self._served.items()):
+            lost = served.instance.expire(now)
+            if lost:
+                cell = self._runtime.metrics.cell(BROADCAST_DROPPED, served.group.name, "timed out")
+                cell.value += lost
+                served.changed()
+            if not served.pulls and served.instance.seen_at + IDLE_S <= now:
+                del self._served[name]
+            elif self._directory.find(served.group.name.encode()) is not served.group:
+                self._drop(name, served)
+        self._gauge.value = len(self._served)
+
+    def topics_changed(self) -> None:
+        """Queues may have come."""
+        for served in self._served.values():
+            served.changed()
+
+    def drain(self) -> None:
+        """Answer what waits."""
+        for name, served in list(self._served.items()):
+            self._drop(name, served)
+
+    def _drop(self, name: bytes, served: Served) -> None:
+        del self._served[name]
+        for pull in list(served.pulls):
+            pull.over()

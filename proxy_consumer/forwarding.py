@@ -1,0 +1,155 @@
+"""Results that name a queue another proxy holds: passed on to it, answered once it has answered.
+
+A client may bring its results over any connection. What this proxy does not hold is looked up (`holders`
+of the backend) and sent on by the Thrift method `submit`, with our address in the field `forwardedBy`: a
+call that carries it is never passed on again, so results cannot run in circles. Queues between two owners,
+and holders that do not answer, end in TryLaterError: the client sends its results again. A topic that
+nobody holds queues of has no leases either: its results are ignored and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from backend.completion import Completion
+from backend.records import QueueRef
+from ddmq_common.errors import DdmqError, TryLaterError
+from ddmq_common.metrics.catalogue import FORWARDED
+from proxy_consumer.groups import Group
+from proxy_consumer.peers import Peers
+from proxy_consumer.runtime import Runtime
+
+HOLDERS_AGE_S = 1.0
+HOLDERS_MAX = 1_000  # lookups remembered
+LOOKUP_S = 2.0
+
+Done = Callable[[Exception | None], None]
+_Holders = dict[bytes, str]  # qid → address
+
+
+class Forwarding:
+    """Passes on what `take` was given since the last `send`."""
+
+    def __init__(self, runtime: Runtime, peers: Peers | None = None) -> None:
+        self._runtime = runtime
+        self._peers = peers or Peers(runtime)
+        self._taken: list[tuple[Group, Any]] = []
+        self._known: dict[tuple[str, bytes], tuple[float, _Holders]] = {}
+        self._done = runtime.metrics.cell(FORWARDED, "forwarded")
+        self._nobody = runtime.metrics.cell(FORWARDED, "nobody holds it")
+        self._between = runtime.metrics.cell(FORWARDED, "between two owners")
+
+    @property
+    def waiting(self) -> bool:
+        """Something was taken and not sent yet."""
+        return bool(self._taken)
+
+    def take(self, group: Group, result: Any) -> bool:
+        """Keep a result whose queue is not ours; False when no proxy can hold such a queue."""
+        if not self._runtime.address or result.context.topic not in group.subscriptions:
+            return False
+        self._taken.append((group, result))
+        return True
+
+    def drop(self) -> None:
+        """Forget what was taken: the call is refused as a whole."""
+        self._taken.clear()
+
+    def send(self, done: Done) -> None:
+        """Pass on what was taken; `done` gets the first error, None when all is answered."""
+        taken, self._taken = self._taken, []
+        places = {(group.name, result.context.topic) for group, result in taken}
+        left = len(places)
+        found: dict[tuple[str, bytes], _Holders | Exception] = {}
+
+        def looked_up(place: tuple[str, bytes], holders: _Holders | Exception) -> None:
+            nonlocal left
+            found[place] = holders
+            left -= 1
+            if left == 0:
+                self._dispatch(taken, found, done)
+
+        for place in places:
+            self._holders(place, looked_up)
+
+    def _holders(
+        self, place: tuple[str, bytes], use: Callable[[tuple[str, bytes], _Holders | Exception], None]
+    ) -> None:
+        runtime = self._runtime
+        known = self._known.get(place)
+        if known is not None and known[0] > runtime.now():
+            use(place, known[1])
+            return
+
+        def answered(holders: Completion[Mapping[QueueRef, str]]) -> None:
+            if holders.error is not None:
+                use(place, holders.error)
+                return
+            by_qid = {runtime.qid(queue).encode(): where for queue, where in holders.value.items()}
+            if len(self._known) >= HOLDERS_MAX:
+                self._known.clear()
+            self._known[place] = (runtime.now() + HOLDERS_AGE_S, by_qid)
+            use(place, by_qid)
+
+        group, topic = place[0], place[1].decode("utf-8", "replace")
+        try:
+            runtime.backend.holders(group, topic, runtime.now() + LOOKUP_S).then(answered)
+        except DdmqError as error:
+            use(place, error)
+
+    def _dispatch(
+        self,
+        taken: list[tuple[Group, Any]],
+        found: Mapping[tuple[str, bytes], _Holders | Exception],
+        done: Done,
+    ) -> None:
+        by_address: dict[str, list[Any]] = {}
+        error: Exception | None = None
+        for group, result in taken:
+            context = result.context
+            holders = found[group.name, context.topic]
+            if isinstance(holders, Exception):
+                error = error or TryLaterError(
+                    f"who holds queue {_text(context.qid)} is not known: {holders}"
+                )
+            elif not holders:
+                self._nobody.value += 1
+                group.unknown_queue.value += 1
+            elif holders.get(context.qid, self._runtime.address) in ("", self._runtime.address):
+                self._between.value += 1
+                self._known.pop((group.name, context.topic), None)
+                error = error or TryLaterError(
+                    f"queue {_text(context.qid)} is between two owners; send the results again"
+                )
+            else:
+                by_address.setdefault(holders[context.qid], []).append(result)
+        self._submit(by_address, error, done)
+
+    def _submit(self, by_address: Mapping[str, list[Any]], error: Exception | None, done: Done) -> None:
+        left = len(by_address)
+        if not left:
+            done(error)
+            return
+
+        def answered(failure: Exception | None) -> None:
+            nonlocal left, error
+            left -= 1
+            if failure is None:
+                self._done.value += 1
+            else:
+                self._known.clear()  # it may have moved
+                error = error or failure
+            if left == 0:
+                done(error)
+
+        for address, results in by_address.items():
+            self._peers.submit(address, results, answered)
+
+    def close(self) -> None:
+        """Close the connections; what is under way fails."""
+        self._peers.close()
+
+
+def _text(name: bytes) -> str:
+    return name[:140].decode("utf-8", "replace")

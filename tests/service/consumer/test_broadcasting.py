@@ -1,0 +1,171 @@
+"""Broadcasting: by fetch, and by the pulls of old clients under G%INSTANCE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from consumer_rig import FIRST, FakeCall, Rig, result, until
+from fetch_calls import ack, ask, fetch, shown, values
+
+from ddmq_rpc.api import Wire
+from proxy_consumer.fetches import instances as module
+
+EVERYONE = replace(FIRST, model="broadcasting", ack_timeout_ms=1_000, concurrency=5)
+
+
+@pytest.fixture
+def news(rig: Rig) -> Rig:
+    """Group G broadcasts topic T of 2 queues; 3 messages of each are old."""
+    rig.topic(queues=2)
+    rig.subscribe(config=EVERYONE)
+    for queue in range(2):
+        rig.send(3, queue)
+    return rig
+
+
+def pull(rig: Rig, instance: str = "one", **named: object) -> FakeCall:
+    return rig.pull(group=f"G%{instance}".encode(), **named)  # type: ignore[arg-type]
+
+
+def begun(rig: Rig, *names: str) -> None:
+    for name in names:
+        assert pull(rig, name).result.messages == []
+
+
+def test_every_id_fetches_every_queue_from_its_own_place(news: Rig) -> None:
+    for consumer in ("a", "b", "c"):
+        found = fetch(news, consumer)
+        assert [one.nextRequestOffset for one in found.values()] == [3, 3], "without a place: the newest"
+        found = fetch(news, consumer, offsets={"T": {0: 1, 1: 2}})
+        assert [len(one.messages) for one in found.values()] == [2, 1]
+    assert ack(news, {"T": {0: 3}}, consumer="a")
+    assert news.progress().committed == 0, "accepted and ignored"
+
+
+def test_a_broadcast_fetch_waits_and_is_woken(news: Rig) -> None:
+    call = ask(news, "a", linger=10_000)
+    news.settle()
+    news.send(1, queue=1)
+    until(lambda: call.answered)
+    assert values(shown(call)["T", 1]) == [b"m0"]
+
+
+def test_a_queue_that_comes_later_is_read_from_its_first_message(news: Rig) -> None:
+    news.topic("T", queues=2)
+    info = news.backend.topic("T")
+    assert info is not None
+    news.wait(news.backend.put_topic(replace(info, queues=3), news.deadline()))
+    news.send(2, queue=2)
+    found = fetch(news, offsets={"T": {0: 3, 1: 3}})
+    assert len(found["T", 2].messages) == 2
+
+
+def test_our_client_makes_the_group_and_hears_of_another_model(rig: Rig) -> None:
+    rig.topic()
+    ours = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting"}
+    fetch(rig, **ours)
+    rig.settle()
+    assert len(fetch(rig, **ours)) == 1
+    rig.subscribe("H", "T")
+    call = ask(rig, group="H", **ours)
+    assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
+
+
+def test_only_the_topics_asked_for(news: Rig) -> None:
+    news.topic("U")
+    news.subscribe(topic="U", config=EVERYONE)
+    assert len(fetch(news)) == 3
+    assert list(fetch(news, clientId=b"me", topics=[b"U"])) == [("U", 0)]
+
+
+@pytest.mark.parametrize("wire", list(Wire))
+def test_each_instance_that_pulls_gets_everything_from_its_first_pull_on(news: Rig, wire: Wire) -> None:
+    begun(news, "one", "two")
+    news.send(2, queue=1)
+    for name in ("one", "two"):
+        call = pull(news, name, wire=wire)
+        assert (call.values, call.result.context.groupId) == ([b"m0", b"m1"], f"G%{name}".encode())
+        assert call.result.messages[0].leaseId is None
+        assert pull(news, name, wire=wire).result.messages == []
+    begun(news, "three")
+
+
+def test_an_instance_may_pull_without_a_topic_and_is_woken(news: Rig) -> None:
+    begun(news, "one")
+    call = news.ask(group=b"G%one", topic=None, linger=5_000)
+    news.settle()
+    news.send(1)
+    until(lambda: call.answered)
+    assert call.values == [b"m0"]
+
+
+def test_two_pulls_of_one_instance_share_its_messages(news: Rig) -> None:
+    begun(news, "one")
+    calls = [news.ask(group=b"G%one", count=1, linger=5_000) for _ in range(2)]
+    news.settle()
+    news.send(2)
+    until(lambda: all(call.answered for call in calls))
+    assert sorted(call.values[0] for call in calls) == [b"m0", b"m1"]
+
+
+def test_unacknowledged_ones_are_bounded_and_do_not_come_again(news: Rig) -> None:
+    begun(news, "one")
+    news.send(12)
+    assert pull(news).offsets == [3, 4, 5, 6, 7]
+    assert pull(news).result.messages == []
+    news.submit(result([3, 4], [5], group="G%one"))
+    assert pull(news).offsets == [8, 9, 10]
+    news.advance(1.3)
+    assert pull(news, count=100).offsets == [11, 12, 13, 14]
+    assert news.counted("ddmq_broadcast_dropped_total", group="G", reason="failed") == 1
+    assert news.counted("ddmq_broadcast_dropped_total", group="G", reason="timed out") == 5
+    assert news.counted("ddmq_acked_total", group="G") == 2
+
+
+def test_results_ride_on_a_pull(news: Rig) -> None:
+    begun(news, "one")
+    news.send(6)
+    offsets = pull(news).offsets
+    assert pull(news, result=result(offsets, group="G%one")).offsets == [8]
+
+
+def test_an_instance_is_forgotten_after_a_minute(news: Rig) -> None:
+    begun(news, "one")
+    news.advance(59)
+    news.send(1)
+    assert pull(news).values == [b"m0"]
+    news.advance(61)
+    news.send(1)
+    begun(news, "one")
+    news.advance(61)
+    news.advance(1)
+    assert news.counted("ddmq_broadcast_instances") == 0
+
+
+def test_instances_are_bounded(news: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INSTANCES_MAX", 2)
+    begun(news, "one", "two")
+    assert pull(news, "three").outcome.error.code == 15
+
+
+def test_a_pull_by_the_groups_own_name_is_told_how(news: Rig) -> None:
+    for topic in (b"T", None, b"unknown"):
+        error = news.ask(topic=topic).outcome.error
+        assert b"G%INSTANCE" in error.message
+    assert set(news.service._directory.groups[b"G"].subscriptions) == {b"T"}
+
+
+def test_a_percent_sign_alone_makes_no_instance(rig: Rig) -> None:
+    rig.topic()
+    assert rig.pull(group=b"G%one").result.messages == []
+    assert b"G%one" in rig.service._directory.groups
+
+
+def test_deleting_the_group_ends_the_pulls_of_its_instances(news: Rig) -> None:
+    begun(news, "one")
+    call = news.ask(group=b"G%one", linger=30_000)
+    news.wait(news.service.delete_group("G"))
+    news.settle()
+    news.advance(0.3)
+    until(lambda: call.answered)
