@@ -26,7 +26,6 @@ from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers, stats
 from proxy_consumer.blocked_keys import BlockedKey, KeyHolder
 from proxy_consumer.changes import Change, Changes
-from proxy_consumer.commits import ProgressCommit
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.directory import Directory
 from proxy_consumer.fetches.service import Fetches
@@ -41,9 +40,17 @@ class ConsumerService:
     """One consumer proxy over one backend."""
 
     def __init__(
-        self, backend: Backend, config: ConsumerConfig, metrics: Registry, clock: Clock, random: Random
+        self,
+        backend: Backend,
+        config: ConsumerConfig,
+        metrics: Registry,
+        clock: Clock,
+        random: Random,
+        address: str = "",
     ) -> None:
+        """`address`: see `advertise`."""
         self._runtime = Runtime(backend, config, metrics, clock, random)
+        self._runtime.address = config.advertise or address
         self._directory = Directory(self._runtime)
         self._changes = Changes(self._runtime, self._directory)
         self._results = Results(self._runtime, self._directory.find)
@@ -70,6 +77,13 @@ class ConsumerService:
         self._fetches.start()
         if timer:
             self._ticker.start()
+
+    def advertise(self, address: str) -> None:
+        """Where other proxies reach this one, HOST:PORT; the configured `advertise` goes before it.
+
+        Known before the first pull comes in: memberships tell it to the others.
+        """
+        self._runtime.address = self._runtime.config.advertise or address
 
     def tick(self) -> None:
         """Do what is due now."""
@@ -107,6 +121,7 @@ class ConsumerService:
         self._directory.stop()
         if self._runtime.open_commits == 0 or now >= self._drain_until + 1.0:
             self._ticker.stop()
+            self._results.forwarding.close()
             drained.succeed(None)
 
     # --- handlers
@@ -118,7 +133,7 @@ class ConsumerService:
         except TryLaterError as error:
             answers.throw(call, code_of(error), f"the results are not stored: {error}")
             return
-        if not parts:
+        if not parts and not self._results.forwarding.waiting:
             call.reply_encoded(answers.SUBMITTED[call.wire])
             return
 
@@ -128,7 +143,7 @@ class ConsumerService:
             else:
                 answers.throw(call, code_of(error), f"the results are not stored: {error}")
 
-        ProgressCommit(self._runtime, parts, stored).start()
+        self._results.store(parts, stored)
 
     def get_consume_stats(self, call: Call) -> None:
         """Committed and next offset per queue; an unknown group or topic gives an empty list."""
