@@ -138,6 +138,25 @@ LEVELS_FAILED = _metric(
     ("what", "reason"),
     "Reads and fires of delay levels that failed and are tried again.",
 )
+# --- push and actions
+PUSHES = _metric(
+    "ddmq_pushes_total",
+    "counter",
+    ("group", "topic", "outcome"),
+    "Messages through a push chain: done, filtered, failed, given up, again (an error, tried again), late.",
+)
+PUSH_LATENCY = _metric("ddmq_push_latency_us", "histogram", ("sink",), "One try of a sink, µs.")
+PUSHING = _metric("ddmq_pushing", "gauge", ("group", "topic"), "Messages in a push chain at this proxy.")
+PUSH_HELD = _metric("ddmq_push_held", "gauge", ("reason",), "Push subscriptions that may not run here.")
+SCRIPT_ERRORS = _metric(
+    "ddmq_script_errors_total", "counter", ("group", "topic"), "Messages on which a script failed."
+)
+PUSH_HEADERS_IGNORED = _metric(
+    "ddmq_push_headers_ignored_total",
+    "counter",
+    ("reason",),
+    "Headers of carrera_headers that were not sent.",
+)
 # --- file log
 LOG_COMMITS = _metric("ddmq_log_commits_total", "counter", (), "Group commits written.")
 LOG_RECORDS = _metric("ddmq_log_records_total", "counter", (), "Records written to the commit log.")
