@@ -1,23 +1,28 @@
-"""`ddmq group …`: consumer groups, where they stand, where new ones start."""
+"""`ddmq group …`: consumer groups: what they are set to, where they stand, what holds them up."""
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
 
 from ddmq.address import Address
+from ddmq.cli import group_show
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.moments import parse_moment
-from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table
+from ddmq.cli.moments import parse_start
+from ddmq.cli.output import confirm, hint, json_option, print_json, print_table
+from ddmq.cli.settings import given, setting_name, settings_options
+from ddmq.settings import shown
 
-COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "dead_letters", "ack_span", "waiters")
-QUEUE_COLUMNS = ("queue", "qid", "committed", "next", "lag", "in_flight", "retrying", "ack_span", "held")
+COLUMNS = (
+    "group", "topic", "lag", "in_flight", "retrying", "dead_letters", "ack_span", "waiters", "order_key"
+)  # fmt: skip
 
 
 @click.group()
 def group() -> None:
-    """List, create, show and delete consumer groups."""
+    """Consumer groups: list, show, create, set, delete; blocked keys: keys, park, skip, replay."""
 
 
 @group.command("list")
@@ -36,17 +41,18 @@ def list_groups(admin: Address, as_json: bool) -> None:
 
 @group.command("show")
 @click.argument("name")
+@click.option(
+    "--keys", default=20, show_default=True, type=click.IntRange(1, 1000), help="Blocked keys at most."
+)
+@click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
 @admin_option
 @json_option
-def show(name: str, admin: Address, as_json: bool) -> None:
-    """One group, queue by queue, with its settings."""
-    found = AdminClient(admin).get("groups", name)
+def show(name: str, keys: int, settings: bool, admin: Address, as_json: bool) -> None:
+    """One group in full: lag, what is in flight, settings, and the keys that are blocked, with why."""
+    found = AdminClient(admin).get("groups", name, keys=keys)
     if as_json:
         return print_json(found)
-    for each in found["subscriptions"]:
-        click.echo(f"{name} on {each['topic']}")
-        print_facts(each["settings"])
-        print_table("", QUEUE_COLUMNS, ([queue[name] for name in QUEUE_COLUMNS] for queue in each["queues"]))
+    group_show.print_group(found, all_settings=settings)
     return None
 
 
@@ -55,40 +61,150 @@ def show(name: str, admin: Address, as_json: bool) -> None:
 @click.option(
     "--topic", "topics", multiple=True, required=True, help="Topic to subscribe to; may be repeated."
 )
-@click.option(
-    "--start",
-    default="last",
-    show_default=True,
-    metavar="first|last|TIME",
-    help="Where queues start that exist now; TIME is ISO or epoch milliseconds.",
-)
-@click.option(
-    "--ack-timeout-ms", type=click.IntRange(100), help="After which an unanswered delivery comes again."
-)
-@click.option("--concurrency", type=click.IntRange(1), help="Messages in flight at once.")
+@settings_options
 @admin_option
 @json_option
-def create(
-    name: str, topics: tuple[str, ...], start: str, admin: Address, as_json: bool, **settings: Any
-) -> None:
-    """Create a group, or add subscriptions to one; what exists stays as it is."""
-    if start not in ("first", "last"):
-        start = str(parse_moment(start, "--start", "first, last, "))
-    given = {key: value for key, value in settings.items() if value is not None}
+def create(name: str, topics: tuple[str, ...], admin: Address, as_json: bool, **options: Any) -> None:
+    """Create a group, or add subscriptions to one; what exists stays as it is (see `ddmq group set`)."""
+    options["start"] = parse_start(options["start"] or "last")
+    settings = given(options)
     client = AdminClient(admin)
-    made = client.post("groups", name, body={"topics": list(topics), "start": start} | given)
-    for missing in sorted(set(topics) - {row["topic"] for row in client.get("topics")}):
+    made = client.post("groups", name, body={"topics": list(topics)} | settings)
+    _hint_missing(client, topics)
+    if as_json:
+        return print_json(made)
+    click.echo(f"{name} consumes {', '.join(topics)}, from {settings['start']}")
+    return None
+
+
+@group.command("set")
+@click.argument("name", metavar="GROUP")
+@click.option("--topic", required=True, help="The subscription to make or change.")
+@settings_options
+@click.option(
+    "--unset",
+    multiple=True,
+    metavar="KEY",
+    help="Back to the default of proxy_consumer.yaml; may be repeated.",
+)
+@admin_option
+@json_option
+def set_(
+    name: str, topic: str, unset: tuple[str, ...], admin: Address, as_json: bool, **options: Any
+) -> None:
+    """Make GROUP's subscription to a topic, or change what is named of it, at once and at every proxy.
+
+    Clients stay connected, offsets stay where they are. What stands in groups.yaml is changed there. The
+    defaults shown are the program's; proxy_consumer.yaml may set others.
+    """
+    settings = given(options)
+    client = AdminClient(admin)
+    body = settings | {"unset": [setting_name(key) for key in unset]}
+    done = client.post("groups", name, "topics", topic, body=body)
+    _hint_missing(client, (topic,))
+    for note in done["notes"]:
+        hint(f"note: {note}")
+    if as_json:
+        return print_json(done)
+    if done["created"]:
+        click.echo(f"{name} consumes {topic}, from {done['settings']['start']}")
+    for change in done["changed"]:
+        option = change["key"].replace("_", "-")
+        click.echo(f"{option}: {shown(change['before'])} → {shown(change['after'])}")
+    if not done["created"] and not done["changed"]:
+        click.echo(f"nothing changes: {name} on {topic} has these settings already")
+    return None
+
+
+def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
+    for missing in sorted(set(topics) - {row["topic"] for row in client.get("topics", internal=1)}):
         hint(f"note: topic {missing!r} does not exist yet; the group consumes it once it does")
-    print_json(made) if as_json else click.echo(f"{name} consumes {', '.join(topics)}, from {start}")
 
 
 @group.command("delete")
 @click.argument("name")
+@click.option("--topic", help="This subscription alone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
-def delete(name: str, yes: bool, admin: Address) -> None:
-    """Delete a group; its messages stay, its progress is forgotten."""
+def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
+    """Delete a group, or one subscription; the messages stay, its progress is forgotten."""
+    what = f"group {name}" if topic is None else f"the subscription of {name} to {topic}"
     if not yes:
-        confirm(f"Delete group {name} and forget where it stands?")
-    AdminClient(admin).delete("groups", name)
-    click.echo(f"deleted {name}")
+        confirm(f"Delete {what} and forget where it stands?")
+    AdminClient(admin).delete("groups", name, topic=topic)
+    click.echo(f"deleted {name if topic is None else what}")
+
+
+# --- blocked keys
+
+
+@group.command("keys")
+@click.argument("name", metavar="GROUP")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="At most.")
+@admin_option
+@json_option
+def keys(name: str, limit: int, admin: Address, as_json: bool) -> None:
+    """Keys whose first message is not finished, so that what comes after it waits.
+
+    Each with since when, attempts, the last error, where that message is (topic/queue@offset), its state,
+    and how many messages are known to wait behind it. What can be done: park, skip, replay.
+    """
+    found = AdminClient(admin).get("groups", name, "keys", limit=limit)
+    if as_json:
+        return print_json(found)
+    group_show.print_keys(name, found)
+    return None
+
+
+def _act(name: str, key: str, action: str, admin: Address) -> Any:
+    return AdminClient(admin).post("groups", name, "keys", body={"action": action, "key": key})
+
+
+def key_command(command: Any) -> Any:
+    """What park, skip and replay take."""
+    arguments = (click.argument("name", metavar="GROUP"), click.argument("key"), admin_option, json_option)
+    for option in reversed(arguments):
+        command = option(command)
+    return command
+
+
+@group.command("park")
+@key_command
+def park(name: str, key: str, admin: Address, as_json: bool) -> None:
+    """Deliver nothing of KEY until it is replayed; other keys go on, nothing is lost.
+
+    KEY as `ddmq group keys` shows it; quotes may be left out. It stays parked over restarts.
+    """
+    done = _act(name, key, "park", admin)
+    if as_json:
+        return print_json(done)
+    click.echo(f"parked {done['key']}; `ddmq group replay {name} {shlex.quote(done['key'])}` lets it go on")
+    return None
+
+
+@group.command("skip")
+@key_command
+def skip(name: str, key: str, admin: Address, as_json: bool) -> None:
+    """Move KEY's first message to the dead letters; the next message of the key goes on.
+
+    KEY as `ddmq group keys` shows it; quotes may be left out. `ddmq dlq resend GROUP` sends it again later.
+    """
+    done = _act(name, key, "skip", admin)
+    if as_json:
+        return print_json(done)
+    click.echo(f"skipped the first message of {done['key']}; `ddmq dlq show {name}` has it")
+    return None
+
+
+@group.command("replay")
+@key_command
+def replay(name: str, key: str, admin: Address, as_json: bool) -> None:
+    """Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.
+
+    KEY as `ddmq group keys` shows it; quotes may be left out.
+    """
+    done = _act(name, key, "replay", admin)
+    if as_json:
+        return print_json(done)
+    click.echo(f"{done['key']} goes on; its first message is delivered again now")
+    return None

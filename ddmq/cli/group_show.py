@@ -1,0 +1,102 @@
+"""How people see one group: a few lines a subscription, its queues, and the keys that are blocked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from ddmq.cli.output import cell, hint, print_facts, print_table
+from ddmq.moments import age
+from ddmq.settings import shown
+
+QUEUE_COLUMNS = (
+    "queue", "committed", "next", "lag", "oldest", "in_flight", "retrying", "ack_span", "holder"
+)  # fmt: skip
+KEY_COLUMNS = ("key", "since", "attempts", "state", "head", "waiting", "last error")
+ERROR_SHOWN = 120
+
+
+def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
+    """The answer of GET /groups/NAME."""
+    for each in found["subscriptions"]:
+        click.echo(f"{found['group']} on {each['topic']}")
+        print_facts(_facts(each, all_settings=all_settings))
+        print_table("", QUEUE_COLUMNS, (_queue(queue) for queue in each["queues"]))
+    if found["dead_letters_open"]:
+        hint(f"{found['dead_letters_open']:,} dead letters: `ddmq dlq show {found['group']}`")
+    if found["blocked_keys"]:
+        click.echo("blocked keys")
+        print_keys(found["group"], found["blocked_keys"])
+        if found["blocked_keys_more"]:
+            hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
+    if any(
+        queue["holder"] and not queue["held"] for each in found["subscriptions"] for queue in each["queues"]
+    ):
+        hint(
+            "some queues are held by another proxy: what is in flight, retrying and blocked there, "
+            "its own --admin address tells"
+        )
+
+
+def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
+    key = each["order_key"]
+    rates = [each["delivered_per_s"], each["acked_per_s"]]
+    oldest = each["lag_age_s"]
+    facts = {
+        "order key": f"{key} over the {each['order_scope']}" if key else "none, messages are independent",
+        "filter": "none" if each["filter"] == "*" else each["filter"],
+        "lag": cell(each["lag"]) + ("" if oldest is None else f", the oldest waits {age(oldest)}"),
+        "in flight": each["in_flight"],
+        "retrying": cell(each["retrying"])
+        + (f", and {each['retry_lag']:,} due on the retry path" if each["retry_lag"] else ""),
+        "ack span": each["ack_span"],
+        "waiting pulls": each["waiters"],
+        "rates": "not known yet"
+        if rates[0] is None
+        else f"{rates[0]:,.1f}/s delivered, {rates[1]:,.1f}/s acknowledged",
+        "settings from": "ddmq group set" if each["source"] == "log" else each["source"],
+    }
+    names = each["settings"] if all_settings else each["set_here"]
+    facts |= {"  " + name.replace("_", "-"): shown(each["settings"][name]) for name in names}
+    if each["inconsistent"]:
+        facts["INCONSISTENT"] = (
+            f"{each['inconsistent']:,} times a client stated another filter than this subscription has"
+        )
+    return facts
+
+
+def _queue(queue: Mapping[str, Any]) -> list[Any]:
+    holder = queue["holder"] or ("this proxy" if queue["held"] else None)
+    oldest = None if queue["lag_age_s"] is None else age(queue["lag_age_s"])
+    values = dict(queue) | {"holder": holder, "oldest": oldest}
+    return [values[name] for name in QUEUE_COLUMNS]
+
+
+def print_keys(group: str, keys: Sequence[Mapping[str, Any]]) -> None:
+    """Blocked keys with what can be done about them."""
+    if not keys:
+        click.echo(f"no key of {group} is blocked at this proxy")
+        return
+    now_ms = time.time() * 1000
+    print_table("", KEY_COLUMNS, (_key(each, now_ms) for each in keys))
+    hint(
+        f"a parked or retrying key goes on at once with `ddmq group replay {group} KEY`; "
+        f"`ddmq group skip {group} KEY` moves its first message to the dead letters; "
+        f"`ddmq group park {group} KEY` holds the key back"
+    )
+
+
+def _key(each: Mapping[str, Any], now_ms: float) -> list[Any]:
+    more = "+" if each["more"] else ""
+    return [
+        each["key"],
+        age((now_ms - each["since_ms"]) / 1000) + " ago" if each["since_ms"] else None,
+        each["attempts"],
+        each["state"],
+        f"{each['topic']}/{each['queue_id']}@{each['offset']}",
+        f"{each['waiting']:,}{more}",
+        each["error"][:ERROR_SHOWN] or None,
+    ]

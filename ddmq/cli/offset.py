@@ -1,0 +1,93 @@
+"""`ddmq offset …`: where a group stands on a topic, and putting it elsewhere."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import click
+
+from ddmq.address import Address
+from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.output import hint, json_option, print_json, print_table
+from ddmq.moments import ALLOWED, is_relative, moment
+
+SHOW_COLUMNS = (
+    "topic",
+    "queue",
+    "min",
+    "committed",
+    "next",
+    "lag",
+    "finished_above",
+    "attempted",
+    "generation",
+)
+RESET_COLUMNS = ("queue", "from", "to", "again", "passed_over")
+
+
+@click.group()
+def offset() -> None:
+    """Show and reset where consumer groups stand."""
+
+
+@offset.command("show")
+@click.argument("group")
+@click.option("--topic", help="This topic alone.")
+@admin_option
+@json_option
+def show(group: str, topic: str | None, admin: Address, as_json: bool) -> None:
+    """Where GROUP stands, queue by queue.
+
+    `committed`: everything below it is finished; `finished above`: messages finished after it;
+    `attempted`: unfinished ones that failed or timed out before; `generation` grows with each reset.
+    """
+    rows = AdminClient(admin).get("groups", group, "offsets", topic=topic)
+    if as_json:
+        return print_json(rows)
+    print_table("", SHOW_COLUMNS, ([row[name] for name in SHOW_COLUMNS] for row in rows))
+    return None
+
+
+@offset.command("reset")
+@click.argument("group")
+@click.option("--topic", required=True, help="A topic that GROUP consumes.")
+@click.option(
+    "--to",
+    required=True,
+    metavar="first|last|TIME|OFFSET",
+    help="TIME: 2026-11-21T12:00+01:00 (without a zone: local), -2h (so long ago), or epoch milliseconds. "
+    "Numbers below 1,000,000,000,000 are offsets.",
+)
+@click.option("--queue", type=click.IntRange(0), help="This queue alone.")
+@click.option("--dry-run", is_flag=True, help="Only show what it would do.")
+@admin_option
+@json_option
+def reset(
+    group: str, topic: str, to: str, queue: int | None, dry_run: bool, admin: Address, as_json: bool
+) -> None:
+    """Put GROUP's offsets on a topic elsewhere, while its clients stay connected.
+
+    Everything from the new offset on is delivered (again); what clients hold from before no longer counts
+    when they acknowledge it. Messages on their way through retries keep coming; dead letters stay.
+    """
+    body = {"topic": topic, "to": _zoned(to), "queue": queue, "dry_run": dry_run}
+    done = AdminClient(admin).post("groups", group, "offsets", body=body)
+    if as_json:
+        return print_json(done)
+    click.echo(f"{'would reset' if dry_run else 'reset'} {group} on {topic} to {done['to']}")
+    print_table("", RESET_COLUMNS, ([row[name] for name in RESET_COLUMNS] for row in done["queues"]))
+    verb = "would come" if dry_run else "come"
+    hint(f"{done['again']:,} finished messages {verb} again; {done['passed_over']:,} are passed over")
+    return None
+
+
+def _zoned(text: str) -> Any:
+    """A time without a zone is meant in this machine's; the server wants it said."""
+    if text in ("first", "last") or text.isdecimal() or is_relative(text):
+        return text
+    try:
+        wall_ms = moment(text, 0, local=True)
+    except ValueError as error:
+        raise click.UsageError(f"--to {text!r}: allowed: first, last, an offset, {ALLOWED}") from error
+    return datetime.datetime.fromtimestamp(wall_ms / 1000, datetime.UTC).isoformat()
