@@ -55,6 +55,7 @@ class Group:
         self.room = WaitingRoom()
         self.subscriptions: dict[bytes, Subscription] = {}
         self.held: dict[tuple[bytes, bytes], Held] = {}
+        self.pushers: dict[str, PullWaiter] = {}  # topic → who takes what is pushed, the only one
         self.unknown_queue = runtime.ignored(name, "unknown queue")
         self.source = SOURCE_LOG
         self.created_ms = 0
@@ -95,7 +96,7 @@ class Group:
         for _ in range(len(rotation)):
             candidate = rotation[0]
             rotation.rotate(-1)
-            if candidate.buffer.may_have:
+            if candidate.buffer.may_have and not candidate.config.pushed:
                 delivery = candidate.take(now, count)
                 if delivery is not None:
                     return delivery
@@ -112,8 +113,10 @@ class Group:
                     served = True
 
     def _serve_one(self, subscription: Subscription, now: float) -> bool:
-        waiter = self.room.oldest(subscription.topic)
-        if not isinstance(waiter, PullWaiter):
+        waiter: Waiter | None = self.room.oldest(subscription.topic)
+        if subscription.config.pushed:
+            waiter = self.pushers.get(subscription.topic)
+        if not isinstance(waiter, PullWaiter) or not waiter.count:
             return False
         delivery = subscription.take(now, waiter.count)
         if delivery is None:

@@ -138,6 +138,9 @@ class Pulls:
             if not subscription.readable:
                 self._throw(pull.call, Code.TOPIC_REFUSED, f"topic {subscription.topic} may not be read")
                 return
+            if subscription.config.pushed:
+                self._throw(pull.call, Code.TOPIC_REFUSED, pushed_text(group, subscription))
+                return
             subscription.use(now)
         else:
             for each in group.subscriptions.values():
@@ -214,6 +217,14 @@ def _fault(request: Any) -> str | None:
     if request.filter not in FILTERS_TAKEN:
         return f"filter {request.filter[:80]!r} is not supported; allowed: none, or * for everything"
     return None
+
+
+def pushed_text(group: Group, subscription: Subscription) -> str:
+    """Why nothing can be pulled from a subscription with a push sink."""
+    return (
+        f"group {group.name} does not pull topic {subscription.topic}: the proxy pushes it "
+        f"(actions end with {subscription.config.actions[-1]})"
+    )
 
 
 def code_of(error: Exception) -> Code:
