@@ -1,0 +1,136 @@
+"""Dead letters by command: shown, sent again once, purged; against a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from ddmq_client import Consumer
+from tests.scenarios.real_server import ddmq, until
+from tests.service.cli.conftest import Shell
+
+Bury = Callable[..., str]
+
+
+@pytest.fixture
+def bury(shell: Shell, topic: str) -> Bury:
+    """Let a group fail messages of the test's topic; gives the group's name."""
+
+    def bury(*bodies: str, group: str = f"g-{topic}", key: str = "k") -> str:
+        shell.server.admin(
+            "POST",
+            "groups",
+            group,
+            body={"topics": [topic], "start": "first", "retry_steps": 0, "retry_intervals_ms": []},
+        )
+        for body in bodies:
+            shell("send", topic, body, "--queue", "0", "--key", key, "--property", "colour=red")
+        with Consumer(consumers(shell), group, [topic], linger_ms=50) as consumer:
+            failed: list[bytes] = []
+            until(lambda: _fail(consumer, failed) >= len(bodies), "they were delivered")
+        until(lambda: _row(shell, group).get("letters", 0) >= len(bodies), "they are dead letters")
+        return group
+
+    return bury
+
+
+def consumers(shell: Shell) -> str:
+    return f"127.0.0.1:{shell.server.ports['consumer']}"
+
+
+def _fail(consumer: Consumer, failed: list[bytes]) -> int:
+    for message in consumer.pull(10, timeout_ms=200):
+        failed.append(message.body)
+        message.fail()
+    return len(failed)
+
+
+def _row(shell: Shell, group: str) -> dict[str, object]:
+    return next(iter(shell.json("dlq", "list", group)), {})
+
+
+def bodies(shell: Shell, topic: str) -> list[str]:
+    return [row["body"] for row in shell.json("message", topic, "--count", "100")]
+
+
+def test_dead_letters_are_listed_and_shown(shell: Shell, topic: str, bury: Bury) -> None:
+    group = bury("one", "two\nlines", "three")
+    row = _row(shell, group)
+    assert (row["letters"], row["stored"], row["topic"]) == (3, 3, f"%DLQ%{group}")
+    assert group in shell("dlq", "list")
+    shown = shell("dlq", "show", group)
+    assert all(text in shown for text in ("failed", f"{topic}/0/1", "two\\nlines", "attempts"))
+    assert shell.error == ""
+    shell("dlq", "show", group, "--limit", "2")
+    assert shell.error == "3 letters in all; go on with --from 2\n"
+    found = shell.json("dlq", "show", group, "--from", "1", "--limit", "1")
+    (letter,) = found["shown"]
+    assert found["next"] == 2
+    assert (letter["offset"], letter["key"], letter["preview"]) == (1, "k", "two\nlines")
+    assert (letter["topic"], letter["topic_queue"], letter["topic_offset"]) == (topic, 0, 1)
+    assert (letter["attempts"], letter["reason"], letter["resent"]) == (1, "failed", 0)
+    assert letter["properties"] == {"colour": "red"}
+    assert shell.json("dlq", "show", group, "--reason", "timed-out")["shown"] == []
+    assert shell.json("dlq", "show", group, "--topic", "elsewhere")["shown"] == []
+    assert len(shell.json("dlq", "show", group, "--since", str(letter["time_ms"]))["shown"]) >= 1
+
+
+def test_resend_sends_each_once(shell: Shell, topic: str, bury: Bury) -> None:
+    group = bury("one", "two", "three")
+    assert shell("dlq", "resend", group, "--all", "--dry-run") == f"would resend 3 to {topic}\n"
+    assert bodies(shell, topic) == ["one", "two", "three"]
+    assert shell("dlq", "resend", group, "--offset", "1") == f"resent 1 to {topic}\n"
+    assert bodies(shell, topic) == ["one", "two", "three", "two"]
+    assert shell.json("dlq", "resend", group, "--all")["resent"] == {topic: 2}
+    assert shell("dlq", "resend", group, "--all") == f"nothing to resend of group {group}\n"
+    original, again = shell.json("message", topic, "--queue", "0", "--offset", "1", "--count", "3")[::2]
+    assert (original["id"], original["key"], original["born_ms"]) == (again["id"], "k", again["born_ms"])
+    assert again["properties"] == {"colour": "red", "dead-letter-resent": "1"}
+    assert _row(shell, group)["letters"] == 0
+    assert shell.json("dlq", "show", group)["shown"] == []
+
+
+def test_what_is_resent_may_die_again(shell: Shell, bury: Bury, topic: str) -> None:
+    group = bury("one")
+    shell("dlq", "resend", group, "--all")
+    with Consumer(consumers(shell), group, [topic], linger_ms=50) as consumer:
+        failed: list[bytes] = []
+        until(lambda: _fail(consumer, failed), "it comes again")
+    until(lambda: _row(shell, group)["letters"] == 1, "it died again")
+    (letter,) = shell.json("dlq", "show", group)["shown"]
+    assert (letter["resent"], letter["offset"], letter["topic_offset"]) == (1, 1, 1)
+
+
+def test_what_cannot_be_sent_is_said_and_kept(shell: Shell, bury: Bury, topic: str) -> None:
+    group = bury("one")
+    assert shell("dlq", "resend", group, "--offset", "7", code=1).startswith("nothing to resend")
+    assert shell.error == "Error: not sent: 1: there is no letter that waits at the offset\n"
+    shell("topic", "delete", topic, "--yes")
+    answer = json.loads(shell("dlq", "resend", group, "--all", "--json", code=1))
+    assert answer["kept"] == {f"topic {topic} does not exist any more": 1}
+    assert _row(shell, group)["letters"] == 1
+
+
+def test_purge_asks_and_is_done_with_them(shell: Shell, bury: Bury) -> None:
+    group = bury("one", "two")
+    admin = f"127.0.0.1:{shell.server.ports['admin']}"
+    asked = ddmq("dlq", "purge", group, "--all", "--admin", admin, stdin=b"")
+    assert asked.returncode == 1
+    assert "all 2? They are not sent again." in asked.stdout
+    assert "not confirmed" in asked.stderr
+    assert _row(shell, group)["letters"] == 2
+    assert shell.json("dlq", "purge", group, "--before", "1000", "--yes")["purged"] == 0
+    assert shell("dlq", "purge", group, "--all", "--yes") == f"purged 2 dead letters of {group}\n"
+    assert (_row(shell, group)["letters"], _row(shell, group)["stored"]) == (0, 2)
+    assert shell("dlq", "resend", group, "--all").startswith("nothing to resend")
+    assert bodies(shell, f"%DLQ%{group}") == ["one", "two"]
+
+
+def test_command_lines_that_are_wrong(shell: Shell) -> None:
+    assert "has no dead letters" in shell.refused("dlq", "show", "nobody")
+    assert "has no dead letters" in shell.refused("dlq", "resend", "nobody", "--all")
+    for line in ("resend nobody", "resend nobody --all --reason failed", "purge nobody"):
+        assert "say which" in shell.refused("dlq", *line.split(), code=2)
+    assert "--since" in shell.refused("dlq", "resend", "nobody", "--since", "yesterday-ish", code=2)
