@@ -18,6 +18,7 @@ from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.structs import structs
 from ddmq_rpc.templates import constant_result
 from proxy_consumer.core.steps import Delivery
+from proxy_consumer.departures.trail import attempts_before
 
 SERVICE = "ConsumerService"
 IDL = structs(consumer)
@@ -101,6 +102,8 @@ def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
     found: list[bytes] = []
     for index, plain, attempt in zip(messages.indexes, tails(delivery), delivery.attempts(), strict=True):
         stored = record(index)
+        if stored.system:
+            attempt += attempts_before(stored.system)
         moment = (stored.born_ms, stored.stored_ms)
         if moment not in times:
             times[moment] = b"\x36%b\x16%b" % (zigzag(stored.born_ms), zigzag(stored.stored_ms))
@@ -128,7 +131,7 @@ def _response(place: Place, delivery: Delivery, next_offset: int | None) -> Any:
             stored = messages.batch.record(index)
             message.messageId = stored.message_id.hex()
             message.leaseId = delivery.lease_id
-            message.attempt = delivery.state.jobs.attempt(offset)
+            message.attempt = delivery.state.jobs.attempt(offset) + attempts_before(stored.system)
             message.bornMs = stored.born_ms
             message.storedMs = stored.stored_ms
             message.nextOffset = next_offset
