@@ -21,6 +21,7 @@ from ddmq_client.idl import consumer
 from ddmq_common.clock import Clock
 from ddmq_common.config.reloading import Reloaded, reloaded
 from ddmq_common.errors import TryLaterError
+from ddmq_common.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers, stats
@@ -47,9 +48,11 @@ class ConsumerService:
         clock: Clock,
         random: Random,
         address: str = "",
+        levels: Levels = DEFAULT_LEVELS,
     ) -> None:
-        """`address`: see `advertise`."""
+        """`address`: see `advertise`. `levels`: the waits of the level scheduler, for retries."""
         self._runtime = Runtime(backend, config, metrics, clock, random)
+        self._runtime.levels = levels
         self._runtime.address = config.advertise or address
         self._directory = Directory(self._runtime)
         self._changes = Changes(self._runtime, self._directory)

@@ -23,6 +23,7 @@ from rich.progress import (
 from ddmq.address import ADDRESS, PRODUCER, Address
 from ddmq.cli.output import hint, json_option, print_json
 from ddmq_client import ClientError, OutgoingMessage, Producer, SendResult, UnknownOutcomeError
+from ddmq_client.idl.codes import DELAY_PROPERTY
 
 PATIENCE_S = 1.0  # then people are told that the first request has no answer yet
 WINDOW = 500  # messages a request when many are sent
@@ -41,6 +42,8 @@ WINDOW = 500  # messages a request when many are sent
 @click.option(
     "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property; may be repeated."
 )
+@click.option("--delay-level", type=click.IntRange(0),
+              help="Deliver after this delay level: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
 @click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
 @click.option("--queue", type=click.IntRange(0), help="Queue number, modulo the topic's queues.")
 @click.option(
@@ -65,6 +68,7 @@ def send(
     key: str | None,
     tags: str | None,
     properties: tuple[str, ...],
+    delay_level: int | None,
     shard_key: str | None,
     queue: int | None,
     repeat: int,
@@ -78,6 +82,8 @@ def send(
     are named by their place in what was sent, with the reason.
     """
     named = dict(_property(text) for text in properties)
+    if delay_level is not None:
+        named[DELAY_PROPERTY] = str(delay_level)
     payloads = _payloads(bodies, files, lines, stdin, repeat)
     messages = (OutgoingMessage(topic, body, key, tags, named or None, shard_key, queue) for body in payloads)
     known = None if lines is not None else (len(bodies) + len(files) + int(stdin)) * repeat
@@ -149,7 +155,8 @@ class Report:
             click.echo("nothing to send: the input has no lines", err=True)
         elif self.stored == 1 and not self.failed:
             one = self.results[0]
-            click.echo(f"stored: queue {one.queue_id}, offset {one.offset}, id {one.message_id}")
+            where = "delayed" if one.offset is None else f"queue {one.queue_id}, offset {one.offset}"
+            click.echo(f"stored: {where}, id {one.message_id}")
         elif self.stored:
             seconds = max(time.monotonic() - self.began, 1e-6)
             click.echo(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f}/s)")

@@ -1,4 +1,4 @@
-"""`ddmq serve`, `ddmq producer`, `ddmq consumer`: run the parts, in one process or each in its own."""
+"""`ddmq serve`, and the parts alone: producer, consumer, delay-service; in one process or each in its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _options(command: Any) -> Any:
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
 @click.option("--processes", is_flag=True, help="Each part as its own process over the same directory.")
 def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
-    """Run producer proxy, consumer proxy, log and admin API.
+    """Run producer proxy, consumer proxy, delay service, log and admin API.
 
     Prints one line starting with `ready` once all three answer. SIGTERM (or Ctrl-C) drains; a second one
     stops at once. SIGHUP reads topics.yaml and groups.yaml again. Flags override the files of --config.
@@ -51,7 +51,7 @@ def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
 
         run_processes(config_dir, flags)
     else:
-        _run(config_dir, flags, ("producer", "consumer", "admin"))
+        _run(config_dir, flags, ("producer", "consumer", "delay", "admin"))
 
 
 @click.command()
@@ -68,6 +68,16 @@ def producer(config_dir: Path | None, **flags: Any) -> None:
 def consumer(config_dir: Path | None, **flags: Any) -> None:
     """Run the consumer proxy alone, over a directory it may share with other parts."""
     _run(config_dir, flags, ("consumer", "admin"))
+
+
+@click.command("delay-service")
+@_options
+def delay_service(config_dir: Path | None, **flags: Any) -> None:
+    """Run the delay service alone: messages sent with DELAY=n, and retries, come back when they are due.
+
+    Several may run over one directory: they share the delay levels.
+    """
+    _run(config_dir, flags, ("delay", "admin"))
 
 
 def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...]) -> None:

@@ -18,7 +18,9 @@ from ddmq.address import ADMIN, CONSUMER, PRODUCER, Address, parse
 from ddmq_common import names
 from ddmq_common.config.loader import load, resolved, rules
 from ddmq_common.errors import ConfigError
+from ddmq_common.levels import shown as shown_wait
 from ddmq_rpc.server import RpcLimits
+from delay_service.config import DelayConfig
 from proxy_consumer.changes import checked
 from proxy_consumer.config import ConsumerConfig, GroupsFile
 from proxy_producer.config import ProducerConfig
@@ -86,10 +88,19 @@ class Configuration:
     log: FileLogOptions = field(default_factory=FileLogOptions)
     producer: ProducerConfig = field(default_factory=ProducerConfig)
     consumer: ConsumerConfig = field(default_factory=ConsumerConfig)
+    delay: DelayConfig = field(default_factory=DelayConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     groups: GroupsFile = field(default_factory=GroupsFile)
     folder: Path | None = None
     flags: frozenset[str] = frozenset()  # keys of `serve` that the command line set
+
+    def __post_init__(self) -> None:
+        longest, kept_ms = self.delay.table.waits[-1], self.log.retention.age_ms
+        if longest >= kept_ms:
+            raise ConfigError(
+                f"delay_service.yaml: levels: the last is {shown_wait(longest)}, but retention.age_ms in "
+                f"file_log.yaml keeps messages for {shown_wait(kept_ms)}; allowed: levels shorter than that"
+            )
 
 
 FILES: dict[str, tuple[str, type[Any]]] = {
@@ -98,6 +109,7 @@ FILES: dict[str, tuple[str, type[Any]]] = {
     "log": ("file_log.yaml", FileLogOptions),
     "producer": ("proxy_producer.yaml", ProducerConfig),
     "consumer": ("proxy_consumer.yaml", ConsumerConfig),
+    "delay": ("delay_service.yaml", DelayConfig),
     "topics": ("topics.yaml", TopicsConfig),
     "groups": ("groups.yaml", GroupsFile),
 }

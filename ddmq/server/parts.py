@@ -27,18 +27,20 @@ from ddmq.address import LOOPBACK, Address
 from ddmq.server import rates, topics
 from ddmq.server.admin import AdminApi
 from ddmq.server.config import FILES, Configuration, changed, shown
+from ddmq.server.levels import SchedulerWatch
 from ddmq.server.reload import reload
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
+from delay_service.levels.service import LevelService
 from proxy_consumer.runtime import HubTicker
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
 
 log = logging.getLogger("ddmq.server")
 DECLARE_WAIT_S = 15.0
-PARTS = ("producer", "consumer", "admin")
+PARTS = ("producer", "consumer", "delay", "admin")
 
 
 class ServerProcess:
@@ -53,6 +55,8 @@ class ServerProcess:
         self.backend: Backend | None = None
         self.producer: ProducerService | None = None
         self.consumer: ConsumerService | None = None
+        self.delay: LevelService | None = None
+        self._scheduler: SchedulerWatch | None = None
         self._rpc: list[RpcServer] = []
         self._admin: WSGIServer | None = None
         self._stop = Event()
@@ -90,14 +94,30 @@ class ServerProcess:
             self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
 
     def _open_ports(self, backend: Backend) -> None:
+        levels = self.config.delay.table
+        if "delay" in self.parts:
+            self.delay = LevelService(backend, self.config.delay, self.metrics, self.clock)
+            self.delay.start()
+        else:
+            self._scheduler = SchedulerWatch(backend, self.clock)
         if "producer" in self.parts:
             self.producer = ProducerService(
-                backend, self.config.producer, metrics=self.metrics, clock=self.clock, random=random.Random()
+                backend,
+                self.config.producer,
+                metrics=self.metrics,
+                clock=self.clock,
+                random=random.Random(),
+                levels=levels,
             )
             self._listen("producer", self.producer)
         if "consumer" in self.parts:
             self.consumer = ConsumerService(
-                backend, self.config.consumer, metrics=self.metrics, clock=self.clock, random=random.Random()
+                backend,
+                self.config.consumer,
+                metrics=self.metrics,
+                clock=self.clock,
+                random=random.Random(),
+                levels=levels,
             )
             self.consumer.start()
             self.declare_groups(self.config)
@@ -136,12 +156,17 @@ class ServerProcess:
         self.addresses["admin"] = Address(address.host, self._admin.server_port)
 
     def health(self) -> Health:
-        """Ready when the backend takes appends and nothing is draining."""
+        """Ready when the backend takes appends, someone fires the delay levels, and nothing is draining."""
         if self._draining:
             return Health(False, "draining")
         if self.backend is None:
             return Health(False, "the log is not open yet")
-        return self.backend.health()
+        health = self.backend.health()
+        levels: LevelService | SchedulerWatch | None = self.delay or self._scheduler
+        if not health.ready or levels is None:
+            return health
+        scheduler = levels.health()
+        return health if scheduler.ready else scheduler
 
     def run_until_stopped(self) -> None:
         """Blocks until `request_stop`, then drains and closes."""
@@ -169,9 +194,9 @@ class ServerProcess:
         log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
         for server in self._rpc:
             server.stop_accepting()
-        for proxy in (self.producer, self.consumer):
-            if proxy is not None:
-                _wait(proxy.drain(deadline), deadline - self.clock.monotonic())
+        for part in (self.producer, self.consumer, self.delay):
+            if part is not None:
+                _wait(part.drain(deadline), deadline - self.clock.monotonic())
         if self.producer is not None:
             self.producer.close()
         if self.backend is not None:
@@ -183,6 +208,8 @@ class ServerProcess:
             self._admin.stop(timeout=0)
         for server in self._rpc:
             server.close()
+        if self.delay is not None:
+            self.delay.close()
         if self.backend is not None:
             self.backend.close()
         log.info("stopped")

@@ -1,7 +1,7 @@
 """`ddmq serve --processes`: each part as its own process over one directory, watched by this one.
 
 The consumer proxy's process holds the public admin port, because the live state of groups is there; the
-producer proxy's own admin port is the next free one. A part that dies is started again after a pause
+others' own admin ports are the next free ones. A part that dies is started again after a pause
 that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed on to all, a second one kills.
 """
 
@@ -133,7 +133,8 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     """Start each part as its own process; print `ready …` when all answer; run until SIGTERM."""
     config = with_flags(load_folder(config_dir), **flags)
     logs.set_up(config.serve.log_level, config.serve.log_format)
-    supervisor = Supervisor([_part(config, config_dir, "consumer"), _part(config, config_dir, "producer")])
+    names = ("consumer", "producer", "delay-service")
+    supervisor = Supervisor([_part(config, config_dir, name) for name in names])
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         supervisor.stop()
@@ -145,7 +146,7 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     supervisor.start()
-    consumer, producer = supervisor.parts
+    consumer, producer, _ = supervisor.parts
     addresses = {
         "producer": producer.addresses["producer"],
         "consumer": consumer.addresses["consumer"],
@@ -168,10 +169,11 @@ def _ended(status: int) -> str:
 def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:
     serve = config.serve
     admin = serve.address("admin")
-    if name == "producer":
+    if name != "consumer":
         admin = Address(admin.host, 0)
     arguments = ["--data-dir", str(serve.data_dir), "--admin", str(admin)]
-    arguments += [f"--{name}", str(serve.address(name))]
+    if name != "delay-service":
+        arguments += [f"--{name}", str(serve.address(name))]
     if config_dir is not None:
         arguments += ["--config", str(config_dir)]
     return Part(name, arguments)

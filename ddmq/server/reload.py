@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ddmq.server")
 SERVE_LIVE = frozenset({"log_level", "drain_ms"})
-RESTART_PARTS = ("rpc", "log")
+RESTART_PARTS = ("rpc", "log", "delay")
 
 
 def reload(process: ServerProcess) -> None:

@@ -2,8 +2,8 @@
 
 `running(folder)` starts one on free ports and stops it afterwards. A RealServer keeps its ports over
 kills and restarts. With `processes` each part is its own process; `part_pids` finds them. `command` may
-also be `producer` or `consumer`: that part alone. Everything it starts ends with it: the process leads a
-group of its own, which is killed at the end.
+also be `producer`, `consumer` or `delay-service`: that part alone. Everything it starts ends with it: the
+process leads a group of its own, which is killed at the end.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class RealServer:
         self.config = config
         self.processes = processes
         self.command = command
-        parts = PARTS if command == "serve" else (command, "admin")
+        alone = ("admin",) if command == "delay-service" else (command, "admin")
+        parts = PARTS if command == "serve" else alone
         self.ports: dict[str, int] = dict.fromkeys(parts, 0)
         self.process: subprocess.Popen[bytes] | None = None
         self._groups: set[int] = set()
@@ -181,7 +182,7 @@ class RealServer:
         found = {}
         for pid in _children(self.pid):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            for part in ("producer", "consumer"):
+            for part in ("producer", "consumer", "delay-service"):
                 if part.encode() in words:
                     found[part] = pid
         return found

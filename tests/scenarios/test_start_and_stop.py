@@ -140,10 +140,10 @@ def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
     with running(tmp_path, processes=True) as server:
         prepared(server)
         pids = server.part_pids()
-        assert set(pids) == {"producer", "consumer"}
+        assert set(pids) == {"producer", "consumer", "delay-service"}
         with Client(server.ports["producer"]) as client:
             assert client.send("t", b"before").code == 0
-        for part in ("consumer", "producer"):
+        for part in ("consumer", "producer", "delay-service"):
             os.kill(pids[part], signal.SIGKILL)
             until(lambda part=part: server.part_pids().get(part) not in (None, pids[part]), f"{part} is back")
         until(lambda: sends(server), "a send")

@@ -119,7 +119,7 @@ def test_an_interrupt_of_the_terminal_drains_every_process_once(tmp_path: Path) 
         server.start()
         os.killpg(server.pid, signal.SIGINT)
         assert server.wait() == 0
-        assert server.log.count("ddmq.server: draining") == 2
+        assert server.log.count("ddmq.server: draining") == 3
         assert "second stop signal" not in server.log
     finally:
         signal.signal(signal.SIGINT, previous)
