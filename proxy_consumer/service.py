@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from backend.completion import Completion
 from backend.port import Backend
-from backend.records import AppendResult
+from backend.records import AppendResult, QueueRef
 from ddmq_client.idl import consumer
 from ddmq_common.clock import Clock
 from ddmq_common.config.reloading import Reloaded, reloaded
@@ -31,6 +31,7 @@ from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, Subscri
 from proxy_consumer.directory import Directory
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups import SOURCE_LOG, Stored
+from proxy_consumer.message_states import LiveState, live_state
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import HubTicker, Runtime
@@ -230,6 +231,12 @@ class ConsumerService:
     def subscription_source(self, group: str, topic: str) -> Stored:
         """What a subscription sets itself and who owns it: `log`, or the name of a file."""
         return self._changes.stored(group, topic) or Stored({}, 0, SOURCE_LOG)
+
+    def message_state(self, group: str, topic: str, queue: QueueRef, offset: int) -> LiveState | None:
+        """What this proxy knows of an unfinished message; None when it does not hold the queue."""
+        found = self._directory.find(group.encode())
+        subscription = None if found is None else found.subscriptions.get(topic.encode())
+        return None if subscription is None else live_state(subscription, queue, offset)
 
     def group_keys(self, group: str, limit: int) -> list[BlockedKey]:
         """Blocked and parked keys at this proxy. Raises CallerError when there is no such group."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backend.completion import Completion, succeeded
@@ -68,7 +68,6 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
     if info is None:
         return succeeded(_summed(subscription, ()))
     queues = [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
-    own = len(queues)
     retry_queue = retry_queue_of(runtime, subscription.group.name, subscription.topic)
     if retry_queue is not None:
         queues.append(retry_queue)
@@ -84,12 +83,11 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
             made.fail(error)
             return
         rows = [
-            _queue_stats(runtime, subscription, queue, view, limits)
+            (queue != retry_queue, _queue_stats(runtime, subscription, queue, view, limits))
             for queue, view, limits in zip(queues, views.value, bounds.value, strict=True)
             if limits is not None
         ]
-        retry_lag = sum(row.lag for row in rows[own:])
-        made.succeed(_summed(subscription, tuple(rows[:own]), retry_lag))
+        made.succeed(_summed(subscription, rows))
 
     views.then(both)
     bounds.then(both)
@@ -125,19 +123,19 @@ def _live(state: QueueState | None, number: Callable[[QueueState], int]) -> int:
     return 0 if state is None else number(state)
 
 
-def _summed(
-    subscription: Subscription, queues: tuple[QueueStats, ...], retry_lag: int = 0
-) -> SubscriptionStats:
+def _summed(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]]) -> SubscriptionStats:
+    """`rows`: each with whether it is the topic's own, or of the retry path."""
+    queues = tuple(row for own, row in rows if own)
     return SubscriptionStats(
         group=subscription.group.name,
         topic=subscription.topic,
         config=subscription.config,
         lag=sum(queue.lag for queue in queues),
-        in_flight=sum(queue.in_flight for queue in queues),
-        retrying=sum(queue.retrying for queue in queues),
+        in_flight=sum(row.in_flight for _, row in rows),
+        retrying=sum(row.retrying for _, row in rows),
         dead_lettered=subscription.undertaker.moved,
         ack_span=max((queue.ack_span for queue in queues), default=0),
         waiters=subscription.group.room.waiting_for(subscription.topic),
         queues=queues,
-        retry_lag=retry_lag,
+        retry_lag=sum(row.lag for own, row in rows if not own),
     )

@@ -22,6 +22,7 @@ from ddmq.cli.output import json_option, print_facts, print_json, print_table, s
 @click.option(
     "--time", "moment", help="From this moment on: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds."
 )
+@click.option("--group", help="Say what became of each message for this consumer group.")
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 1000), help="At most.")
 @admin_option
 @json_option
@@ -32,11 +33,15 @@ def message(
     queue: int | None,
     offset: int | None,
     moment: str | None,
+    group: str | None,
     count: int,
     admin: Address,
     as_json: bool,
 ) -> None:
     """Messages of TOPIC by id, key, offset or time; without any of these, the newest.
+
+    With --group each says where it is for that group: done, in flight, retrying, behind its key (an earlier
+    message of the same order key is not finished), parked, dead (a dead letter), or not yet.
 
     Nothing is taken from anyone. Exit code 1 when there is no such message.
     """
@@ -49,9 +54,9 @@ def message(
         raise click.UsageError("choose one of --id, --key, --offset, --time")
     client = AdminClient(admin)
     if topic is not None:
-        rows = client.get("topics", topic, "messages", count=count, **query)
+        rows = client.get("topics", topic, "messages", count=count, group=group, **query)
     elif message_id is not None:
-        rows = client.get("messages", message_id)
+        rows = client.get("messages", message_id, group=group)
     else:
         raise click.UsageError("TOPIC is missing; only --id finds a message without it")
     if as_json:
@@ -96,9 +101,10 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
+    states = ["state"] if "state" in rows[0] else []
     cells = (
         [row["queue"], str(row["offset"]), row["id"], row["key"], row["tags"], show_moment(row["stored_ms"]),
-         row["body_bytes"], show_row_body(row)[:60]]
+         *(row[name] for name in states), row["body_bytes"], show_row_body(row)[:60]]
         for row in rows
     )  # fmt: skip
-    print_table("", ["queue", "offset", "id", "key", "tags", "stored", "bytes", "body"], cells)
+    print_table("", ["queue", "offset", "id", "key", "tags", "stored", *states, "bytes", "body"], cells)

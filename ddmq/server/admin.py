@@ -6,7 +6,7 @@
 | GET /metrics | Prometheus text |
 | GET /topics?internal=0 · /topics/NAME | rows · one topic with its queues |
 | POST /topics/NAME {create, queues, …} · DELETE /topics/NAME | the topic · {} |
-| GET /topics/NAME/messages?id=·key=·queue=&offset=·time_ms=·count= | messages; newest without a choice |
+| GET /topics/NAME/messages?id=·key=·queue=&offset=·time_ms=·count=·group= | messages |
 | GET /messages/ID | the message with that id, in whatever topic |
 | /groups… | the consumer groups: group_routes.py |
 | GET /dlq · /dlq/GROUP?reason=·topic=·since_ms=·from=·count= | groups with dead letters · the open ones |
@@ -16,15 +16,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from backend.port import Backend, Health
+from backend.records import StoredRecord
 from ddmq.server import dlq, dlq_changes, groups, queries, topics
 from ddmq.server.group_routes import GroupRoutes
 from ddmq.server.http import Request, Router, Text
+from ddmq.server.message_state import MessageStates
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
@@ -103,11 +105,18 @@ class AdminApi:
             found = queries.find_by_time(self._backend, topic, _number(query, "time_ms", 0), count)
         else:
             found = queries.newest(self._backend, topic, count)[-count:]
-        return [queries.message_row(record) for record in found]
+        return self._rows(found, query)
+
+    def _rows(self, found: Sequence[StoredRecord], query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Rows; with `group=` each says what became of it there."""
+        rows = [queries.message_row(record) for record in found]
+        if "group" not in query:
+            return rows
+        live = None if self._consumer is None else self._consumer.message_state
+        return MessageStates(self._backend, query["group"], live).add(rows, found)
 
     def _message(self, request: Request) -> Any:
-        found = queries.find_by_id(self._backend, None, request.path["id"])
-        return [queries.message_row(record) for record in found]
+        return self._rows(queries.find_by_id(self._backend, None, request.path["id"]), request.query)
 
     def _consumer_here(self) -> ConsumerService:
         if self._consumer is None:
