@@ -1,0 +1,103 @@
+"""Tag expressions, and the gate that wants them."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.tag_hash import tag_hash
+from ddmq_common.delivery import encode
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.gate import FILTERED, Gate
+from proxy_consumer.filters.expressions import expression_fault
+from proxy_consumer.filters.gates import HASHES_MAX, gate_for
+from proxy_consumer.filters.tags import parse_tags
+
+
+def message(tag: bytes = b"", key: bytes = b"", properties: dict[bytes, bytes] | None = None) -> bytes:
+    return encode(key, b"body", tag, properties)
+
+
+def gate(**settings: str) -> Gate:
+    found = gate_for(SubscriptionDefaults(**settings))  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("text", ["*", "", "  ", "A || *", "*||B", "A*"])
+def test_a_star_anywhere_and_nothing_are_all(text: str) -> None:
+    assert parse_tags(text) is None
+    assert gate_for(SubscriptionDefaults(tags=text)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "tags"),
+    [
+        ("A", {"A"}),
+        ("A || B", {"A", "B"}),
+        ("A||B||A", {"A", "B"}),
+        ("  ü 1 ||B ", {"ü 1", "B"}),
+        ("A|B", {"A|B"}),
+    ],
+)
+def test_tags_between_two_bars(text: str, tags: set[str]) -> None:
+    assert parse_tags(text) == tags
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "what"),
+    [("A ||", 5, "missing"), ("|| A", 1, "missing"), ("A || || B", 5, "missing"), ("A|||B", 2, "three bars")],
+)
+def test_a_bad_expression_says_where(text: str, at: int, what: str) -> None:
+    fault = expression_fault(text, "")
+    assert fault is not None
+    assert fault.startswith(f"tags is {text!r}: at character {at}: ")
+    assert what in fault
+    assert "allowed: TAG || TAG" in fault
+
+
+def test_the_longest_expression() -> None:
+    assert expression_fault("t" * 4096, "") is None
+    assert "4097 bytes; allowed: at most 4096" in str(expression_fault("t" * 4097, ""))
+
+
+def test_tags_and_sql_together_are_refused() -> None:
+    assert expression_fault("*", "a = 1") is None
+    assert expression_fault("", "a = 1") is None
+    fault = expression_fault("A", "a = 1")
+    assert fault is not None
+    assert "tags is 'A' and sql is 'a = 1'" in fault
+
+
+def test_settings_are_checked_when_they_are_made() -> None:
+    with pytest.raises(ValueError, match=r"tags is 'A \|\|': at character 5"):
+        SubscriptionDefaults(tags="A ||")
+    with pytest.raises(ValueError, match="sql is 'a >': at character 4: found the end; expected"):
+        SubscriptionDefaults(sql="a >")
+    with pytest.raises(ValueError, match="tags is 'A' and sql is"):
+        SubscriptionDefaults(tags="A", sql="a > 1")
+
+
+def test_the_gate_pushes_hashes_down_and_compares_texts() -> None:
+    found = gate(tags="A || ü")
+    assert found.tags == {tag_hash(b"A"), tag_hash("ü".encode())}
+    assert found.judge(message(b"A")) is None
+    assert found.judge(message("ü".encode(), b"key", {b"p": b"v"})) is None
+    for tag in (b"B", b"", b"a", b"A ", b"AA", b"A||B"):
+        assert found.judge(message(tag)) is FILTERED
+
+
+def test_a_tag_with_two_bars_is_one_tag() -> None:
+    assert gate(tags="A || B").judge(message(b"A||B")) is FILTERED
+    assert gate(sql="TAGS = 'A||B'").judge(message(b"A||B")) is None
+
+
+def test_too_many_tags_are_not_pushed_down() -> None:
+    some = [f"{n:x}" for n in range(1025)]
+    assert len(gate(tags="||".join(some[: HASHES_MAX - 300])).tags or ()) == HASHES_MAX - 300
+
+
+def test_what_does_not_parse_is_a_fault() -> None:
+    for found in (gate(tags="A"), gate(sql="TAGS = 'A'"), gate(sql="p = 'A'")):
+        refusal = found.judge(b"\x18\x05ab")
+        assert refusal is not None
+        assert "do not parse" in refusal.fault
