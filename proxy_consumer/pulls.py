@@ -13,6 +13,7 @@ from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, Draini
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
+from proxy_consumer.consistency import Consistency, stated
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import LingerWheel, Waiter
 from proxy_consumer.directory import Directory
@@ -21,8 +22,6 @@ from proxy_consumer.reads import Held
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription import Subscription
-
-FILTERS_TAKEN = (None, b"", b"*")
 
 
 class Pull(PullWaiter):
@@ -50,6 +49,7 @@ class Pulls:
         self._runtime = runtime
         self._directory = directory
         self._results = results
+        self.consistency = Consistency(runtime)
         self.wheel = LingerWheel(runtime.config.tick_ms / 1000, runtime.now())
         self.draining = False
         cell = runtime.metrics.cell
@@ -124,15 +124,23 @@ class Pulls:
         try:
             name = request.groupId.decode()
             topic = request.topic.decode()
-            return self._directory.subscribe(name, topic, self._runtime.config.defaults)[0]
+            config = stated(request, self._runtime.config.defaults)
+            return self._directory.subscribe(name, topic, config)[0]
         except UnicodeDecodeError as error:
             self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
+        except ValueError as error:
+            self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"the filter cannot be used: {error}")
         except DdmqError as error:
             self._throw(pull.call, code_of(error), str(error))
         return None
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
-        now = self._runtime.now()
+        now, request = self._runtime.now(), pull.call.args.request
+        if pull.ours or request.filter:
+            fault = self.consistency.fault(request, group)
+            if fault is not None:
+                self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
+                return
         pull.group = group
         if subscription is not None:
             if not subscription.readable:
@@ -214,8 +222,6 @@ def _fault(request: Any) -> str | None:
         return f"maxBatchSize is {request.maxBatchSize}; allowed: 0 (the subscription's limit) or more"
     if (request.maxLingerTime or 0) < 0:
         return f"maxLingerTime is {request.maxLingerTime} ms; allowed: 0 (20 ms) or more"
-    if request.filter not in FILTERS_TAKEN:
-        return f"filter {request.filter[:80]!r} is not supported; allowed: none, or * for everything"
     return None
 
 

@@ -1,0 +1,218 @@
+"""Do the clients of a group subscribe to the same? What ours state in their pulls is compared here.
+
+A filter that differs from the subscription's would lose messages of those who rely on the other one: such
+a pull is refused, with a text that names both. Clients of one group that read different topics lose
+nothing (queues belong to proxies, not to clients), but mostly somebody forgot something: they are reported.
+Both are counted, logged once, and listed for people. Filters are compared by meaning: tags as sets, SQL as
+parsed. A client that states no filter agrees with any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from ddmq_common.metrics.catalogue import INCONSISTENT
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.agenda import NEVER
+from proxy_consumer.filters.expressions import expression_fault
+from proxy_consumer.filters.sql_parser import parse_sql
+from proxy_consumer.filters.tags import parse_tags
+from proxy_consumer.groups import Group
+from proxy_consumer.runtime import Runtime, log
+
+CLIENTS_MAX = 10_000  # remembered at one proxy; further ones are checked and not listed
+TOPICS_MAX = 64  # remembered of one client
+AWAY_S = 120.0  # a client that did not pull for so long is forgotten
+SETTLED_S = 10.0  # a client that just came may not have asked for all its topics yet
+SWEEP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One client that subscribes differently. `since_ms`: epoch milliseconds."""
+
+    topic: str
+    client_id: str
+    what: str
+    since_ms: int
+
+
+class _Client:
+    __slots__ = ("differences", "first_at", "seen_at", "topics")
+
+    def __init__(self, now: float) -> None:
+        self.first_at = self.seen_at = now
+        self.topics: set[bytes] = set()  # b"" = all of the group
+        self.differences: dict[bytes, Difference] = {}  # by topic; b"" = in its topics
+
+
+class Consistency:
+    """What the clients of all groups of one proxy state. A task of the agenda."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._groups: dict[bytes, dict[bytes, _Client]] = {}
+        self._count = 0
+        self.wake_at = NEVER
+
+    # --- pulls
+
+    def fault(self, request: Any, group: Group) -> str | None:
+        """Why this pull would lose messages, or None. For pulls with a `clientId` or a filter."""
+        topic: bytes = request.topic or b""
+        who: bytes = request.clientId or b""
+        client = self._client(request.groupId, who) if who else None
+        if client is not None and topic not in client.topics and len(client.topics) < TOPICS_MAX:
+            client.topics.add(topic)
+        if not request.filter:
+            return None
+        for each in _named(group, topic):
+            config = each.config
+            what = difference(request.filterType or b"TAG", request.filter, config.tags, config.sql)
+            if what is not None:
+                self._note(group, client, who, each.topic, what)
+                return f"topic {each.topic}: {what}; state the same, or change the subscription"
+            if client is not None and client.differences:
+                client.differences.pop(each.topic.encode(), None)
+        return None
+
+    def _client(self, group: bytes, client_id: bytes) -> _Client | None:
+        clients = self._groups.get(group)
+        if clients is None:
+            clients = self._groups[group] = {}
+        now = self._runtime.now()
+        client = clients.get(client_id)
+        if client is not None:
+            client.seen_at = now
+            return client
+        if self._count >= CLIENTS_MAX:
+            return None
+        self._count += 1
+        self._runtime.agenda.set(self, now + SWEEP_S)
+        client = clients[client_id] = _Client(now)
+        return client
+
+    def _note(self, group: Group, client: _Client | None, client_id: bytes, topic: str, what: str) -> None:
+        key = topic.encode()
+        known = None if client is None else client.differences.get(key)
+        if known is not None and known.what == what:
+            return
+        self._runtime.metrics.cell(INCONSISTENT, group.name, topic).value += 1
+        who = client_id[:255].decode("utf-8", "replace")
+        log.warning(
+            "subscribes differently",
+            extra={"group": group.name, "topic": topic, "client": who, "what": what},
+        )
+        if client is not None:
+            client.differences[key] = Difference(topic, who, what, self._runtime.clock.wall_ms())
+
+    # --- topics, and time
+
+    def due(self, now: float) -> None:
+        """The agenda's call: forget who is away, compare topics."""
+        for name, clients in list(self._groups.items()):
+            for client_id, client in list(clients.items()):
+                if client.seen_at + AWAY_S <= now:
+                    del clients[client_id]
+                    self._count -= 1
+            if clients:
+                self._compare_topics(name, clients, now)
+            else:
+                del self._groups[name]
+        if self._groups:
+            self._runtime.agenda.set(self, now + SWEEP_S)
+
+    def _compare_topics(self, name: bytes, clients: dict[bytes, _Client], now: float) -> None:
+        settled = {key: one for key, one in clients.items() if one.first_at + SETTLED_S <= now}
+        everything = frozenset().union(*(one.topics for one in settled.values())) - {b""}
+        for client_id, client in settled.items():
+            missing = everything - client.topics
+            if not missing or b"" in client.topics:
+                client.differences.pop(b"", None)
+                continue
+            what = f"reads {_texts(client.topics)}; others of the group read {_texts(missing)}"
+            known = client.differences.get(b"")
+            if known is not None and known.what == what:
+                continue
+            group, who = _text(name), _text(client_id)
+            self._runtime.metrics.cell(INCONSISTENT, group, "").value += 1
+            log.warning("subscribes differently", extra={"group": group, "client": who, "what": what})
+            client.differences[b""] = Difference("", who, what, self._runtime.clock.wall_ms())
+
+    # --- for people
+
+    def differences(self, group: str) -> list[Difference]:
+        """Who of a group subscribes differently, the longest first. `topic` "": in the topics it reads."""
+        clients = self._groups.get(group.encode(), {})
+        found = [each for client in clients.values() for each in client.differences.values()]
+        return sorted(found, key=lambda each: (each.since_ms, each.client_id, each.topic))
+
+
+def stated(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
+    """The settings of a subscription that this pull makes: with the filter it states.
+
+    Raises ValueError that says what is wrong with the filter.
+    """
+    if not request.filter:
+        return defaults
+    tags, sql = _split(request.filterType or b"TAG", request.filter)
+    fault = expression_fault(tags, sql)
+    if fault is not None:
+        raise ValueError(fault)
+    return replace(defaults, tags=tags, sql=sql)
+
+
+@lru_cache(maxsize=4096)
+def difference(kind: bytes, text: bytes, tags: str, sql: str) -> str | None:
+    """How a stated filter differs from a subscription's, or None; also what is wrong with it."""
+    try:
+        own_tags, own_sql = _split(kind, text)
+    except ValueError as error:
+        return str(error)
+    fault = expression_fault(own_tags, own_sql)
+    if fault is not None:
+        return f"the filter cannot be used: {fault}"
+    if parse_tags(own_tags) == parse_tags(tags) and _same_sql(own_sql, sql):
+        return None
+    return f"the pull states {_shown(own_tags, own_sql)}, the subscription has {_shown(tags, sql)}"
+
+
+def _split(kind: bytes, text: bytes) -> tuple[str, str]:
+    """(tags, sql) of a stated filter. Raises ValueError."""
+    try:
+        written = text.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the filter is not UTF-8: {error}") from error
+    if kind == b"SQL92":
+        return "*", written
+    if kind == b"TAG":
+        return written, ""
+    raise ValueError(f"filterType is {kind[:40]!r}; allowed: TAG, SQL92")
+
+
+def _same_sql(one: str, other: str) -> bool:
+    if not one or not other:
+        return one == other
+    return one == other or parse_sql(one) == parse_sql(other)
+
+
+def _shown(tags: str, sql: str) -> str:
+    return f"sql {sql[:200]!r}" if sql else f"tags {tags[:200]!r}"
+
+
+def _named(group: Group, topic: bytes) -> Iterable[Any]:
+    if not topic:
+        return group.subscriptions.values()
+    found = group.subscriptions.get(topic)
+    return () if found is None else (found,)
+
+
+def _text(name: bytes) -> str:
+    return name[:255].decode("utf-8", "replace")
+
+
+def _texts(topics: Iterable[bytes]) -> str:
+    return ", ".join(sorted(_text(topic) or "all" for topic in topics))

@@ -1,0 +1,127 @@
+"""Clients of one group that state different filters or read different topics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from consumer_rig import FIRST, FakeCall, Rig
+
+from proxy_consumer import consistency
+
+
+def told(
+    rig: Rig, client: str = "one", kind: str | None = "TAG", text: str = "*", **named: object
+) -> FakeCall:
+    """A pull that states a filter."""
+    return rig.ask(
+        clientId=client.encode(),
+        filterType=None if kind is None else kind.encode(),
+        filter=text.encode(),
+        **named,  # type: ignore[arg-type]
+    )
+
+
+def refused(call: FakeCall) -> str:
+    assert call.outcome.error.code == 11
+    return str(call.outcome.error.message.decode())
+
+
+@pytest.fixture
+def tagged(rig: Rig) -> Rig:
+    rig.topic()
+    rig.subscribe(config=replace(FIRST, tags="a || b"))
+    return rig
+
+
+@pytest.mark.parametrize("text", ["a||b", "b || a", " b||a ||b"])
+def test_the_same_filter_written_differently_is_the_same(tagged: Rig, text: str) -> None:
+    call = told(tagged, text=text)
+    assert not call.answered
+    assert tagged.service.differences("G") == []
+
+
+def test_no_filter_agrees_with_any(tagged: Rig) -> None:
+    assert not tagged.ask(clientId=b"one").answered
+    assert not tagged.ask().answered
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("TAG", "a", "the pull states tags 'a', the subscription has tags 'a || b'"),
+        (None, "*", "the pull states tags '*'"),
+        ("SQL92", "x > 1", "the pull states sql 'x > 1'"),
+        ("SQL92", "x >", "cannot be used: sql is 'x >'"),
+        ("XML", "a", "filterType is b'XML'; allowed: TAG, SQL92"),
+    ],
+)
+def test_another_filter_is_refused_and_listed(tagged: Rig, kind: str | None, text: str, said: str) -> None:
+    for _ in range(3):
+        assert said in refused(told(tagged, kind=kind, text=text))
+    (found,) = tagged.service.differences("G")
+    assert (found.topic, found.client_id) == ("T", "one")
+    assert said in found.what
+    assert tagged.counted("ddmq_inconsistent_subscriptions_total", group="G", topic="T") == 1
+
+
+def test_a_pull_of_all_topics_is_compared_with_each(tagged: Rig) -> None:
+    tagged.topic("U")
+    tagged.subscribe(topic="U")
+    assert "topic U: the pull states" in refused(told(tagged, text="a||b", topic=None))
+
+
+def test_it_is_over_when_the_client_or_the_subscription_changes(tagged: Rig) -> None:
+    refused(told(tagged, text="a"))
+    told(tagged, text="a||b")
+    assert tagged.service.differences("G") == []
+
+
+def test_sql_is_compared_as_parsed(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=replace(FIRST, sql="price > 10 AND color = 'red'"))
+    assert not told(rig, kind="SQL92", text="price  >  10 and color='red'").answered
+    assert "color = 'blue'" in refused(told(rig, kind="SQL92", text="price > 10 AND color = 'blue'"))
+
+
+def test_the_first_client_makes_the_subscription_with_its_filter(rig: Rig) -> None:
+    rig.topic()
+    told(rig, text="a")
+    rig.settle()
+    assert rig.service._directory.groups[b"G"].subscriptions[b"T"].config.tags == "a"
+    assert "the subscription has tags 'a'" in refused(told(rig, "two", text="b"))
+    assert "cannot be used" in refused(told(rig, kind="SQL92", text="((", group=b"H"))
+    assert b"H" not in rig.service._directory.groups
+
+
+def test_clients_that_read_different_topics_are_listed_not_refused(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic)
+    for _ in range(3):
+        rig.ask(clientId=b"one", topic=b"T")
+        rig.ask(clientId=b"one", topic=b"U")
+        rig.ask(clientId=b"two", topic=b"T")
+        rig.ask(clientId=b"all", topic=None)
+        rig.advance(11)
+    (found,) = rig.service.differences("G")
+    assert (found.client_id, found.topic) == ("two", "")
+    assert found.what == "reads T; others of the group read U"
+    rig.ask(clientId=b"two", topic=b"U")
+    rig.advance(11)
+    assert rig.service.differences("G") == []
+
+
+def test_who_is_away_is_forgotten_and_memory_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consistency, "CLIENTS_MAX", 2)
+    rig.topic()
+    rig.subscribe()
+    for client in ("one", "two", "three"):
+        refused(told(rig, client, text="a"))
+    assert [each.client_id for each in rig.service.differences("G")] == ["one", "two"]
+    for _ in range(14):
+        rig.advance(10)
+    assert rig.service.differences("G") == []
+    assert rig.service._pulls.consistency._count == 0
+    refused(told(rig, "three", text="a"))
+    assert len(rig.service.differences("G")) == 1

@@ -1,0 +1,142 @@
+"""Two proxies over one memory engine, connected over loopback: results that reach the wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from consumer_rig import METHODS, FakeCall, Rig, result, until
+
+from backend.completion import failed, succeeded
+from backend.records import QueueRef
+from ddmq_common.clock import SystemClock
+from ddmq_common.errors import TryLaterError
+from ddmq_common.metrics.registry import Registry
+from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.server import RpcServer
+from proxy_consumer import peers
+
+
+class Pair:
+    """`here` holds the queues of topic T and listens; `there` gets the results."""
+
+    def __init__(self) -> None:
+        self.here = Rig()
+        self.server = RpcServer(
+            self.here.service.service(), "127.0.0.1", 0, RpcLimits(), Registry(), SystemClock()
+        )
+        self.server.start()
+        self.address = f"127.0.0.1:{self.server.address[1]}"
+        self.here.service.advertise(self.address)
+        self.there = Rig(backend=self.here.backend)
+        self.there.clock = self.here.clock
+        self.there.start()
+        self.there.service.advertise("127.0.0.1:1")
+        self.holders = {}
+        self.here.backend.holders = lambda *_: succeeded(self.holders)  # type: ignore[method-assign]
+        self.here.topic()
+        self.here.subscribe()
+        self.here.send(10)
+        self.offsets = self.here.pull(clientId=b"me").offsets
+        self.held_by(self.address)
+
+    def held_by(self, address: str) -> None:
+        self.holders = {self.here.ref(): address}
+
+    def submit(self, rig: Rig, given: object) -> FakeCall:
+        call = rig.call("submit", METHODS["submit"].args[0](result=given))
+        until(lambda: call.answered)
+        return call
+
+    def close(self) -> None:
+        self.there.service._results.forwarding.close()
+        self.server.close()
+        self.here.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_results_reach_the_holder_and_are_durable_when_answered(pair: Pair) -> None:
+    assert pair.submit(pair.there, result([0, 1, 2])).result is True
+    assert pair.here.progress().committed == 3
+    assert pair.there.counted("ddmq_results_forwarded_total", outcome="forwarded") == 1
+
+
+def test_leases_delays_and_reasons_travel_along(pair: Pair) -> None:
+    given = result([], [0], failLeases=[7], failDelaysMs=[60_000], failReasons=[b"no"])
+    assert pair.submit(pair.there, given).result is True
+    assert pair.here.counted("ddmq_results_ignored_total", group="G", reason="late") == 1, "a stale lease"
+    assert pair.submit(pair.there, result([], [1], failDelaysMs=[60_000])).result is True
+    assert pair.here.counted("ddmq_failed_total", group="G", topic="T") == 1
+
+
+def test_a_pull_brings_them_along_too(pair: Pair) -> None:
+    call = pair.there.pull(result=result(range(10)))
+    assert call.result.messages == []
+    assert pair.here.progress().committed == 10
+
+
+def test_many_at_once_are_sent_together(pair: Pair) -> None:
+    calls = [
+        pair.there.call("submit", METHODS["submit"].args[0](result=result([offset]))) for offset in range(10)
+    ]
+    until(lambda: all(call.answered for call in calls))
+    assert all(call.result is True for call in calls)
+    assert pair.here.progress().committed == 10
+
+
+def test_a_forwarded_call_is_never_passed_on_again(pair: Pair) -> None:
+    call = pair.submit(pair.there, result([0], forwardedBy=b"127.0.0.1:2"))
+    assert b"does not hold the queue any more" in call.outcome.error.message
+    assert not pair.there.service._results.forwarding.waiting
+
+
+def test_a_holder_that_moved_on_ends_in_try_later(pair: Pair) -> None:
+    pair.here.service._directory.groups[b"G"].subscriptions[b"T"].leave()
+    call = pair.submit(pair.there, result([0]))
+    assert b"does not hold the queue any more" in call.outcome.error.message
+
+
+def test_a_holder_that_cannot_be_reached(pair: Pair) -> None:
+    pair.held_by("127.0.0.1:1")
+    pair.there.service.advertise("127.0.0.1:2")
+    call = pair.submit(pair.there, result([0]))
+    assert b"127.0.0.1:1 holds the queue and cannot be reached" in call.outcome.error.message
+    assert pair.there.counted("ddmq_results_forwarded_total", outcome="failed") == 1
+    pair.held_by(pair.address)
+    assert pair.submit(pair.there, result([0])).result is True
+
+
+def test_between_two_owners(pair: Pair) -> None:
+    pair.holders = {QueueRef("T", 1, 9): pair.address}
+    call = pair.submit(pair.there, result([0]))
+    assert b"between two owners" in call.outcome.error.message
+
+
+def test_nobody_holds_anything(pair: Pair) -> None:
+    pair.holders = {}
+    assert pair.submit(pair.there, result([0])).result is True
+    assert pair.there.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 1
+
+
+def test_the_lookup_fails(pair: Pair) -> None:
+    pair.here.backend.holders = lambda *_: failed(TryLaterError("no writer"))  # type: ignore[method-assign]
+    call = pair.submit(pair.there, result([0]))
+    assert b"no writer" in call.outcome.error.message
+
+
+def test_what_waits_for_one_proxy_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "CALLS_MAX", 0)
+    call = pair.submit(pair.there, result([0]))
+    assert call.outcome.error.code == 15
+
+
+def test_a_proxy_without_an_address_of_its_own_passes_nothing_on(pair: Pair) -> None:
+    pair.there.service.advertise("")
+    assert pair.submit(pair.there, result([0])).result is True
+    assert pair.here.progress().committed == 0
