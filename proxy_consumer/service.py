@@ -28,6 +28,7 @@ from proxy_consumer import answers, stats
 from proxy_consumer.blocked_keys import BlockedKey, KeyHolder
 from proxy_consumer.changes import Change, Changes
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
+from proxy_consumer.consistency import Difference
 from proxy_consumer.directory import Directory
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups import SOURCE_LOG, Stored
@@ -227,6 +228,10 @@ class ConsumerService:
         """The file that owns a subscription, or None where the command line may change it."""
         source = self.subscription_source(group, topic).source
         return None if source == SOURCE_LOG else source
+
+    def differences(self, group: str) -> list[Difference]:
+        """Clients of a group that subscribe differently, as far as this proxy has seen."""
+        return self._pulls.consistency.differences(group)
 
     def subscription_source(self, group: str, topic: str) -> Stored:
         """What a subscription sets itself and who owns it: `log`, or the name of a file."""
