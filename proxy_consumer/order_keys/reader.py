@@ -51,7 +51,7 @@ def key_reader(order_key: str) -> KeyReader:
             text = read_body(value_of(delivery))
         except (ValueError, RecursionError, DamagedError):
             return None
-        return text if text is None or len(text) < 1024 else bounded(text)
+        return None if text is None else bounded(text)
 
     return read
 
@@ -65,9 +65,7 @@ def message_key(delivery: bytes) -> str | None:
     if not key:
         return None
     text = key.decode("utf-8", "backslashreplace")
-    if text.isalnum():  # nothing to escape
-        return f'"{text}"'
-    return bounded(text_of(text))
+    return bounded(f'"{text}"' if text.isalnum() else text_of(text))  # then nothing is to be escaped
 
 
 @lru_cache(maxsize=READERS_MAX)

@@ -1,0 +1,91 @@
+"""Order keys of random bodies: the direct walk gives what the library gives, and texts are identities."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy_consumer.order_keys.general import general_reader
+from proxy_consumer.order_keys.path import parse_path
+from proxy_consumer.order_keys.plain import Unshaped, plain_reader
+from proxy_consumer.order_keys.reader import path_fault
+
+NAMES = st.sampled_from(["a", "b", "k-k", "é", ""])
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    st.sampled_from([0, 1, 1.0, -0.0, "1", ""]),
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=3)),
+    max_leaves=10,
+)
+STEPS = st.lists(st.one_of(NAMES, st.integers(-3, 3)), min_size=1, max_size=4)
+
+
+def written(steps: list[str | int]) -> str:
+    return "$" + "".join(f"['{step}']" if isinstance(step, str) else f"[{step}]" for step in steps)
+
+
+@settings(deadline=None, max_examples=400)
+@given(value=VALUES, steps=STEPS, ascii_only=st.booleans())
+def test_the_direct_walk_gives_what_the_library_gives(
+    value: Any, steps: list[str | int], ascii_only: bool
+) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    parsed = parse_path(written(steps))
+    expected = general_reader(parsed)(body)
+    try:
+        assert plain_reader(parsed)(body) == expected
+    except Unshaped:
+        return  # then the library is asked
+
+
+@settings(deadline=None, max_examples=300)
+@given(value=VALUES, data=st.data())
+def test_the_direct_walk_finds_what_is_there(value: Any, data: st.DataObject) -> None:
+    """Paths made from the body itself; compared with a walk over Python's own reading of it."""
+    steps: list[str | int] = []
+    place = value
+    while isinstance(place, dict | list) and place and len(steps) < 5:
+        step = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        steps.append(step)
+        place = place[step]
+    if steps:
+        text = plain_reader(parse_path(written(steps)))(json.dumps(value).encode())
+        assert (text is None) == (place is None)
+        if text is not None:
+            assert same(json.loads(text), place)
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equality of JSON values as order keys understand it."""
+    if isinstance(one, bool) or isinstance(two, bool) or one is None or two is None:
+        return one is two
+    if isinstance(one, int | float) and isinstance(two, int | float):
+        return Fraction(repr(one)) == Fraction(repr(two))
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(same(one[name], two[name]) for name in one)
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(same, one, two))
+    return bool(one == two and type(one) is type(two))
+
+
+@settings(deadline=None, max_examples=400)
+@given(one=VALUES, two=VALUES)
+def test_texts_are_equal_exactly_when_values_are(one: Any, two: Any) -> None:
+    read = general_reader(parse_path("['v']"))
+    first, second = (read(json.dumps({"v": value}).encode()) for value in (one, two))
+    assert (first == second) is same(one, two)
+
+
+@settings(deadline=None, max_examples=300)
+@given(path=st.text(alphabet="$./[]*'\"-:,?@()=<>ab1 size", max_size=25))
+def test_any_text_is_a_path_or_has_a_fault(path: str) -> None:
+    if path_fault(path) is None and path:
+        general_reader(parse_path(path))(b'{"a":[{"b":1,"a":2},2],"b":{"a":"x"}}')
