@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import resource
+import socket
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -122,6 +123,7 @@ class ServerProcess:
             self.consumer.start()
             self.declare_groups(self.config)
             self._listen("consumer", self.consumer)
+            self.consumer.advertise(str(reachable(self.addresses["consumer"])))
         if "admin" in self.parts:
             self._listen_admin(backend)
 
@@ -239,6 +241,13 @@ def cannot_listen(part: str, address: Address, error: BaseException) -> ConfigEr
         f"cannot listen on {address} for --{part}: {why}; {help_text}choose a free port of an own address, "
         f"for example --{part} {LOOPBACK}:0 for any"
     )
+
+
+def reachable(address: Address) -> Address:
+    """Where others reach what listens on `address`: any-address stands for this machine's name."""
+    if address.host in ("0.0.0.0", "::"):
+        return Address(socket.gethostname(), address.port)
+    return address
 
 
 def raise_open_files() -> None:
