@@ -11,6 +11,7 @@ from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, Fenc
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.creation import Creation
+from proxy_consumer.departures.retry_queues import group_concerned
 from proxy_consumer.groups import (
     GROUP_PREFIX,
     SOURCE_LOG,
@@ -69,6 +70,12 @@ class Directory:
     def changed(self, key: str) -> None:
         """A setting (or a topic) changed, here or elsewhere."""
         kind, _, rest = key.partition("/")
+        retrying = self.groups.get((group_concerned(key) or "").encode())
+        if retrying is not None:
+            for subscription in retrying.subscriptions.values():
+                subscription.check_retry_queue()
+        if kind == "parked" and (parked := self.groups.get(rest.encode())) is not None:
+            parked.ordering.load_parked()
         if kind == "group":
             self._group_changed(rest)
         elif kind == "subscription":

@@ -4,6 +4,7 @@ Settings, the same at every proxy of one backend, JSON:
 
     group/NAME               {"created_ms": …, "source": "log" or the file that owns it}
     subscription/GROUP/TOPIC {"created_ms": …, "source": …, "settings": {what it sets itself}}
+    parked/GROUP             [order keys that are set aside]
     reset/GROUP/TOPIC        written together with a reset of offsets, so that connected proxies look again
 """
 
@@ -16,12 +17,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from backend.completion import Completion
+from backend.records import AppendResult
 from ddmq_common.config.loader import Place as ConfigPlace
 from ddmq_common.config.loader import build
 from ddmq_common.errors import ConfigError
+from proxy_consumer.blocked_keys import BlockedKey
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import Waiter, WaitingRoom
+from proxy_consumer.ordering import GroupOrdering
 from proxy_consumer.reads import Held
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription import Subscription
@@ -59,6 +64,7 @@ class Group:
         self.unknown_queue = runtime.ignored(name, "unknown queue")
         self.source = SOURCE_LOG
         self.created_ms = 0
+        self.ordering = GroupOrdering(runtime, self)
         self._rotation: deque[Subscription] = deque()
 
     # --- subscriptions
@@ -86,6 +92,27 @@ class Group:
         if self.held.get(held.key) is held:
             del self.held[held.key]
 
+    # --- order keys
+
+    def blocked_keys(self, limit: int) -> list[BlockedKey]:
+        """Up to `limit` keys that hold messages up at this proxy, the longest first."""
+        return self.ordering.blocked(limit)
+
+    def park_key(self, key: str) -> Completion[list[AppendResult]]:
+        """Deliver nothing of the key until it is replayed, at no proxy; survives restarts.
+
+        Raises CallerError without an order key, BoundReachedError at 1,000 parked keys.
+        """
+        return self.ordering.park(key)
+
+    def replay_key(self, key: str) -> Completion[list[AppendResult]] | None:
+        """Deliver the head again at once, its attempts counted anew. Raises CallerError."""
+        return self.ordering.replay(key)
+
+    def skip_key(self, key: str) -> None:
+        """Move the head to the dead letters. Raises CallerError."""
+        self.ordering.skip(key)
+
     # --- delivery
 
     def take(self, subscription: Subscription | None, now: float, count: int) -> Delivery | None:
@@ -111,6 +138,11 @@ class Group:
             for subscription in list(self._rotation):
                 if subscription.buffer.may_have and self._serve_one(subscription, now):
                     served = True
+            served = served or any(map(self._can_serve, self._rotation))
+
+    def _can_serve(self, subscription: Subscription) -> bool:
+        """Whether reading for another topic has brought something that a waiter here wants."""
+        return subscription.buffer.has_some and self.room.oldest(subscription.topic) is not None
 
     def _serve_one(self, subscription: Subscription, now: float) -> bool:
         waiter: Waiter | None = self.room.oldest(subscription.topic)

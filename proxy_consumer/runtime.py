@@ -79,6 +79,8 @@ class Runtime:
             pressure=cell(catalogue.SKIPPED, group, topic, "pressure"),
             missing=cell(catalogue.SKIPPED, group, topic, "missing"),
             expired=cell(catalogue.SKIPPED, group, topic, "expired"),
+            filtered=cell(catalogue.SKIPPED, group, topic, "filtered"),
+            unkeyed=cell(catalogue.UNKEYED, group, topic),
         )
 
     def ignored(self, group: str, reason: str) -> Cell:

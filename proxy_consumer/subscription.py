@@ -1,41 +1,48 @@
 """One group's subscription to one topic: the PullBuffer, and the backend calls it asks for.
 
-It joins the group's membership with the first pull and leaves after `idle_ms` without one. Queues that
-are assigned are loaded (progress and bounds) and then read on demand: a read that the backend answers
-at once is used at once, another one wakes the group's waiters when it comes. At a queue's end one wait
-stands armed for as long as the subscription is in use, so that no append goes unnoticed.
+It takes its seats (seat.py) with the first pull and leaves them after `idle_ms` without one. Queues that
+it is given are read on demand: a read that the backend answers at once is used at once, another one
+wakes the group's waiters when it comes. At a queue's end one wait stands armed for as long as the
+subscription is in use, so that no append goes unnoticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from backend.completion import Completion
-from backend.port import Assignment, Membership
+from backend.port import Sharing
 from backend.records import Bounds, ProgressView, QueueRef
-from ddmq_common.errors import DdmqError, DrainingError
+from ddmq_common.errors import DrainingError
+from ddmq_common.names import retry_qid, retry_topic
 from proxy_consumer.answers import Place
 from proxy_consumer.commits import Part, ProgressCommit, collect
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
+from proxy_consumer.core.order.lane import OrderedLane
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, Loaded, QueueState, ReadRequest
+from proxy_consumer.departures.retry_queues import retry_queue_of
 from proxy_consumer.departures.undertaker import Undertaker
+from proxy_consumer.gates import gate_of, same_gate
+from proxy_consumer.ordering import SubscriptionOrder, same_order, sharing_of
 from proxy_consumer.reads import DataWait, Held, QueueRead
 from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.seat import RETRY_S, Seat
 
 if TYPE_CHECKING:
     from proxy_consumer.groups import Group
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
-RETRY_S = 0.5  # pause after the backend refused or failed a call
 NEXT_OFFSET_AGE_S = 0.1
 LOST_S = 3.0  # a queue that was lost is mostly ours again by then: a writer is replaced in 3 s
+READS_MAX = 32  # reads answered at once in one `take`; then others have their turn
+FLUSH_S = 0.5  # when what is finished without a client is stored
 
 
 class Subscription:
-    """The shell around one PullBuffer. Also the listener of its membership and a task of the agenda."""
+    """The shell around one PullBuffer. Also a task of the agenda."""
 
     def __init__(self, runtime: Runtime, group: Group, topic: str, config: SubscriptionDefaults) -> None:
         self.runtime = runtime
@@ -45,6 +52,7 @@ class Subscription:
         self.wake_at = NEVER
         self.creating = False
         self.last_used = runtime.now()
+        self.order = SubscriptionOrder(runtime, group, self)
         self.buffer = PullBuffer(
             config,
             runtime.config.answer_bytes_max,
@@ -52,18 +60,17 @@ class Subscription:
             runtime.lease_ids,
             runtime.tally(group.name, topic),
             runtime.held,
+            self.order.of,
+            gate_of(config),
         )
         self.undertaker = Undertaker(self)
-        self._membership: Membership | None = None
-        self._term = 0  # counts joins and leaves; answers of an earlier term are not for us
+        self._seat = Seat(self, topic, retry=False)
+        self._retry_seat = Seat(self, retry_topic(group.name), retry=True)
         self._waits: dict[QueueRef, DataWait] = {}
         self._stalled: list[QueueState] = []  # to be tried again after an error
-        self._unloaded: set[QueueRef] = set()
         self._handed_out: dict[QueueRef, tuple[int, int]] = {}  # of lost queues: generation, delivered until
         self._next_offsets: dict[QueueRef, int] = {}
         self._next_offsets_at = 0.0
-        self._epoch = 0
-        self._join_after = 0.0
         self.readable = True
         self.check_topic()
 
@@ -72,99 +79,112 @@ class Subscription:
         info = self.runtime.backend.topic(self.topic)
         self.readable = info is None or info.readable
 
-    def configure(self, config: SubscriptionDefaults) -> None:
-        """New settings; consumption goes on."""
-        self.config = config
-        self.buffer.configure(config)
+    @property
+    def topic_exists(self) -> bool:
+        return self.runtime.backend.topic(self.topic) is not None
 
-    # --- use and membership
+    def configure(self, config: SubscriptionDefaults) -> None:
+        """New settings. Limits hold at once; another filter judges anew what is not delivered.
+
+        Another order key starts the queues anew: what clients hold may come to others too.
+        """
+        before, self.config = self.config, config
+        self.buffer.configure(config)
+        if not same_gate(before, config):
+            self.buffer.filter_by(gate_of(config))
+        if not same_order(before, config) and self.joined:
+            for state in self.buffer.queues.values():
+                self.remember_lost(state)
+            self.leave()
+            self._join()
+        self.group.serve()
+
+    # --- use and seats
 
     @property
     def joined(self) -> bool:
-        return self._membership is not None
+        return self._seat.joined
+
+    @property
+    def complete(self) -> bool:
+        """Whether our queues of the topic are known and loaded."""
+        return self._seat.complete
 
     def use(self, now: float) -> None:
         """A client pulls."""
         self.last_used = now
-        if self._membership is None and not self.creating and now >= self._join_after:
+        if not self._seat.joined and not self.creating:
             self._join()
+        if self.config.scope == "group":
+            for other in self.group.ordering.members():
+                other.last_used = now
+                if not other.joined and not other.creating:
+                    other.join_alone()
 
     def _join(self) -> None:
-        runtime = self.runtime
-        self._term += 1
-        try:
-            self._membership = runtime.backend.join(self.group.name, self.topic, self)
-        except DdmqError as error:
-            log.warning("cannot join", extra={"group": self.group.name, "error": str(error)})
-            self._join_after = runtime.now() + RETRY_S
-            runtime.agenda.set(self, self._join_after)
+        self.join_alone()
+        self.runtime.agenda.set(self, self.runtime.now() + self.runtime.config.idle_ms / 1000)
+
+    def join_alone(self) -> None:
+        """Take the seats."""
+        self._seat.join(sharing_of(self.config))
+        self.check_retry_queue()
+
+    def check_retry_queue(self) -> None:
+        """The group's retry topic may have a queue for this topic now."""
+        if not self._seat.joined or self._retry_seat.joined or self.config.scope:
             return
-        runtime.agenda.set(self, runtime.now() + runtime.config.idle_ms / 1000)
+        queue = retry_queue_of(self.runtime, self.group.name, self.topic)
+        if queue is not None:
+            self._retry_seat.join(Sharing.AVERAGELY, frozenset({queue.queue_id}))
 
     def leave(self) -> None:
         """Give up every queue; what is leased comes again, here or elsewhere."""
-        self._term += 1
         self.flush()
         for queue in list(self.buffer.queues):
-            self._drop(queue)
-        self._unloaded.clear()
-        membership, self._membership = self._membership, None
-        if membership is not None:
-            membership.leave()
+            self.drop(queue)
+        self._seat.leave()
+        self._retry_seat.leave()
+        self.order.forget()
 
     def holds(self, state: QueueState) -> bool:
         """Whether `state` is still what we hold of its queue."""
         return self.buffer.queues.get(state.queue) is state
 
-    def assigned(self, assignment: Assignment) -> None:
-        """Queues are ours under this epoch."""
-        self._epoch = assignment.epoch
-        for queue in assignment.queues:
-            held = self.buffer.queues.get(queue)
-            if held is None:
-                self._unloaded.add(queue)
-            else:
-                held.jobs.epoch = assignment.epoch
-        self._load()
+    def lanes(self) -> Iterator[OrderedLane]:
+        """The queues that are in an ordered scope."""
+        for state in self.buffer.queues.values():
+            if state.lane is not None:
+                yield state.lane
 
-    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        """Make what is finished durable, then let the queues go."""
-        states = [self.buffer.queues[queue] for queue in queues if queue in self.buffer.queues]
-        membership = self._membership
+    # --- queues
 
-        def release(_: Exception | None) -> None:
-            if membership is not None:
-                membership.release(queues)
+    def install(self, seat: Seat, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int) -> None:
+        """A queue is ours and its progress known."""
+        before = self._handed_out.pop(queue, None)
+        if epoch > 1 and before is None and self.config.scope:
+            wait_s = self.config.handover_wait_ms / 1000
+            self.order.open_at = max(self.order.open_at, self.runtime.now() + wait_s)
+        state = self.buffer.assign(queue, view, bounds, retry_queue=seat.retry)
+        state.jobs.epoch = epoch
+        self._next_offsets[queue] = bounds.next
+        runtime = self.runtime
+        name = retry_qid(runtime.backend.cluster, queue.queue_id) if seat.retry else runtime.qid(queue)
+        held = state.label = Held(Place(self.group.name, self.topic, name), self, state)
+        if before is not None and before[0] == view.generation:
+            state.jobs.handed_out = before[1]
+        runtime.lost.pop((self.group.name.encode(), *held.key), None)
+        self.group.remember(held)
 
-        parts = collect(self, states)
-        for queue in queues:
-            self._drop(queue)
-        if parts:
-            ProgressCommit(self.runtime, parts, release).start()
-        else:
-            release(None)
+    def installed(self) -> None:
+        """All queues of a grant are there."""
+        self.order.update()
+        self.runtime.agenda.set(self, max(self.order.open_at, self.runtime.now()))
+        self.settle_up(self.buffer.queues.values())
+        self.group.serve()
 
-    def lost(self, queues: Sequence[QueueRef]) -> None:
-        """They are not ours: the writer died, or our session, or someone else has them already.
-
-        In the first two cases they mostly come back. Clients know nothing of this, so what they hold can
-        still be acknowledged then; results that come in between are refused, and sent again.
-        """
-        for queue in queues:
-            state = self.buffer.queues.get(queue)
-            self._drop(queue)
-            if state is not None:
-                self._remember_lost(state)
-
-    def _remember_lost(self, state: QueueState) -> None:
-        held: Held = state.label
-        held.lost = True
-        until = max(state.jobs.handed_out, state.feed.next_offset())
-        self._handed_out[state.queue] = (state.jobs.generation, until)
-        self.runtime.lost[self.group.name.encode(), *held.key] = self.runtime.now() + LOST_S
-
-    def _drop(self, queue: QueueRef) -> None:
-        self._unloaded.discard(queue)
+    def drop(self, queue: QueueRef) -> None:
+        """A queue is not ours any more."""
         state = self.buffer.revoke(queue)
         if state is not None:
             self.group.forget(state.label)
@@ -172,71 +192,17 @@ class Subscription:
         if wait is not None:
             wait.cancel()
 
-    # --- loading progress
-
-    def _load(self) -> None:
-        queues = sorted(self._unloaded)
-        if not queues:
-            return
-        backend, term = self.runtime.backend, self._term
-        progress = backend.progress(self.group.name, queues)
-        bounds = backend.bounds(queues)
-
-        def both(_: object) -> None:
-            if progress.done and bounds.done and term == self._term:
-                self._loaded(queues, progress, bounds)
-
-        progress.then(both)
-        if not bounds.done or not progress.done:
-            bounds.then(both)
-
-    def _loaded(
-        self,
-        queues: list[QueueRef],
-        progress: Completion[list[ProgressView]],
-        bounds: Completion[list[Bounds | None]],
-    ) -> None:
-        error = progress.error or bounds.error
-        if error is not None:
-            log.warning("progress not read", extra={"group": self.group.name, "error": str(error)})
-            self.runtime.agenda.set(self, self.runtime.now() + RETRY_S)
-            return
-        for queue, view, limits in zip(queues, progress.value, bounds.value, strict=True):
-            if queue in self._unloaded:
-                self._unloaded.discard(queue)
-                if limits is not None:
-                    self._install(queue, view, limits)
-        self.settle_up(self.buffer.queues.values())
-        self.group.serve()
-
-    def _install(self, queue: QueueRef, view: ProgressView, bounds: Bounds) -> None:
-        state = self.buffer.assign(queue, view, bounds)
-        state.jobs.epoch = max(self._epoch, view.epoch)
-        self._next_offsets[queue] = bounds.next
-        held = state.label = Held(Place(self.group.name, self.topic, self.runtime.qid(queue)), self, state)
-        generation, until = self._handed_out.pop(queue, (view.generation, 0))
-        if generation == view.generation:
-            state.jobs.handed_out = until
-        self.runtime.lost.pop((self.group.name.encode(), *held.key), None)
-        self.group.remember(held)
+    def remember_lost(self, state: QueueState) -> None:
+        """What clients hold of a queue that goes may still be acknowledged when it comes back."""
+        held: Held = state.label
+        held.lost = True
+        until = max(state.jobs.handed_out, state.feed.next_offset())
+        self._handed_out[state.queue] = (state.jobs.generation, until)
+        self.runtime.lost[self.group.name.encode(), *held.key] = self.runtime.now() + LOST_S
 
     def refence(self, state: QueueState, then: Callable[[], None]) -> None:
         """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
-        term = self._term
-        view = self.runtime.backend.progress(self.group.name, (state.queue,))
-
-        def checked(_: object) -> None:
-            if term == self._term and self.holds(state) and view.error is None:
-                now = view.value[0]
-                if now.epoch > state.jobs.epoch:
-                    self._drop(state.queue)
-                elif now.generation != state.jobs.generation:
-                    self._drop(state.queue)
-                    self._unloaded.add(state.queue)
-                    self._load()
-            then()
-
-        view.then(checked)
+        (self._retry_seat if state.retry_queue else self._seat).refence(state, then)
 
     def refence_all(self) -> None:
         """Offsets may have been reset."""
@@ -250,14 +216,18 @@ class Subscription:
         buffer = self.buffer
         if not self.readable:
             return None
-        while True:
+        for _ in range(READS_MAX):
             step = buffer.take(now, count)
             if isinstance(step, Delivery):
                 self.runtime.agenda.set(self, step.deadline)
                 return step
             if step is None:
+                self.runtime.agenda.set(self, now if buffer.short else buffer.next_event())
                 return None
-            self._read(step)
+            held: Held | None = step.state.label
+            (self if held is None else held.subscription).read(step)
+        self.runtime.agenda.set(self, now)
+        return None
 
     def next_offset(self, state: QueueState, now: float) -> int:
         """The queue's next offset as known lately, for our own clients."""
@@ -273,7 +243,8 @@ class Subscription:
                 if bounds is not None:
                     self._next_offsets[queue] = bounds.next
 
-    def _read(self, request: ReadRequest) -> None:
+    def read(self, request: ReadRequest) -> None:
+        """Carry out what a PullBuffer asks for."""
         read = QueueRead(self, request)
         self.runtime.backend.read(
             request.state.queue,
@@ -295,11 +266,16 @@ class Subscription:
             self.buffer.read_failed(read.request)
             self._stall(state, read.error)
             return Loaded.TAIL
-        loaded = self.buffer.loaded(read.request, read.value, self.runtime.now())
+        now = self.runtime.now()
+        loaded = self.buffer.loaded(read.request, read.value, now)
         if loaded is Loaded.TAIL:
             self._arm(state)
         elif loaded is Loaded.GONE and self.holds(state):
-            self._drop(state.queue)
+            self.drop(state.queue)
+        if state.jobs.owes:  # finished undelivered: no client will have it stored
+            self.runtime.agenda.set(self, now + FLUSH_S)
+        if state.jobs.burials:
+            self.settle_up((state,))
         return loaded
 
     def _stall(self, state: QueueState, error: Exception) -> None:
@@ -361,21 +337,33 @@ class Subscription:
         stalled, self._stalled = self._stalled, []
         for state in stalled:
             self.buffer.data_arrived(state)
-        self._load()
+        for seat in (self._seat, self._retry_seat):
+            seat.load()
+        self.order.update()
         self.undertaker.go_on(now)
         self.settle_up(self.buffer.queues.values())
+        if self.order.open_at > now:
+            self.runtime.agenda.set(self, self.order.open_at)
         if self._leave_when_idle(now):
             return
         self.group.serve()
 
     def _leave_when_idle(self, now: float) -> bool:
+        waited_for = self._waited_for()
         if not self.joined:
-            if self.group.room.waiting_for(self.topic) and not self.creating:
+            if waited_for and not self.creating:
                 self._join()
             return False
         until = self.last_used + self.runtime.config.idle_ms / 1000
-        if self.group.room.waiting_for(self.topic) or self.buffer.budget.leased or now < until:
+        if waited_for or self.buffer.budget.leased or now < until:
             self.runtime.agenda.set(self, max(until, now + 1.0))
             return False
         self.leave()
         return True
+
+    def _waited_for(self) -> bool:
+        """Whether a client waits for this topic, or for one that shares its chains."""
+        room = self.group.room
+        if self.config.scope == "group":
+            return any(room.waiting_for(other.topic) for other in self.group.ordering.members())
+        return room.waiting_for(self.topic) > 0

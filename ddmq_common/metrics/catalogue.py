@@ -78,7 +78,13 @@ SKIPPED = _metric(
     "ddmq_skipped_total",
     "counter",
     ("group", "topic", "reason"),
-    "Messages finished undelivered: pressure traffic refused, missing from the log, expired.",
+    "Messages finished undelivered: pressure traffic refused, filtered, missing from the log, expired.",
+)
+UNKEYED = _metric(
+    "ddmq_unkeyed_total",
+    "counter",
+    ("group", "topic"),
+    "Messages of ordered subscriptions without a key, delivered without order.",
 )
 PULLS = _metric("ddmq_pulls_total", "counter", ("outcome",), "Pulls answered, by outcome.")
 WAITING_PULLS = _metric("ddmq_waiting_pulls", "gauge", (), "Pulls parked until there is a message.")

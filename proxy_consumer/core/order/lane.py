@@ -134,6 +134,24 @@ class OrderedLane:
                 if lane is self and other not in given:
                     self.state.jobs.send_back(other)
 
+    def hold(self, offset: int) -> None:
+        """The job's key was set aside; one that a client has is held when it comes back."""
+        self._withdraw(offset)
+        self.state.jobs.hold(offset)
+
+    def bury(self, offset: int, reason: str) -> None:
+        """The job goes to the dead letters, wherever it is; its chain goes on when it is there."""
+        self._withdraw(offset)
+        self.state.jobs.bury_now(offset, reason)
+
+    def _withdraw(self, offset: int) -> None:
+        """Take a job out of what lies ready."""
+        left = deque(entry for entry in self.deliverable if entry.offset != offset)
+        if len(left) < len(self.deliverable):
+            self.scope.waiting -= 1
+            self.deliverable = left
+            self.state.jobs.release(offset)
+
     def forget_bytes(self) -> None:
         """Deliver what lies ready by reading it again (a filter changed)."""
         entries, self.deliverable = self.deliverable, deque()

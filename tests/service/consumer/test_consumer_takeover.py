@@ -25,7 +25,7 @@ def subscription(rig: Rig) -> Subscription:
 
 def lose(rig: Rig) -> None:
     """The session is over: its queues are lost, and joined anew with the next pull."""
-    subscription(rig).lost(list(subscription(rig).buffer.queues))
+    subscription(rig)._seat.lost(list(subscription(rig).buffer.queues))
     subscription(rig).leave()
 
 

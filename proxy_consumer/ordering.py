@@ -1,0 +1,279 @@
+"""Order keys of one group: the scopes of its chains, which keys are blocked, and what operators do to them.
+
+Subscriptions whose chains reach over the whole group share one scope, so all of them are joined as soon
+as one is pulled from, and nothing of it is delivered before the queues of all are loaded. Keys set aside
+stand in the setting `parked/GROUP`, a JSON list, the same at every proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backend.completion import Completion
+from backend.port import Sharing
+from backend.records import AppendResult, CommitBatch, QueueRef
+from ddmq_common.errors import BoundReachedError, CallerError
+from proxy_consumer.blocked_keys import BlockedKey
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.order.chains import Chain
+from proxy_consumer.core.order.lane import KeyReader, OrderedLane
+from proxy_consumer.core.order.scope import OrderScope
+from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.upstream_job import JobState
+from proxy_consumer.order_keys.reader import QID, key_reader
+from proxy_consumer.runtime import Runtime, log
+
+if TYPE_CHECKING:
+    from proxy_consumer.groups import Group
+    from proxy_consumer.subscription import Subscription
+
+PARKED_PREFIX = "parked/"
+PARKED_MAX = 1_000
+REASON_SKIPPED = "skipped"
+_STATES = {
+    JobState.RECORDED: "retrying",
+    JobState.RELEASED: "retrying",
+    JobState.LEASED: "in flight",
+    JobState.WAITING: "retrying",
+    JobState.READY: "retrying",
+    JobState.HELD: "parked",
+    JobState.BURYING: "to the dead letters",
+}
+
+
+def sharing_of(config: SubscriptionDefaults) -> Sharing:
+    """How the queues of a subscription are shared among proxies."""
+    if config.scope == "group":
+        return Sharing.WHOLE_GROUP
+    return Sharing.WHOLE_TOPIC if config.scope == "topic" else Sharing(config.assignment)
+
+
+def same_order(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
+    """Whether a change of settings leaves chains and sharing as they are."""
+    names = ("order_key", "scope", "chain_batch", "assignment")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+class SubscriptionOrder:
+    """The scopes of one subscription; PullBuffer asks `of` for each queue it gets."""
+
+    def __init__(self, runtime: Runtime, group: Group, subscription: Subscription) -> None:
+        self._runtime = runtime
+        self._group = group
+        self._subscription = subscription
+        self._own: OrderScope | None = None
+        self.open_at = 0.0  # monotonic seconds; a dead proxy's leases are waited out until then
+
+    def of(self, queue: QueueRef) -> tuple[OrderScope, KeyReader] | None:
+        """The scope of a queue and the reader of its keys; None without an order key."""
+        config = self._subscription.config
+        if not config.scope:
+            return None
+        if config.order_key == QID:
+            key = msgspec.json.encode(f"{queue.topic}/{self._runtime.qid(queue)}").decode()
+            return self._scope(single=True), lambda _: key
+        reader = key_reader(config.order_key)
+        if config.scope == "queue":
+            return self._scope(), reader
+        if config.scope == "group":
+            if self._group.ordering.shared is None:
+                self._group.ordering.shared = self._scope()
+            return self._group.ordering.shared, reader
+        if self._own is None:
+            self._own = self._scope()
+        return self._own, reader
+
+    def _scope(self, *, single: bool = False) -> OrderScope:
+        merged = self._runtime.backend.capabilities.topic_order
+        scope = OrderScope(
+            merged=merged,
+            batch=self._subscription.config.chain_batch,
+            single=single,
+            unkeyed=self._subscription.buffer.tally.unkeyed,
+        )
+        scope.open = False
+        scope.action.parked_keys = self._group.ordering.parked
+        return scope
+
+    def forget(self) -> None:
+        """The subscription gave up its queues."""
+        self._own = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether every queue that takes part is here and may deliver."""
+        subscription = self._subscription
+        if not subscription.topic_exists:
+            return True
+        return subscription.complete and self._runtime.now() >= self.open_at
+
+    def update(self) -> None:
+        """Open scopes that are complete; at `open_at` the agenda calls again."""
+        if self._subscription.config.scope == "group":
+            self._group.ordering.update()
+            return
+        for scope in {id(lane.scope): lane.scope for lane in self._subscription.lanes()}.values():
+            _set_open(scope, self.ready)
+
+
+def _set_open(scope: OrderScope, is_open: bool) -> None:
+    if scope.open != is_open:
+        scope.open = is_open
+        if is_open:
+            scope.stir()
+
+
+class GroupOrdering:
+    """What the subscriptions of one group share."""
+
+    def __init__(self, runtime: Runtime, group: Group) -> None:
+        self._runtime = runtime
+        self._group = group
+        self.shared: OrderScope | None = None
+        self.parked: frozenset[str] = frozenset()
+        self.load_parked()
+
+    def members(self) -> list[Subscription]:
+        """Subscriptions whose chains reach over the group."""
+        return [each for each in self._group.subscriptions.values() if each.config.scope == "group"]
+
+    def update(self) -> None:
+        """Open the shared scope when all of it is here."""
+        if self.shared is not None:
+            _set_open(self.shared, all(each.order.ready for each in self.members()))
+            if not self.shared.lanes:
+                self.shared = None
+
+    # --- keys set aside
+
+    def load_parked(self) -> None:
+        """The setting changed."""
+        value = self._runtime.backend.setting(PARKED_PREFIX + self._group.name)
+        try:
+            keys = [] if value is None else msgspec.json.decode(value, type=list[str])
+        except msgspec.DecodeError as error:
+            log.error("parked keys not loaded", extra={"group": self._group.name, "error": str(error)})
+            return
+        before, self.parked = self.parked, frozenset(keys)
+        for lane in self._lanes():
+            lane.scope.action.parked_keys = self.parked
+            for offset, chain in list(lane.busy.items()):
+                if chain.key in self.parked and chain.key not in before:
+                    lane.hold(offset)
+                elif chain.key in before and chain.key not in self.parked:
+                    lane.state.jobs.replay(offset)
+                    lane.wake()
+
+    def park(self, key: str) -> Completion[list[AppendResult]]:
+        """Deliver nothing of the key until it is replayed; durable when it succeeds."""
+        if key not in self.parked and len(self.parked) >= PARKED_MAX:
+            raise BoundReachedError(
+                f"{PARKED_MAX} keys of group {self._group.name} are parked; replay or skip some first"
+            )
+        if not self._group_orders():
+            raise CallerError(f"no subscription of group {self._group.name} has an order key")
+        return self._store(self.parked | {key})
+
+    def replay(self, key: str) -> Completion[list[AppendResult]] | None:
+        """Deliver the head again at once. None: nothing had to be stored."""
+        heads = self._heads(key)
+        if key not in self.parked and not heads:
+            raise self._not_here(key)
+        for lane, offset in heads:
+            lane.state.jobs.replay(offset)
+            lane.wake()
+        return self._store(self.parked - {key}) if key in self.parked else None
+
+    def skip(self, key: str) -> None:
+        """Move the head to the dead letters."""
+        heads = self._heads(key)
+        if not heads:
+            raise self._not_here(key)
+        touched: dict[int, QueueState] = {}
+        for lane, offset in heads:
+            lane.bury(offset, REASON_SKIPPED)
+            touched[id(lane.state)] = lane.state
+        for state in touched.values():
+            state.label.subscription.settle_up((state,))
+
+    def _store(self, keys: frozenset[str]) -> Completion[list[AppendResult]]:
+        value = msgspec.json.encode(sorted(keys)) if keys else None
+        batch = CommitBatch(settings={PARKED_PREFIX + self._group.name: value})
+        return self._runtime.backend.commit(batch, self._runtime.commit_deadline())
+
+    def _not_here(self, key: str) -> CallerError:
+        return CallerError(
+            f"key {key[:200]} of group {self._group.name} is not blocked or parked at this proxy; "
+            "`ddmq group keys` lists those that are"
+        )
+
+    def _group_orders(self) -> bool:
+        return any(each.config.scope for each in self._group.subscriptions.values())
+
+    # --- looking
+
+    def _lanes(self) -> Iterator[OrderedLane]:
+        for subscription in self._group.subscriptions.values():
+            yield from subscription.lanes()
+
+    def _heads(self, key: str) -> list[tuple[OrderedLane, int]]:
+        found = []
+        for scope in {id(lane.scope): lane.scope for lane in self._lanes()}.values():
+            chain = scope.table.get(key)
+            if chain is not None:
+                found += chain.heads[:1]
+        return found
+
+    def blocked(self, limit: int) -> list[BlockedKey]:
+        """Keys whose head failed, is parked, or is in flight with others behind it; longest first."""
+        now, wall_ms = self._runtime.now(), self._runtime.clock.wall_ms()
+        rows = []
+        for lane in self._lanes():
+            for offset, chain in lane.busy.items():
+                row = self._row(lane, offset, chain)
+                if row is not None:
+                    rows.append(row)
+        rows.sort(key=_age)
+        return [make(now, wall_ms) for _, make in rows[:limit]]
+
+    def _row(
+        self, lane: OrderedLane, offset: int, chain: Chain[OrderedLane]
+    ) -> tuple[float, Callable[[float, int], BlockedKey]] | None:
+        if chain.heads[:1] != [(lane, offset)]:
+            return None
+        jobs = lane.state.jobs
+        job, lease = jobs.jobs.get(offset), jobs.leases.lease_of(offset)
+        tried = job is not None and (
+            job.fails or job.timeouts or job.state in (JobState.HELD, JobState.BURYING)
+        )
+        if not tried and (lease is None or not chain.waits):
+            return None
+        config = lane.state.label.subscription.config
+        since = job.since if job is not None and job.since else self._runtime.now()
+        if lease is not None:
+            since = min(since, lease.deadline - config.ack_timeout_ms / 1000)
+        state = "in flight" if job is None or lease is not None else _STATES[job.state]
+
+        def make(now: float, wall_ms: int) -> BlockedKey:
+            queue = lane.state.queue
+            return BlockedKey(
+                key=chain.key,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                offset=offset,
+                since_ms=wall_ms - int((now - since) * 1000),
+                attempts=jobs.attempt(offset) - (0 if lease is not None else 1),
+                state=state,
+                error="" if job is None else job.error or job.reason,
+                waiting=len(chain.parked),
+                more=bool(chain.unindexed),
+            )
+
+        return since, make
+
+
+def _age(row: tuple[float, object]) -> float:
+    return row[0]

@@ -1,0 +1,177 @@
+"""A subscription's place on one topic of the backend: joined, given queues, their progress loaded.
+
+A subscription has one on its own topic, and one on its queue of the group's retry topic when there is
+one. The seat knows who may have what; what is done with a queue is the subscription's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from backend.completion import Completion
+from backend.port import Assignment, Membership, Sharing
+from backend.records import Bounds, ProgressView, QueueRef
+from ddmq_common.errors import DdmqError
+from proxy_consumer.commits import ProgressCommit, collect
+from proxy_consumer.core.steps import QueueState
+from proxy_consumer.runtime import log
+
+if TYPE_CHECKING:
+    from proxy_consumer.subscription import Subscription
+
+RETRY_S = 0.5  # pause after the backend refused or failed a call
+
+
+class Seat:
+    """See the module. Also the listener of its membership."""
+
+    def __init__(self, subscription: Subscription, topic: str, *, retry: bool) -> None:
+        self.topic = topic
+        self.retry = retry
+        self._subscription = subscription
+        self._runtime = subscription.runtime
+        self._membership: Membership | None = None
+        self._term = 0  # counts joins and leaves; answers of an earlier term are not for us
+        self._unloaded: dict[QueueRef, int] = {}  # queue → epoch
+        self._told = False
+        self._join_after = 0.0
+
+    @property
+    def joined(self) -> bool:
+        return self._membership is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether queues were given and everything known of them is loaded."""
+        return self._told and not self._unloaded
+
+    def join(self, sharing: Sharing, queues: frozenset[int] | None = None) -> None:
+        """Become a member, unless it is one; after a refusal, a little later."""
+        runtime = self._runtime
+        now = runtime.now()
+        if self._membership is not None or now < self._join_after:
+            return
+        self._term += 1
+        group = self._subscription.group.name
+        try:
+            self._membership = runtime.backend.join(group, self.topic, self, sharing, queues, runtime.address)
+        except DdmqError as error:
+            log.warning("cannot join", extra={"group": group, "topic": self.topic, "error": str(error)})
+            self._join_after = now + RETRY_S
+            runtime.agenda.set(self._subscription, self._join_after)
+
+    def leave(self) -> None:
+        """Give everything up; the subscription has dropped its queues."""
+        self._term += 1
+        self._told = False
+        self._unloaded.clear()
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            membership.leave()
+
+    # --- what the membership tells
+
+    def assigned(self, assignment: Assignment) -> None:
+        """Queues are ours under this epoch."""
+        self._told = True
+        held = self._subscription.buffer.queues
+        for queue in assignment.queues:
+            state = held.get(queue)
+            if state is None:
+                self._unloaded[queue] = assignment.epoch
+            else:
+                state.jobs.epoch = assignment.epoch
+        self.load()
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        """Make what is finished durable, then let the queues go."""
+        subscription, membership = self._subscription, self._membership
+        states = [state for queue in queues if (state := subscription.buffer.queues.get(queue)) is not None]
+
+        def release(_: Exception | None) -> None:
+            if membership is not None:
+                membership.release(queues)
+
+        parts = collect(subscription, states)
+        for queue in queues:
+            self._forget(queue)
+        if parts:
+            ProgressCommit(self._runtime, parts, release).start()
+        else:
+            release(None)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        """They are not ours: the writer died, or our session, or someone else has them already.
+
+        In the first two cases they mostly come back. Clients know nothing of this, so what they hold can
+        still be acknowledged then; results that come in between are refused, and sent again.
+        """
+        for queue in queues:
+            state = self._subscription.buffer.queues.get(queue)
+            self._forget(queue)
+            if state is not None:
+                self._subscription.remember_lost(state)
+
+    def _forget(self, queue: QueueRef) -> None:
+        self._unloaded.pop(queue, None)
+        self._subscription.drop(queue)
+
+    # --- loading progress
+
+    def reload(self, state: QueueState) -> None:
+        """The queue was reset: start it anew, under the epoch it has."""
+        self._subscription.drop(state.queue)
+        self._unloaded[state.queue] = state.jobs.epoch
+        self.load()
+
+    def load(self) -> None:
+        """Ask for what is not loaded yet."""
+        queues = sorted(self._unloaded)
+        if not queues:
+            return
+        backend, term = self._runtime.backend, self._term
+        progress = backend.progress(self._subscription.group.name, queues)
+        bounds = backend.bounds(queues)
+
+        def both(_: object) -> None:
+            if progress.done and bounds.done and term == self._term:
+                self._loaded(queues, progress, bounds)
+
+        progress.then(both)
+        if not bounds.done or not progress.done:
+            bounds.then(both)
+
+    def _loaded(
+        self,
+        queues: list[QueueRef],
+        progress: Completion[list[ProgressView]],
+        bounds: Completion[list[Bounds | None]],
+    ) -> None:
+        error = progress.error or bounds.error
+        if error is not None:
+            group = self._subscription.group.name
+            log.warning("progress not read", extra={"group": group, "error": str(error)})
+            self._runtime.agenda.set(self._subscription, self._runtime.now() + RETRY_S)
+            return
+        for queue, view, limits in zip(queues, progress.value, bounds.value, strict=True):
+            epoch = self._unloaded.pop(queue, None)
+            if epoch is not None and limits is not None:
+                self._subscription.install(self, queue, view, limits, max(epoch, view.epoch))
+        self._subscription.installed()
+
+    def refence(self, state: QueueState, then: Callable[[], None]) -> None:
+        """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
+        term = self._term
+        view = self._runtime.backend.progress(self._subscription.group.name, (state.queue,))
+
+        def checked(_: object) -> None:
+            if term == self._term and self._subscription.holds(state) and view.error is None:
+                now = view.value[0]
+                if now.epoch > state.jobs.epoch:
+                    self._subscription.drop(state.queue)
+                elif now.generation != state.jobs.generation:
+                    self.reload(state)
+            then()
+
+        view.then(checked)
