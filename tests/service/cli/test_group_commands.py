@@ -1,0 +1,179 @@
+"""`ddmq group …` against a real server: settings change at once, one by one, and say what they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddmq_client.consumer import Consumer
+from tests.scenarios.real_server import RealServer, running, until, write_config
+from tests.service.cli.conftest import Shell
+
+
+def settings(shell: Shell, group: str) -> dict[str, object]:
+    (found,) = shell.json("group", "show", group)["subscriptions"]
+    return dict(found["settings"])
+
+
+def test_set_makes_a_group_and_then_changes_only_what_is_named(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    made = shell.json("group", "set", topic, "--topic", topic, "--start", "first", "--concurrency", "5")
+    assert (made["created"], made["set_here"]) == (True, ["concurrency", "start"])
+    done = shell.json("group", "set", topic, "--topic", topic, "--retry-intervals-ms", "50,100,-1")
+    assert (done["created"], done["changed"]) == (
+        False,
+        [{"key": "retry_intervals_ms", "before": [100, 150, 300], "after": [50, 100, -1]}],
+    )
+    now = settings(shell, topic)
+    assert (now["concurrency"], now["start"], now["retry_intervals_ms"]) == (5, "first", [50, 100, -1])
+    assert (
+        shell("group", "set", topic, "--topic", topic, "--unset", "concurrency") == "concurrency: 5 → 1024\n"
+    )
+    assert settings(shell, topic)["concurrency"] == 1024
+    said = shell("group", "set", topic, "--topic", topic, "--unset", "concurrency")
+    assert said == f"nothing changes: {topic} on {topic} has these settings already\n"
+
+
+def test_a_changed_start_says_that_offsets_do_not_move(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    shell("group", "create", topic, "--topic", topic)
+    shell("group", "set", topic, "--topic", topic, "--start", "first")
+    assert "offsets do not move" in shell.error
+    assert f"ddmq offset reset {topic} --topic {topic} --to first" in shell.error
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ("--concurrency 0", ("concurrency", "is 0", "1 to 1000000")),
+        ("--retry-intervals-ms 1,-1,2", ("[1, -1, 2]", "first or last")),
+        ("--order-key KEY --model broadcasting", ("'KEY'", "broadcasting")),
+        ("--unset concurency", ("'concurency'", "did you mean 'concurrency'")),
+        ("--unset batch-max --batch-max 3", ("'batch_max'", "one of the two")),
+    ],
+)
+def test_what_cannot_be_set(shell: Shell, topic: str, options: str, parts: tuple[str, ...]) -> None:
+    said = shell.refused("group", "set", "g", "--topic", "owned", *options.split())
+    assert all(part in said for part in parts), said
+
+
+def test_a_topic_that_is_not_there_yet_is_said(shell: Shell, topic: str) -> None:
+    shell("group", "set", topic, "--topic", topic)
+    assert f"topic {topic!r} does not exist yet" in shell.error
+    shell("group", "delete", topic, "--yes")
+
+
+def test_one_subscription_is_deleted_alone(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    shell("group", "create", topic, "--topic", topic, "--topic", "owned")
+    shell("group", "delete", topic, "--topic", topic, "--yes")
+    found = shell.json("group", "show", topic)
+    assert [each["topic"] for each in found["subscriptions"]] == ["owned"]
+    said = shell.refused("group", "delete", topic, "--topic", topic, "--yes")
+    assert "it consumes: owned" in said
+
+
+def test_show_tells_people_where_the_group_stands(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    shell("group", "set", topic, "--topic", topic, "--start", "first", "--tags", "a || b", "--batch-max", "7")
+    shell("send", topic, "one", "two")
+    said = shell("group", "show", topic)
+    for part in ("lag", "2, the oldest waits", "a || b", "batch-max", "none, messages are independent"):
+        assert part in said, said
+    assert "concurrency" not in said
+    assert "concurrency" in shell("group", "show", topic, "--settings")
+    (found,) = shell.json("group", "show", topic)["subscriptions"]
+    assert found["lag"] == 2
+    assert 0 <= found["lag_age_s"] < 600
+    assert found["queues"][0]["next"] == 2
+
+
+def test_a_connected_client_feels_a_changed_setting(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    shell("group", "set", topic, "--topic", topic, "--start", "first")
+    got: list[bytes] = []
+    address = f"127.0.0.1:{shell.server.ports['consumer']}"
+    with Consumer(address, topic, topic, handler=lambda message: got.append(message.body)):
+        shell("send", topic, "one")
+        until(lambda: got == [b"one"], "the first message")
+        shell("group", "set", topic, "--topic", topic, "--tags", "wanted")
+        shell("send", topic, "two", "--tags", "other")
+        shell("send", topic, "three", "--tags", "wanted")
+        until(lambda: got == [b"one", b"three"], "only what is wanted now")
+        shell("group", "set", topic, "--topic", topic, "--unset", "tags")
+        shell("send", topic, "four", "--tags", "other")
+        until(lambda: got == [b"one", b"three", b"four"], "everything again")
+        until(lambda: shell.json("group", "show", topic)["subscriptions"][0]["lag"] == 0, "all is finished")
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Iterator[tuple[RealServer, Path]]:
+    config = write_config(
+        tmp_path / "conf",
+        proxy_consumer={"defaults": {"concurrency": 77, "batch_max": 7}},
+        groups={"groups": {"g": {"topics": {"t": {"batch_max": 9}}}}},
+    )
+    with running(tmp_path, config) as server:
+        yield server, config
+
+
+def in_force(server: RealServer, group: str) -> dict[str, object]:
+    return dict(server.admin("GET", "groups", group)["subscriptions"][0]["settings"])
+
+
+def test_files_are_read_again_and_stay_the_files(configured: tuple[RealServer, Path]) -> None:
+    server, config = configured
+    now = in_force(server, "g")
+    assert (now["concurrency"], now["batch_max"]) == (77, 9), "over the defaults of proxy_consumer.yaml"
+    status, answer = server.ask("POST", "/groups/g/topics/t", {"batch_max": 1})
+    assert status == 400
+    assert all(part in answer["error"] for part in ("groups.yaml", "groups.g.topics.t", "reload"))
+    assert server.ask("DELETE", "/groups/g")[0] == 400
+    server.admin("POST", "groups", "own", "topics", "t", body={"batch_max": 3})
+    write_config(
+        config,
+        proxy_consumer={"defaults": {"concurrency": 78}, "tick_ms": 6, "idle_ms": 50_000},
+        proxy_producer={"topic_rate": {"messages_per_s": 1000.0}},
+        groups={"groups": {"g": {"topics": {"t": {"rate_max": 5}}}}},
+    )
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: "reloaded" in server.log, "it says so")
+    (line,) = [line for line in server.log.splitlines() if " reloaded" in line]
+    for part in (
+        "consumer.idle_ms",
+        "consumer.defaults",
+        "producer.topic_rate",
+        "at_the_next_start=consumer.tick_ms",
+    ):
+        assert part in line, line
+    now = in_force(server, "g")
+    assert (now["concurrency"], now["batch_max"], now["rate_max"]) == (78, 100, 5)
+    own = in_force(server, "own")
+    assert (own["concurrency"], own["batch_max"]) == (78, 3)
+
+
+def test_what_leaves_the_file_belongs_to_the_command_line(configured: tuple[RealServer, Path]) -> None:
+    server, config = configured
+    write_config(config, groups={"groups": {}})
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: "no longer in the file" in server.log, "it says so")
+    until(lambda: server.ask("POST", "/groups/g/topics/t", {"batch_max": 1})[0] == 200, "it may be changed")
+    assert in_force(server, "g")["batch_max"] == 1
+
+
+def test_a_wrong_group_in_the_file_changes_nothing(configured: tuple[RealServer, Path]) -> None:
+    server, config = configured
+    write_config(
+        config,
+        proxy_consumer={"defaults": {"concurrency": 1}},
+        groups={"groups": {"g": {"topics": {"t": {"batch_max": 0}}}}},
+    )
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: "not reloaded" in server.log, "it says that not")
+    (line,) = [line for line in server.log.splitlines() if "not reloaded" in line]
+    assert all(part in line for part in ("groups.yaml:", "groups.g.topics.t.batch_max", "1 to 10000"))
+    assert in_force(server, "g")["concurrency"] == 77

@@ -1,0 +1,120 @@
+"""`ddmq offset …` against a real server with clients connected."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ddmq_client.consumer import Consumer
+from tests.scenarios.real_server import until
+from tests.service.cli.conftest import Shell
+
+
+@pytest.fixture
+def ten(shell: Shell, topic: str) -> str:
+    """A topic of one queue with ten messages, and a group of the same name at its first."""
+    shell("topic", "create", topic, "--queues", "1")
+    shell("group", "create", topic, "--topic", topic, "--start", "first")
+    shell("send", topic, *(f"m{number}" for number in range(10)))
+    return topic
+
+
+def committed(shell: Shell, name: str) -> int:
+    (row,) = shell.json("offset", "show", name)
+    return int(row["committed"])
+
+
+@pytest.mark.parametrize(
+    ("to", "offset"),
+    [("first", 0), ("last", 10), ("7", 7), ("10", 10), ("-1h", 0), ("2030-01-01T00:00Z", 10)],
+)
+def test_where_a_reset_goes(shell: Shell, ten: str, to: str, offset: int) -> None:
+    shell("offset", "reset", ten, "--topic", ten, "--to", "3")
+    done = shell.json("offset", "reset", ten, "--topic", ten, "--to", to)
+    (row,) = done["queues"]
+    assert (row["from"], row["to"]) == (3, offset)
+    assert (row["again"], row["passed_over"]) == (max(0, 3 - offset), max(0, offset - 3))
+    assert committed(shell, ten) == offset
+
+
+def test_a_dry_run_changes_nothing(shell: Shell, ten: str) -> None:
+    said = shell("offset", "reset", ten, "--topic", ten, "--to", "last", "--dry-run")
+    assert said.startswith(f"would reset {ten} on {ten} to the last message")
+    assert "0 finished messages would come again; 10 are passed over" in shell.error
+    assert committed(shell, ten) == 0
+    assert shell.json("offset", "show", ten)[0]["generation"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ("--to 11", ("offset 11 is out of range", "queue 0: 0 to 10")),
+        ("--to first --queue 3", ("no queue 3", "0 to 0")),
+    ],
+)
+def test_what_is_out_of_range(shell: Shell, ten: str, options: str, parts: tuple[str, ...]) -> None:
+    said = shell.refused("offset", "reset", ten, "--topic", ten, *options.split())
+    assert all(part in said for part in parts), said
+
+
+def test_what_is_no_offset(shell: Shell, ten: str) -> None:
+    said = shell.refused("offset", "reset", ten, "--topic", ten, "--to", "soon", code=2)
+    assert all(part in said for part in ("'soon'", "first, last, an offset", "-2h"))
+    assert "ddmq group list" in shell.refused("offset", "show", "nobody")
+    assert f"it consumes: {ten}" in shell.refused("offset", "reset", ten, "--topic", "owned", "--to", "first")
+
+
+def test_messages_come_again_to_a_connected_client(shell: Shell, ten: str) -> None:
+    got: Counter[int] = Counter()
+    address = f"127.0.0.1:{shell.server.ports['consumer']}"
+    with Consumer(address, ten, ten, handler=lambda message: got.update([message.offset])):
+        until(lambda: committed(shell, ten) == 10, "all are finished")
+        done = shell.json("offset", "reset", ten, "--topic", ten, "--to", "4")
+        assert (done["again"], done["passed_over"]) == (6, 0)
+        until(lambda: all(got[offset] == 2 for offset in range(4, 10)), "they come again")
+        assert all(got[offset] == 1 for offset in range(4))
+        until(lambda: committed(shell, ten) == 10, "all are finished again")
+
+
+def test_acknowledgements_from_before_a_reset_change_nothing(shell: Shell, ten: str) -> None:
+    first: list[object] = []
+    again: Counter[int] = Counter()
+    address = f"127.0.0.1:{shell.server.ports['consumer']}"
+
+    def hold(message: object) -> None:
+        if len(first) < 10:
+            first.append(message)
+        else:
+            again.update([message.offset])  # type: ignore[attr-defined]
+
+    with Consumer(address, ten, ten, handler=hold, auto_ack=False):
+        until(lambda: len(first) == 10, "all are held")
+        shell("offset", "reset", ten, "--topic", ten, "--to", "first")
+        until(lambda: len(again) == 10, "all come again, without waiting for the lease to end")
+        for message in first:
+            message.ack()  # type: ignore[attr-defined]
+        ignored = f'ddmq_results_ignored_total{{group="{ten}",reason="late"}} 10'
+        until(lambda: ignored in str(shell.server.ask("GET", "/metrics")[1]), "they are counted as late")
+        assert committed(shell, ten) == 0
+
+
+def test_a_message_says_where_it_is_for_the_group(shell: Shell, ten: str) -> None:
+    def states() -> list[str]:
+        return [row["state"] for row in shell.json("message", ten, "--group", ten)]
+
+    assert states() == ["not yet"] * 10
+    address = f"127.0.0.1:{shell.server.ports['consumer']}"
+
+    def some(message: object) -> None:
+        if message.offset == 2:  # type: ignore[attr-defined]
+            message.fail(delay_ms=600_000)  # type: ignore[attr-defined]
+        elif message.offset != 5:  # type: ignore[attr-defined]
+            message.ack()  # type: ignore[attr-defined]
+
+    with Consumer(address, ten, ten, handler=some, auto_ack=False):
+        wanted = ["done"] * 2 + ["retrying"] + ["done"] * 2 + ["in flight"] + ["done"] * 4
+        until(lambda: states() == wanted, "each has its state")
+        assert "in flight" in shell("message", ten, "--group", ten)
+    said = shell.refused("message", ten, "--group", "nobody")
+    assert "'nobody' does not exist" in said
