@@ -1,0 +1,121 @@
+"""Choosing consume-queue entries by tag hash: the same as looking at each, also where entries are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from log_rig import Rig, done, record
+
+from backend.file_log.core.record import (
+    ENTRY_BYTES,
+    ENTRY_ROWS,
+    GAP_ENTRY,
+    pack_entry,
+    pack_record,
+    unpack_record,
+)
+from backend.file_log.read.picking import HUB_ENTRIES, Ask, all_sound, pick, search
+from backend.records import QueueRef
+from backend.tag_hash import tag_hash
+
+QUEUE = QueueRef("t", 1, 0)
+HASHES = st.sampled_from([0, 1, 7, 7 + 256, 7 + 512, 0x01020304, 0xFFFFFFFF])
+
+
+def entry(tag_hash: int, place: int = 0) -> bytes:
+    record = unpack_record(pack_record(1, place, 0, tag_hash=tag_hash, offset=place), 0, place)
+    assert record is not None
+    return pack_entry(record)
+
+
+def ask(tags: set[int] | None, count_max: int = 100, offset: int = 10) -> Ask:
+    return Ask(QUEUE, offset, count_max, 1 << 20, None if tags is None else frozenset(tags))
+
+
+@settings(max_examples=200)
+@given(hashes=st.lists(HASHES, max_size=30), wanted=st.sets(HASHES, max_size=3), count_max=st.integers(1, 6))
+def test_what_is_picked_is_what_one_by_one_gives(hashes: list[int], wanted: set[int], count_max: int) -> None:
+    entries = [entry(found, place) for place, found in enumerate(hashes)]
+    picked = pick(ask(wanted, count_max), b"".join(entries))
+    places = [place for place, found in enumerate(hashes) if found in wanted]
+    assert list(picked.offsets) == [10 + place for place in places[:count_max]]
+    assert picked.entries == b"".join(entries[place] for place in places[:count_max])
+    more = len(places) > count_max
+    assert picked.after == 10 + (places[count_max] if more else len(hashes))
+
+
+def test_without_tags_all_are_picked() -> None:
+    picked = pick(ask(None), entry(1) + entry(2))
+    assert (list(picked.offsets), picked.after, len(picked.entries)) == ([10, 11], 12, 2 * ENTRY_BYTES)
+
+
+@pytest.mark.parametrize("byte", range(ENTRY_BYTES))
+def test_an_entry_with_any_bit_wrong_is_always_picked(byte: int) -> None:
+    """Its tag says nothing: only the record can tell."""
+    for bit in range(8):
+        entries = bytearray(b"".join(entry(5, place) for place in range(6)))
+        entries[3 * ENTRY_BYTES + byte] ^= 1 << bit
+        assert not all_sound(bytes(entries))
+        assert list(pick(ask({99}), bytes(entries)).offsets) == [13]
+
+
+def test_an_entry_that_the_file_lost_is_picked_and_a_gap_is_not() -> None:
+    entries = entry(5) + bytes(ENTRY_BYTES) + GAP_ENTRY + entry(5)
+    assert list(pick(ask({99}), entries).offsets) == [11]
+
+
+def test_one_crc_speaks_for_a_run_of_any_content() -> None:
+    for count in (0, 1, 2, 100):
+        assert all_sound(b"".join(entry(place * 77 % 1009, place) for place in range(count)))
+    two = entry(1, 1) + entry(2, 2)
+    for byte in range(len(two)):
+        assert not all_sound(two[:byte] + bytes([two[byte] ^ 0x40]) + two[byte + 1 :])
+
+
+class Files:
+    """Entries of one queue in memory; counts how many were read."""
+
+    def __init__(self, entries: bytes) -> None:
+        self.entries = entries
+        self.longest = 0
+
+    def read(self, ref: QueueRef, offset: int, count: int) -> bytes:
+        self.longest = max(self.longest, count)
+        return self.entries[offset * ENTRY_BYTES : (offset + count) * ENTRY_BYTES]
+
+
+def test_a_search_goes_on_in_pieces_until_something_is_found() -> None:
+    count = 3 * HUB_ENTRIES
+    files = Files(entry(5) * (count - 1) + entry(6))
+    found = search(ask({6}, offset=0), files, count)  # type: ignore[arg-type]
+    assert (list(found.offsets), found.after) == ([count - 1], count)
+    assert ENTRY_ROWS.unpack(found.entries)[2] == 6
+    assert files.longest == HUB_ENTRIES
+    nothing = search(ask({7}, offset=0), files, count - 5)  # type: ignore[arg-type]
+    assert (list(nothing.offsets), nothing.after) == ([], count - 5)
+    short = search(ask({7}, offset=0), files, 2 * count)  # type: ignore[arg-type]
+    assert (list(short.offsets), short.after) == ([], count)
+
+
+def test_a_record_whose_entry_lost_its_tag_is_still_found(tmp_path: Path) -> None:
+    """In the files, as a disk may do it: the entry is looked up again by its record, and repaired."""
+    rig = Rig(tmp_path)
+    ref = rig.make("t")
+    records = [record(b"%d" % at, "t", tags=b"red" if at == 20 else b"blue") for at in range(40)]
+    done(rig.log.append(records, rig.soon))
+    rig.checkpoint()
+    rig.log.close()
+    (path,) = (tmp_path / "consumequeue").rglob("*-*")
+    data = bytearray(path.read_bytes())
+    data[20 * ENTRY_BYTES + 12] ^= 0xFF
+    path.write_bytes(data)
+    rig.open()
+    for _ in range(2):
+        batch = done(rig.log.read(ref, 0, 100, 1 << 20, tags=frozenset([tag_hash(b"red")])))
+        assert (list(batch.offsets), batch.next_offset) == ([20], 40)
+    batch = done(rig.log.read(ref, 0, 100, 1 << 20, tags=frozenset([tag_hash(b"never")])))
+    assert (list(batch.offsets), batch.next_offset) == ([], 40)
+    rig.log.close()
