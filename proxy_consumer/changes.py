@@ -18,6 +18,7 @@ from ddmq_common.config.loader import Overlay, Place, overlay
 from ddmq_common.errors import CallerError
 from proxy_consumer.completions import all_of
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
+from proxy_consumer.filters.expressions import expression_fault
 from proxy_consumer.groups import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
@@ -26,6 +27,7 @@ from proxy_consumer.groups import (
     stored_subscription,
     subscription_key,
 )
+from proxy_consumer.order_keys.reader import path_fault
 from proxy_consumer.runtime import Runtime, log
 
 if TYPE_CHECKING:
@@ -49,7 +51,11 @@ def where(group: str, topic: str) -> Place:
 
 def checked(wanted: Overlay[SubscriptionDefaults], defaults: SubscriptionDefaults) -> SubscriptionDefaults:
     """The settings in force. Raises ConfigError, also for an order key or a filter that cannot be read."""
-    return wanted.over(defaults)
+    config = wanted.over(defaults)
+    fault = path_fault(config.order_key) or expression_fault(config.tags, config.sql)
+    if fault is not None:
+        raise wanted.error(fault)
+    return config
 
 
 class Changes:

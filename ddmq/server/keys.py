@@ -11,7 +11,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from ddmq_common.errors import CallerError
+from proxy_consumer.order_keys.canonical import bounded, text_of_raw
 from proxy_consumer.service import ConsumerService
 
 LIMIT_DEFAULT = 20
@@ -20,31 +23,27 @@ KEY_CHARS_MAX = 100_000
 ACTIONS = ("park", "skip", "replay")
 
 
-def canonical(value: Any) -> str:
-    """JSON text as the proxies compare keys: members sorted, 1.0 as 1."""
-    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return value
-
-
 def readings(text: str) -> list[str]:
     """What `text` may mean, as canonical JSON, the likeliest first. Raises CallerError."""
     if not text or len(text) > KEY_CHARS_MAX:
         raise CallerError(f"key has {len(text)} characters; allowed: 1 to {KEY_CHARS_MAX}")
-    as_text = canonical(text)
+    as_text = _canonical(json.dumps(text, ensure_ascii=False))
+    if text.startswith("sha256:"):  # what stands for a very long key
+        return [text, as_text]
     try:
         value = json.loads(text)
+        found = "null" if value is None else _canonical(text.strip())
     except (ValueError, RecursionError):
         return [as_text]
-    return [canonical(value)] if isinstance(value, str) else [canonical(value), as_text]
+    return [found] if isinstance(value, str) else [found, as_text]
+
+
+def _canonical(text: str) -> str:
+    """As the proxies compare keys. Raises ValueError."""
+    try:
+        return bounded(text_of_raw(text.encode()) or "null")
+    except (UnicodeEncodeError, msgspec.DecodeError) as error:
+        raise ValueError(str(error)) from error
 
 
 def act(consumer: ConsumerService, group: str, action: str, text: str) -> dict[str, Any]:

@@ -66,10 +66,12 @@ class Overlay(Generic[T]):
         try:
             return dataclasses.replace(base, **self.given)  # type: ignore[type-var]
         except (ConfigError, ValueError) as error:
-            place = self.place
-            raise (
-                place.error(str(error)) if place.key else ConfigError(f"{place.source}: {error}")
-            ) from error
+            raise self.error(str(error)) from error
+
+    def error(self, text: str) -> ConfigError:
+        """What is wrong with all of it together."""
+        place = self.place
+        return place.error(text) if place.key else ConfigError(f"{place.source}: {text}")
 
 
 class _Located(NamedTuple):
