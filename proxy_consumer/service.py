@@ -34,6 +34,7 @@ from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups import SOURCE_LOG, Stored
 from proxy_consumer.message_states import LiveState, live_state
 from proxy_consumer.pulls import Pulls, code_of
+from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import HubTicker, Runtime
 from proxy_consumer.stats import GroupSummary, SubscriptionStats
@@ -59,6 +60,7 @@ class ConsumerService:
         self._directory = Directory(self._runtime)
         self._changes = Changes(self._runtime, self._directory)
         self._results = Results(self._runtime, self._directory.find)
+        self._pushers = Pushers(self._runtime, self._directory, random)
         self._pulls = Pulls(self._runtime, self._directory, self._results)
         self._fetches = Fetches(self._runtime, self._directory)
         self._ticker = HubTicker(config.tick_ms / 1000, self.tick)
@@ -80,6 +82,7 @@ class ConsumerService:
         """Load groups and begin to serve; without `timer` the caller calls `tick`."""
         self._directory.start()
         self._fetches.start()
+        self._pushers.start()
         if timer:
             self._ticker.start()
 
@@ -108,6 +111,7 @@ class ConsumerService:
             self._drained = Completion()
             self._pulls.draining = True
             self._fetches.drain()
+            self._pushers.stop()
             now = self._runtime.now()
             self._drain_until = min(deadline, now + self._runtime.config.drain_leases_ms / 1000)
             for group in list(self._directory.groups.values()):
@@ -182,6 +186,7 @@ class ConsumerService:
         self._runtime.config = done.config
         if "defaults" in done.changed:
             self._directory.defaults_changed()
+        self._pushers.look_at_all()
         return done
 
     @property

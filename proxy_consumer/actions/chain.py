@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddmq_common.delivery import Content
 from proxy_consumer.actions import json_body
 from proxy_consumer.actions.commands import Commands
 from proxy_consumer.actions.config import PushConfig
 from proxy_consumer.actions.file_lines import check_file
-from proxy_consumer.actions.job import ASYNCHRONIZED, CONTINUE, NOWHERE, Ending, Job, Outcome, Place
+from proxy_consumer.actions.job import ASYNCHRONIZED, CONTINUE, Ending, Job, Outcome
 from proxy_consumer.actions.names import KNOWN, MARKERS, PUSH_SINKS, SINKS, unknown
 from proxy_consumer.actions.params import form_params, form_params2, query_params
 from proxy_consumer.actions.script import script
@@ -61,11 +60,6 @@ def build_chain(actions: Sequence[str], push: PushConfig) -> Chain:
         after_json = after_json or name == "Json"
     _check_sink(actions[-1], push, after_json=after_json)
     return Chain(steps, actions[-1])
-
-
-def job_of(content: Content, place: Place = NOWHERE) -> Job:
-    """A stored message at the start of its chain."""
-    return Job(content.key, content.tag, content.value, content.properties, place)
 
 
 def _check_names(actions: Sequence[str]) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
-from proxy_consumer.actions.chain import Chain, build_chain, job_of
-from proxy_consumer.actions.job import Ending
+from proxy_consumer.actions.chain import Chain, build_chain
+from proxy_consumer.actions.job import Ending, job_of
 from proxy_consumer.actions.names import push_sink
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.gate import FILTERED, Gate, Refusal

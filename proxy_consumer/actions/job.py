@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ddmq_common.delivery import Content
+
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
@@ -102,6 +104,11 @@ class Job:
     def properties_text(self) -> dict[str, str]:
         """The properties as text."""
         return {readable(name): readable(value) for name, value in self.properties.items()}
+
+
+def job_of(content: Content, place: Place = NOWHERE) -> Job:
+    """A stored message at the start of its chain."""
+    return Job(content.key, content.tag, content.value, content.properties, place)
 
 
 def readable(raw: bytes) -> str:

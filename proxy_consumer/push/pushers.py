@@ -1,0 +1,137 @@
+"""All push runners of a proxy, kept in step with the subscriptions.
+
+A runner starts when a subscription has a push sink, no client needed, and is replaced when its actions or
+their settings change. One whose sink may not be used at this proxy (a target outside push_targets, no
+push_files_dir) is held back: its messages stay where they are, and log and metrics say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from ddmq_common.errors import DdmqError
+from ddmq_common.metrics import catalogue
+from proxy_consumer.actions.config import PushConfig
+from proxy_consumer.actions.targets import AllowList
+from proxy_consumer.directory import Directory
+from proxy_consumer.groups import SUBSCRIPTION_PREFIX
+from proxy_consumer.push.runner import PushRunner
+from proxy_consumer.push.verdict import Sink
+from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.sinks.file import FileSink
+from proxy_consumer.sinks.files_folder import FilesFolder
+from proxy_consumer.sinks.http import HttpSink
+from proxy_consumer.subscription import Subscription
+
+KAFKA_SOURCE, LOG_SOURCE = "KAFKA", "RMQ"
+Made = tuple[tuple[str, ...], PushConfig]
+
+
+class Pushers:
+    """`start` once the directory has started: settings are seen after it has taken them in."""
+
+    def __init__(self, runtime: Runtime, directory: Directory, random: Random) -> None:
+        self._runtime = runtime
+        self._directory = directory
+        self._random = random
+        self._runners: dict[Subscription, tuple[Made, PushRunner]] = {}
+        self._faults: dict[Subscription, str] = {}
+        self._folder: FilesFolder | None = None
+        self._targets: tuple[str, ...] = ()
+        self._list = AllowList(())
+        self._held = runtime.metrics.cell(catalogue.PUSH_HELD, "sink not allowed")
+        self._stop_watching: Callable[[], None] | None = None
+        self._stopped = False
+        kafka = runtime.backend.capabilities.engine == "kafka"
+        self._source = KAFKA_SOURCE if kafka else LOG_SOURCE
+
+    def start(self) -> None:
+        """Run what is to be pushed, and follow the settings."""
+        self.look_at_all()
+        self._stop_watching = self._runtime.backend.watch_settings(self._changed)
+
+    def stop(self) -> None:
+        """Take nothing new; what is under way ends by itself."""
+        self._stopped = True
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+        for subscription in list(self._runners):
+            self._end(subscription)
+
+    def fault(self, subscription: Subscription) -> str:
+        """Why a push subscription does not run here; "" when it does."""
+        return self._faults.get(subscription, "")
+
+    def look_at_all(self) -> None:
+        """Settings, defaults or the proxy's own configuration may have changed."""
+        wanted = {each for each in self._directory.subscriptions() if each.config.pushed}
+        for subscription in wanted | set(self._runners) | set(self._faults):
+            self._look(subscription, there=subscription in wanted)
+
+    def _changed(self, key: str) -> None:
+        if not key.startswith(SUBSCRIPTION_PREFIX):
+            return
+        name, _, topic = key.removeprefix(SUBSCRIPTION_PREFIX).partition("/")
+        group = self._directory.find(name.encode())
+        now = None if group is None else group.subscriptions.get(topic.encode())
+        for known in [*self._runners, *self._faults]:
+            if known is not now and (known.group.name, known.topic) == (name, topic):
+                self._look(known, there=False)
+        if now is not None:
+            self._look(now, there=now.config.pushed)
+
+    def _look(self, subscription: Subscription, *, there: bool) -> None:
+        """Make what runs agree with the subscription."""
+        made = (subscription.config.actions, subscription.config.push)
+        running = self._runners.get(subscription)
+        if running is not None and (not there or running[0] != made):
+            self._end(subscription)
+            running = None
+        if running is None:
+            self._faults.pop(subscription, None)
+            if there and not self._stopped:
+                self._begin(subscription, made)
+        self._held.value = len(self._faults)
+
+    def _begin(self, subscription: Subscription, made: Made) -> None:
+        from proxy_consumer.actions.chain import build_chain  # loads CEL, where actions are used
+
+        try:
+            chain = build_chain(*made)
+            sink = self._sink(chain.sink, subscription)
+            fault = sink.fault
+        except (ValueError, DdmqError) as error:
+            fault = str(error)
+        if fault is not None:
+            self._faults[subscription] = fault
+            names = {"group": subscription.group.name, "topic": subscription.topic}
+            log.error("push subscription held back", extra=names | {"error": fault})
+            return
+        runner = PushRunner(subscription, chain, sink, self._source)
+        self._runners[subscription] = made, runner
+        runner.start()
+
+    def _end(self, subscription: Subscription) -> None:
+        _, runner = self._runners.pop(subscription)
+        runner.stop()
+
+    def _sink(self, name: str, subscription: Subscription) -> Sink:
+        config, allowed = self._runtime.config, self._allowed
+        if name == "AsyncHttp":
+            return HttpSink(subscription, allowed, self._random)
+        if name == "Redis":
+            from proxy_consumer.sinks.redis import RedisSink  # loads redis-py: a tenth of a second
+
+            return RedisSink(subscription.config, allowed, self._random)
+        if self._folder is None:
+            self._folder = FilesFolder(config.push_files_dir, config.push_files_bytes_max)
+        return FileSink(subscription.config.push.file, self._folder, self._runtime.clock)
+
+    def _allowed(self) -> AllowList:
+        """The targets as the proxy's configuration has them now."""
+        targets = self._runtime.config.push_targets
+        if targets != self._targets:
+            self._targets, self._list = targets, AllowList(targets)
+        return self._list

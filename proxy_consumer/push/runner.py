@@ -1,0 +1,274 @@
+"""The runner of one push subscription: its only client, inside the proxy.
+
+It stands in the group's line like a waiting pull, with as many messages wanted as its concurrency leaves.
+Each message runs through the chain and the sink in a greenlet of its own. While it is here its lease is
+extended, also while a sink waits for its next try; the result goes through the PullBuffer like any
+client's: finish, fail (retry intervals, retry path, chains of order keys: all the buffer's), or give up
+(dead letter at once). Results of one turn of the hub are stored in one commit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import OrderedDict
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import gevent
+
+from ddmq_common.delivery import decode
+from ddmq_common.errors import DamagedError
+from ddmq_common.metrics import catalogue
+from proxy_consumer.actions.job import Ending, Outcome, Place, job_of
+from proxy_consumer.commits import ProgressCommit, collect
+from proxy_consumer.core.agenda import NEVER
+from proxy_consumer.core.steps import Delivery, QueueState
+from proxy_consumer.groups import PullWaiter
+from proxy_consumer.push.verdict import DONE, Kind, Pushed, Sink, Verdict
+from proxy_consumer.reads import Held
+from proxy_consumer.runtime import log
+
+if TYPE_CHECKING:
+    from proxy_consumer.actions.chain import Chain
+    from proxy_consumer.subscription import Subscription
+
+EXTENSIONS_PER_LEASE = 4  # how often a lease is extended within one ack time-out
+REMEMBERED_MAX = 10_000  # failed messages whose tries are remembered; beyond, the oldest start again
+GIVEN_UP = "given-up"
+
+
+class PushRunner(PullWaiter):
+    """Also a task of the agenda, for leases and for what waits for its next try."""
+
+    def __init__(self, subscription: Subscription, chain: Chain, sink: Sink, source: str) -> None:
+        super().__init__(subscription.topic, 0)
+        self.wake_at = NEVER
+        self.subscription = subscription
+        self.chain = chain
+        self.sink = sink
+        self.stopped = False
+        self._source = source
+        self._runtime = subscription.runtime
+        self._room = subscription.group.room
+        self._in_line = False
+        self._leases: dict[int, tuple[QueueState, int]] = {}  # lease id → how many messages are still here
+        self.here = 0  # messages taken and not concluded
+        self._parked: list[tuple[float, int, Pushed]] = []
+        self._sequence = itertools.count()
+        self._remembered: OrderedDict[tuple[str, int], tuple[int, int, int]] = OrderedDict()
+        self._touched: dict[int, QueueState] = {}
+        self._extend_at = NEVER
+        cell, names = self._runtime.metrics.cell, (subscription.group.name, subscription.topic)
+        self._outcomes = {
+            name: cell(catalogue.PUSHES, *names, name)
+            for name in ("done", "filtered", "failed", "given up", "again", "late")
+        }
+        self._pushing = cell(catalogue.PUSHING, *names)
+        self._script_errors = cell(catalogue.SCRIPT_ERRORS, *names)
+        self._latency = self._runtime.metrics.histogram(catalogue.PUSH_LATENCY, chain.sink)
+
+    # --- taking messages
+
+    def start(self) -> None:
+        """Stand in line; the subscription is in use from now on."""
+        self.subscription.group.pushers[self.subscription.topic] = self
+        self._stand()
+        if not self.subscription.creating:
+            self.subscription.use(self._runtime.now())
+        self.subscription.group.serve()
+
+    def stop(self) -> None:
+        """Take nothing new. What is with the sink ends and is stored; what waits for a try is let go."""
+        self.stopped = True
+        pushers = self.subscription.group.pushers
+        if pushers.get(self.subscription.topic) is self:
+            del pushers[self.subscription.topic]
+        self._stand()
+        for _, _, pushed in self._parked:
+            self._let_go(pushed)
+        self._parked.clear()
+        self.sink.close()
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Messages for the sink."""
+        messages, state = delivery.messages, delivery.state
+        self._leases[delivery.lease_id] = (state, len(messages.offsets))
+        self.here += len(messages.offsets)
+        for raw, offset, attempt in zip(
+            messages.deliveries, messages.offsets, delivery.attempts(), strict=True
+        ):
+            gevent.spawn(self._begin, raw, state, offset, delivery.lease_id, attempt)
+        self._extend_later()
+        self._stand()
+
+    def _stand(self) -> None:
+        """In line with what there is room for, or out of it."""
+        self._pushing.value = self.here
+        self.count = 0 if self.stopped else max(0, self.subscription.config.concurrency - self.here)
+        if self.count and not self._in_line:
+            self._room.enter(self)
+        elif not self.count and self._in_line:
+            self._room.leave(self)
+        self._in_line = bool(self.count)
+
+    # --- one message
+
+    def _begin(self, raw: bytes, state: QueueState, offset: int, lease_id: int, attempt: int) -> None:
+        held: Held = state.label
+        context = held.place.context
+        place = Place(context.topic, context.groupId, context.qid, offset, self._source)
+        try:
+            job = job_of(decode(raw), place)
+        except DamagedError as error:
+            self._give_up(state, offset, lease_id, str(error))
+            return
+        pushed = Pushed(job, state, offset, lease_id, attempt)
+        self._recall(pushed, context.qid)
+        outcome = self._through_chain(pushed)
+        if outcome.ending is Ending.ASYNCHRONIZED:
+            self._try(pushed)
+        elif outcome.ending is Ending.FAIL:
+            self._conclude(pushed, Verdict(Kind.FAIL, outcome.reason))
+        else:
+            self._conclude(pushed, DONE, "filtered")
+
+    def _through_chain(self, pushed: Pushed) -> Outcome:
+        try:
+            outcome = self.chain.run(pushed.job)
+        except Exception as error:  # an action must not take the runner with it
+            log.exception("action failed", extra={"group": self.subscription.group.name})
+            outcome = Outcome(Ending.FAIL, f"{type(error).__name__}: {error}")
+        self._script_errors.value += pushed.job.script_failed
+        return outcome
+
+    def _try(self, pushed: Pushed) -> None:
+        began = time.perf_counter()
+        try:
+            verdict = self.sink.push(pushed)
+        except Exception as error:  # a fault of ours, not of the receiver
+            log.exception("sink failed", extra={"group": self.subscription.group.name})
+            verdict = Verdict(Kind.FAIL, f"{type(error).__name__}: {error}")
+        self._latency.observe((time.perf_counter() - began) * 1e6)
+        if verdict.kind is Kind.AGAIN:
+            self._park(pushed, verdict)
+        else:
+            self._conclude(pushed, verdict, verdict.kind.value)
+
+    def _park(self, pushed: Pushed, verdict: Verdict) -> None:
+        if verdict.error:
+            self._outcomes["again"].value += 1
+        if self.stopped or not self.subscription.holds(self._state(pushed)):
+            self._let_go(pushed)
+            return
+        heappush(self._parked, (verdict.again_at, next(self._sequence), pushed))
+        self._runtime.agenda.set(self, verdict.again_at)
+
+    # --- results
+
+    def _conclude(self, pushed: Pushed, verdict: Verdict, outcome: str = "failed") -> None:
+        state, buffer = self._state(pushed), self.subscription.buffer
+        if not self.subscription.holds(state):
+            self._outcomes["late"].value += 1
+            self._leave(pushed.lease_id)
+            return
+        if verdict.kind is Kind.GIVE_UP:
+            self._forget(pushed)
+            self._give_up(state, pushed.offset, pushed.lease_id, verdict.error)
+            return
+        offsets, leases = [pushed.offset], [pushed.lease_id]
+        if verdict.kind is Kind.DONE:
+            self._forget(pushed)
+            taken = buffer.finish(state, offsets, leases)
+        else:
+            self._remember(pushed)
+            taken = buffer.fail(state, offsets, leases, None, self._runtime.now(), [verdict.error])
+        self._outcomes[outcome if taken else "late"].value += 1
+        self._leave(pushed.lease_id)
+        self._settle_later(state)
+
+    def _give_up(self, state: QueueState, offset: int, lease_id: int, error: str) -> None:
+        given_up = self.subscription.buffer.give_up(state, offset, lease_id, GIVEN_UP, error)
+        self._outcomes["given up" if given_up else "late"].value += 1
+        self._leave(lease_id)
+        self._settle_later(state)
+
+    def _let_go(self, pushed: Pushed) -> None:
+        """Its lease runs out, or its queue has gone: it comes again, here or elsewhere."""
+        self._remember(pushed)
+        self._leave(pushed.lease_id)
+
+    def _leave(self, lease_id: int) -> None:
+        state, left = self._leases[lease_id]
+        self.here -= 1
+        if left > 1:
+            self._leases[lease_id] = (state, left - 1)
+        else:
+            del self._leases[lease_id]
+        self._stand()
+
+    def _settle_later(self, state: QueueState) -> None:
+        if not self._touched:
+            gevent.get_hub().loop.run_callback(self._settle)
+        self._touched[id(state)] = state
+
+    def _settle(self) -> None:
+        """Store what this turn of the hub has brought, and take what there is room for."""
+        subscription = self.subscription
+        states = [state for state in self._touched.values() if subscription.holds(state)]
+        self._touched.clear()
+        parts = collect(subscription, states)
+        subscription.settle_up(states)
+        if parts:
+            ProgressCommit(self._runtime, parts).start()
+        if self._room.count:
+            subscription.group.serve()
+
+    # --- tries over several deliveries
+
+    def _recall(self, pushed: Pushed, qid: str) -> None:
+        known = self._remembered.get((qid, pushed.offset))
+        if known is not None:
+            pushed.requests, pushed.errors, pushed.first = max(known[0], pushed.requests), known[1], known[2]
+
+    def _remember(self, pushed: Pushed) -> None:
+        key = (pushed.job.place.qid, pushed.offset)
+        self._remembered[key] = (pushed.requests, pushed.errors, pushed.first)
+        if len(self._remembered) > REMEMBERED_MAX:
+            self._remembered.popitem(last=False)
+
+    def _forget(self, pushed: Pushed) -> None:
+        self._remembered.pop((pushed.job.place.qid, pushed.offset), None)
+
+    # --- time
+
+    def due(self, now: float) -> None:
+        """The agenda's call: leases to be extended, tries whose time has come."""
+        if now >= self._extend_at:
+            self._extend(now)
+        while self._parked and self._parked[0][0] <= now:
+            gevent.spawn(self._try, heappop(self._parked)[2])
+        if self._parked:
+            self._runtime.agenda.set(self, self._parked[0][0])
+        self._runtime.agenda.set(self, self._extend_at)
+
+    def _extend(self, now: float) -> None:
+        by_state: dict[int, tuple[QueueState, list[int]]] = {}
+        for lease_id, (state, _) in self._leases.items():
+            by_state.setdefault(id(state), (state, []))[1].append(lease_id)
+        for state, lease_ids in by_state.values():
+            if self.subscription.holds(state):
+                self.subscription.buffer.extend(state, lease_ids, now)
+        self._extend_at = NEVER
+        self._extend_later()
+
+    def _extend_later(self) -> None:
+        if self._leases and self._extend_at == NEVER:
+            ack_timeout_s = self.subscription.config.ack_timeout_ms / 1000
+            self._extend_at = self._runtime.now() + ack_timeout_s / EXTENSIONS_PER_LEASE
+            self._runtime.agenda.set(self, self._extend_at)
+
+    @staticmethod
+    def _state(pushed: Pushed) -> QueueState:
+        assert isinstance(pushed.state, QueueState)
+        return pushed.state

@@ -1,0 +1,62 @@
+"""How one try of a sink ended, and what a sink is."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from proxy_consumer.actions.job import Job
+
+
+class Kind(Enum):
+    """`AGAIN` keeps the message with the runner, `FAIL` gives it back to the retry rules."""
+
+    DONE = "done"
+    AGAIN = "again"
+    FAIL = "failed"
+    GIVE_UP = "given up"
+
+
+class Verdict(NamedTuple):
+    """`again_at`: monotonic seconds, with AGAIN."""
+
+    kind: Kind
+    error: str = ""
+    again_at: float = 0.0
+
+
+DONE = Verdict(Kind.DONE)
+
+
+class Pushed:
+    """One message at a runner.
+
+    `requests`: tries of the sink so far, over all deliveries that this proxy knows of; `errors`: those
+    among them that count for a sink's own retries; `first`: where its turn among several targets began;
+    `slot`: when its turn among those who wait for a permit has come.
+    """
+
+    __slots__ = ("errors", "first", "job", "lease_id", "offset", "requests", "slot", "state")
+
+    def __init__(self, job: Job, state: object, offset: int, lease_id: int, attempt: int) -> None:
+        self.job = job
+        self.state = state
+        self.offset = offset
+        self.lease_id = lease_id
+        self.requests = attempt - 1
+        self.errors = 0
+        self.first = -1
+        self.slot: float | None = None
+
+
+class Sink(Protocol):
+    """Where messages end. Called in a greenlet of its own per message; may wait, never blocks the hub."""
+
+    fault: str | None
+    """Why it may not be used at this proxy; its messages stay where they are."""
+
+    def push(self, pushed: Pushed) -> Verdict:
+        """One try. Never raises for what a receiver or a message does."""
+
+    def close(self) -> None:
+        """Nothing comes any more; what is under way may still end."""

@@ -1,0 +1,130 @@
+"""File: one line a message; all lines that came while the last ones were synced are synced together.
+
+A message is done when its line is durable. One greenlet per file gathers, a native thread writes and
+syncs. After a failed write or sync the file is left as it is and a new one is begun: what failed is
+written again by the retry, so a line may stand twice, and the last line of a file may be torn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import gevent
+from gevent.event import AsyncResult
+from gevent.threadpool import ThreadPool
+
+from ddmq_common.clock import Clock
+from proxy_consumer.actions.config import FileConfig
+from proxy_consumer.actions.file_lines import NotALineError, file_name, line
+from proxy_consumer.push.verdict import DONE, Kind, Pushed, Verdict
+from proxy_consumer.sinks.files_folder import FilesFolder
+
+OPEN_MAX = 64  # files of one sink; the one used longest ago is closed
+
+
+class _Waiting(NamedTuple):
+    line: bytes
+    stored: AsyncResult
+
+
+class _File:
+    """One name: the open file behind it, if there is one, and the lines that wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.descriptor = -1
+        self.size = 0
+        self.began_ms = 0
+        self.waiting: list[_Waiting] = []
+        self.busy = False
+
+    def close(self) -> None:
+        """Forget the open file; the next line begins a new one."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class FileSink:
+    """The sink of one subscription."""
+
+    def __init__(self, config: FileConfig, folder: FilesFolder, clock: Clock) -> None:
+        self._config = config
+        self._folder = folder
+        self._clock = clock
+        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._threads = ThreadPool(1)
+        self._closed = False
+        self.fault = folder.fault
+
+    def close(self) -> None:
+        """Files that nobody waits for are closed now, others after their lines."""
+        self._closed = True
+        for file in self._files.values():
+            if not file.busy:
+                file.close()
+
+    def push(self, pushed: Pushed) -> Verdict:
+        """Wait until the message's line is durable."""
+        pushed.requests += 1
+        try:
+            text = line(self._config, pushed.job)
+        except NotALineError as error:
+            return Verdict(Kind.GIVE_UP, f"File: {error}")
+        date = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%d")
+        stored = AsyncResult()
+        file = self._file(file_name(self._config, pushed.job, date))
+        file.waiting.append(_Waiting(text, stored))
+        if not file.busy:
+            file.busy = True
+            gevent.spawn(self._write_all, file)
+        fault = stored.get()
+        return DONE if fault is None else Verdict(Kind.FAIL, f"File: {fault}")
+
+    def _file(self, name: str) -> _File:
+        file = self._files.pop(name, None) or _File(name)
+        self._files[name] = file  # used last
+        if len(self._files) > OPEN_MAX:
+            idle = next((known for known in self._files.values() if not known.busy), None)
+            if idle is not None and idle is not file:
+                idle.close()
+                del self._files[idle.name]
+        return file
+
+    def _write_all(self, file: _File) -> None:
+        """Until no line waits."""
+        while file.waiting:
+            lines, file.waiting = file.waiting, []
+            fault: str | None = None
+            try:
+                self._threads.apply(self._write, (file, b"".join([each.line for each in lines])))
+            except OSError as error:
+                file.close()
+                fault = f"{file.name}: {error.strerror or error}"
+            for each in lines:
+                each.stored.set(fault)
+        file.busy = False
+        if self._closed:
+            file.close()
+
+    def _write(self, file: _File, data: bytes) -> None:
+        """In a native thread: write and sync. Raises OSError."""
+        now_ms = self._clock.wall_ms()
+        old = file.size + len(data) > self._config.rotate_bytes or (
+            now_ms - file.began_ms >= self._config.rotate_ms
+        )
+        if file.descriptor >= 0 and file.size and old:
+            file.close()
+        if file.descriptor < 0:
+            file.descriptor, file.size, file.began_ms = self._folder.begin(file.name), 0, now_ms
+        if not self._folder.room(len(data)):
+            raise OSError(f"the folder holds push_files_bytes_max ({self._folder.bytes_max} bytes)")
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file.descriptor, left) :]
+        os.fdatasync(file.descriptor)
+        file.size += len(data)
+        self._folder.add(len(data))

@@ -1,0 +1,153 @@
+"""HTTP/1.1 connections that are kept, one stack per origin, on gevent's own sockets.
+
+The standard library's client speaks the protocol; only its socket is ours, so that a request waits in its
+greenlet and never on the hub. A kept connection is used again within IDLE_S, and only if nothing has
+arrived on it meanwhile (an end, or bytes nobody asked for).
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+
+import gevent
+from gevent import socket, ssl
+from gevent.lock import BoundedSemaphore
+
+from proxy_consumer.actions.targets import Url
+
+IDLE_S = 4.0  # below what servers keep idle connections open
+ORIGINS_MAX = 256
+
+
+class NoAnswerError(Exception):
+    """No whole answer came; the text says why."""
+
+
+class _Connection(HTTPConnection):
+    """The library's connection over a gevent socket."""
+
+    def __init__(self, url: Url, context: Any) -> None:
+        super().__init__(url.host, url.port)
+        self._context = context
+        self.idle_since = 0.0
+
+    def connect(self) -> None:
+        """Open it; name lookups go through gevent too."""
+        self.sock = socket.create_connection((self.host, self.port))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._context is not None:
+            self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
+
+    def is_quiet(self, now: float) -> bool:
+        """It may be used again."""
+        if self.sock is None or now - self.idle_since > IDLE_S:
+            return False
+        poll = select.poll()
+        poll.register(self.sock.fileno(), select.POLLIN)
+        return not poll.poll(0)
+
+
+class _Origin:
+    """One scheme, host and port."""
+
+    def __init__(self, connections_max: int) -> None:
+        self.kept: list[_Connection] = []
+        self.permits = BoundedSemaphore(connections_max)
+        self.users = 0
+
+    def close(self) -> None:
+        while self.kept:
+            self.kept.pop().close()
+
+
+class HttpPool:
+    """All connections of one sink."""
+
+    def __init__(self, connections_max: int, response_bytes_max: int) -> None:
+        self._connections_max = connections_max
+        self._response_bytes_max = response_bytes_max
+        self._origins: dict[tuple[str, str, int], _Origin] = {}
+        self._tls: Any = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Close what is kept; requests under way end by themselves."""
+        self._closed = True
+        for origin in self._origins.values():
+            origin.close()
+
+    def request(
+        self, url: Url, method: str, target: str, body: bytes, headers: dict[str, str], timeout_s: float
+    ) -> tuple[int, bytes]:
+        """Status and body. Raises NoAnswerError. The time-out begins when there is a connection to use."""
+        origin = self._origin(url)
+        origin.users += 1
+        try:
+            with origin.permits:
+                return self._exchange(origin, url, method, target, body, headers, timeout_s)
+        finally:
+            origin.users -= 1
+
+    def _exchange(
+        self,
+        origin: _Origin,
+        url: Url,
+        method: str,
+        target: str,
+        body: bytes,
+        headers: dict[str, str],
+        timeout_s: float,
+    ) -> tuple[int, bytes]:
+        connection = self._connection(origin, url)
+        whole = False
+        try:
+            with gevent.Timeout(timeout_s):
+                connection.request(method, target, body, headers)
+                response = connection.getresponse()
+                content = response.read(self._response_bytes_max + 1)
+                if len(content) > self._response_bytes_max:
+                    raise NoAnswerError(f"the answer is over {self._response_bytes_max} bytes")
+                whole = response.isclosed() and not response.will_close
+                return response.status, content
+        except gevent.Timeout:
+            raise NoAnswerError(f"no answer from {url.shown} within {timeout_s:g} s") from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise NoAnswerError(f"{url.shown}: {type(error).__name__}: {error}") from error
+        finally:
+            if whole and not self._closed:
+                connection.idle_since = time.monotonic()
+                origin.kept.append(connection)
+            else:
+                connection.close()
+
+    def _connection(self, origin: _Origin, url: Url) -> _Connection:
+        now = time.monotonic()
+        while origin.kept:
+            connection = origin.kept.pop()
+            if connection.is_quiet(now):
+                return connection
+            connection.close()
+        if url.scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context()
+        return _Connection(url, self._tls if url.scheme == "https" else None)
+
+    def _origin(self, url: Url) -> _Origin:
+        found = self._origins.pop(url.origin, None)
+        if found is None:
+            self._make_room()
+            found = _Origin(self._connections_max)
+        self._origins[url.origin] = found  # used last
+        return found
+
+    def _make_room(self) -> None:
+        if len(self._origins) < ORIGINS_MAX:
+            return
+        for key, origin in self._origins.items():
+            if not origin.users:
+                origin.close()
+                del self._origins[key]
+                return
+        raise NoAnswerError(f"{ORIGINS_MAX} hosts are being sent to; that is the bound")
