@@ -1,0 +1,214 @@
+"""The levels' clockwork against a naive model: a list per level, looked at whenever anything happens.
+
+Messages come with due times in any order, topics are closed, deleted and made again, reads and commits fail,
+outcomes are refused; whatever happens, a level fires its messages in order, none before it is due, each
+once, to its topic or, for a reason the model agrees with, to the dead letters; and it never stops for good.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backend.levels import REAL_QUEUE, REAL_TOPIC
+from backend.records import QueueRef, StoredRecord
+from ddmq_common.names import SCHEDULE_TOPIC
+from delay_service.levels.core.level import (
+    Fire,
+    Level,
+    Limits,
+    PauseUntil,
+    Read,
+    SleepUntil,
+    State,
+    WaitForData,
+)
+from delay_service.levels.core.targets import GONE, REFUSED, UNREADABLE, Look, Targets
+
+PATIENCE_S = 10.0
+TOPICS = ("a", "b", "c")
+GAP = None
+
+
+class LevelMachine(RuleBasedStateMachine):
+    """One level. `seen`: what the process knows of topics, perhaps behind `there`, what the engine has."""
+
+    @initialize(count_max=st.integers(1, 4), bytes_max=st.integers(1, 40))
+    def begin(self, count_max: int, bytes_max: int) -> None:
+        self.there: dict[str, Look] = {name: Look(2, True) for name in TOPICS}
+        self.seen = dict(self.there)
+        self.limits = Limits(count_max, bytes_max, 0.1, 1.0)
+        self.targets = Targets(lambda name: self.seen.get(name), PATIENCE_S)
+        self.queue: list[StoredRecord | None] = []
+        self.now_s, self.clock_ms = 0.0, 1_000
+        self.done: list[tuple[int, str, str]] = []  # offset, topic, reason
+        self.closed_since: dict[str, float] = {}
+        self.fire: Fire | None = None
+        self.read_at: int | None = None
+        self.waiting_at: int | None = None
+        self.level = self.restarted(0)
+
+    def restarted(self, position: int) -> Level:
+        return Level(QueueRef(SCHEDULE_TOPIC, 1, 0), position, 1, 0, self.limits, self.targets)
+
+    # --- the world
+
+    @rule(topic=st.sampled_from((*TOPICS, "")), wait_ms=st.integers(0, 3_000), size=st.integers(1, 30))
+    def message(self, topic: str, wait_ms: int, size: int) -> None:
+        system = {REAL_TOPIC: topic, REAL_QUEUE: "1"} if topic else {}
+        offset = len(self.queue)
+        self.queue.append(
+            StoredRecord(
+                SCHEDULE_TOPIC, 0, offset, offset, bytes(16), 0, self.clock_ms, 0, self.clock_ms + wait_ms,
+                b"x" * size, system,
+            )
+        )  # fmt: skip
+        self.woken()
+
+    @rule()
+    def damage(self) -> None:
+        self.queue.append(GAP)
+        self.woken()
+
+    def woken(self) -> None:
+        if self.waiting_at is not None and len(self.queue) > self.waiting_at:
+            self.waiting_at = None
+            self.level.waited(True)
+
+    @rule(ms=st.integers(1, 4_000))
+    def time(self, ms: int) -> None:
+        self.now_s += ms / 1_000
+        self.clock_ms += ms
+
+    @rule(topic=st.sampled_from(TOPICS), what=st.sampled_from(["gone", "closed", "narrow", "open"]))
+    def topic_changes(self, topic: str, what: str) -> None:
+        if what == "gone":
+            self.there.pop(topic, None)
+        else:
+            self.there[topic] = Look(1 if what == "narrow" else 2, what != "closed")
+
+    @rule()
+    def news_of_topics(self) -> None:
+        self.seen = dict(self.there)
+
+    @rule()
+    def process_starts_anew(self) -> None:
+        """What was committed is on record; what was under way is not."""
+        committed = self.done[-1][0] + 1 if self.done else 0
+        self.fire = self.read_at = self.waiting_at = None
+        self.targets = Targets(lambda name: self.seen.get(name), PATIENCE_S)
+        self.level = self.restarted(committed)
+
+    # --- the shell
+
+    @rule()
+    @precondition(lambda self: self.fire is None and self.read_at is None and self.waiting_at is None)
+    def step(self) -> None:
+        step = self.level.step(self.clock_ms, self.now_s)
+        if isinstance(step, Read):
+            self.read_at = step.offset
+        elif isinstance(step, WaitForData):
+            self.waiting_at = step.offset
+            self.woken()
+        elif isinstance(step, SleepUntil):
+            assert step.due_ms > self.clock_ms
+        elif isinstance(step, PauseUntil):
+            assert self.now_s < step.at_s <= self.now_s + self.limits.pause_s_max
+        else:
+            assert isinstance(step, Fire)
+            self.fire = step
+            self.check(step)
+
+    def check(self, fire: Fire) -> None:
+        """What is fired now are the next messages, due, and within the limits."""
+        start = self.done[-1][0] + 1 if self.done else 0
+        offsets = [outlet.record.offset for outlet in fire.outlets]
+        assert offsets == [n for n in range(start, offsets[-1] + 1) if self.queue[n] is not GAP]
+        assert all(record is GAP for record in self.queue[offsets[-1] + 1 : fire.end])
+        assert all(outlet.record.due_ms <= self.clock_ms for outlet in fire.outlets)
+        assert len(offsets) <= self.limits.count_max
+        size = sum(len(outlet.record.delivery) for outlet in fire.outlets)
+        assert size <= self.limits.bytes_max or len(offsets) == 1
+
+    @rule(count=st.integers(1, 5))
+    @precondition(lambda self: self.read_at is not None)
+    def read_ends(self, count: int) -> None:
+        at, self.read_at = self.read_at, None
+        assert at is not None
+        end = min(at + count, len(self.queue))
+        found = [record for record in self.queue[at:end] if record is not GAP]
+        if found or end < len(self.queue):
+            self.level.read(found, end)
+        else:
+            self.level.at_end(end)
+
+    @rule()
+    @precondition(lambda self: self.read_at is not None or self.fire is not None)
+    def it_fails(self) -> None:
+        self.read_at = self.fire = None
+        self.level.failed(self.now_s)
+
+    @rule()
+    @precondition(lambda self: self.fire is not None)
+    def commit_ends(self) -> None:
+        """All or nothing, as an engine with these topics decides it."""
+        fire, self.fire = self.fire, None
+        assert fire is not None
+        alive = [outlet for outlet in fire.outlets if not outlet.reason]
+        gone = any(
+            one.topic not in self.there or one.queue_id >= self.there[one.topic].queues for one in alive
+        )
+        closed = any(one.topic in self.there and not self.there[one.topic].writable for one in alive)
+        if gone or closed:
+            for one in alive if len(fire.outlets) == 1 else ():
+                self.closed_since.setdefault(one.topic, self.now_s)
+            self.level.refused(fire, topic_gone=gone, now_s=self.now_s)
+            return
+        for outlet in fire.outlets:
+            self.agree(outlet.topic, outlet.reason)
+            self.done.append((outlet.record.offset, outlet.topic, outlet.reason))
+        self.level.fired(fire)
+
+    def agree(self, topic: str, reason: str) -> None:
+        if reason == UNREADABLE:
+            assert topic == ""
+        elif reason == GONE:
+            assert topic in self.closed_since, "the engine has said so"
+        elif reason == REFUSED:
+            assert self.now_s - self.closed_since[topic] >= PATIENCE_S
+        else:
+            assert topic
+
+    # --- what always holds
+
+    @invariant()
+    def each_once_and_in_order(self) -> None:
+        if not hasattr(self, "done"):
+            return
+        offsets = [offset for offset, _, _ in self.done]
+        upto = offsets[-1] + 1 if offsets else 0
+        assert offsets == [n for n in range(upto) if self.queue[n] is not GAP]
+
+    def teardown(self) -> None:
+        """With topics open, nothing failing and time passing, all that is left is fired."""
+        if not hasattr(self, "level"):
+            return
+        self.there = self.seen = {name: Look(2, True) for name in TOPICS}
+        for _ in range(10 * len(self.queue) + 20):
+            if self.level.state is State.WAITING and self.waiting_at == len(self.queue):
+                break
+            self.time(4_000)
+            if self.read_at is not None:
+                self.read_ends(5)
+            elif self.fire is not None:
+                self.commit_ends()
+            elif self.waiting_at is None:
+                self.step()
+            self.each_once_and_in_order()
+        wanted = [n for n, record in enumerate(self.queue) if record is not GAP]
+        assert [offset for offset, _, _ in self.done] == wanted, "it stopped for good"
+
+
+LevelMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLevelClockwork = LevelMachine.TestCase
