@@ -12,6 +12,7 @@ from typing import Any
 
 from ddmq_common.errors import TryLaterError
 from proxy_consumer.commits import Part, ProgressCommit, collect
+from proxy_consumer.departures.trail import error_text
 from proxy_consumer.forwarding import Forwarding
 from proxy_consumer.groups import Group
 from proxy_consumer.reads import Held
@@ -119,7 +120,8 @@ class Results:
             if delays:
                 longest = self._runtime.config.fail_delay_max_ms
                 delays = [min(delay, longest) for delay in delays]
-            buffer.fail(state, result.failOffsets, result.failLeases, delays, now)
+            errors = [error_text(text) for text in (result.failReasons or ())[: len(result.failOffsets)]]
+            buffer.fail(state, result.failOffsets, result.failLeases, delays, now, errors)
         if result.extendLeases:
             buffer.extend(state, result.extendLeases, now)
 

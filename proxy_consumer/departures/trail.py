@@ -137,10 +137,11 @@ def key_and_tags(record: StoredRecord) -> tuple[bytes, bytes]:
     return content.key, content.tag
 
 
-def error_text(text: str) -> str:
+def error_text(text: str | bytes) -> str:
     """An error as it is kept: one line without control characters, at most ERROR_CHARS_MAX of them."""
-    clean = text[: 4 * ERROR_CHARS_MAX].encode("utf-8", "replace").decode().translate(_LINE_OF)
-    return clean.strip()[:ERROR_CHARS_MAX]
+    head = text[: 4 * ERROR_CHARS_MAX]
+    raw = head if isinstance(head, bytes) else head.encode("utf-8", "replace")
+    return raw.decode("utf-8", "replace").translate(_LINE_OF).strip()[:ERROR_CHARS_MAX]
 
 
 def _number(system: Mapping[str, str], name: str) -> int:

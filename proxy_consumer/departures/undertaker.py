@@ -14,6 +14,7 @@ from backend.records import QueueRef
 from ddmq_common.errors import FencedError
 from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.departures.departure import Departure
 from proxy_consumer.departures.retry_queues import RetryQueueGrant, retry_queue_of
@@ -53,6 +54,10 @@ class Undertaker:
             if self._subscription.holds(departure.state):
                 self._busy += 1
                 departure.start()
+
+    def next_event(self) -> float:
+        """When `go_on` may start something that waits; NEVER when nothing does."""
+        return self._again_at if self._line and not self._busy else NEVER
 
     # --- the departures' calls
 
