@@ -1,0 +1,209 @@
+"""The whole way of a failing message: quick retries, sixteen steps over the delay levels, dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from consumer_rig import IDL, Rig
+
+from backend.records import StoredRecord
+from ddmq_common.metrics.registry import Registry
+from ddmq_rpc.api import Wire
+from delay_service.config import DelayConfig
+from delay_service.levels.service import LevelService
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.departures.letters import read_letter
+from tests.service.delay.levels_rig import HandAlarm
+
+STEPS_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+FIRST = SubscriptionDefaults(start="first", retry_intervals_ms=(100,))
+
+
+class House(Rig):
+    """The consumer's rig with the level scheduler beside it."""
+
+    def __init__(self, config: ConsumerConfig | None = None) -> None:
+        super().__init__(config or ConsumerConfig())
+        self.alarm = HandAlarm()
+        self.levels = LevelService(self.backend, DelayConfig(), Registry(), self.clock, self.alarm)
+        self.levels.start()
+        self.settle()
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.alarm.ring()
+        self.settle()
+        self.service.tick()
+        self.settle()
+
+    def close(self) -> None:
+        self.levels.close()
+        super().close()
+
+    def fail(self, **ours: Any) -> Any:
+        """Take one message and fail it; gives the answer it came in."""
+        call = self.pull(clientId=b"c", count=1)
+        found = call.result
+        assert len(found.messages) == 1
+        failed = IDL.ConsumeResult(
+            context=found.context, successOffsets=[], failOffsets=[found.messages[0].offset], **ours
+        )
+        self.submit(failed)
+        self.settle()
+        return found
+
+    def letter(self, group: str = "G") -> StoredRecord:
+        batch = self.wait(self.backend.read(self.ref(0, f"%DLQ%{group}"), 0, 10, 1 << 20))
+        assert len(batch.offsets) == 1
+        record: StoredRecord = batch.record(0)
+        return record
+
+    def retry_progress(self) -> int | None:
+        committed: int | None = self.progress(topic="%RETRY%G").committed
+        return committed
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    made = House()
+    made.topic()
+    yield made
+    made.close()
+
+
+def test_sixteen_steps_and_then_the_dead_letter(house: House) -> None:
+    house.subscribe(config=FIRST)
+    house.send(1)
+    begun = house.clock.monotonic()
+    first = house.fail()
+    house.advance(0.1)
+    house.fail()
+    qids = {first.context.qid}
+    for step, wait_s in enumerate(STEPS_S, 1):
+        house.advance(wait_s - 0.5)
+        early = house.ask(linger=20)
+        house.settle()
+        house.advance(0.1)
+        assert early.result.messages == [], f"step {step} came early"
+        house.advance(0.4)
+        answer = house.fail()
+        (message,) = answer.messages
+        assert answer.context.topic == b"T"
+        assert (message.key, message.value, message.properties) == (b"k0", b"m0", {b"p": b"v"})
+        assert (message.attempt, message.messageId) == (2 + step, first.messages[0].messageId)
+        qids.add(answer.context.qid)
+    assert house.clock.monotonic() - begun == pytest.approx(sum(STEPS_S), abs=10)
+    assert qids == {b"R_default_a_0", b"R_default_%RETRY%_0"}
+    letter = read_letter(house.letter())
+    assert (letter.topic, letter.queue_id, letter.offset) == ("T", 0, 0)
+    assert (letter.attempts, letter.reason) == (18, "failed")
+    assert house.retry_progress() == 16
+    assert house.counted("ddmq_retry_steps_total") == 16
+
+
+def test_an_acknowledgement_ends_it(house: House) -> None:
+    house.subscribe(config=FIRST)
+    house.send(2)
+    for _ in range(2):
+        house.fail()
+    house.advance(0.1)
+    for _ in range(2):
+        house.fail()
+    house.advance(10)
+    answer = house.pull(count=10).result
+    assert [message.value for message in answer.messages] == [b"m0", b"m1"]
+    house.submit(IDL.ConsumeResult(context=answer.context, successOffsets=[0, 1], failOffsets=[]))
+    house.settle()
+    assert (house.progress().committed, house.retry_progress()) == (2, 2)
+    house.advance(100_000)
+    assert house.pull().result.messages == []
+    assert house.backend.topic("%DLQ%G") is None
+
+
+def test_a_time_out_on_the_way_redelivers_at_once_and_is_one_step(house: House) -> None:
+    config = SubscriptionDefaults(
+        start="first", retry_intervals_ms=(), ack_timeout_ms=1_000, max_timeout_redeliveries=1, retry_steps=2
+    )
+    house.subscribe(config=config)
+    house.send(1)
+    attempts = []
+    for wait_s in (0, 10, 30):
+        house.advance(wait_s)
+        for _ in range(2):
+            attempts.append(house.pull(clientId=b"c").result.messages[0].attempt)
+            house.advance(1.01)
+    assert attempts == [1, 2, 3, 4, 5, 6]
+    letter = read_letter(house.letter())
+    assert (letter.attempts, letter.reason) == (6, "timed-out")
+
+
+def test_topics_of_a_group_keep_their_own_way(house: House) -> None:
+    once = SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=1)
+    for topic in ("A", "B"):
+        house.topic(topic)
+        house.subscribe(topic=topic, config=once)
+        house.send(1, topic=topic)
+        answer = house.pull(topic=topic.encode()).result
+        house.submit(IDL.ConsumeResult(context=answer.context, successOffsets=[], failOffsets=[0]))
+        house.settle()
+    house.advance(10)
+    for topic, number in (("B", 1), ("A", 0)):
+        answer = house.pull(topic=topic.encode()).result
+        assert answer.context.topic == topic.encode()
+        assert answer.context.qid == b"R_default_%%RETRY%%_%d" % number
+        assert [message.value for message in answer.messages] == [b"m0"]
+
+
+def test_a_restarted_proxy_goes_on_where_the_message_stands(house: House) -> None:
+    house.subscribe(config=FIRST)
+    house.send(1)
+    house.fail()
+    house.advance(0.1)
+    house.fail()
+    house.advance(10)
+    assert house.pull(clientId=b"c").result.messages[0].attempt == 3
+    house.restart()
+    again = house.pull(clientId=b"c").result
+    assert (again.messages[0].attempt, again.context.qid) == (3, b"R_default_%RETRY%_0")
+    house.restart()
+    house.fail()
+    house.advance(30)
+    assert house.pull(clientId=b"c").result.messages[0].attempt == 4
+
+
+def test_old_clients_and_the_binary_protocol_see_it_too(house: House) -> None:
+    house.subscribe(config=FIRST)
+    house.send(1)
+    house.fail()
+    house.advance(0.1)
+    house.fail()
+    house.advance(10)
+    message = house.pull(clientId=b"c", wire=Wire.BINARY).result.messages[0]
+    assert (message.attempt, message.properties) == (3, {b"p": b"v"})
+
+
+def test_a_changed_number_of_steps_holds_from_then_on(house: House) -> None:
+    house.subscribe(config=FIRST)
+    house.send(1)
+    house.fail()
+    house.advance(0.1)
+    house.fail()
+    house.service._directory.groups[b"G"].subscriptions[b"T"].configure(
+        SubscriptionDefaults(start="first", retry_intervals_ms=(100,), retry_steps=1)
+    )
+    house.advance(10)
+    house.fail()
+    assert read_letter(house.letter()).attempts == 3
+
+
+def test_the_error_that_a_client_tells_is_in_the_letter(house: House) -> None:
+    house.subscribe(config=SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=1))
+    house.send(1)
+    house.fail(failReasons=[b"no such customer\n" + b"x" * 300])
+    house.advance(10)
+    house.fail()
+    letter = read_letter(house.letter())
+    assert letter.error.startswith("no such customer xxx")
+    assert len(letter.error) == 200
