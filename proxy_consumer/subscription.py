@@ -38,6 +38,7 @@ WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed ag
 NEXT_OFFSET_AGE_S = 0.1
 LOST_S = 3.0  # a queue that was lost is mostly ours again by then: a writer is replaced in 3 s
 READS_MAX = 32  # reads answered at once in one `take`; then others have their turn
+SOON_S = 0.001  # at the next tick
 FLUSH_S = 0.5  # when what is finished without a client is stored
 
 
@@ -222,11 +223,11 @@ class Subscription:
                 self.runtime.agenda.set(self, step.deadline)
                 return step
             if step is None:
-                self.runtime.agenda.set(self, now if buffer.short else buffer.next_event())
+                self.runtime.agenda.set(self, now + SOON_S if buffer.short else buffer.next_event())
                 return None
             held: Held | None = step.state.label
             (self if held is None else held.subscription).read(step)
-        self.runtime.agenda.set(self, now)
+        self.runtime.agenda.set(self, now + SOON_S)
         return None
 
     def next_offset(self, state: QueueState, now: float) -> int:
@@ -341,6 +342,7 @@ class Subscription:
             seat.load()
         self.order.update()
         self.undertaker.go_on(now)
+        self.runtime.agenda.set(self, self.undertaker.next_event())
         self.settle_up(self.buffer.queues.values())
         if self.order.open_at > now:
             self.runtime.agenda.set(self, self.order.open_at)

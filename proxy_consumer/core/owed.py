@@ -77,5 +77,8 @@ class Owed:
                 self._finished[-1] = (last[0], max(last[1], end))
             else:
                 self._finished.append((start, end))
-        marks = (*delta.attempts, *self._marks)
-        self._marks = list({offset: packed for offset, packed in marks if offset in unfinished}.items())
+        marks: dict[int, int] = {}
+        for offset, packed in (*delta.attempts, *self._marks):
+            if offset in unfinished:
+                marks[offset] = max(packed, marks.get(offset, 0))  # deltas may come back in any order
+        self._marks = list(marks.items())
