@@ -50,8 +50,9 @@ def until(condition: Callable[[], object], what: str) -> None:
         gevent.sleep(0.001)
 
 
-def record(topic: str = "orders", queue_id: int = 0, body: bytes = b"body") -> NewRecord:
-    return NewRecord(topic, queue_id, next(_ids).to_bytes(16, "big"), 5, encode(b"", body, b"", None))
+def record(topic: str = "orders", queue_id: int = 0, body: bytes = b"body", tags: bytes = b"") -> NewRecord:
+    delivery = encode(b"", body, tags, None)
+    return NewRecord(topic, queue_id, next(_ids).to_bytes(16, "big"), 5, delivery, tags=tags)
 
 
 def queue(topic: str = "orders", queue_id: int = 0) -> QueueRef:

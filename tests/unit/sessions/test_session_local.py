@@ -16,6 +16,7 @@ from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.member.local import LocalReads, local_reads
 from backend.file_log.sessions.wire.protocol import SessionLimits
 from backend.records import QueueRef, ReadStatus, TopicInfo
+from backend.tag_hash import tag_hash
 from ddmq_common.metrics.registry import Registry
 
 OPTIONS = FileLogOptions(segment_bytes=64 << 10, allocate_bytes=64 << 10)
@@ -149,3 +150,35 @@ def test_members_that_read_make_the_writer_publish_at_once(pair: Pair) -> None:
     until(lambda: tails.at_once, "the member has said that it reads")
     pair.elections[1].close()
     until(lambda: not tails.at_once, "nobody reads any more")
+
+
+def test_a_read_by_tag_hash_passes_over_the_others_in_the_files(pair: Pair) -> None:
+    queue = pair.make()
+    sent = [record(body=b"%d" % n, tags=b"red" if n % 10 == 9 else b"blue") for n in range(100)]
+    for start in range(0, 100, 25):
+        done(pair.writer.append(sent[start : start + 25], soon()))
+    red, never = frozenset([tag_hash(b"red")]), frozenset([tag_hash(b"never")])
+    found, offset = [], 0
+    while offset < 100:
+        batch = done(pair.member.read(queue, offset, 3, 1 << 20, tags=red))
+        assert batch.next_offset > offset
+        found += batch.offsets
+        offset = batch.next_offset
+    assert found == list(range(9, 100, 10))
+    batch = done(pair.member.read(queue, 5, 100, 1 << 20, tags=never))
+    assert (batch.status, list(batch.offsets), batch.next_offset) == (ReadStatus.DATA, [], 100)
+    assert pair.asked == 0
+    batch = done(pair.member.read(queue, 100, 100, 1 << 20, tags=never))
+    assert (batch.status, batch.next_offset, pair.asked) == (ReadStatus.NONE, 100, 1)
+
+
+def test_an_entry_with_a_damaged_tag_is_read_by_its_record(pair: Pair) -> None:
+    queue = pair.make()
+    sent = [record(body=b"%d" % n, tags=b"red" if n == 2 else b"blue") for n in range(5)]
+    done(pair.member.append(sent, soon()))
+    (path,) = (pair.directory / "consumequeue" / "orders" / "0").iterdir()
+    data = bytearray(path.read_bytes())
+    data[2 * 32 + 12] ^= 0xFF
+    path.write_bytes(data)
+    batch = done(pair.member.read(queue, 0, 10, 1 << 20, tags=frozenset([tag_hash(b"red")])))
+    assert list(batch.offsets) == [2]

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from backend.completion import Completion
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.protocol import Kind, ProtocolError, deadline_of
@@ -16,11 +18,19 @@ from ddmq_common.errors import BoundReachedError, DdmqError
 
 log = logging.getLogger(__name__)
 
+
+class _Read(msgspec.Struct, array_like=True):
+    queue: QueueRef
+    offset: int
+    count_max: int
+    bytes_max: int
+    tags: list[int] | None = None  # added later: absent from older members
+
+
 _hello: Callable[[bytes], tuple[str, int, str]] = codec.decoder(tuple[str, int, str])
 _put_topic: Callable[[bytes], tuple[int, codec.TopicRow]] = codec.decoder(tuple[int, codec.TopicRow])
 _delete_topic: Callable[[bytes], tuple[int, str]] = codec.decoder(tuple[int, str])
-_ReadRow = tuple[QueueRef, int, int, int, list[int] | None]
-_read: Callable[[bytes], _ReadRow] = codec.decoder(_ReadRow)
+_read: Callable[[bytes], _Read] = codec.decoder(_Read)
 _wait: Callable[[bytes], tuple[QueueRef, int, int]] = codec.decoder(tuple[QueueRef, int, int])
 _time: Callable[[bytes], tuple[QueueRef, int]] = codec.decoder(tuple[QueueRef, int])
 _find: Callable[[bytes], tuple[str, bytes | None, bytes | None, int]] = codec.decoder(
@@ -134,11 +144,14 @@ def _on_delete_topic(session: Session, ident: int, body: bytes) -> None:
 
 
 def _on_read(session: Session, ident: int, body: bytes) -> None:
-    queue, offset, count_max, bytes_max, hashes = _read(body)
-    tags = None if hashes is None else frozenset(hashes)
-    bytes_max = min(bytes_max, session.host.limits.frame_bytes_max // 2)
+    ask = _read(body)
+    tags = None if ask.tags is None else frozenset(ask.tags)
+    bytes_max = min(ask.bytes_max, session.host.limits.frame_bytes_max // 2)
     answer = _taken(session, ident, body, codec.encode_read)
-    _ask(answer, lambda: session.host.backend.read(queue, offset, count_max, bytes_max, answer, tags))
+    _ask(
+        answer,
+        lambda: session.host.backend.read(ask.queue, ask.offset, ask.count_max, bytes_max, answer, tags),
+    )
 
 
 def _on_wait(session: Session, ident: int, body: bytes) -> None:
