@@ -15,7 +15,10 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 LEVELS_GROUP = SCHEDULE_TOPIC  # whose progress on SCHEDULE_TOPIC is how far the levels have fired
 HEARTBEAT_TOPIC = "carrera_heartbeat"
 QUEUES_DEFAULT = 4
+TURN_GROUP = "%TURN"  # whose progress on a topic says whose turn it is to change something
+DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were resent or purged
 
+_OWN_GROUPS = frozenset((LEVELS_GROUP, TURN_GROUP, DONE_GROUP))
 _NAME = re.compile(r"[A-Za-z0-9_\-%|]+\Z")
 _INTERNAL = (RETRY_PREFIX, DLQ_PREFIX, "%", "RMQ_SYS_", SCHEDULE_TOPIC)
 
@@ -27,8 +30,8 @@ def topic_fault(name: str) -> str | None:
 
 def group_fault(name: str) -> str | None:
     """Why `name` cannot be a consumer group's name, or None."""
-    if name == LEVELS_GROUP:
-        return f"group name {name!r} is the delay levels' own; choose another name"
+    if name in _OWN_GROUPS:
+        return f"group name {name!r} is the system's own; choose another name"
     return _fault("group", name, GROUP_BYTES_MAX)
 
 

@@ -15,10 +15,9 @@ from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.queries import READ_BYTES_MAX, WAIT_S, queues_of
 from ddmq_common.errors import CallerError
-from ddmq_common.names import DLQ_PREFIX, dlq_topic
+from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
 from proxy_consumer.departures.letters import PREFIX, Letter, read_letter
 
-DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were dealt with
 BATCH = 100
 SHOWN_MAX = 1_000
 SCANNED_MAX = 10_000

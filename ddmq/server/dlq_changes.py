@@ -15,7 +15,6 @@ from typing import Any
 from backend.port import Backend
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
 from ddmq.server.dlq import (
-    DONE_GROUP,
     Choice,
     Span,
     choice_of,
@@ -26,8 +25,9 @@ from ddmq.server.dlq import (
 from ddmq.server.queries import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
+from ddmq_common.names import DONE_GROUP, TURN_GROUP
 from proxy_consumer.departures.letters import Letter, resent_record
-from proxy_consumer.departures.turns import TURN_GROUP, turn
+from proxy_consumer.departures.turns import turn
 
 WORK_S = 3.0
 TRIES_MAX = 8

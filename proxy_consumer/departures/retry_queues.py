@@ -16,9 +16,9 @@ from backend.completion import Completion
 from backend.port import Backend
 from backend.records import CommitBatch, ProgressView, QueueRef, TopicInfo
 from ddmq_common.errors import DdmqError, FencedError, StorageError
-from ddmq_common.names import RETRY_PREFIX, retry_topic
+from ddmq_common.names import RETRY_PREFIX, TURN_GROUP, retry_topic
 from proxy_consumer.departures.topics import ensure_topic
-from proxy_consumer.departures.turns import TURN_GROUP, turn
+from proxy_consumer.departures.turns import turn
 from proxy_consumer.runtime import Runtime
 
 SETTING_PREFIX = "retry/"

@@ -8,8 +8,7 @@ again and sees what the first one did. Nothing is held while nobody changes anyt
 from __future__ import annotations
 
 from backend.records import ProgressDelta, ProgressView, QueueRef
-
-TURN_GROUP = "%TURN"
+from ddmq_common.names import TURN_GROUP
 
 
 def turn(queue: QueueRef, view: ProgressView) -> ProgressDelta:
