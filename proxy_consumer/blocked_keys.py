@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +24,3 @@ class BlockedKey:
     error: str
     waiting: int
     more: bool
-
-
-class KeyHolder(Protocol):
-    """A group that knows its blocked keys. The last three raise CallerError when the key is not theirs."""
-
-    def blocked_keys(self, limit: int) -> list[BlockedKey]:
-        """Up to `limit` keys whose head was delivered and is not finished, or that are parked."""
-
-    def park_key(self, key: str) -> None:
-        """Deliver nothing of the key until it is replayed."""
-
-    def replay_key(self, key: str) -> None:
-        """Deliver the head again at once, also of a parked key."""
-
-    def skip_key(self, key: str) -> None:
-        """Move the head to the dead letters; the next message of the key goes on."""

@@ -14,6 +14,7 @@ from proxy_consumer.creation import Creation
 from proxy_consumer.departures.retry_queues import group_concerned
 from proxy_consumer.groups import (
     GROUP_PREFIX,
+    RESET_PREFIX,
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
     Group,
@@ -22,6 +23,7 @@ from proxy_consumer.groups import (
     group_key,
     subscription_key,
 )
+from proxy_consumer.ordering import PARKED_PREFIX
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription import Subscription
 
@@ -227,5 +229,8 @@ class Directory:
         for subscription in group.subscriptions.values():
             if topic is None or subscription.topic == topic:
                 settings[subscription_key(name, subscription.topic)] = None
+                settings[f"{RESET_PREFIX}{name}/{subscription.topic}"] = None
+        if topic is None:
+            settings[PARKED_PREFIX + name] = None
         runtime = self._runtime
         return runtime.backend.commit(CommitBatch(settings=settings), runtime.commit_deadline())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 from backend.completion import Completion
 from backend.port import Backend
@@ -25,7 +25,7 @@ from ddmq_common.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers, stats
-from proxy_consumer.blocked_keys import BlockedKey, KeyHolder
+from proxy_consumer.blocked_keys import BlockedKey
 from proxy_consumer.changes import Change, Changes
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.consistency import Difference
@@ -250,22 +250,23 @@ class ConsumerService:
 
     def group_keys(self, group: str, limit: int) -> list[BlockedKey]:
         """Blocked and parked keys at this proxy. Raises CallerError when there is no such group."""
-        return self._keys(group).blocked_keys(limit)
+        return self._directory.named(group).blocked_keys(limit)
 
-    def park_key(self, group: str, key: str) -> None:
-        """Hold a key back until it is replayed. Raises CallerError when it is not blocked here."""
-        self._keys(group).park_key(key)
+    def parked_keys(self, group: str) -> frozenset[str]:
+        """Keys of a group that are set aside, at every proxy. Raises CallerError."""
+        return self._directory.named(group).ordering.parked
 
-    def replay_key(self, group: str, key: str) -> None:
+    def park_key(self, group: str, key: str) -> Completion[list[AppendResult]]:
+        """Hold a key back until it is replayed. Raises CallerError or BoundReachedError."""
+        return self._directory.named(group).park_key(key)
+
+    def replay_key(self, group: str, key: str) -> Completion[list[AppendResult]] | None:
         """Deliver a key's head again at once. Raises CallerError when it is not blocked or parked here."""
-        self._keys(group).replay_key(key)
+        return self._directory.named(group).replay_key(key)
 
     def skip_key(self, group: str, key: str) -> None:
         """Move a key's head to the dead letters. Raises CallerError when it is not blocked here."""
-        self._keys(group).skip_key(key)
-
-    def _keys(self, group: str) -> KeyHolder:
-        return cast(KeyHolder, self._directory.named(group))
+        self._directory.named(group).skip_key(key)
 
     def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or one of them; clients that wait are answered empty."""

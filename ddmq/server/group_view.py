@@ -23,17 +23,9 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.service import ConsumerService
-from proxy_consumer.stats import GroupSummary, QueueStats, SubscriptionStats
+from proxy_consumer.stats import QueueStats, SubscriptionStats
 
 AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
-
-
-def known(consumer: ConsumerService, group: str) -> GroupSummary:
-    """The group. Raises LookupError that says how to see what there is."""
-    summary = next((found for found in consumer.groups() if found.name == group), None)
-    if summary is None:
-        raise LookupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
-    return summary
 
 
 def row(each: SubscriptionStats) -> dict[str, Any]:
@@ -72,7 +64,7 @@ class GroupView:
 
     def detail(self, group: str, keys_limit: int = keys.LIMIT_DEFAULT) -> dict[str, Any]:
         """One group: each subscription with its queues and settings, and the blocked keys."""
-        summary = known(self._consumer, group)
+        summary = keys.known(self._consumer, group)
         found = self._consumer.group_stats(group).wait(WAIT_S)
         ordered = any(each.config.order_key for each in found)
         blocked = keys.rows(self._consumer, group, keys_limit + 1) if ordered else []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddmq.server.group_view import known, row, values
+from ddmq.server.group_view import row, values
+from ddmq.server.keys import known
 from ddmq.server.queries import WAIT_S
 from ddmq.settings import BY_NAME
 from ddmq_common import names

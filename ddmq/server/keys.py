@@ -1,7 +1,7 @@
 """Order keys as operators write them, and what can be done about one that is blocked.
 
 A key is JSON: "abc", 17, ["a","b"]. On a command line quotes are easily lost, so text that is not JSON is
-taken as a string, and a number (or true, null, …) that names no blocked key is tried as a string as well.
+taken as a string, and so is a number (or true, null, …) when only that string is blocked.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from typing import Any
 
 import msgspec
 
+from backend.completion import Completion
+from ddmq.server.queries import WAIT_S
 from ddmq_common.errors import CallerError
+from proxy_consumer.blocked_keys import BlockedKey
 from proxy_consumer.order_keys.canonical import bounded, text_of_raw
 from proxy_consumer.service import ConsumerService
+from proxy_consumer.stats import GroupSummary
 
 LIMIT_DEFAULT = 20
 LIMIT_MAX = 1_000
@@ -47,29 +51,51 @@ def _canonical(text: str) -> str:
 
 
 def act(consumer: ConsumerService, group: str, action: str, text: str) -> dict[str, Any]:
-    """Park, skip or replay one key; says which one it was."""
-    does: dict[str, Callable[[str, str], None]] = {
+    """Park, skip or replay one key; says which one it was. Durable when it returns."""
+    known(consumer, group)
+    does: dict[str, Callable[[str, str], Completion[Any] | None]] = {
         "park": consumer.park_key,
         "skip": consumer.skip_key,
         "replay": consumer.replay_key,
     }
     if action not in does:
         raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
-    refused: CallerError | None = None
-    for key in readings(text):
-        try:
-            does[action](group, key)
-        except CallerError as error:
-            refused = refused or error
-            continue
-        return {"group": group, "key": key, "action": action}
-    assert refused is not None
-    raise refused
+    key = meant(consumer, group, readings(text))
+    stored = does[action](group, key)
+    if stored is not None:
+        stored.wait(WAIT_S)
+    return {"group": group, "key": key, "action": action}
+
+
+def meant(consumer: ConsumerService, group: str, candidates: list[str]) -> str:
+    """The first that is blocked or parked; else text where the order key is KEY, and so always text."""
+    if len(candidates) == 1:
+        return candidates[0]
+    there = {each.key for each in consumer.group_keys(group, LIMIT_MAX)} | consumer.parked_keys(group)
+    for key in candidates:
+        if key in there:
+            return key
+    order_keys = {each.config.order_key for each in consumer.group_stats(group).wait(WAIT_S)} - {""}
+    return candidates[-1] if order_keys == {"KEY"} else candidates[0]
 
 
 def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, Any]]:
-    """The blocked keys of a group at this proxy, those that wait longest first."""
-    if not 1 <= limit <= LIMIT_MAX:
+    """The blocked keys of a group at this proxy, those that wait longest first; then other parked ones."""
+    if not 1 <= limit <= LIMIT_MAX + 1:
         raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
+    known(consumer, group)
     found = sorted(consumer.group_keys(group, limit), key=lambda each: (each.since_ms, each.key))
-    return [dataclasses.asdict(each) for each in found]
+    there = {each.key for each in found}
+    found += [
+        BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False)
+        for key in sorted(consumer.parked_keys(group) - there)
+    ]
+    return [dataclasses.asdict(each) for each in found[:limit]]
+
+
+def known(consumer: ConsumerService, group: str) -> GroupSummary:
+    """The group. Raises LookupError that says how to see what there is."""
+    summary = next((found for found in consumer.groups() if found.name == group), None)
+    if summary is None:
+        raise LookupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+    return summary

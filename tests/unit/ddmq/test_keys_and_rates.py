@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from backend.completion import Completion, succeeded
 from ddmq.server import keys
 from ddmq.server.rates import Rates
 from ddmq_common.errors import CallerError
 from proxy_consumer.blocked_keys import BlockedKey
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.stats import GroupSummary
 
 
 @pytest.mark.parametrize(
@@ -38,26 +41,37 @@ def test_what_is_no_key(text: str) -> None:
         keys.readings(text)
 
 
-class Holder:
-    """A consumer service with two blocked keys."""
+class Settings:
+    def __init__(self, order_key: str) -> None:
+        self.config = SubscriptionDefaults(order_key=order_key)
 
-    def __init__(self) -> None:
+
+class Holder:
+    """A consumer service with two blocked keys and a parked one."""
+
+    def __init__(self, order_key: str = "$.a") -> None:
         self.blocked = ['"17"', '"abc"']
+        self.order_key = order_key
         self.done: list[tuple[str, str, str]] = []
 
-    def _act(self, action: str, group: str, key: str) -> None:
-        if key not in self.blocked:
-            raise CallerError(f"key {key} is not blocked")
-        self.done.append((action, group, key))
+    def groups(self) -> list[GroupSummary]:
+        return [GroupSummary("G", "log", 0, ("T",), 0)]
 
-    def park_key(self, group: str, key: str) -> None:
-        self._act("park", group, key)
+    def group_stats(self, group: str) -> Completion[list[Settings]]:
+        return succeeded([Settings(self.order_key)])
+
+    def parked_keys(self, group: str) -> frozenset[str]:
+        return frozenset({'"abc"', '"zzz"'})
+
+    def park_key(self, group: str, key: str) -> Completion[None]:
+        self.done.append(("park", group, key))
+        return succeeded(None)
 
     def skip_key(self, group: str, key: str) -> None:
-        self._act("skip", group, key)
+        self.done.append(("skip", group, key))
 
     def replay_key(self, group: str, key: str) -> None:
-        self._act("replay", group, key)
+        self.done.append(("replay", group, key))
 
     def group_keys(self, group: str, limit: int) -> list[BlockedKey]:
         return [
@@ -66,24 +80,38 @@ class Holder:
         ][:limit]
 
 
-def test_a_number_that_names_no_key_is_tried_as_text() -> None:
+@pytest.mark.parametrize(
+    ("order_key", "text", "key"),
+    [
+        ("$.a", "17", '"17"'),
+        ("$.a", "18", "18"),
+        ("KEY", "18", '"18"'),
+        ("KEY", "abc", '"abc"'),
+        ("KEY", "zzz", '"zzz"'),
+    ],
+)
+def test_which_key_is_meant(order_key: str, text: str, key: str) -> None:
+    holder: Any = Holder(order_key)
+    assert keys.act(holder, "G", "skip", text)["key"] == key
+    assert holder.done == [("skip", "G", key)]
+
+
+def test_what_cannot_be_done_about_a_key() -> None:
     holder: Any = Holder()
-    assert keys.act(holder, "G", "skip", "17")["key"] == '"17"'
-    assert keys.act(holder, "G", "park", "abc")["key"] == '"abc"'
-    assert holder.done == [("skip", "G", '"17"'), ("park", "G", '"abc"')]
-    with pytest.raises(CallerError, match="key 18 is not blocked"):
-        keys.act(holder, "G", "replay", "18")
     with pytest.raises(CallerError, match="allowed: park, skip, replay"):
         keys.act(holder, "G", "drop", "abc")
+    with pytest.raises(LookupError, match="group 'H' does not exist"):
+        keys.act(holder, "H", "park", "abc")
 
 
 def test_the_longest_blocked_comes_first() -> None:
     holder: Any = Holder()
     found = keys.rows(holder, "G", 10)
-    assert [row["key"] for row in found] == ['"abc"', '"17"']
+    assert [row["key"] for row in found] == ['"abc"', '"17"', '"zzz"']
+    assert (found[2]["state"], found[2]["topic"]) == ("parked", "")
     assert found[0]["waiting"] == 7
     with pytest.raises(CallerError, match="allowed: 1 to 1000"):
-        keys.rows(holder, "G", 1001)
+        keys.rows(holder, "G", 1002)
 
 
 def test_rates_are_over_the_last_seconds() -> None:

@@ -1,0 +1,102 @@
+"""A key that is stuck, as an operator finds it and lets it go on: real server, connected client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddmq_client.consumer import Consumer
+from tests.scenarios.real_server import until
+from tests.service.cli.conftest import Shell
+
+
+class Stuck:
+    """A group ordered by message key whose handler fails key `bad` until it is repaired."""
+
+    def __init__(self, shell: Shell, name: str) -> None:
+        self.shell = shell
+        self.name = name
+        self.repaired = False
+        self.got: list[str] = []
+
+    def handle(self, message: Any) -> None:
+        if message.key == "bad" and not self.repaired:
+            raise RuntimeError("no such customer")
+        self.got.append(message.body.decode())
+
+    def keys(self) -> list[dict[str, Any]]:
+        return list(self.shell.json("group", "keys", self.name))
+
+
+@pytest.fixture
+def stuck(shell: Shell, topic: str) -> Iterator[Stuck]:
+    shell("topic", "create", topic, "--queues", "1")
+    shell(
+        "group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY",
+        "--ordered-deliveries-max", "-1", "--ordered-interval-ms", "600000", "--retry-intervals-ms", "",
+    )  # fmt: skip
+    for body in ("bad-1", "good-1", "bad-2", "good-2"):
+        shell("send", topic, body, "--key", body.partition("-")[0])
+    found = Stuck(shell, topic)
+    with Consumer(f"127.0.0.1:{shell.server.ports['consumer']}", topic, topic, handler=found.handle):
+        until(lambda: found.got == ["good-1", "good-2"], "the other key goes on")
+        until(lambda: found.keys() and found.keys()[0]["state"] == "retrying", "the key is blocked")
+        yield found
+
+
+def test_show_says_which_key_is_blocked_and_why(stuck: Stuck) -> None:
+    (key,) = stuck.keys()
+    assert (key["key"], key["topic"], key["queue_id"], key["offset"]) == ('"bad"', stuck.name, 0, 0)
+    assert (key["attempts"], key["waiting"], key["more"]) == (1, 1, False)
+    assert "no such customer" in key["error"]
+    shown = stuck.shell("group", "show", stuck.name)
+    for part in (
+        "blocked keys",
+        '"bad"',
+        "retrying",
+        f"{stuck.name}/0@0",
+        "no such customer",
+        "KEY over the group",
+    ):
+        assert part in shown, shown
+    assert "ddmq group skip" in stuck.shell.error
+    states = [row["state"] for row in stuck.shell.json("message", stuck.name, "--group", stuck.name)]
+    assert states == ["retrying", "done", "behind its key", "done"]
+
+
+def test_replay_delivers_at_once(stuck: Stuck) -> None:
+    stuck.repaired = True
+    said = stuck.shell("group", "replay", stuck.name, "bad")
+    assert said.startswith('"bad" goes on')
+    until(lambda: stuck.got[2:] == ["bad-1", "bad-2"], "the key goes on, in order")
+    until(lambda: stuck.keys() == [], "nothing is blocked")
+
+
+def test_skip_makes_a_dead_letter_and_goes_on(stuck: Stuck) -> None:
+    stuck.repaired = True
+    stuck.shell("group", "skip", stuck.name, '"bad"')
+    until(lambda: stuck.got[2:] == ["bad-2"], "the next message of the key comes")
+    until(lambda: stuck.shell.json("group", "show", stuck.name)["dead_letters_open"] == 1, "a dead letter")
+    states = [row["state"] for row in stuck.shell.json("message", stuck.name, "--group", stuck.name)]
+    assert states == ["dead", "done", "done", "done"]
+
+
+def test_a_parked_key_waits_until_it_is_replayed(stuck: Stuck) -> None:
+    stuck.repaired = True
+    stuck.shell("group", "park", stuck.name, "bad")
+    until(lambda: stuck.keys()[0]["state"] == "parked", "it is parked")
+    stuck.shell("send", stuck.name, "good-3", "--key", "good")
+    until(lambda: stuck.got[2:] == ["good-3"], "others go on")
+    assert stuck.shell.server.admin("GET", "groups", stuck.name)["blocked_keys"][0]["state"] == "parked"
+    stuck.shell("group", "replay", stuck.name, "bad")
+    until(lambda: stuck.got[3:] == ["bad-1", "bad-2"], "it goes on where it was")
+
+
+def test_a_key_that_is_not_there(stuck: Stuck) -> None:
+    for action in ("skip", "replay"):
+        said = stuck.shell.refused("group", action, stuck.name, "nobody")
+        assert '"nobody"' in said
+        assert "ddmq group keys" in said
+    assert "'nogroup' does not exist" in stuck.shell.refused("group", "keys", "nogroup")
