@@ -16,6 +16,7 @@ from backend.completion import Completion
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError, TryLaterError
 from ddmq_common.metrics.catalogue import FORWARDED
+from ddmq_common.names import RETRY_PREFIX, retry_topic
 from proxy_consumer.groups import Group
 from proxy_consumer.peers import Peers
 from proxy_consumer.runtime import Runtime
@@ -23,6 +24,7 @@ from proxy_consumer.runtime import Runtime
 HOLDERS_AGE_S = 1.0
 HOLDERS_MAX = 1_000  # lookups remembered
 LOOKUP_S = 2.0
+_RETRY_PART = f"_{RETRY_PREFIX}_".encode()  # of retry qids only
 
 Done = Callable[[Exception | None], None]
 _Holders = dict[bytes, str]  # qid → address
@@ -59,7 +61,7 @@ class Forwarding:
     def send(self, done: Done) -> None:
         """Pass on what was taken; `done` gets the first error, None when all is answered."""
         taken, self._taken = self._taken, []
-        places = {(group.name, result.context.topic) for group, result in taken}
+        places = {_place(group, result.context) for group, result in taken}
         left = len(places)
         found: dict[tuple[str, bytes], _Holders | Exception] = {}
 
@@ -108,7 +110,7 @@ class Forwarding:
         error: Exception | None = None
         for group, result in taken:
             context = result.context
-            holders = found[group.name, context.topic]
+            holders = found[_place(group, context)]
             if isinstance(holders, Exception):
                 error = error or TryLaterError(
                     f"who holds queue {_text(context.qid)} is not known: {holders}"
@@ -118,7 +120,7 @@ class Forwarding:
                 group.unknown_queue.value += 1
             elif holders.get(context.qid, self._runtime.address) in ("", self._runtime.address):
                 self._between.value += 1
-                self._known.pop((group.name, context.topic), None)
+                self._known.pop(_place(group, context), None)
                 error = error or TryLaterError(
                     f"queue {_text(context.qid)} is between two owners; send the results again"
                 )
@@ -149,6 +151,12 @@ class Forwarding:
     def close(self) -> None:
         """Close the connections; what is under way fails."""
         self._peers.close()
+
+
+def _place(group: Group, context: Any) -> tuple[str, bytes]:
+    """The group, and the topic whose holders know the queue: retried messages stand in the retry topic."""
+    retried = _RETRY_PART in (context.qid or b"")
+    return group.name, retry_topic(group.name).encode() if retried else context.topic
 
 
 def _text(name: bytes) -> str:

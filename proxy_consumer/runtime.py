@@ -16,7 +16,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.levels import DEFAULT_LEVELS
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Cell, Registry
-from ddmq_common.names import qid
+from ddmq_common.names import RETRY_PREFIX, qid, retry_qid
 from proxy_consumer.config import ConsumerConfig
 from proxy_consumer.core.agenda import Agenda
 from proxy_consumer.core.tally import Count, Counter, Tally
@@ -57,6 +57,8 @@ class Runtime:
 
     def qid(self, queue: QueueRef) -> str:
         """The queue's name on the wire."""
+        if queue.topic.startswith(RETRY_PREFIX):
+            return retry_qid(self.backend.cluster, queue.queue_id)
         return qid(self.backend.cluster, self.backend.broker, queue.queue_id)
 
     def read_ahead(self, wanted: int) -> tuple[int, int]:

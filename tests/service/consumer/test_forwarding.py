@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from consumer_rig import METHODS, FakeCall, Rig, result, until
 
-from backend.completion import failed, succeeded
+from backend.completion import Completion, failed, succeeded
 from backend.records import QueueRef
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import TryLaterError
@@ -140,3 +140,19 @@ def test_a_proxy_without_an_address_of_its_own_passes_nothing_on(pair: Pair) -> 
     pair.there.service.advertise("")
     assert pair.submit(pair.there, result([0])).result is True
     assert pair.here.progress().committed == 0
+
+
+def test_results_of_retried_messages_find_the_holder_of_the_retry_queue(pair: Pair) -> None:
+    asked: list[tuple[str, str]] = []
+    retry_queue = QueueRef("%RETRY%G", 1, 2)
+
+    def holders(group: str, topic: str, _: float) -> Completion[Mapping[QueueRef, str]]:
+        asked.append((group, topic))
+        return succeeded({retry_queue: pair.address} if topic == "%RETRY%G" else pair.holders)
+
+    pair.here.backend.holders = holders  # type: ignore[method-assign]
+    given = result([0])
+    given.context.qid = b"R_default_%RETRY%_2"
+    call = pair.submit(pair.there, given)
+    assert asked == [("G", "%RETRY%G")]
+    assert b"does not hold the queue any more" in call.outcome.error.message, "it was asked"
