@@ -6,7 +6,7 @@ DamagedError when the bytes are not what `delivery.encode` writes.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 
 from ddmq_common.errors import DamagedError
 
@@ -46,7 +46,7 @@ def tag_of(delivery: bytes) -> bytes:
         raise _damaged(delivery) from error
 
 
-def properties_of(delivery: bytes, wanted: Container[bytes]) -> dict[bytes, bytes]:
+def properties_of(delivery: bytes, wanted: Collection[bytes]) -> dict[bytes, bytes]:
     """Those of the properties whose name is `wanted`."""
     try:
         at = _value(delivery)[1]
@@ -62,7 +62,7 @@ def properties_of(delivery: bytes, wanted: Container[bytes]) -> dict[bytes, byte
         raise _damaged(delivery) from error
 
 
-def _chosen(delivery: bytes, at: int, wanted: Container[bytes]) -> dict[bytes, bytes]:
+def _chosen(delivery: bytes, at: int, wanted: Collection[bytes]) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     count, at = _length(delivery, at)
     at += 1  # the types of names and values
@@ -79,6 +79,8 @@ def _chosen(delivery: bytes, at: int, wanted: Container[bytes]) -> dict[bytes, b
             size, at = _length(delivery, at - 1)
         if name in wanted:
             found[name] = delivery[at : at + size]
+            if len(found) == len(wanted):
+                break
         at += size
     return found
 
