@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from ddmq_client.core import addresses
@@ -27,8 +28,10 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check
 from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
+from ddmq_client.net.broadcast import BroadcastCrew
 from ddmq_client.net.crew import Crew
 from ddmq_client.net.desk import Desk
+from ddmq_client.net.offsets_file import broadcast_place
 from ddmq_client.received import Message
 from ddmq_client.wire.consuming import pull_settings
 
@@ -56,7 +59,14 @@ class Consumer:
     ack_flush_ms   results that no pull has carried for so long are submitted by themselves
     auto_ack       a handler's return settles its messages; without it the application settles each itself
     timeout_ms     for one call, beyond the linger time
-    filter_tags    only these tags, as in "A || B"; filter_sql: SQL92 on properties; not both
+    tags, sql      the filter that the subscription has ("A || B", or SQL92 on properties): the proxy refuses
+                   the pull when it has another one, rather than lose messages. A first pull makes it so
+    extend_for_ms  while a handler runs its messages' leases are extended, for so long at most (10 minutes);
+                   0: never. A handler that takes longer sees its message given to someone else
+    model          "clustering" (consumers share the messages) or "broadcasting": this instance gets
+                   all of them, at least once, from the newest on; no order, and a failed one is not repeated
+    instance       broadcasting: a name of this instance that lasts; client_id when absent
+    offsets_file   broadcasting: where this instance keeps its place over restarts (needs `instance`)
     client_id      in the proxies' logs; made from host and process when absent
     """
 
@@ -76,8 +86,12 @@ class Consumer:
         ack_flush_ms: int = 50,
         auto_ack: bool = True,
         timeout_ms: int = 5_000,
-        filter_tags: str | None = None,
-        filter_sql: str | None = None,
+        tags: str | None = None,
+        sql: str | None = None,
+        extend_for_ms: int = 600_000,
+        model: str = "clustering",
+        instance: str | None = None,
+        offsets_file: str | Path | None = None,
         client_id: str | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
@@ -94,14 +108,21 @@ class Consumer:
             ack_flush_ms=ack_flush_ms,
             auto_ack=auto_ack,
             timeout_ms=timeout_ms,
-            filter_tags=filter_tags,
-            filter_sql=filter_sql,
+            tags=tags,
+            sql=sql,
+            extend_for_ms=extend_for_ms,
+            model=model,
             client_id=client_id or new_client_id(),
         )
         self._handler = handler
         self._batch_handler = batch_handler
         self._desk = Desk(settings, handlers=handler is not None or batch_handler is not None)
-        self._crew = Crew(self._desk, addresses.parse(proxies, CONSUMER_PORT), pull_settings(settings))
+        parsed = addresses.parse(proxies, CONSUMER_PORT)
+        place = broadcast_place(settings, instance, offsets_file)
+        if place is None:
+            self._crew = Crew(self._desk, parsed, pull_settings(settings))
+        else:
+            self._crew = BroadcastCrew(self._desk, parsed, pull_settings(settings), *place)
         self._state = "new"
 
     @property
@@ -190,8 +211,8 @@ class Consumer:
         for message in messages:
             try:
                 self._handler(message)
-            except Exception:
-                return _failed(messages)
+            except Exception as error:
+                return _failed(messages, error)
             if self._settings.auto_ack:
                 message.ack()
         return 0
@@ -200,16 +221,16 @@ class Consumer:
         assert self._batch_handler is not None
         try:
             self._batch_handler(list(messages))
-        except Exception:
-            return _failed(messages)
+        except Exception as error:
+            return _failed(messages, error)
         if self._settings.auto_ack:
             for message in messages:
                 message.ack()
         return 0
 
 
-def _failed(messages: list[Message]) -> int:
+def _failed(messages: list[Message], error: Exception) -> int:
     _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
     for message in messages:
-        message.fail()
+        message.fail(reason=error)
     return 1

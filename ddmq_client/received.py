@@ -8,11 +8,12 @@ All methods may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
+REASON_CHARS_MAX = 200  # of a fail's reason; the rest is cut
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 FAIL_DELAY_MS_MAX = 7 * 24 * 3600 * 1000
 
@@ -43,7 +44,7 @@ class Delivery:
         origin: Origin,
         arrived_at: float,
         source: object,
-        settle: Callable[[Message, Outcome, int | None], bool],
+        settle: Callable[[Message, Outcome, int | None, str], bool],
         extend: Callable[[Message], bool],
     ) -> None:
         self.origin = origin
@@ -104,20 +105,21 @@ class Message:
 
     def ack(self) -> bool:
         """Done. False where it was settled before."""
-        return self.delivery.settle(self, Outcome.ACKED, None)
+        return self.delivery.settle(self, Outcome.ACKED, None, "")
 
     def skip(self) -> bool:
         """Done without having been processed: never delivered again, counted apart. False as for `ack`."""
-        return self.delivery.settle(self, Outcome.SKIPPED, None)
+        return self.delivery.settle(self, Outcome.SKIPPED, None, "")
 
-    def fail(self, delay_ms: int | None = None) -> bool:
+    def fail(self, delay_ms: int | None = None, reason: object = None) -> bool:
         """Not done: deliver it again, after `delay_ms` (0 to 7 days) or the group's own interval.
 
+        `reason`, text or an exception, is for people: it is seen with a blocked key and in the dead letter.
         The proxy ends in the group's dead-letter topic what has failed too often. False as for `ack`.
         """
         if delay_ms is not None and not 0 <= delay_ms <= FAIL_DELAY_MS_MAX:
             raise ValueError(f"delay_ms={delay_ms} is not from 0 to {FAIL_DELAY_MS_MAX}")
-        return self.delivery.settle(self, Outcome.FAILED, delay_ms)
+        return self.delivery.settle(self, Outcome.FAILED, delay_ms, reason_text(reason))
 
     def extend(self) -> bool:
         """Start the ack time-out anew: the work takes longer. False where settled, or without a lease."""
@@ -126,3 +128,22 @@ class Message:
     def __repr__(self) -> str:
         where = f"{self.topic}/{self.queue}/{self.offset}"
         return f"Message({where}, key={self.key!r}, {len(self.body)} bytes, attempt={self.attempt})"
+
+
+class FetchedQueue(NamedTuple):
+    """What a low-level fetch brought from one queue; go on at `next_offset`."""
+
+    topic: str
+    queue: str
+    next_offset: int
+    messages: Sequence[Message]
+
+
+def reason_text(reason: object) -> str:
+    """A reason as one line of at most 200 characters; "" for None."""
+    if reason is None:
+        return ""
+    if isinstance(reason, BaseException):
+        said = str(reason)
+        reason = f"{type(reason).__name__}: {said}" if said else type(reason).__name__
+    return " ".join(str(reason)[: 4 * REASON_CHARS_MAX].split())[:REASON_CHARS_MAX]

@@ -16,8 +16,10 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 
+from ddmq_client.aio.broadcast import AsyncBroadcastCrew
 from ddmq_client.aio.crew import AsyncCrew
 from ddmq_client.aio.desk import AsyncDesk
 from ddmq_client.core import addresses
@@ -26,6 +28,7 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check
 from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
+from ddmq_client.net.offsets_file import broadcast_place
 from ddmq_client.received import Message
 
 _log = logging.getLogger("ddmq_client.consumer")
@@ -56,8 +59,12 @@ class AsyncConsumer:
         ack_flush_ms: int = 50,
         auto_ack: bool = True,
         timeout_ms: int = 5_000,
-        filter_tags: str | None = None,
-        filter_sql: str | None = None,
+        tags: str | None = None,
+        sql: str | None = None,
+        extend_for_ms: int = 600_000,
+        model: str = "clustering",
+        instance: str | None = None,
+        offsets_file: str | Path | None = None,
         client_id: str | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
@@ -74,11 +81,14 @@ class AsyncConsumer:
             ack_flush_ms=ack_flush_ms,
             auto_ack=auto_ack,
             timeout_ms=timeout_ms,
-            filter_tags=filter_tags,
-            filter_sql=filter_sql,
+            tags=tags,
+            sql=sql,
+            extend_for_ms=extend_for_ms,
+            model=model,
             client_id=client_id or new_client_id(),
         )
         self._proxies = addresses.parse(proxies, CONSUMER_PORT)
+        self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler = handler
         self._batch_handler = batch_handler
         self._desk: AsyncDesk | None = None
@@ -106,7 +116,10 @@ class AsyncConsumer:
         self._state = "started"
         handling = bool(self._handler or self._batch_handler)
         self._desk = AsyncDesk(self._settings, handling)
-        self._crew = AsyncCrew(self._desk, self._proxies)
+        if self._place is None:
+            self._crew = AsyncCrew(self._desk, self._proxies)
+        else:
+            self._crew = AsyncBroadcastCrew(self._desk, self._proxies, *self._place)
         batch = self._settings.max_batch if self._batch_handler else 1
         await self._crew.start(self._settings.workers, batch, self._handle if handling else None)
 
@@ -168,10 +181,10 @@ class AsyncConsumer:
                 answer = self._handler(messages[0])
             if inspect.isawaitable(answer):
                 await answer
-        except Exception:
+        except Exception as error:
             _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
             for message in messages:
-                message.fail()
+                message.fail(reason=error)
             return 1
         if self._settings.auto_ack:
             for message in messages:

@@ -18,6 +18,7 @@ from ddmq_client.core.addresses import Address
 from ddmq_client.core.intake import Source, Station
 from ddmq_client.core.pacing import Pace
 from ddmq_client.errors import PullError
+from ddmq_client.net.crew import LEASE_PART
 from ddmq_client.net.flusher import CLOSING_TRIES
 from ddmq_client.net.puller import FAILURES
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S
@@ -52,6 +53,7 @@ class AsyncCrew:
         self._workers: set[Task] = set()
         self._upkeep: Task | None = None
         self._closing_until = 0.0
+        self._keepers: set[Task] = set()
 
     async def start(self, workers: int, batch: int, handle: Handle | None) -> None:
         """Start pulling; with `handle`, also workers that feed it `batch` messages at most."""
@@ -59,7 +61,9 @@ class AsyncCrew:
         self._upkeep = asyncio.create_task(self._keep_up(), name="ddmq-consumer-upkeep")
         if handle is not None:
             for number in range(workers):
-                _spawn(self._workers, self._work(batch, handle), f"ddmq-worker-{number}")
+                spawn(self._workers, self._work(batch, handle), f"ddmq-worker-{number}")
+            if self._desk.settings.keeps_leases:
+                spawn(self._keepers, self._keep_leases(), "ddmq-consumer-leases")
 
     async def stop(self, until: float, flush_until: float) -> bool:
         """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
@@ -72,13 +76,19 @@ class AsyncCrew:
             clean = await desk.wait_handled(until) and clean
             desk.stop_handing()
             clean = await _finish(self._workers, until) and clean
+            await _finish(self._keepers, 0.0)
             self._closing_until = flush_until
             desk.stop_flushing()
             clean = await _finish(self._flushers, flush_until + 0.5) and clean
             return not desk.abandon() and clean
         finally:
-            for task in self._pullers | self._workers | self._flushers:
+            for task in self._pullers | self._workers | self._flushers | self._keepers:
                 task.cancel()
+
+    async def _keep_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self._desk.settings.lease_ms / 1000 * LEASE_PART)
+            self._desk.extend_held()
 
     async def _keep_up(self) -> None:
         while True:
@@ -101,11 +111,11 @@ class AsyncCrew:
 
     def _hire(self, address: Address) -> None:
         station = self._stations[address] = self._desk.station(str(address))
-        _spawn(self._flushers, self._flush(station, address), f"ddmq-acks-{address}")
+        spawn(self._flushers, self._flush(station, address), f"ddmq-acks-{address}")
         topics = self._desk.settings.topics or (None,)
         self._sources[address] = [Source(station, topic) for topic in topics]
         for source in self._sources[address]:
-            _spawn(self._pullers, self._pull_all(source, address), f"ddmq-pull-{address}")
+            spawn(self._pullers, self._pull_all(source, address), f"ddmq-pull-{address}")
 
     async def _pull_all(self, source: Source, address: Address) -> None:
         connection = AsyncConnection(address)
@@ -207,10 +217,11 @@ class AsyncCrew:
             try:
                 errors = await handle(messages)
             finally:
-                self._desk.handled(len(messages), errors)
+                self._desk.handled(messages, errors)
 
 
-def _spawn(tasks: set[Task], work: Coroutine[None, None, None], name: str) -> None:
+def spawn(tasks: set[Task], work: Coroutine[None, None, None], name: str) -> None:
+    """Start a task that is in `tasks` as long as it runs."""
     task = asyncio.create_task(work, name=name)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

@@ -7,15 +7,17 @@ from other threads all the same: their results are then handed over to the loop.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Sequence
 
 from ddmq_client.core.acks import Parcel
 from ddmq_client.core.intake import Counts, Intake, Source, Station
+from ddmq_client.core.places import Places
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.net.desk import IDLE_WAKE_S, RIDE_S
-from ddmq_client.received import Message, Outcome
+from ddmq_client.received import FetchedQueue, Message, Outcome
 from ddmq_client.wire.consuming import Pulled
 
 
@@ -50,12 +52,14 @@ class AsyncDesk:
         self._thread_id = threading.get_ident()
         self._intake = Intake(
             settings.prefetch,
-            settings.lease_ms / 1000,
+            math.inf if settings.broadcasting else settings.lease_ms / 1000,
             settings.ack_flush_ms / 1000,
             settings.results_max,
             self._loop.time,
         )
         self._intake.demand = None if handlers else 0
+        self._intake.places = self.places = Places() if settings.broadcasting else None
+        self._held: dict[int, tuple[Message, float]] = {}  # by id(): what workers hold, since when
         self._demand_until = 0.0
         self._room = Signal()
         self._arrived = Signal()
@@ -105,6 +109,14 @@ class AsyncDesk:
         if answer.messages:
             self._arrived.wake()
 
+    def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
+        """A broadcast fetch was answered; how many messages came."""
+        self.refusal = None
+        count = self._intake.fetched(source, group, queues, self.settle, self.extend)
+        if count:
+            self._arrived.wake()
+        return count
+
     def pull_failed(self, source: Source, parcel: Parcel | None, error: BaseException) -> None:
         """A pull brought no answer."""
         self._intake.pull_failed(source, parcel)
@@ -127,13 +139,24 @@ class AsyncDesk:
                 return []
             if taken := self._take(count):
                 self._busy += len(taken)
+                now = self._loop.time()
+                self._held.update((id(message), (message, now)) for message in taken)
                 return taken
 
-    def handled(self, count: int, errors: int = 0) -> None:
+    def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
-        self._busy -= count
+        self._busy -= len(messages)
+        for message in messages:
+            self._held.pop(id(message), None)
         self._intake.counts.handler_errors += errors
         self._arrived.wake()
+
+    def extend_held(self) -> None:
+        """Messages that workers still hold need more time, up to `extend_for_ms` in all."""
+        since = self._loop.time() - self.settings.extend_for_ms / 1000
+        for message, taken_at in self._held.values():
+            if taken_at > since:
+                self.extend(message)
 
     async def ask(self, count: int, until: float) -> list[Message]:
         """Messages for a caller that waits until the loop's time `until`."""
@@ -158,13 +181,13 @@ class AsyncDesk:
         """Messages of `ask` that nobody looked at."""
         self._intake.put_back([message for message in messages if message.outcome is None])
 
-    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None) -> bool:
+    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """What became of a message; from another thread it takes effect a moment later."""
         if threading.get_ident() != self._thread_id:
             open_yet = message.outcome is None
-            self._loop.call_soon_threadsafe(self.settle, message, outcome, delay_ms)
+            self._loop.call_soon_threadsafe(self.settle, message, outcome, delay_ms, reason)
             return open_yet
-        if not self._intake.settle(message, outcome, delay_ms):
+        if not self._intake.settle(message, outcome, delay_ms, reason):
             return False
         source = message.delivery.source
         assert isinstance(source, Source)

@@ -8,6 +8,9 @@ results are dropped and counted: the proxy then redelivers those messages after 
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 from ddmq_client.received import Origin
 
 CONTEXTS_MAX = 16  # linked results per call; proxies refuse to follow a list without end
@@ -19,7 +22,10 @@ NO_DELAY = -1
 class Results:
     """What became of messages of one origin; the lists with leases and delays run beside the offsets."""
 
-    __slots__ = ("extends", "fail_delays", "fail_leases", "fails", "origin", "success_leases", "successes")
+    __slots__ = (
+        "extends", "fail_delays", "fail_leases", "fail_reasons", "fails", "origin", "success_leases",
+        "successes",
+    )  # fmt: skip
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
@@ -28,6 +34,7 @@ class Results:
         self.fails: list[int] = []
         self.fail_leases: list[int] = []
         self.fail_delays: list[int] = []
+        self.fail_reasons: list[str] = []
         self.extends: list[int] = []
 
     def __len__(self) -> int:
@@ -35,21 +42,27 @@ class Results:
 
     def absorb(self, earlier: Results) -> None:
         """Take results that were recorded earlier, in front of these."""
-        for name in ("successes", "success_leases", "fails", "fail_leases", "fail_delays", "extends"):
+        for name in itertools.chain(*_LISTS):
             setattr(self, name, getattr(earlier, name) + getattr(self, name))
 
     def cut(self, count: int) -> Results:
         """Split off at most `count` results, successes first."""
         part = Results(self.origin)
-        for names in (("successes", "success_leases"), ("fails", "fail_leases", "fail_delays"), ("extends",)):
+        for names in _LISTS:
             room = count - len(part)
             for name in names:
-                values: list[int] = getattr(self, name)
+                values: list[Any] = getattr(self, name)
                 setattr(part, name, values[:room])
                 setattr(self, name, values[room:])
         return part
 
 
+# Lists that run beside each other: each group is one kind of result.
+_LISTS = (
+    ("successes", "success_leases"),
+    ("fails", "fail_leases", "fail_delays", "fail_reasons"),
+    ("extends",),
+)
 Parcel = list[Results]
 
 
@@ -75,13 +88,20 @@ class AckBook:
         self._added(now)
 
     def failure(
-        self, origin: Origin, offset: int, lease: int | None, delay_ms: int | None, now: float
+        self,
+        origin: Origin,
+        offset: int,
+        lease: int | None,
+        delay_ms: int | None,
+        now: float,
+        reason: str = "",
     ) -> None:
         """A message has failed; `delay_ms` None: the group's own interval."""
         results = self._entry(origin)
         results.fails.append(offset)
         results.fail_leases.append(lease or NO_LEASE)
         results.fail_delays.append(NO_DELAY if delay_ms is None else delay_ms)
+        results.fail_reasons.append(reason)
         self._added(now)
 
     def extension(self, origin: Origin, lease: int, now: float) -> None:

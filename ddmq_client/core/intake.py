@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ddmq_client.core.acks import AckBook, Parcel
-from ddmq_client.received import Delivery, Message, Origin, Outcome
+from ddmq_client.core.places import Places
+from ddmq_client.received import Delivery, FetchedQueue, Message, Origin, Outcome
 
 
 @dataclass(slots=True)
@@ -91,6 +92,7 @@ class Intake:
         self.counts = Counts()
         self.demand: int | None = None  # messages asked for by callers that wait; None: handlers take all
         self.askers = 0
+        self.places: Places | None = None  # broadcasting: where this instance is; no results are owed
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -135,7 +137,7 @@ class Intake:
         source: Source,
         origin: Origin,
         messages: Sequence[Message],
-        settle: Callable[[Message, Outcome, int | None], bool],
+        settle: Callable[[Message, Outcome, int | None, str], bool],
         extend: Callable[[Message], bool],
     ) -> None:
         """The pull was answered."""
@@ -149,6 +151,25 @@ class Intake:
         source.waiting += len(messages)
         source.open += len(messages)
         self.counts.pulled += len(messages)
+
+    def fetched(
+        self,
+        source: Source,
+        group: str,
+        queues: Sequence[FetchedQueue],
+        settle: Callable[[Message, Outcome, int | None, str], bool],
+        extend: Callable[[Message], bool],
+    ) -> int:
+        """A broadcast fetch was answered; how many messages came."""
+        assert self.places is not None
+        source.parked = False
+        count = 0
+        for each in queues:
+            offsets = [message.offset for message in each.messages]
+            self.places.arrived(each.topic, each.queue, offsets, each.next_offset)
+            self.arrived(source, Origin(group, each.topic, each.queue), each.messages, settle, extend)
+            count += len(offsets)
+        return count
 
     def pull_failed(self, source: Source, parcel: Parcel | None) -> None:
         """The pull brought no answer: its results are owed again."""
@@ -180,7 +201,7 @@ class Intake:
             message.delivery.source.waiting += 1
             self._waiting.appendleft(message)
 
-    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None) -> bool:
+    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """Record what became of a message; False where that is known already."""
         if message.outcome is not None:
             return False
@@ -188,6 +209,9 @@ class Intake:
         delivery = message.delivery
         source = delivery.source
         assert isinstance(source, Source)
+        if self.places is not None:
+            self._settle_here(message, outcome, source, self.places)
+            return True
         station = source.station
         if station.heir is not None:
             station = station.present()
@@ -195,7 +219,7 @@ class Intake:
         now = self._clock() if book.since is None else book.since
         if outcome is Outcome.FAILED:
             self.counts.failed += 1
-            book.failure(delivery.origin, message.offset, message.lease_id, delay_ms, now)
+            book.failure(delivery.origin, message.offset, message.lease_id, delay_ms, now, reason)
         else:
             if outcome is Outcome.ACKED:
                 self.counts.acked += 1
@@ -206,6 +230,18 @@ class Intake:
         if source.parked and not source.open:
             station.prompt = True
         return True
+
+    def _settle_here(self, message: Message, outcome: Outcome, source: Source, places: Places) -> None:
+        """Broadcasting: nobody is told; a failed message is counted and gone."""
+        if outcome is Outcome.FAILED:
+            self.counts.failed += 1
+        elif outcome is Outcome.ACKED:
+            self.counts.acked += 1
+        else:
+            self.counts.skipped += 1
+        source.open -= 1
+        origin = message.delivery.origin
+        places.settled(origin.topic, origin.queue, message.offset)
 
     def extend(self, message: Message) -> bool:
         """Ask for more time; False where settled or without a lease."""

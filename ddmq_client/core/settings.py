@@ -10,7 +10,10 @@ from ddmq_client.core.splitter import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from ddmq_client.errors import OptionError
 
 TIMEOUT_MS_MAX = 600_000
+EXTEND_MS_MAX = 7 * 24 * 3600 * 1000
 TEXT_MAX = 255
+BROADCASTING = "broadcasting"
+MODELS = ("clustering", BROADCASTING)
 
 
 def check(name: str, value: float, least: float, most: float) -> None:
@@ -73,12 +76,21 @@ class ConsumerSettings:
     auto_ack: bool = True
     timeout_ms: int = 5_000
     results_max: int = 100_000
-    filter_tags: str | None = None
-    filter_sql: str | None = None
+    tags: str | None = None
+    sql: str | None = None
+    extend_for_ms: int = 600_000
+    model: str = "clustering"
     client_id: str = "client"
 
     def __post_init__(self) -> None:
         check_text("group", self.group)
+        check("extend_for_ms", self.extend_for_ms, 0, EXTEND_MS_MAX)
+        if self.model not in MODELS:
+            raise OptionError(f"model={self.model!r}; allowed: {', '.join(MODELS)}")
+        if self.broadcasting and (self.tags is not None or self.sql is not None):
+            raise OptionError(
+                "tags and sql do not exist with model='broadcasting': every instance gets everything"
+            )
         check("number of topics", len(self.topics), 0, 64)
         for topic in self.topics:
             check_text("topic", topic)
@@ -91,5 +103,15 @@ class ConsumerSettings:
         check("timeout_ms", self.timeout_ms, 1, TIMEOUT_MS_MAX)
         check("results_max", self.results_max, 1_000, 10_000_000)
         check_text("client_id", self.client_id)
-        if self.filter_tags is not None and self.filter_sql is not None:
-            raise OptionError("filter_tags and filter_sql are both set; allowed: one of them")
+        if self.tags is not None and self.sql is not None:
+            raise OptionError("tags and sql are both set; allowed: one of them")
+
+    @property
+    def keeps_leases(self) -> bool:
+        """Leases are extended while a handler runs."""
+        return self.extend_for_ms > 0 and not self.broadcasting
+
+    @property
+    def broadcasting(self) -> bool:
+        """Every instance gets everything."""
+        return self.model == BROADCASTING

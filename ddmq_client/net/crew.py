@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ddmq_client.core.addresses import Address
 from ddmq_client.core.intake import Source
@@ -21,7 +22,20 @@ from ddmq_client.received import Message
 from ddmq_client.wire.consuming import PullSettings
 
 _log = logging.getLogger("ddmq_client.consumer")
+LEASE_PART = 1 / 3  # of the ack time-out, after which a lease is extended
 Handle = Callable[[list[Message]], int]
+
+
+class Pulling(Protocol):
+    """A thread that brings messages."""
+
+    thread: threading.Thread
+
+    def end(self) -> None:
+        """End after the call that is under way."""
+
+    def abort(self) -> None:
+        """Break off the call that is under way."""
 
 
 class Crew:
@@ -33,11 +47,12 @@ class Crew:
         self._pulls = pulls
         self._known: dict[Address, list[Address]] = {}
         self._lock = threading.Lock()  # of the two tables below
-        self._pullers: dict[Address, list[Puller]] = {}
+        self._pullers: dict[Address, list[Pulling]] = {}
         self._flushers: dict[Address, Flusher] = {}
         self._leaving: list[threading.Thread] = []
         self._workers: list[threading.Thread] = []
         self._stopping = threading.Event()
+        self._handled = threading.Event()  # nothing is at a handler any more
         self._upkeep: threading.Thread | None = None
 
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:
@@ -51,6 +66,8 @@ class Crew:
             args = (batch, handle)
             self._workers.append(threading.Thread(target=self._work, args=args, name=name, daemon=True))
             self._workers[-1].start()
+        if handle and self._desk.settings.keeps_leases:
+            threading.Thread(target=self._keep_leases, name="ddmq-consumer-leases", daemon=True).start()
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
         """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
@@ -66,12 +83,17 @@ class Crew:
         clean = desk.wait_handled(deadline) and clean
         desk.stop_handing()
         clean = _join(self._workers, deadline) and clean
+        self._handled.set()
         for flusher in flushers:
             flusher.closing_deadline = flush_deadline
         desk.stop_flushing()
         threads = [flusher.thread for flusher in flushers] + self._leaving
         clean = _join(threads, flush_deadline + 0.5) and clean
         return not desk.abandon() and clean
+
+    def _keep_leases(self) -> None:
+        while not self._handled.wait(self._desk.settings.lease_ms / 1000 * LEASE_PART):
+            self._desk.extend_held()
 
     def _keep_up(self) -> None:
         while not self._stopping.wait(RESOLVE_EVERY_S if self._pullers else UNRESOLVED_RETRY_S):
@@ -119,7 +141,7 @@ class Crew:
             try:
                 errors = handle(messages)
             finally:
-                self._desk.handled(len(messages), errors)
+                self._desk.handled(messages, errors)
 
 
 def _join(threads: Sequence[threading.Thread], deadline: float) -> bool:

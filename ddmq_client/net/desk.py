@@ -6,15 +6,17 @@ must go by themselves. Nothing here touches a socket. Messages call `settle` and
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
 
 from ddmq_client.core.acks import Parcel
 from ddmq_client.core.intake import Counts, Intake, Source, Station
+from ddmq_client.core.places import Offsets, Places
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
-from ddmq_client.received import Message, Outcome
+from ddmq_client.received import FetchedQueue, Message, Outcome
 from ddmq_client.wire.consuming import Pulled
 
 RIDE_S = 0.002  # a puller waits this long for results to ride on its next pull
@@ -28,12 +30,14 @@ class Desk:
         self.settings = settings
         self._intake = Intake(
             settings.prefetch,
-            settings.lease_ms / 1000,
+            math.inf if settings.broadcasting else settings.lease_ms / 1000,
             settings.ack_flush_ms / 1000,
             settings.results_max,
             time.monotonic,
         )
         self._intake.demand = None if handlers else 0
+        self._intake.places = self.places = Places() if settings.broadcasting else None
+        self._held: dict[int, tuple[Message, float]] = {}  # by id(): what workers hold, since when
         self._demand_until = 0.0
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -81,6 +85,25 @@ class Desk:
             if answer.messages:
                 self._arrived.notify(len(answer.messages))
 
+    def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
+        """A broadcast fetch was answered; how many messages came."""
+        with self._lock:
+            self.refusal = None
+            count = self._intake.fetched(source, group, queues, self.settle, self.extend)
+            if count:
+                self._arrived.notify(count)
+            return count
+
+    def places_now(self) -> Offsets:
+        """Where every queue can go on after a restart (broadcasting)."""
+        with self._lock:
+            return {} if self.places is None else self.places.safe()
+
+    def fetch_from(self) -> Offsets:
+        """Where the next broadcast fetch goes on."""
+        with self._lock:
+            return {} if self.places is None else self.places.ahead()
+
     def pull_failed(self, source: Source, parcel: Parcel | None, error: BaseException) -> None:
         """A pull brought no answer."""
         with self._lock:
@@ -105,16 +128,29 @@ class Desk:
                 taken = [] if self._handing_stopped else self._take(count)
                 if taken or self._handing_stopped:
                     self._busy += len(taken)
+                    now = time.monotonic()
+                    self._held.update((id(message), (message, now)) for message in taken)
                     return taken
                 self._arrived.wait()
 
-    def handled(self, count: int, errors: int = 0) -> None:
+    def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
         with self._lock:
-            self._busy -= count
+            self._busy -= len(messages)
+            for message in messages:
+                self._held.pop(id(message), None)
             self._intake.counts.handler_errors += errors
             if self._handing_stopped or self.pulling_stopped:
                 self._arrived.notify_all()
+
+    def extend_held(self) -> None:
+        """Messages that workers still hold need more time, up to `extend_for_ms` in all."""
+        with self._lock:
+            since = time.monotonic() - self.settings.extend_for_ms / 1000
+            for message, taken_at in self._held.values():
+                if taken_at > since and self._intake.extend(message):
+                    assert isinstance(message.delivery.source, Source)
+                    self._wake_flusher(message.delivery.source.station.present())
 
     def ask(self, count: int, deadline: float) -> list[Message]:
         """Messages for a caller that waits until the deadline (monotonic seconds)."""
@@ -132,10 +168,10 @@ class Desk:
         with self._lock:
             self._intake.put_back([message for message in messages if message.outcome is None])
 
-    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None) -> bool:
+    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """What became of a message."""
         with self._lock:
-            if not self._intake.settle(message, outcome, delay_ms):
+            if not self._intake.settle(message, outcome, delay_ms, reason):
                 return False
             source = message.delivery.source
             assert isinstance(source, Source)

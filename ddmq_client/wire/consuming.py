@@ -18,8 +18,8 @@ from ddmq_client.wire.specs import Specs
 
 PULL = b"pull"
 SUBMIT = b"submit"
-_specs = Specs()
-_specs.register(
+SPECS = Specs()
+SPECS.register(
     idl.Message,
     Message,
     {
@@ -32,13 +32,13 @@ _specs.register(
         "nextOffset": "next_offset",
     },
 )
-_CONTEXT: Any = _specs.register(idl.Context)[0]
-_RESULT: Any = _specs.register(idl.ConsumeResult)[0]
-_REQUEST: Any = _specs.register(idl.PullRequest)[0]
-_PULL_ARGS = _specs.register(idl.ConsumerService.pull_args)
-_PULL_RESULT = _specs.register(idl.ConsumerService.pull_result)
-_SUBMIT_ARGS = _specs.register(idl.ConsumerService.submit_args)
-_SUBMIT_RESULT = _specs.register(idl.ConsumerService.submit_result)
+_CONTEXT: Any = SPECS.register(idl.Context)[0]
+_RESULT: Any = SPECS.register(idl.ConsumeResult)[0]
+_REQUEST: Any = SPECS.register(idl.PullRequest)[0]
+_PULL_ARGS = SPECS.register(idl.ConsumerService.pull_args)
+_PULL_RESULT = SPECS.register(idl.ConsumerService.pull_result)
+_SUBMIT_ARGS = SPECS.register(idl.ConsumerService.submit_args)
+_SUBMIT_RESULT = SPECS.register(idl.ConsumerService.submit_result)
 
 
 class PullSettings(NamedTuple):
@@ -54,10 +54,10 @@ class PullSettings(NamedTuple):
 def pull_settings(settings: ConsumerSettings) -> PullSettings:
     """The part of a consumer's settings that its pulls carry."""
     kind, text = None, None
-    if settings.filter_tags is not None:
-        kind, text = "TAG", settings.filter_tags
-    elif settings.filter_sql is not None:
-        kind, text = "SQL92", settings.filter_sql
+    if settings.tags is not None:
+        kind, text = "TAG", settings.tags
+    elif settings.sql is not None:
+        kind, text = "SQL92", settings.sql
     return PullSettings(settings.group, settings.client_id, settings.linger_ms, kind, text)
 
 
@@ -140,6 +140,8 @@ def _element(results: Results) -> Any:
         element.failLeases = results.fail_leases
     if any(delay != NO_DELAY for delay in results.fail_delays):
         element.failDelaysMs = results.fail_delays
+    if any(results.fail_reasons) and any(results.fail_leases):
+        element.failReasons = results.fail_reasons
     if results.extends:
         element.extendLeases = results.extends
     return element

@@ -217,6 +217,19 @@ class FetchRequest(Struct):
     }
 
 
+class QidResponse(Struct):
+    fields = {
+        1: ("topic", *TEXT),
+        2: ("qid", *TEXT),
+        3: ("nextRequestOffset", I64),
+        10: ("messages", LIST, _list_of(Delivered)),
+    }
+
+
+class FetchResponse(Struct):
+    fields = {1: ("code", I32), 10: ("results", LIST, _list_of(QidResponse)), 100: ("error", *TEXT)}
+
+
 class AckResult(Struct):
     fields = {
         1: ("consumerId", *TEXT),
@@ -265,7 +278,7 @@ RESULTS: dict[str, tuple[Any, ...]] = {
     "pull": (STRUCT, _of(PullResponse)),
     "submit": (BOOL,),
     "getConsumeStats": (LIST, _list_of(ConsumeStats)),
-    "fetch": (BOOL,),
+    "fetch": (STRUCT, _of(FetchResponse)),
     "ack": (BOOL,),
 }
 _THROWN = {1: ("error", STRUCT, _of(PullException))}
@@ -351,6 +364,17 @@ class Client:
     def submit(self, result: ConsumeResult) -> bool:
         """submit."""
         return bool(self.call("submit", result=result))
+
+    def fetch(self, consumer: str, group: str, **fields: Any) -> FetchResponse:
+        """fetch."""
+        request = FetchRequest(consumerId=consumer, groupId=group, cluster="R_default", **fields)
+        response: FetchResponse = self.call("fetch", request=request)
+        return response
+
+    def ack(self, consumer: str, group: str, offsets: dict[str, dict[str, int]]) -> bool:
+        """ack."""
+        result = AckResult(consumerId=consumer, groupId=group, cluster="R_default", offsets=offsets)
+        return bool(self.call("ack", result=result))
 
     def stats(self, group: str, topic: str | None = None) -> list[ConsumeStats]:
         """getConsumeStats."""

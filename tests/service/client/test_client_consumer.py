@@ -307,7 +307,7 @@ def test_iterating(proxy: Standin) -> None:
 
 def test_a_refused_pull_is_told_to_the_caller(proxy: Standin) -> None:
     proxy.faults["pull"].extend([PULL_ERROR] * 50)
-    consumer = Consumer(proxy.address, "g", "t", filter_tags="a ||")
+    consumer = Consumer(proxy.address, "g", "t", tags="a ||")
     with pytest.raises(PullError, match="filter is wrong at 3") as raised:
         consumer.pull(1, 300)
     assert raised.value.code == 7
@@ -355,8 +355,8 @@ def test_arguments_are_checked(proxy: Standin) -> None:
             Consumer("h:1", "g", "t", **settings)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="both set"):
         Consumer("h:1", "g", "t", handler=print, batch_handler=print)
-    with pytest.raises(OptionError, match="filter_sql"):
-        Consumer("h:1", "g", "t", filter_tags="a", filter_sql="b = 1")
+    with pytest.raises(OptionError, match="sql"):
+        Consumer("h:1", "g", "t", tags="a", sql="b = 1")
     with pytest.raises(ClientError, match="has a handler"):
         Consumer("h:1", "g", "t", handler=print).pull()
 

@@ -24,7 +24,7 @@ from ddmq_client.wire.producing import ProxyFault, encode_message
 
 FIXED = settings(deadline=None, derandomize=True)
 
-SETTINGS = consuming.pull_settings(ConsumerSettings("g", client_id="me", filter_sql="a = 1"))
+SETTINGS = consuming.pull_settings(ConsumerSettings("g", client_id="me", sql="a = 1"))
 
 
 def request(frame: bytes, service: Any) -> tuple[str, int, int, Any]:

@@ -1,0 +1,73 @@
+"""Where a broadcasting instance is in each queue. Pure; callers lock.
+
+Two offsets a queue: `ahead`, where the next fetch goes on, and `safe`, where a restart may go on without
+leaving out a message: the lowest one that came and is not settled, else `ahead`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+
+Offsets = dict[str, dict[str, int]]  # topic → queue → offset
+
+
+class _Place:
+    __slots__ = ("ahead", "done", "open")
+
+    def __init__(self, ahead: int) -> None:
+        self.ahead = ahead
+        self.open: list[int] = []  # a heap of what came
+        self.done: set[int] = set()  # of those, settled ones above the lowest open one
+
+    def safe(self) -> int:
+        while self.open and self.open[0] in self.done:
+            self.done.discard(heappop(self.open))
+        return self.open[0] if self.open else self.ahead
+
+
+class Places:
+    """All queues of one instance. Bounded by what is open and by the number of queues."""
+
+    def __init__(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> None:
+        self._places: dict[tuple[str, str], _Place] = {}
+        self.start(offsets or {})
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def start(self, offsets: Mapping[str, Mapping[str, int]]) -> None:
+        """Go on from stored offsets."""
+        for topic, queues in offsets.items():
+            for queue, offset in queues.items():
+                self._places[topic, queue] = _Place(offset)
+
+    def arrived(self, topic: str, queue: str, offsets: Iterable[int], next_offset: int) -> None:
+        """An answer brought these; the next one goes on at `next_offset`."""
+        place = self._places.get((topic, queue))
+        if place is None:
+            place = self._places[topic, queue] = _Place(next_offset)
+        place.ahead = next_offset
+        for offset in offsets:
+            heappush(place.open, offset)
+
+    def settled(self, topic: str, queue: str, offset: int) -> None:
+        """The application is done with a message, in whatever way."""
+        place = self._places.get((topic, queue))
+        if place is not None:
+            place.done.add(offset)
+            place.safe()
+
+    def ahead(self) -> Offsets:
+        """Where to fetch."""
+        return self._by_topic(lambda place: place.ahead)
+
+    def safe(self) -> Offsets:
+        """What to store."""
+        return self._by_topic(_Place.safe)
+
+    def _by_topic(self, offset: Callable[[_Place], int]) -> Offsets:
+        found: Offsets = {}
+        for (topic, queue), place in self._places.items():
+            found.setdefault(topic, {})[queue] = offset(place)
+        return found

@@ -1,0 +1,151 @@
+"""A broadcasting consumer's threads: one that fetches, from one proxy at a time, and the workers.
+
+Every proxy gives all queues to every instance, so the next proxy is asked only when one fails. Where this
+instance is, is this client's business: see core.places and net.offsets_file.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.intake import Source
+from ddmq_client.core.pacing import Pace
+from ddmq_client.errors import PullError
+from ddmq_client.net.connection import Connection
+from ddmq_client.net.crew import Crew
+from ddmq_client.net.desk import Desk
+from ddmq_client.net.offsets_file import OffsetsFile
+from ddmq_client.net.puller import FAILURES
+from ddmq_client.net.resolver import resolve
+from ddmq_client.received import FetchedQueue
+from ddmq_client.wire.consuming import PullSettings
+from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
+
+SAVE_EVERY_S = 1.0
+_log = logging.getLogger("ddmq_client.consumer")
+
+
+class BroadcastPuller:
+    """Fetches until the consumer stops."""
+
+    def __init__(
+        self, desk: Desk, proxies: Sequence[Address], settings: FetchSettings, file: OffsetsFile | None
+    ) -> None:
+        self._desk = desk
+        self._proxies = proxies
+        self._settings = settings
+        self._file = file
+        self._known: dict[Address, list[Address]] = {}
+        self._turn = 0
+        self._source = Source(desk.station("broadcast"), None)
+        self._connection: Connection | None = None
+        self._pace = Pace(desk.settings.linger_ms / 1000, random.random)
+        self._saved_at = 0.0
+        self.thread = threading.Thread(target=self._run, name="ddmq-broadcast", daemon=True)
+
+    def end(self) -> None:
+        """End after the fetch that is under way."""
+        self._desk.end(self._source)
+
+    def abort(self) -> None:
+        """Break off the fetch that is under way."""
+        self.end()
+        if self._connection is not None:
+            self._connection.close()
+
+    def save(self) -> bool:
+        """Store where this instance is; False when that failed."""
+        self._saved_at = time.monotonic()
+        if self._file is None:
+            return True
+        try:
+            self._file.save(self._desk.places_now())
+        except OSError as error:
+            self._desk.last_error = f"the offsets file cannot be written: {error}"
+            _log.error("the offsets file cannot be written: %s", error)
+            return False
+        return True
+
+    def _run(self) -> None:
+        while (work := self._desk.wait_room(self._source)) is not None:
+            pause = self._fetch(work[0], work[1])
+            if time.monotonic() - self._saved_at >= SAVE_EVERY_S:
+                self.save()
+            if pause:
+                self._desk.pause(self._source, pause)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _fetch(self, batch: int, linger_ms: int) -> float:
+        """One fetch; seconds to pause after it."""
+        started = time.monotonic()
+        try:
+            queues = self._call(batch, linger_ms)
+        except FAILURES as error:
+            self._desk.pull_failed(self._source, None, error)
+            level = logging.DEBUG if self._pace.failing else logging.WARNING
+            if not (self._desk.pulling_stopped or self._source.ended):
+                _log.log(level, "broadcast fetch failed: %s", error)
+            if not isinstance(error, PullError):
+                self._next_proxy()
+            return self._pace.failed()
+        count = self._desk.fetched(self._source, self._settings.group, queues)
+        return self._pace.answered(count, time.monotonic() - started)
+
+    def _call(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
+        offsets = self._desk.fetch_from()
+        each = max(1, batch // max(1, sum(map(len, offsets.values()))))
+
+        def frame(now: float, sequence_id: int) -> bytes:
+            return fetch_frame(self._settings, offsets, each, linger_ms, sequence_id)
+
+        connection = self._connected()
+        timeout_s = (linger_ms + self._desk.settings.timeout_ms) / 1000
+        payload, sequence_id = connection.call(frame, time.monotonic() + timeout_s)
+        return read_fetched(payload, sequence_id)
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            addresses = resolve(self._proxies, self._known)
+            if not addresses:
+                raise PullError("no proxy address is known: no name resolves")
+            self._connection = Connection(addresses[self._turn % len(addresses)])
+        return self._connection
+
+    def _next_proxy(self) -> None:
+        self._turn += 1
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class BroadcastCrew(Crew):
+    """The crew of a consumer with model="broadcasting"."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        proxies: Sequence[Address],
+        pulls: PullSettings,
+        settings: FetchSettings,
+        file: OffsetsFile | None,
+    ) -> None:
+        super().__init__(desk, proxies, pulls)
+        if file is not None and desk.places is not None:
+            desk.places.start(file.load())
+        self._puller = BroadcastPuller(desk, proxies, settings, file)
+
+    def stop(self, deadline: float, flush_deadline: float) -> bool:
+        """As Crew.stop; then store where this instance is."""
+        clean = super().stop(deadline, flush_deadline)
+        return self._puller.save() and clean
+
+    def _refresh(self) -> None:
+        if not self._pullers:
+            self._pullers[self._proxies[0]] = [self._puller]
+            self._puller.thread.start()

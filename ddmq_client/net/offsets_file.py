@@ -1,0 +1,67 @@
+"""A broadcasting instance's offsets on disk: whole or not at all, also when the machine dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ddmq_client.core import offsets_file
+from ddmq_client.core.places import Offsets
+from ddmq_client.core.settings import ConsumerSettings, check_text
+from ddmq_client.errors import OptionError
+from ddmq_client.wire.fetching import FetchSettings
+
+
+class OffsetsFile:
+    """One file of one instance of one group."""
+
+    def __init__(self, path: Path, group: str, instance: str) -> None:
+        self._path = path
+        self._group = group
+        self._instance = instance
+        self._written: str | None = None
+
+    def load(self) -> Offsets:
+        """What is stored; empty when there is no file. OptionError for a file that cannot be used."""
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"offsets_file={str(self._path)!r} cannot be read: {error}") from error
+        self._written = text
+        return offsets_file.from_text(text, self._group, self._instance, str(self._path))
+
+    def save(self, offsets: Offsets) -> None:
+        """Store `offsets`: temporary file, fsync, rename, fsync of the folder. OSError when that fails."""
+        text = offsets_file.to_text(self._group, self._instance, offsets)
+        if text == self._written or not offsets:
+            return
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        with open(fresh, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._written = text
+
+
+def broadcast_place(
+    settings: ConsumerSettings, instance: str | None, path: str | Path | None
+) -> tuple[FetchSettings, OffsetsFile | None] | None:
+    """What a broadcasting consumer fetches with, and its file; None for other models. OptionError."""
+    if not settings.broadcasting:
+        if instance is not None or path is not None:
+            raise OptionError("instance and offsets_file are for model='broadcasting' only")
+        return None
+    if path is not None and instance is None:
+        raise OptionError("offsets_file is set and instance is not; give this instance a name that lasts")
+    name = settings.client_id if instance is None else instance
+    check_text("instance", name)
+    fetches = FetchSettings(settings.group, name, settings.client_id, settings.model, settings.topics or None)
+    return fetches, None if path is None else OffsetsFile(Path(path), settings.group, name)

@@ -1,0 +1,131 @@
+"""Low-level fetch and ack by an independent client, and the recorded ones of the Java client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.interop import anyframe
+from tests.interop.anyframe import BINARY, MAP
+from tests.interop.apache_client import Client, FetchResponse, PullError
+from tests.interop.conftest import make_group
+from tests.interop.recorded import Raw, exchanges
+from tests.scenarios.real_server import RealServer, until
+
+QIDS = {f"standin_b0_{n}".encode(): f"R_default_a_{n}".encode() for n in range(4)}
+
+
+def recorded(name: str) -> Any:
+    return next(one for one in exchanges(name.split("_")[2]) if one.name == f"java/{name}")
+
+
+def queues_of(name: str) -> list[tuple[bytes, int, list[dict[int, Any]]]]:
+    """(topic, queue, messages) of a recorded answer."""
+    results = anyframe.read(recorded(name).reply).fields[0][1][10][1][1]
+    return [(one[1][1], int(one[2][1].rpartition(b"_")[2]), one[10][1][1]) for one in results]
+
+
+def send_recorded(server: RealServer, name: str, topics: dict[bytes, bytes]) -> None:
+    with Client(server.ports["producer"]) as client:
+        for topic, queue, messages in queues_of(name):
+            for message in messages:
+                fields = {number: value for number, (_, value) in message.items()}
+                given: dict[str, Any] = {"partitionId": queue, "body": fields[2]}
+                given["key"] = fields[1].decode() if 1 in fields else None
+                given["tags"] = fields[3].decode() if 3 in fields else None
+                pairs = fields.get(5, (0, 0, []))[2]
+                given["properties"] = {key.decode(): value.decode() for key, value in pairs} or None
+                assert client.send(topics[topic].decode(), **given).code == 0
+
+
+def comparable(response: Any) -> Any:
+    """Queues by name, properties in no order, an empty key or tag is none."""
+    found = {}
+    for one in response[10][1][1]:
+        messages = []
+        for message in one[10][1][1]:
+            message = dict(message)
+            if 5 in message:
+                message[5] = (MAP, sorted(message[5][1][2]))
+            for text in (1, 3):
+                if message.get(text) == (BINARY, b""):
+                    del message[text]
+            messages.append(message)
+        found[one[1][1], one[2][1]] = (one[3], messages, set(one))
+    return found
+
+
+def test_the_recorded_conversation_word_for_word(server: RealServer, topic: str) -> None:
+    """fetch, ack, fetch, ack of the Java client: the same messages, offsets and absent fields."""
+    topics = {b"V": f"{topic}-V".encode(), b"Vdelay": f"{topic}-W".encode()}
+    for name in topics.values():
+        make_group(server, f"g-{topic}", name.decode())
+    status, _ = server.ask("GET", f"/groups/g-{topic}")
+    assert status == 200
+    names = {b"VLL": f"g-{topic}".encode(), **topics, **QIDS}
+    send_recorded(server, "manual_lowlevel_fetch_04", topics)
+    with Raw(server.ports["consumer"]) as raw:
+
+        def replay(name: str, until_all: bool = False) -> Any:
+            request = anyframe.read(recorded(name).request)
+            request = request._replace(fields=anyframe.renamed(request.fields, names))
+            expected = anyframe.renamed(anyframe.read(recorded(name).reply).fields, names)
+
+            def ask() -> Any:
+                answer = raw.call(request).fields
+                whole = not until_all or len(answer[0][1][10][1][1]) == len(expected[0][1][10][1][1])
+                return answer if whole else None
+
+            return until(ask, name), expected
+
+        answer, expected = replay("manual_lowlevel_fetch_04", until_all=True)
+        assert comparable(answer[0][1]) == comparable(expected[0][1])
+        assert set(answer[0][1]) == {10}, "code is absent"
+        answer, expected = replay("manual_lowlevel_ack_05")
+        assert answer == expected
+        send_recorded(server, "manual_lowlevel_fetch_06", topics)
+        answer, expected = replay("manual_lowlevel_fetch_06")
+        assert comparable(answer[0][1]) == comparable(expected[0][1])
+        answer, expected = replay("manual_lowlevel_ack_07")
+        assert answer == expected
+
+
+def test_fetch_ack_and_go_on_elsewhere(server: RealServer, group: str, topic: str, protocol: str) -> None:
+    with Client(server.ports["producer"]) as producer:
+        for number in range(40):
+            assert producer.send(topic, body=b"%d" % number, partitionId=number % 4).code == 0
+    with Client(server.ports["consumer"], protocol) as client:
+        got = fetched(client, group, {}, 40, maxBatchSize=3)
+        assert sorted(got) == list(range(40))
+    with Client(server.ports["consumer"], protocol) as client:
+        response = client.fetch("me", group, maxBatchSize=3)
+        assert [len(one.messages) for one in response.results] == [0] * 4, "everything is acknowledged"
+        assert [one.nextRequestOffset for one in response.results] == [10] * 4
+
+
+def fetched(
+    client: Client, group: str, offsets: dict[str, dict[str, int]], count: int, **ask: Any
+) -> list[int]:
+    """Fetch as the old clients do, acknowledging each answer, until `count` messages have come."""
+    got: list[int] = []
+
+    def more() -> bool:
+        response: FetchResponse = client.fetch("me", group, fetchOffset=offsets, maxLingerTime=50, **ask)
+        for one in response.results:
+            offsets.setdefault(one.topic, {})[one.qid] = one.nextRequestOffset
+            got.extend(int(message.value) for message in one.messages)
+            assert all(set(message.given()) == {"value", "offset"} for message in one.messages)
+        if offsets:
+            assert client.ack("me", group, offsets) is True
+        return len(got) >= count
+
+    until(more, "all messages")
+    return got
+
+
+def test_a_pull_of_a_group_that_is_fetched_from_says_so(server: RealServer, group: str, topic: str) -> None:
+    with Client(server.ports["consumer"]) as client:
+        until(lambda: len(client.fetch("me", group, maxLingerTime=50).results) == 4, "the queues")
+        with pytest.raises(PullError, match=r"is fetched from at this proxy \(consumer ids me\)"):
+            client.pull(group, topic)
