@@ -132,8 +132,11 @@ class Subscription:
         self.check_retry_queue()
 
     def check_retry_queue(self) -> None:
-        """The group's retry topic may have a queue for this topic now."""
-        if not self._seat.joined or self._retry_seat.joined or self.config.scope:
+        """The group's retry topic may have a queue for this topic now.
+
+        Also where the subscription has an order key by now: what is on its way was sent without.
+        """
+        if not self._seat.joined or self._retry_seat.joined:
             return
         queue = retry_queue_of(self.runtime, self.group.name, self.topic)
         if queue is not None:

@@ -207,3 +207,18 @@ def test_the_error_that_a_client_tells_is_in_the_letter(house: House) -> None:
     letter = read_letter(house.letter())
     assert letter.error.startswith("no such customer xxx")
     assert len(letter.error) == 200
+
+
+def test_what_was_on_its_way_when_an_order_key_was_set_is_not_stranded(house: House) -> None:
+    house.subscribe(config=FIRST)
+    house.send(1)
+    house.fail()
+    house.advance(0.1)
+    house.fail()
+    ordered = SubscriptionDefaults(start="first", order_key="KEY")
+    house.service._directory.groups[b"G"].subscriptions[b"T"].configure(ordered)
+    house.restart()
+    house.service._directory.groups[b"G"].subscriptions[b"T"].configure(ordered)
+    house.advance(10)
+    assert house.fail().messages[0].attempt == 3
+    assert read_letter(house.letter()).attempts == 3
