@@ -27,6 +27,7 @@ COMMANDS = {
     "pull": ("ddmq.cli.pull", "pull", "Take messages as a consumer group and acknowledge them."),
     "tail": ("ddmq.cli.pull", "tail", "Watch a topic without taking anything."),
     "stats": ("ddmq.cli.stats", "stats", "Rates, lag and what is in flight; live with --watch."),
+    "lag": ("ddmq.cli.lag", "lag", "How far behind groups are, and for how long; live with --watch."),
     "message": ("ddmq.cli.message", "message", "Find messages by id, key, offset or time."),
     "dlq": ("ddmq.cli.dlq", "dlq", "Dead letters: list, show, resend, purge."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),

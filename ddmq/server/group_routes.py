@@ -3,6 +3,7 @@
 | request | answer |
 |---|---|
 | GET /groups · /groups/NAME?keys= | a row per subscription · one in full, with so many blocked keys |
+| GET /lag?group= | a row per subscription with lag, its age and rates, the furthest behind first |
 | POST /groups/NAME {topics, settings…} · DELETE /groups/NAME?topic= | the group · {} |
 | POST /groups/NAME/topics/TOPIC {settings…, unset} | made or changed: what differs, what is in force |
 | GET /groups/NAME/offsets?topic= | where it stands, queue by queue |
@@ -44,6 +45,7 @@ class GroupRoutes:
         """Method and path → handler."""
         return {
             ("GET", "/groups"): lambda _: groups.rows(self._consumer()),
+            ("GET", "/lag"): lambda r: self._view().lag(r.query.get("group")),
             ("GET", "/groups/{group}"): self._detail,
             ("POST", "/groups/{group}"): self._create,
             ("DELETE", "/groups/{group}"): self._delete,

@@ -25,6 +25,7 @@ from ddmq_common.metrics.registry import Registry
 from proxy_consumer.service import ConsumerService
 from proxy_consumer.stats import QueueStats, SubscriptionStats
 
+AGED_MAX = 50  # subscriptions of a list whose oldest waiting message is looked at
 AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
 
 
@@ -79,6 +80,32 @@ class GroupView:
             "blocked_keys_more": len(blocked) > keys_limit,
         }
 
+    def lag(self, group: str | None) -> list[dict[str, Any]]:
+        """How far behind subscriptions are, the furthest first; how long, for the first AGED_MAX of them."""
+        if group is not None:
+            keys.known(self._consumer, group)
+        wanted = [each.name for each in self._consumer.groups() if group in (None, each.name)]
+        found = [each for name in wanted for each in self._consumer.group_stats(name).wait(WAIT_S)]
+        found.sort(key=lambda each: (-each.lag, each.group, each.topic))
+        return [
+            row(each)
+            | self._per_second(each)
+            | {"lag_age_s": self._oldest_s(each) if at < AGED_MAX else None}
+            for at, each in enumerate(found)
+        ]
+
+    def _oldest_s(self, each: SubscriptionStats) -> float | None:
+        ages = (self._age_s(each.topic, queue) for queue in each.queues[:AGES_MAX] if queue.lag)
+        return max((age for age in ages if age is not None), default=None)
+
+    def _per_second(self, each: SubscriptionStats) -> dict[str, float | None]:
+        counts = counted(self._metrics, each.group, each.topic)
+        rates = self._rates.rates(self._clock.monotonic(), (each.group, each.topic), counts)
+        return {
+            "delivered_per_s": None if rates is None else rates[0],
+            "acked_per_s": None if rates is None else rates[1],
+        }
+
     def _dead_letters(self, group: str) -> int:
         if self._backend.topic(names.dlq_topic(group)) is None:
             return 0
@@ -92,21 +119,21 @@ class GroupView:
             for index, queue in enumerate(each.queues)
         ]
         ages = [queue["lag_age_s"] for queue in queues if queue["lag_age_s"] is not None]
-        counts = counted(self._metrics, group, topic)
-        rates = self._rates.rates(self._clock.monotonic(), (group, topic), counts)
         found = self._consumer.subscription_source(group, topic)
-        return row(each) | {
-            "lag_age_s": max(ages, default=None),
-            "delivered_per_s": None if rates is None else rates[0],
-            "acked_per_s": None if rates is None else rates[1],
-            "order_scope": each.config.scope,
-            "filter": each.config.sql or each.config.tags,
-            "source": found.source,
-            "set_here": sorted(found.given),
-            "settings": values(each.config),
-            "inconsistent": int(self._metrics.cell(catalogue.INCONSISTENT, group, topic).value),
-            "queues": queues,
-        }
+        return (
+            row(each)
+            | self._per_second(each)
+            | {
+                "lag_age_s": max(ages, default=None),
+                "order_scope": each.config.scope,
+                "filter": each.config.sql or each.config.tags,
+                "source": found.source,
+                "set_here": sorted(found.given),
+                "settings": values(each.config),
+                "inconsistent": int(self._metrics.cell(catalogue.INCONSISTENT, group, topic).value),
+                "queues": queues,
+            }
+        )
 
     def _queue(
         self, each: SubscriptionStats, queue: QueueStats, holders: Mapping[int, str], *, with_age: bool

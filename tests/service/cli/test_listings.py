@@ -21,8 +21,11 @@ def test_every_listing_has_a_table_and_json(shell: Shell, topic: str) -> None:
         "topic list": ("durability", topic),
         f"topic show {topic}": ("body_bytes_max", "queue"),
         "group list": ("dead letters", f"g-{topic}"),
-        f"group show g-{topic}": ("ack_timeout_ms", "committed"),
+        f"group show g-{topic}": ("settings from", "committed"),
         f"message {topic}": ("body_bytes", "hello"),
+        "lag": ("oldest", f"g-{topic}"),
+        f"lag g-{topic}": ("acked/s", topic),
+        f"offset show g-{topic}": ("generation", topic),
         "stats": ("server: ready", "in flight"),
         "doctor": ("remedy", "fdatasync"),
     }

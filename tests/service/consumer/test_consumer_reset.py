@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from consumer_rig import FIRST, IDL, METHODS, Rig, result
+from hypothesis import given
+from hypothesis import strategies as st
 
-from backend.records import ProgressDelta
+from backend.records import Bounds, ProgressDelta, ProgressView, QueueRef
 from ddmq.server import offsets
 from ddmq_common.errors import CallerError, FencedError
 from proxy_consumer.config import SubscriptionDefaults
@@ -161,3 +163,22 @@ def test_consume_stats(rig: Rig) -> None:
     assert stats(rig, b"G", b"unknown") == stats(rig, b"G", b"absent") == {}
     assert stats(rig, b"\xff", b"\xfe") == {}
     assert [group.name for group in rig.service.groups()] == ["G"], "asking makes nothing"
+
+
+@given(
+    st.integers(0, 12),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), max_size=6),
+    st.integers(0, 40),
+)
+def test_the_plan_counts_what_comes_again_and_what_does_not(
+    at: int, pieces: list[tuple[int, int]], to: int
+) -> None:
+    finished = set(range(at)) | {offset for start, size in pieces for offset in range(start, start + size)}
+    while at in finished:
+        at += 1
+    above = sorted(offset for offset in finished if offset > at)
+    view = ProgressView(at, tuple((offset, offset + 1) for offset in above), {}, 0, 0)
+    standing = offsets.Standing(QueueRef("T", 1, 0), view, Bounds(0, 40))
+    row = offsets._plan(standing, to)
+    assert row["again"] == len([offset for offset in finished if offset >= to])
+    assert row["passed_over"] == len([offset for offset in range(to) if offset not in finished])
