@@ -1,0 +1,218 @@
+"""Dead letters over the memory engine: which are open, and each is sent once whoever asks how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gevent
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.memory import MemoryBackend
+from backend.progress.ack_map import AckMap
+from backend.records import Bounds, ProgressView, QueueRef, StoredRecord, TopicInfo
+from ddmq.server import dlq, dlq_changes
+from ddmq.server.dlq import Choice, Open, choice_of
+from ddmq_common.clock import ManualClock
+from ddmq_common.delivery import encode
+from ddmq_common.errors import CallerError, RemoteError
+from proxy_consumer.departures.letters import dead_letter
+from proxy_consumer.departures.trail import Trail
+
+RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda r: (r[0], r[0] + r[1])))
+
+
+@given(RANGES, st.integers(0, 30), st.integers(0, 30), st.integers(0, 70), st.integers(0, 70))
+def test_open_letters_as_a_set_has_them(
+    finished: list[tuple[int, int]], low: int, more: int, start: int, end: int
+) -> None:
+    acks = AckMap()
+    acks.finish(finished)
+    view = ProgressView(acks.committed, tuple(acks.finished()), {}, 0, 0)
+    opened = Open(view, Bounds(low, low + more))
+    model = set(range(low, low + more)) - {n for first, last in finished for n in range(first, last)}
+    assert opened.count(start, end) == len([n for n in model if start <= n < end])
+    assert opened.first == min(model, default=low + more)
+    assert all((n in opened) == (n in model) for n in range(low, low + more))
+
+
+class House:
+    """A memory engine with dead letters of group G."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.backend = MemoryBackend(self.clock)
+        for topic in ("T", "U", "%DLQ%G"):
+            self.make(topic)
+
+    def deadline(self) -> float:
+        return self.clock.monotonic() + 60
+
+    def make(self, topic: str) -> None:
+        self.backend.put_topic(TopicInfo(topic, 0, 1), self.deadline()).wait(20)
+
+    def die(self, count: int, topic: str = "T", reason: str = "failed") -> None:
+        letters = []
+        for number in range(count):
+            delivery = encode(b"k%d" % number, b"v", b"", None)
+            record = StoredRecord(topic, 0, number, 0, number.to_bytes(16, "big"), 1, 1, 0, 0, delivery, {})
+            trail = Trail(0, topic, 0, number, 4, 0, "")
+            letters.append(dead_letter("G", record, trail, reason, self.clock.wall_ms()))
+        self.backend.append(letters, self.deadline()).wait(20)
+
+    def resend(self, **body: Any) -> dict[str, Any]:
+        return dlq_changes.resend(self.backend, self.clock, "G", body)
+
+    def purge(self, **body: Any) -> int:
+        purged: int = dlq_changes.purge(self.backend, self.clock, "G", body)["purged"]
+        return purged
+
+    def stored(self, topic: str) -> list[StoredRecord]:
+        info = self.backend.topic(topic)
+        assert info is not None
+        batch = self.backend.read(QueueRef(topic, info.incarnation, 0), 0, 10_000, 1 << 24).wait(20)
+        return [batch.record(index) for index in range(len(batch.offsets))]
+
+    def letters(self) -> int:
+        (row,) = dlq.rows(self.backend)
+        found: int = row["letters"]
+        return found
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def test_many_who_resend_at_once_send_each_once(house: House) -> None:
+    house.die(350)
+    answers = [gevent.spawn(house.resend, all=True) for _ in range(5)]
+    gevent.joinall(answers, timeout=30, raise_error=True)
+    assert sum(answer.value["resent"].get("T", 0) for answer in answers) == 350
+    ids = [record.message_id for record in house.stored("T")]
+    assert ids == [number.to_bytes(16, "big") for number in range(350)]
+    assert house.letters() == 0
+    house.backend.close()
+
+
+def test_purging_while_resending_does_one_or_the_other(house: House) -> None:
+    house.die(350)
+    sending, purging = gevent.spawn(house.resend, all=True), gevent.spawn(house.purge, all=True)
+    gevent.joinall([sending, purging], timeout=30, raise_error=True)
+    assert sending.value["resent"].get("T", 0) + purging.value == 350
+    assert len(house.stored("T")) == sending.value["resent"].get("T", 0)
+    house.backend.close()
+
+
+def test_a_long_run_goes_on_at_its_cursor_and_ends_where_it_began(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dlq_changes, "WORK_S", 0.0)
+    house.die(250)
+    answer = house.resend(all=True)
+    assert (answer["resent"], answer["cursor"]) == ({"T": 100}, [[0, 100, 250]])
+    house.die(10)
+    sent = 100
+    while answer["cursor"] is not None:
+        answer = house.resend(all=True, cursor=answer["cursor"])
+        sent += answer["resent"].get("T", 0)
+    assert (sent, house.letters()) == (250, 10)
+    house.backend.close()
+
+
+def test_choices_go_together(house: House) -> None:
+    house.die(3, "T")
+    house.die(3, "U", "timed-out")
+    house.die(2, "U")
+    assert house.resend(reason="failed", topic="U")["resent"] == {"U": 2}
+    assert house.resend(offsets=[0, 4, 99])["resent"] == {"T": 1, "U": 1}
+    assert house.resend(since_ms=house.clock.wall_ms() + 1)["resent"] == {}
+    assert house.resend(since_ms=house.clock.wall_ms(), dry_run=True)["resent"] == {"T": 2, "U": 2}
+    assert house.letters() == 4
+    house.backend.close()
+
+
+def test_an_unknown_outcome_is_an_error_and_the_next_try_finds_out(house: House) -> None:
+    for stored in (True, False):
+        house.die(5)
+        before = len(house.stored("T"))
+        house.backend.fail_next(RemoteError("gone"), times=1, stored=stored)
+        with pytest.raises(RemoteError):
+            house.resend(all=True)
+        house.resend(all=True)
+        assert len(house.stored("T")) == before + 5
+    house.backend.close()
+
+
+def test_letters_whose_topic_is_closed_or_gone_are_kept(house: House) -> None:
+    house.die(2, "T")
+    house.die(1, "gone")
+    info = house.backend.topic("T")
+    assert info is not None
+    house.backend.put_topic(TopicInfo("T", info.incarnation, 1, writable=False), house.deadline()).wait(20)
+    assert house.resend(all=True)["kept"] == {
+        "topic T takes no messages": 2,
+        "topic gone does not exist any more": 1,
+    }
+    assert house.letters() == 3
+    house.backend.close()
+
+
+def test_purge_before_a_moment(house: House) -> None:
+    house.die(3)
+    house.clock.advance(10)
+    house.die(2)
+    assert house.purge(before_ms=house.clock.wall_ms()) == 3
+    assert house.letters() == 2
+    assert [row["offset"] for row in dlq.show(house.backend, "G", Choice(), 0, 10)["shown"]] == [3, 4]
+    assert house.purge(all=True) == 2
+    assert house.purge(all=True) == 0
+    house.backend.close()
+
+
+def test_show_goes_on_and_looks_at_so_many_only(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.die(300)
+    first = dlq.show(house.backend, "G", Choice(), 0, 150)
+    assert (len(first["shown"]), first["next"], first["letters"]) == (150, 150, 300)
+    rest = dlq.show(house.backend, "G", Choice(), first["next"], 1_000)
+    assert (len(rest["shown"]), rest["next"]) == (150, None)
+    monkeypatch.setattr(dlq, "SCANNED_MAX", 200)
+    none = dlq.show(house.backend, "G", Choice(reason="timed-out"), 0, 10)
+    assert (none["shown"], none["next"]) == ([], 200)
+    house.backend.close()
+
+
+def test_bodies_are_begun_only() -> None:
+    assert dlq.preview(b"x" * 1_000) == "x" * 200
+    assert dlq.preview("ж".encode() * 1_000) == "ж" * 200
+    assert dlq.preview(b"\xff\x00" * 40).startswith("binary: ff 00 ff")
+    assert dlq.preview(b"") == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"offsets": "1"}, "offsets is '1'"),
+        ({"offsets": [-1]}, "whole numbers of 0 or more"),
+        ({"reason": 5}, "reason is 5"),
+        ({"since_ms": "soon"}, "epoch milliseconds are wanted"),
+        ({}, "nothing is chosen"),
+        ({"all": True, "cursor": [[0, 1]]}, "cursor is"),
+        ({"all": True, "cursor": [[7, 0, 1]]}, "cursor is"),
+    ],
+)
+def test_requests_that_are_wrong(house: House, body: dict[str, Any], text: str) -> None:
+    with pytest.raises(CallerError, match=text):
+        house.resend(**body)
+    house.backend.close()
+
+
+def test_purge_wants_one_of_both(house: House) -> None:
+    for body in ({}, {"all": True, "before_ms": 1}, {"before_ms": "1"}):
+        with pytest.raises(CallerError, match="before_ms"):
+            house.purge(**body)
+    assert choice_of({"since_ms": "12"}).since_ms == 12
+    with pytest.raises(LookupError, match="has no dead letters"):
+        dlq.letter_queues(house.backend, "nobody")
+    house.backend.close()
