@@ -13,12 +13,13 @@ from proxy_consumer.actions import json_body
 from proxy_consumer.actions.commands import Commands
 from proxy_consumer.actions.config import PushConfig
 from proxy_consumer.actions.file_lines import check_file
-from proxy_consumer.actions.job import ASYNCHRONIZED, CONTINUE, Ending, Job, Outcome
+from proxy_consumer.actions.job import ASYNCHRONIZED, CONTINUE, Ending, Job, Outcome, fail
 from proxy_consumer.actions.names import KNOWN, MARKERS, PUSH_SINKS, SINKS, unknown
 from proxy_consumer.actions.params import form_params, form_params2, query_params
 from proxy_consumer.actions.script import script
 from proxy_consumer.actions.targets import check_http
 from proxy_consumer.actions.transit import transit
+from proxy_consumer.order_keys.work import TooMuchWork
 
 NEED_JSON = ("Transit", "QueryParams")
 NEED_HTTP = ("QueryParams", "FormParams", "FormParams2")
@@ -41,10 +42,15 @@ class Chain:
 
     def run(self, job: Job) -> Outcome:
         """CONTINUE: a client pulls it. ASYNCHRONIZED: the push sink has it now. Else it ends here."""
-        for step in self._steps:
-            outcome = step(job)
-            if outcome.ending is not Ending.CONTINUE:
-                return outcome
+        try:
+            for step in self._steps:
+                outcome = step(job)
+                if outcome.ending is not Ending.CONTINUE:
+                    return outcome
+        except TooMuchWork as error:
+            return fail(f"too much work: {error}")
+        except RecursionError:
+            return fail("the JSON is nested too deeply")
         return ASYNCHRONIZED if self.sink in PUSH_SINKS else CONTINUE
 
 

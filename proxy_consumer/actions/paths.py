@@ -1,72 +1,96 @@
-"""Paths into the JSON of a job; the dialect is that of order keys."""
+"""Paths into the JSON of a job; the dialect is that of order keys (docs/order-keys.md).
+
+A plain path into a body of its shape is walked directly; everything else is jsonpath-ng's. Several hits
+make one list, one hit is the value itself.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-from jsonpath_ng.exceptions import JSONPathError
-from jsonpath_ng.ext.parser import parse
-
 from proxy_consumer.actions.job import ABSENT
+from proxy_consumer.order_keys.general import expression
+from proxy_consumer.order_keys.path import Step, descents, parse_path
+from proxy_consumer.order_keys.work import TooMuchWork
 
-_PLAIN = re.compile(r"\$?(?:[./]?[\w-]+|\[-?\d+\]|\['[^']+'\])+\Z")
-_TOKEN = re.compile(r"\[(-?\d+)\]|\['([^']+)'\]|[./]?([\w-]+)")
+VALUES_MAX = 16_384  # that a path that is not plain may go through, to the power of `..`
 Lookup = Callable[[Any], Any]
 
 
+class _Unshaped(Exception):
+    """The JSON has another shape than the path."""
+
+
 def compile_path(text: str) -> Lookup:
-    """What finds the value at a path; it gives ABSENT where there is none. Raises ValueError."""
-    path = text.strip()
-    if path == "$":
-        return lambda value: value
-    if _PLAIN.match(path):
-        return _walk(_tokens(path.removeprefix("$")))
-    return _general(path)
+    """What finds the value at a path; it gives ABSENT where there is none. Raises ValueError.
 
+    The lookup itself raises TooMuchWork for a JSON with too many values to look through.
+    """
+    try:
+        steps = parse_path(text.strip())
+        general = _general(steps)
+    except ValueError as error:
+        raise ValueError(f"path {text!r} is not a JSONPath: {error}") from error
+    if not all(step.is_plain for step in steps):
+        return general
+    tokens: list[str | int] = [_token(step) for step in steps]
 
-def _tokens(path: str) -> list[str | int]:
-    return [
-        int(match[1]) if match[1] is not None else match[2] or match[3] for match in _TOKEN.finditer(path)
-    ]
-
-
-def _walk(tokens: list[str | int]) -> Lookup:
     def find(value: Any) -> Any:
-        for token in tokens:
-            value = _step(value, token)
-            if value is ABSENT:
-                return ABSENT
-        return value
+        try:
+            return _walk(value, tokens)
+        except _Unshaped:
+            return general(value)
 
     return find
 
 
-def _step(value: Any, token: str | int) -> Any:
-    if isinstance(token, int):
-        if isinstance(value, list) and -len(value) <= token < len(value):
-            return value[token]
-        return ABSENT
-    if isinstance(value, dict):
-        return value.get(token, ABSENT)
-    if isinstance(value, list):
-        found = [each for each in (_step(one, token) for one in value) if each is not ABSENT]
-        return found or ABSENT
-    return ABSENT
+def _token(step: Step) -> str | int:
+    return step.names[0] if step.names else step.numbers[0] or 0
 
 
-def _general(path: str) -> Lookup:
-    text = path if path.startswith("$") else "$" + path if path.startswith((".", "[")) else "$." + path
-    try:
-        compiled = parse(text)
-    except (JSONPathError, ValueError, TypeError) as error:
-        raise ValueError(f"path {path!r} is not a JSONPath: {error}") from error
+def _walk(value: Any, tokens: list[str | int]) -> Any:
+    for token in tokens:
+        if isinstance(token, int):
+            if not isinstance(value, list) or not -len(value) <= token < len(value):
+                return ABSENT
+            value = value[token]
+        elif isinstance(value, dict):
+            if token not in value:
+                return ABSENT
+            value = value[token]
+        elif isinstance(value, list):
+            raise _Unshaped
+        else:
+            return ABSENT
+    return value
 
-    def find(value: Any) -> Any:
-        hits = [hit.value for hit in compiled.find(value)]
+
+def _general(steps: tuple[Step, ...]) -> Lookup:
+    find = expression(steps).find
+    deep = max(1, descents(steps))
+    values_max = int(VALUES_MAX ** (1 / deep))
+
+    def lookup(value: Any) -> Any:
+        _check_size(value, values_max)
+        hits = [hit.value for hit in find(value)]
         if not hits:
             return ABSENT
         return hits[0] if len(hits) == 1 else hits
 
-    return find
+    return lookup
+
+
+def _check_size(value: Any, values_max: int) -> None:
+    """Raises TooMuchWork when there are more values in it."""
+    left, rest = values_max, [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, dict):
+            rest += one.values()
+            left -= len(one)
+        elif isinstance(one, list):
+            rest += one
+            left -= len(one)
+        if left < 0:
+            raise TooMuchWork(f"more than {values_max} values to look through")

@@ -102,6 +102,10 @@ def test_numbers_keep_their_digits() -> None:
         ({"$": "b", "c": "a"}, '{"c":1,"n":null}'),
         ({"$": "$", "a.deep": "b.c[-1]"}, '{"a":{"deep":2},"b":{"c":[1,2],"n":null}}'),
         ({"names": "items.name"}, '{"names":["p","q"]}'),
+        (
+            {"n": "items.size()", "last": "items[-1].name", "two": "['a','b'].n"},
+            '{"n":2,"last":"q","two":null}',
+        ),
         ({"big": "$.items[?(@.size>1)].name"}, '{"big":"q"}'),
     ],
 )
@@ -328,6 +332,17 @@ def test_a_gate_of_actions_before_a_pull() -> None:
 @pytest.mark.parametrize("actions", [(), ("PullServer",), ("Async", "PullServer"), ("Json", "AsyncHttp")])
 def test_no_gate_where_nothing_is_kept_back(actions: tuple[str, ...]) -> None:
     assert gate_for_actions(SubscriptionDefaults(actions=actions, push=PushConfig(http=HTTP))) is None
+
+
+def test_bodies_too_wide_or_too_deep_for_a_path_fail() -> None:
+    push = PushConfig(transit={"x": "$..a"})
+    wide = b"[" + b"1," * 20_000 + b"1]"
+    deep = b'{"a":' * 900 + b"1" + b"}" * 900
+    for body in (wide, deep):
+        outcome, _ = run(["Json", "Transit", "PullServer"], body, push)
+        assert outcome.ending is Ending.FAIL
+    outcome, one = run(["Json", "Transit", "PullServer"], wide, PushConfig(transit={"x": "[7]"}))
+    assert one.text() == '{"x":1}'
 
 
 def test_compact_is_json() -> None:

@@ -1,0 +1,194 @@
+"""HTTP push from the log to a real HTTP server: requests, answers, errors, retries, dead letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from consumer_rig import until
+from http_receiver import OK, Receiver
+from push_rig import PushRig
+
+from proxy_consumer.actions.config import FormConfig
+
+BUSY = (500, b"")
+
+
+def test_without_any_client_messages_are_pushed_and_finished(rig: PushRig, receiver: Receiver) -> None:
+    rig.http(receiver.url("/in?a=1"))
+    rig.put(b"one", b"two", properties={b"p": b"v"})
+    rig.until_committed(2)
+    assert sorted(seen.fields["params"] for seen in receiver.seen) == ["one", "two"]
+    first = min(receiver.seen, key=lambda seen: seen.fields["carrera_offset"])
+    assert (first.method, first.path) == ("POST", "/in?a=1")
+    assert first.headers["content-type"].startswith("application/x-www-form-urlencoded")
+    assert first.headers["host"] == f"127.0.0.1:{receiver.port}"
+    names = [field.split(b"=")[0].decode() for field in first.body.split(b"&")]
+    assert names == [
+        "params", "carrera_topic", "carrera_group", "carrera_offset", "carrera_qid", "carrera_source",
+        "carrera_msg_key", "carrera_token", "carrera_properties", "carrera_req_cnt",
+    ]  # fmt: skip
+    assert first.fields["carrera_source"] == "RMQ"
+    assert first.fields["carrera_properties"] == '{"p":"v"}'
+    assert first.fields["carrera_qid"] == "R_default_a_0"
+    assert rig.outcomes() == {"done": 2}
+
+
+def test_get_sends_the_form_as_body_too(rig: PushRig, receiver: Receiver) -> None:
+    actions = ("Json", "QueryParams", "FormParams", "AsyncHttp")
+    rig.http(receiver.url(), method="GET", actions=actions, query_params={"id": "$.id"})
+    rig.put(b'{"id": "a b"}')
+    rig.until_committed(1)
+    assert receiver.seen[0].method == "GET"
+    assert receiver.seen[0].path == "/in?id=a%20b"
+    assert receiver.seen[0].fields["params"] == '{"id":"a b"}'
+
+
+def test_headers_of_the_message_go_with_its_properties_only(receiver: Receiver) -> None:
+    for fields, sent in ((("PROPERTIES",), "yes"), (("TOPIC",), None)):
+        rig = PushRig()
+        rig.http(receiver.url(), form=FormConfig(append_context=fields))
+        rig.put(b"x", properties={b"carrera_headers": b'{\n  "X-Ours": "yes",\n  "Host": "evil"\n}'})
+        rig.until_committed(1)
+        assert receiver.seen[-1].headers.get("x-ours") == sent
+        assert receiver.seen[-1].headers["host"] == f"127.0.0.1:{receiver.port}"
+        rig.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"no json", b"[]", b"{}", b'{"errno":"0"}', b'{"errno":1000001}'])
+def test_answers_that_mean_done(rig: PushRig, receiver: Receiver, content: bytes) -> None:
+    receiver.usual = (200, content)
+    rig.http(receiver.url())
+    rig.put(b"x")
+    rig.until_committed(1)
+    assert rig.outcomes() == {"done": 1}
+    assert rig.dead() == []
+
+
+@pytest.mark.parametrize("error", [(500, b""), (302, b""), (201, b'{"errno":0}'), None])
+def test_errors_come_again_after_growing_waits(rig: PushRig, receiver: Receiver, error: Any) -> None:
+    receiver.answers.extend([error] * 3)
+    rig.http(receiver.url(), ack_timeout_ms=1_000)
+    rig.put(b"x")
+    for tries, wait in ((1, 1.0), (2, 2.0), (3, 4.0)):
+        until(lambda tries=tries: len(receiver.seen) == tries and rig.outcomes().get("again") == tries)
+        moved = 0.0
+        while moved < wait - 0.2:
+            rig.advance(0.1)
+            moved += 0.1
+        assert len(receiver.seen) == tries
+        rig.until_moved(lambda tries=tries: len(receiver.seen) == tries + 1)
+    rig.until_committed(1)
+    assert receiver.counts == ["0", "1", "2", "3"]
+    assert [seen.path for seen in receiver.seen] == ["/in"] * 4  # no redirect was followed
+    assert rig.outcomes() == {"done": 1, "again": 3}
+    assert rig.counted("ddmq_lease_timeouts_total") == 0  # four leases long, none ran out
+
+
+def test_after_max_retry_errors_it_is_a_dead_letter(rig: PushRig, receiver: Receiver) -> None:
+    receiver.usual = BUSY
+    rig.http(receiver.url(), max_retry=2)
+    rig.put(b"lost", b"next")
+    rig.until_moved(lambda: rig.progress().committed == 2)
+    assert sorted(receiver.counts) == ["0", "0", "1", "1", "2", "2"]
+    assert sorted(body for body, _ in rig.dead()) == [b"lost", b"next"]
+    assert any("status 500" in value for value in rig.dead()[0][1].values())
+    assert rig.outcomes() == {"again": 4, "given up": 2}
+
+
+def test_an_errno_that_is_no_number_is_a_dead_letter_at_once(rig: PushRig, receiver: Receiver) -> None:
+    receiver.usual = (200, b'{"errno":"bad"}')
+    rig.http(receiver.url())
+    rig.put(b"x")
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    assert len(receiver.seen) == 1
+    assert [body for body, _ in rig.dead()] == [b"x"]
+
+
+def test_an_errno_fails_the_job_with_the_retry_intervals(rig: PushRig, receiver: Receiver) -> None:
+    receiver.usual = (200, b'{"errno":7}')
+    rig.http(receiver.url(), retry_intervals_ms=(100, 150), retry_steps=0)
+    rig.put(b"x")
+    rig.until_moved(lambda: rig.progress().committed == 1, step_s=0.02)
+    assert receiver.counts == ["0", "1", "2"]
+    assert any("errno 7" in value for value in rig.dead()[0][1].values())
+    assert rig.outcomes() == {"failed": 3}
+
+
+def test_errno_1000002_comes_again_every_second_uncounted(rig: PushRig, receiver: Receiver) -> None:
+    receiver.answers.extend([(200, b'{"errno":1000002}')] * 5)
+    rig.http(receiver.url(), max_retry=0, retry_intervals_ms=(), retry_steps=0)
+    rig.put(b"x")
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    assert receiver.counts == ["0", "1", "2", "3", "4", "5"]
+    assert rig.outcomes() == {"again": 5, "done": 1}
+    assert rig.dead() == []
+
+
+def test_errno_1000000_sends_the_next_ones_slower(rig: PushRig, receiver: Receiver) -> None:
+    receiver.answers.append((200, b'{"errno":1000000}'))
+    rig.http(receiver.url(), rate_max=10)
+    rig.put(b"first")
+    rig.until_committed(1)
+    rig.put(*[b"later %d" % number for number in range(4)])
+    rig.settle()
+    assert len(receiver.seen) == 1  # ten permits at ten a second: the next goes in a second
+    rig.advance(1.01)
+    until(lambda: len(receiver.seen) == 2)
+    rig.advance(1.0)
+    until(lambda: len(receiver.seen) == 3)
+    rig.until_moved(lambda: rig.progress().committed == 5)
+
+
+def test_urls_take_turns_from_a_start_by_chance(rig: PushRig, receiver: Receiver) -> None:
+    receiver.answers.extend([BUSY] * 2)
+    rig.http(receiver.url("/a"), receiver.url("/b"), receiver.url("/c"))
+    rig.put(b"x")
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    order = "".join(seen.path[1] for seen in receiver.seen)
+    assert order in ("abc", "bca", "cab")
+
+
+def test_messages_may_name_their_own_target_inside_the_allow_list(rig: PushRig, receiver: Receiver) -> None:
+    rig.http(receiver.url("/usual"))
+    named = receiver.url("/x") + "<>" + receiver.url("/y")
+    rig.put(b"x", properties={b"carrera_http_callback_url": named.encode()})
+    rig.until_committed(1)
+    assert receiver.seen[0].path in ("/x", "/y")
+    rig.put(b"y", properties={b"carrera_http_callback_url": b"http://169.254.169.254/latest/"})
+    rig.until_moved(lambda: rig.progress().committed == 2)
+    assert len(receiver.seen) == 1
+    assert any("not among push_targets" in value for value in rig.dead()[0][1].values())
+
+
+def test_a_receiver_that_does_not_answer_is_an_error(rig: PushRig, receiver: Receiver) -> None:
+    receiver.hold.clear()
+    rig.http(receiver.url(), timeout_ms=100)
+    rig.put(b"x")
+    until(lambda: rig.outcomes().get("again") == 1)
+    receiver.hold.set()
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    assert receiver.counts == ["0", "1"]
+
+
+def test_nobody_there_is_an_error(rig: PushRig) -> None:
+    rig.http("http://127.0.0.1:1/", max_retry=1)
+    rig.put(b"x")
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    assert any("refused" in value for value in rig.dead()[0][1].values())
+
+
+def test_an_answer_over_the_bound_is_an_error(rig: PushRig, receiver: Receiver) -> None:
+    receiver.usual = (200, b"x" * 2_000)
+    rig.http(receiver.url(), response_bytes_max=1_000, max_retry=0)
+    rig.put(b"x")
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    assert any("over 1000 bytes" in value for value in rig.dead()[0][1].values())
+
+
+def test_connections_are_kept_and_bounded(rig: PushRig, receiver: Receiver) -> None:
+    rig.http(receiver.url(), connections_max=2)
+    rig.put(*[b"%d" % number for number in range(50)])
+    rig.until_committed(50)
+    assert len({seen.connection for seen in receiver.seen}) <= 2
+    assert receiver.usual is OK

@@ -1,0 +1,172 @@
+"""The runner as a client: leases, concurrency, order, settings that change, targets that are not allowed."""
+
+from __future__ import annotations
+
+import pytest
+from consumer_rig import Rig, until
+from http_receiver import Receiver
+from push_rig import PushRig
+
+from ddmq_client.idl.codes import Code
+from proxy_consumer.actions.config import HttpConfig, PushConfig, ScriptConfig
+from proxy_consumer.config import SubscriptionDefaults
+
+
+def test_what_is_pushed_is_not_pulled(rig: PushRig, receiver: Receiver) -> None:
+    receiver.hold.clear()
+    rig.http(receiver.url())
+    rig.topic("P")
+    rig.subscribe(topic="P")
+    refused = rig.ask()
+    assert refused.outcome.error.code == Code.TOPIC_REFUSED
+    assert b"pushes it" in refused.outcome.error.message
+    rig.put(b"pushed")
+    rig.put(b"pulled", topic="P")
+    anything = rig.pull(topic=None)
+    assert anything.values == [b"pulled"]
+    waiting = rig.ask(topic=None, linger=1_000)
+    rig.put(b"pushed too")
+    until(lambda: len(receiver.seen) == 2)
+    assert not waiting.answered
+
+
+def test_no_more_than_concurrency_are_under_way(rig: PushRig, receiver: Receiver) -> None:
+    receiver.hold.clear()
+    rig.http(receiver.url(), concurrency=3)
+    rig.put(*[b"%d" % number for number in range(20)])
+    until(lambda: len(receiver.seen) == 3)
+    rig.settle()
+    assert len(receiver.seen) == 3
+    assert rig.counted("ddmq_pushing") == 3
+    receiver.hold.set()
+    rig.until_committed(20)
+    assert rig.counted("ddmq_pushing") == 0
+
+
+def test_leases_are_extended_while_a_receiver_takes_its_time(rig: PushRig, receiver: Receiver) -> None:
+    receiver.hold.clear()
+    rig.http(receiver.url(), ack_timeout_ms=1_000)
+    rig.put(b"slow")
+    until(lambda: len(receiver.seen) == 1)
+    for _ in range(50):
+        rig.advance(0.1)
+    assert rig.counted("ddmq_lease_timeouts_total") == 0
+    receiver.hold.set()
+    rig.until_committed(1)
+    assert receiver.counts == ["0"]
+
+
+def test_messages_of_one_key_go_one_after_the_other(rig: PushRig, receiver: Receiver) -> None:
+    receiver.answers.extend([(200, b'{"errno":1}'), (500, b"")])
+    rig.http(receiver.url(), order_key="KEY")
+    for number in range(6):
+        rig.put(b"a%d" % number, key=b"a")
+    rig.until_moved(lambda: rig.progress().committed == 6)
+    bodies = [seen.fields["params"] for seen in receiver.seen]
+    assert bodies == ["a0", "a0", "a0", "a1", "a2", "a3", "a4", "a5"]
+
+
+def test_a_script_filters_and_fails(rig: PushRig, receiver: Receiver) -> None:
+    push = PushConfig(
+        script=ScriptConfig(filter="body.amount > 10", transform="{'amount': body.amount}"),
+        http=HttpConfig(urls=(receiver.url(),)),
+    )
+    rig.pushed("Json", "Script", "FormParams", "AsyncHttp", push=push, retry_intervals_ms=(), retry_steps=0)
+    rig.put(b'{"amount":11,"more":1}', b'{"amount":9}', b'{"other":1}', b"null", b"{")
+    rig.until_moved(lambda: rig.progress().committed == 5)
+    assert [seen.fields["params"] for seen in receiver.seen] == ['{"amount":11}']
+    assert rig.outcomes() == {"done": 1, "filtered": 2, "failed": 2}
+    assert rig.counted("ddmq_script_errors_total") == 1
+    reasons = sorted(" ".join(properties.values()) for _, properties in rig.dead())
+    assert "Json: the body is not JSON" in reasons[0] + reasons[1]
+    assert "Script: " in reasons[0] + reasons[1]
+
+
+def test_settings_change_while_messages_flow(rig: PushRig, receiver: Receiver) -> None:
+    rig.http(receiver.url("/old"))
+    rig.put(b"1")
+    rig.until_committed(1)
+    fresh = SubscriptionDefaults(
+        start="first",
+        actions=("FormParams", "AsyncHttp"),
+        push=PushConfig(http=HttpConfig(urls=(receiver.url("/new"),))),
+    )
+    change(rig, fresh)
+    rig.put(b"2")
+    rig.until_committed(2)
+    assert [seen.path for seen in receiver.seen] == ["/old", "/new"]
+    change(rig, SubscriptionDefaults(start="first"))
+    rig.put(b"3")
+    assert rig.pull().values == [b"3"]
+    assert len(receiver.seen) == 2
+
+
+def change(rig: PushRig, config: SubscriptionDefaults) -> None:
+    """As `ddmq group set` does: the setting is written, every proxy follows."""
+    from backend.records import CommitBatch
+    from proxy_consumer.groups import differences, encode_subscription, subscription_key
+
+    value = encode_subscription(differences(config, SubscriptionDefaults()), 1, "log")
+    batch = CommitBatch(settings={subscription_key("G", "T"): value})
+    rig.wait(rig.backend.commit(batch, rig.deadline()))
+    rig.settle()
+
+
+def test_a_target_that_is_not_allowed_holds_the_subscription_back(receiver: Receiver) -> None:
+    rig = PushRig(push_targets=())
+    rig.http(receiver.url())
+    rig.put(b"x")
+    rig.settle()
+    assert receiver.seen == []
+    assert rig.counted("ddmq_push_held") == 1
+    assert rig.dead() == []
+    rig.service.reconfigure(PushRig().config)  # push_targets is taken in without a restart
+    rig.until_committed(1)
+    assert rig.counted("ddmq_push_held") == 0
+    rig.close()
+
+
+def test_another_proxy_goes_on_where_one_died(rig: PushRig, receiver: Receiver) -> None:
+    rig.http(receiver.url())
+    rig.put(b"1")
+    rig.until_committed(1)
+    receiver.hold.clear()
+    rig.put(b"2")
+    until(lambda: len(receiver.seen) == 2)
+    rig.service._pushers.stop()
+    rig.restart()
+    receiver.hold.set()
+    rig.until_committed(2)
+    assert [seen.fields["params"] for seen in receiver.seen] == ["1", "2", "2"]
+
+
+def test_drain_takes_nothing_new_and_ends_what_is_under_way(rig: PushRig, receiver: Receiver) -> None:
+    receiver.hold.clear()
+    rig.http(receiver.url(), concurrency=1)
+    rig.put(b"1", b"2")
+    until(lambda: len(receiver.seen) == 1)
+    drained = rig.service.drain(rig.deadline())
+    receiver.hold.set()
+    until(lambda: rig.progress().committed == 1)
+    rig.until_moved(lambda: drained.done)
+    assert [seen.fields["params"] for seen in receiver.seen] == ["1"]
+
+
+def test_a_deleted_subscription_is_pushed_no_more(rig: PushRig, receiver: Receiver) -> None:
+    rig.http(receiver.url())
+    rig.put(b"1")
+    rig.until_committed(1)
+    rig.wait(rig.service.delete_group("G"))
+    rig.put(b"2")
+    rig.settle()
+    assert len(receiver.seen) == 1
+    assert rig.service._pushers._runners == {}
+
+
+@pytest.mark.parametrize("actions", [("Json", "Script", "PullServer"), ("Async", "PullServer")])
+def test_chains_that_end_with_a_pull_have_no_runner(rig: PushRig, actions: tuple[str, ...]) -> None:
+    push = PushConfig(script=ScriptConfig(filter="true"))
+    rig.pushed(*actions, push=push)
+    rig.put(b'{"a":1}')
+    assert rig.pull().values == [b'{"a":1}']
+    assert isinstance(rig, Rig)
