@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 import pytest
 
 from backend.tag_hash import tag_hash
@@ -91,9 +93,15 @@ def test_a_tag_with_two_bars_is_one_tag() -> None:
     assert gate(sql="TAGS = 'A||B'").judge(message(b"A||B")) is None
 
 
-def test_too_many_tags_are_not_pushed_down() -> None:
-    some = [f"{n:x}" for n in range(1025)]
-    assert len(gate(tags="||".join(some[: HASHES_MAX - 300])).tags or ()) == HASHES_MAX - 300
+def test_too_many_tags_are_compared_but_not_pushed_down() -> None:
+    letters = string.ascii_letters + string.digits
+    names = [*letters, *(one + other for one in letters for other in letters)]
+    most = gate(tags="||".join(names[:HASHES_MAX]))
+    assert len(most.tags or ()) == HASHES_MAX
+    more = gate(tags="||".join(names[: HASHES_MAX + 1]))
+    assert more.tags is None
+    assert more.judge(message(names[HASHES_MAX].encode())) is None
+    assert more.judge(message(names[HASHES_MAX + 1].encode())) is FILTERED
 
 
 def test_what_does_not_parse_is_a_fault() -> None:
