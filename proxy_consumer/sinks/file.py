@@ -66,6 +66,11 @@ class FileSink:
         for file in self._files.values():
             if not file.busy:
                 file.close()
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        if not any(file.busy for file in self._files.values()):
+            gevent.spawn(self._threads.kill)
 
     def push(self, pushed: Pushed) -> Verdict:
         """Wait until the message's line is durable."""
@@ -109,6 +114,7 @@ class FileSink:
         file.busy = False
         if self._closed:
             file.close()
+            self._end_thread()
 
     def _write(self, file: _File, data: bytes) -> None:
         """In a native thread: write and sync. Raises OSError."""

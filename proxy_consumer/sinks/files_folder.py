@@ -2,12 +2,13 @@
 
 A file is NAME.NUMBER.jsonl, made with the next free number and with the promise that it was not there
 (O_EXCL): several proxies may share a folder, and after a crash a new file is begun, so that a torn last
-line is never written on. All calls but `add` block; they are made in native threads.
+line is never written on. All calls block; they are made in native threads, of several sinks at once.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 SUFFIX = ".jsonl"
@@ -22,6 +23,7 @@ class FilesFolder:
         self.path = Path(path) if path else None
         self.bytes_max = bytes_max
         self._bytes: int | None = None
+        self._lock = threading.Lock()
 
     @property
     def fault(self) -> str | None:
@@ -34,8 +36,6 @@ class FilesFolder:
         """A new file, its entry durable; returns its descriptor. Raises OSError."""
         assert self.path is not None
         self.path.mkdir(parents=True, exist_ok=True)
-        if self._bytes is None:
-            self._bytes = self._count()
         number = 1 + max((_number(known.name, name) for known in self.path.iterdir()), default=0)
         for candidate in range(number, number + _TRIES_MAX):
             path = self.path / f"{name}.{candidate:0{_NUMBER_DIGITS}}{SUFFIX}"
@@ -49,13 +49,15 @@ class FilesFolder:
 
     def room(self, size: int) -> bool:
         """Whether `size` more bytes fit; what was deleted meanwhile is seen before the answer is no."""
-        if self._bytes is None or self._bytes + size > self.bytes_max:
-            self._bytes = self._count()
-        return self._bytes + size <= self.bytes_max
+        with self._lock:
+            if self._bytes is None or self._bytes + size > self.bytes_max:
+                self._bytes = self._count()
+            return self._bytes + size <= self.bytes_max
 
     def add(self, size: int) -> None:
         """So many bytes were written."""
-        self._bytes = (self._bytes or 0) + size
+        with self._lock:
+            self._bytes = (self._bytes or 0) + size
 
     def _count(self) -> int:
         assert self.path is not None

@@ -1,0 +1,145 @@
+"""The File sink: lines that are durable before they count, rotation, bounds, faults."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from push_rig import PushRig
+
+from proxy_consumer.actions.config import FileConfig, PushConfig
+
+QUICK = {"retry_intervals_ms": (), "retry_steps": 0}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def rig_for(out: Path, config: FileConfig = FileConfig(), *actions: str, **more: Any) -> PushRig:  # noqa: B008
+    bounds = {name: more.pop(name) for name in list(more) if name.startswith("push_")}
+    rig = PushRig(push_files_dir=str(out), **bounds)
+    rig.pushed(*(actions or ("File",)), push=PushConfig(file=config), **more)
+    return rig
+
+
+def lines(out: Path) -> list[bytes]:
+    return [line for path in sorted(out.iterdir()) for line in path.read_bytes().splitlines(keepends=True)]
+
+
+def test_a_line_a_message(out: Path) -> None:
+    rig = rig_for(out)
+    rig.put(b"one\nbody", b"two", properties={b"p": b"v"})
+    rig.until_committed(2)
+    assert [path.name for path in out.iterdir()] == ["T-2023-11-14.00000001.jsonl"]
+    records = [msgspec.json.decode(line) for line in lines(out)]
+    assert records[0] == {
+        "topic": "T", "qid": "R_default_a_0", "offset": 0, "key": "k", "properties": {"p": "v"},
+        "body": "one\nbody",
+    }  # fmt: skip
+    assert [record["offset"] for record in records] == [0, 1]
+    rig.close()
+
+
+def test_every_message_is_synced_before_it_counts(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    real = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        synced.append(len(lines(out)))
+        real(descriptor)
+
+    monkeypatch.setattr("proxy_consumer.sinks.file.os.fdatasync", fdatasync)
+    rig = rig_for(out)
+    rig.put(*[b"%d" % number for number in range(200)])
+    rig.until_committed(200)
+    assert synced[-1] == len(lines(out)) == 200
+    assert len(synced) < 100  # together, not one by one
+    rig.close()
+
+
+def test_a_failed_sync_is_not_believed_and_a_new_file_is_begun(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, faults = os.fdatasync, [1]
+
+    def fdatasync(descriptor: int) -> None:
+        if faults.pop() if faults else 0:
+            raise OSError(errno.EIO, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr("proxy_consumer.sinks.file.os.fdatasync", fdatasync)
+    rig = rig_for(out)
+    rig.put(b"x")
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    assert len(list(out.iterdir())) == 2
+    assert rig.outcomes() == {"failed": 1, "done": 1}
+    rig.close()
+
+
+def test_files_are_rotated_by_size_and_time(out: Path) -> None:
+    rig = rig_for(out, FileConfig(name="x", rotate_bytes=1024, rotate_ms=60_000, content="body"))
+    for number in range(3):
+        rig.put(b"%d" % number * 600)
+        rig.until_committed(number + 1)
+    assert len(list(out.iterdir())) == 3
+    rig.advance(61)
+    rig.put(b"later")
+    rig.until_committed(4)
+    assert sorted(path.name for path in out.iterdir())[-1] == "x.00000004.jsonl"
+    rig.close()
+
+
+def test_a_restart_begins_a_new_file(out: Path) -> None:
+    for number in (1, 2):
+        rig = rig_for(out, FileConfig(name="{group}"))
+        rig.put(b"x")
+        rig.until_committed(1)
+        rig.close()
+        assert len(list(out.iterdir())) == number
+
+
+def test_the_folder_has_a_bound(out: Path) -> None:
+    rig = rig_for(out, push_files_bytes_max=1 << 20, **QUICK)
+    rig.put(b"x" * 900_000)
+    rig.until_committed(1)
+    rig.put(b"y" * 900_000)
+    rig.until_moved(lambda: rig.progress().committed == 2)
+    assert any("push_files_bytes_max" in value for value in rig.dead()[0][1].values())
+    for path in out.iterdir():
+        path.unlink()
+    rig.put(b"z" * 900_000)
+    rig.until_committed(3)
+    rig.close()
+
+
+def test_a_body_that_is_no_line_is_a_dead_letter(out: Path) -> None:
+    rig = rig_for(out, FileConfig(content="body"))
+    rig.put(b"a\nb", b"fine")
+    rig.until_moved(lambda: rig.progress().committed == 2)
+    assert lines(out) == [b"fine\n"]
+    assert any("line break" in value for value in rig.dead()[0][1].values())
+    rig.close()
+
+
+def test_without_a_folder_the_subscription_is_held_back(out: Path) -> None:
+    rig = PushRig()
+    rig.pushed("File", push=PushConfig())
+    rig.put(b"x")
+    rig.settle()
+    assert rig.counted("ddmq_push_held") == 1
+    rig.close()
+
+
+def test_a_folder_that_cannot_be_made_fails_messages(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    rig = rig_for(tmp_path / "file" / "out", **QUICK)
+    rig.put(b"x")
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    assert rig.outcomes() == {"failed": 1}
+    rig.close()
