@@ -45,20 +45,26 @@ class HandAlarm:
 class Rig:
     """One service. The backend is the rig's own unless it is given."""
 
-    def __init__(self, config: DelayConfig | None = None, backend: Backend | None = None) -> None:
-        self.clock = ManualClock()
+    def __init__(
+        self,
+        config: DelayConfig | None = None,
+        backend: Backend | None = None,
+        clock: ManualClock | None = None,
+    ) -> None:
+        self.clock = clock or ManualClock()
         self.backend: Backend = backend or MemoryBackend(self.clock)
         self.config = config or DelayConfig()
         self._ids = count(1)
         self.start()
 
-    def start(self) -> None:
-        """A service, as after a start of the process."""
+    def start(self, held: int | None = None) -> None:
+        """A service, as after a start of the process; it is to hold every level, or so many."""
         self.metrics = Registry()
         self.alarm = HandAlarm()
         self.service = LevelService(self.backend, self.config, self.metrics, self.clock, self.alarm)
         self.service.start()
-        self.until(lambda: self.service.held == len(self.config.levels), "every level is held")
+        wanted = len(self.config.levels) if held is None else held
+        self.until(lambda: self.service.held == wanted, f"{wanted} levels are held")
 
     @property
     def memory(self) -> MemoryBackend:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from levels_rig import Rig
 
+from backend.completion import failed
 from backend.records import AppendStatus
 from ddmq_common.delivery import decode
-from ddmq_common.errors import BoundReachedError, RemoteError
+from ddmq_common.errors import BoundReachedError, CallerError, RemoteError
 from ddmq_common.levels import DEFAULT_LEVELS
 from ddmq_common.names import SCHEDULE_TOPIC, dlq_topic
 from delay_service.config import DelayConfig
@@ -97,14 +98,7 @@ def test_a_changed_list_touches_only_new_messages_and_what_is_removed_is_emptied
     rig.send(4, [b"thirty seconds"])
     rig.service.close()
     rig.config = DelayConfig(levels=("2s", "3s"))
-    rig.metrics, service = rig.metrics, rig.service
-    rig.config, before = rig.config, service
-    assert before.held == 0
-    from delay_service.levels.service import LevelService
-
-    rig.service = LevelService(rig.backend, rig.config, rig.metrics, rig.clock, rig.alarm)
-    rig.service.start()
-    rig.until(lambda: rig.service.held == 18, "levels that are not in the list are held too")
+    rig.start(held=18)  # those that are not in the list any more too
     rig.send(1, [b"two seconds"])
     rig.advance(1)
     assert bodies(rig) == [b"one second"]
@@ -223,9 +217,7 @@ def test_a_commit_that_comes_late_is_kept_out_or_counted(rig: Rig) -> None:
     assert bodies(rig) == [b"1"]
 
 
-def test_levels_go_to_another_process_and_back_without_a_second_copy(rig: Rig) -> None:
-    other = Rig.__new__(Rig)
-    other.__dict__.update(rig.__dict__)
+def test_levels_that_are_taken_and_given_back_fire_no_second_copy(rig: Rig) -> None:
     rig.send(1, [b"%d" % number for number in range(50)])
     rig.memory.depose(SCHEDULE_TOPIC, SCHEDULE_TOPIC)
     rig.until(lambda: rig.service.held == 18, "granted again")
@@ -277,20 +269,34 @@ def test_draining_ends_what_is_being_fired_and_says_so_in_health(rig: Rig) -> No
 def test_a_start_that_fails_is_tried_again() -> None:
     rig = Rig()
     rig.service.close()
-    rig.memory.fail_next(BoundReachedError("full"), AppendStatus.NOT_STORED, times=0)
     join = rig.backend.join
 
     def refuse(*args: object, **rest: object) -> None:
         raise BoundReachedError("no room")
 
     rig.backend.join = refuse  # type: ignore[method-assign, assignment]
-    from delay_service.levels.service import LevelService
-
-    rig.service = LevelService(rig.backend, rig.config, rig.metrics, rig.clock, rig.alarm)
-    rig.service.start()
+    rig.start(held=0)
     assert rig.service.health().reason == "no level scheduler: no room"
     rig.backend.join = join  # type: ignore[method-assign]
     rig.advance(1)
     rig.until(lambda: rig.service.held == 18, "it runs")
     assert rig.service.health().ready
     rig.close()
+
+
+def test_one_message_that_is_refused_for_good_does_not_take_others_with_it(rig: Rig) -> None:
+    """Its topic is open and takes the others: only the message itself becomes a dead letter."""
+    commit = rig.backend.commit
+
+    def picky(batch, deadline, into=None):  # type: ignore[no-untyped-def]
+        if any(record.topic == "orders" and b"bad" in record.delivery for record in batch.records):
+            return failed(CallerError("too large"), into)
+        return commit(batch, deadline, into)
+
+    rig.backend.commit = picky  # type: ignore[method-assign]
+    rig.send(1, [b"1", b"2", b"bad", b"3"])
+    rig.send(1, [b"4", b"bad too", b"5"])
+    for _ in range(40):
+        rig.advance(5)
+    assert bodies(rig) == [b"1", b"2", b"3", b"4", b"5"]
+    assert bodies(rig, DEAD) == [b"bad", b"bad too"]
