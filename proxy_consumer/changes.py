@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from backend.completion import Completion, succeeded
 from backend.records import CommitBatch
 from ddmq_common.config.loader import Overlay, Place, overlay
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, TryLaterError
 from proxy_consumer.completions import all_of
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
 from proxy_consumer.filters.expressions import expression_fault
@@ -64,13 +64,14 @@ class Changes:
     def __init__(self, runtime: Runtime, directory: Directory) -> None:
         self._runtime = runtime
         self._directory = directory
+        self._busy: set[str] = set()  # settings being changed: a second change would undo the first
 
     def change(
         self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
     ) -> Completion[Change]:
         """Set what is named and put `unset` back to the defaults; makes the subscription when it is missing.
 
-        Raises CallerError (also for what a file owns) or BoundReachedError.
+        Raises CallerError (also for what a file owns) or TryLaterError.
         """
         _check_unset(settings, unset)
         stored = self.stored(group, topic)
@@ -83,7 +84,7 @@ class Changes:
         before = overlay(SubscriptionDefaults, stored.given, where(group, topic)).over(defaults)
         wanted = overlay(SubscriptionDefaults, kept | dict(settings), where(group, topic))
         after = checked(wanted, self._runtime.config.defaults)
-        done = self._store(group, topic, stored._replace(given=wanted.given))
+        done = self._store_alone(group, topic, stored._replace(given=wanted.given))
         return _then(done, Change(before, after, wanted.given))
 
     def _make(self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults]) -> Completion[Change]:
@@ -99,6 +100,15 @@ class Changes:
         key = subscription_key(group, topic)
         value = self._runtime.backend.setting(key)
         return None if value is None else stored_subscription(key, value)
+
+    def _store_alone(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
+        key = subscription_key(group, topic)
+        if key in self._busy:
+            raise TryLaterError(f"group {group!r} on topic {topic!r} is being changed just now; do it again")
+        self._busy.add(key)
+        done = self._store(group, topic, wanted)
+        done.then(lambda _: self._busy.discard(key))
+        return done
 
     def _store(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
         runtime = self._runtime

@@ -146,7 +146,7 @@ def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
 def keys(name: str, limit: int, admin: Address, as_json: bool) -> None:
     """Keys whose first message is not finished, so that what comes after it waits.
 
-    Each with since when, attempts, the last error, where that message is (topic/queue@offset), its state,
+    Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
     and how many messages are known to wait behind it. What can be done: park, skip, replay.
     """
     found = AdminClient(admin).get("groups", name, "keys", limit=limit)

@@ -96,7 +96,7 @@ def _key(each: Mapping[str, Any], now_ms: float) -> list[Any]:
         age((now_ms - each["since_ms"]) / 1000) + " ago" if each["since_ms"] else None,
         each["attempts"],
         each["state"],
-        f"{each['topic']}/{each['queue_id']}@{each['offset']}" if each["topic"] else None,
+        f"{each['topic']}/{each['queue_id']}/{each['offset']}" if each["topic"] else None,
         f"{each['waiting']:,}{more}",
         each["error"][:ERROR_SHOWN] or None,
     ]

@@ -56,7 +56,7 @@ def test_show_says_which_key_is_blocked_and_why(stuck: Stuck) -> None:
         "blocked keys",
         '"bad"',
         "retrying",
-        f"{stuck.name}/0@0",
+        f"{stuck.name}/0/0",
         "no such customer",
         "KEY over the group",
     ):

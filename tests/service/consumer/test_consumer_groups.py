@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from consumer_rig import IDL, METHODS, Rig, result
 
+from backend.completion import Completion
 from backend.records import CommitBatch, TopicInfo
 from ddmq_common.config.loader import Overlay, load
-from ddmq_common.errors import BoundReachedError, CallerError, ConfigError
+from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import ConsumerConfig, GroupEntry, GroupsFile, SubscriptionDefaults
 
 
@@ -316,3 +317,39 @@ def test_a_wrong_groups_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "groups.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"groups\.yaml"):
         load(tmp_path / "groups.yaml", GroupsFile)
+
+
+def test_two_changes_at_once_do_not_undo_each_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.topic()
+    rig.subscribe()
+    held: Completion[Any] = Completion()
+    monkeypatch.setattr(rig.backend, "commit", lambda *_: held)
+    first = rig.service.change_subscription("G", "T", {"batch_max": 3})
+    with pytest.raises(TryLaterError, match="is being changed just now"):
+        rig.service.change_subscription("G", "T", {"concurrency": 4})
+    assert not first.done
+    held.succeed([])
+    monkeypatch.undo()
+    assert rig.wait(first).after.batch_max == 3
+    rig.wait(rig.service.change_subscription("G", "T", {"concurrency": 4}))
+
+
+def test_other_defaults_hold_where_a_subscription_sets_nothing(rig: Rig) -> None:
+    rig.topic()
+    rig.wait(rig.service.change_subscription("G", "T", {"concurrency": 5, "start": "first"}))
+    rig.send(3)
+    offsets = rig.pull().offsets
+    done = rig.service.reconfigure(ConsumerConfig(defaults=SubscriptionDefaults(batch_max=2, concurrency=9)))
+    assert (done.changed, done.waiting) == (("defaults",), ())
+    (found,) = rig.wait(rig.service.group_stats("G"))
+    assert (found.config.batch_max, found.config.concurrency) == (2, 5)
+    rig.send(5)
+    assert rig.pull(result=result(offsets)).offsets == [3, 4], "the client was not disturbed"
+
+
+def test_a_setting_back_to_the_default(rig: Rig) -> None:
+    rig.topic()
+    rig.wait(rig.service.change_subscription("G", "T", {"batch_max": 2, "retry_intervals_ms": [5]}))
+    change = rig.wait(rig.service.change_subscription("G", "T", {}, ["batch_max"]))
+    assert (change.before.batch_max, change.after.batch_max) == (2, 100)
+    assert change.given == {"retry_intervals_ms": (5,)}
