@@ -207,6 +207,12 @@ class ConsumerService:
             for group in sorted(self._directory.groups.values(), key=lambda group: group.name)
         ]
 
+    def push_fault(self, group: str, topic: str) -> str:
+        """Why this proxy does not push what it should; "" when it does, or has nothing to push."""
+        found = self._directory.find(group.encode())
+        subscription = None if found is None else found.subscriptions.get(topic.encode())
+        return "" if subscription is None else self._pushers.fault(subscription)
+
     def group_stats(self, group: str) -> Completion[list[SubscriptionStats]]:
         """Every subscription of a group. Raises CallerError when there is no such group."""
         return stats.group_stats(self._runtime, self._directory.named(group), None)

@@ -61,6 +61,8 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
     }
     names = each["settings"] if all_settings else each["set_here"]
     facts |= {"  " + name.replace("_", "-"): shown(each["settings"][name]) for name in names}
+    if each["push_fault"]:
+        facts["PUSH HELD BACK"] = each["push_fault"]
     if each["inconsistent"]:
         facts["INCONSISTENT"] = (
             f"{each['inconsistent']:,} times a client stated another filter than this subscription has"

@@ -131,6 +131,7 @@ class GroupView:
                 "set_here": sorted(found.given),
                 "settings": values(each.config),
                 "inconsistent": int(self._metrics.cell(catalogue.INCONSISTENT, group, topic).value),
+                "push_fault": self._consumer.push_fault(group, topic),
                 "queues": queues,
             }
         )

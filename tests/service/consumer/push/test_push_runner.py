@@ -119,10 +119,12 @@ def test_a_target_that_is_not_allowed_holds_the_subscription_back(receiver: Rece
     rig.settle()
     assert receiver.seen == []
     assert rig.counted("ddmq_push_held") == 1
+    assert "push_targets" in rig.service.push_fault("G", "T")
     assert rig.dead() == []
     rig.service.reconfigure(PushRig().config)  # push_targets is taken in without a restart
     rig.until_committed(1)
     assert rig.counted("ddmq_push_held") == 0
+    assert rig.service.push_fault("G", "T") == rig.service.push_fault("nobody", "T") == ""
     rig.close()
 
 
