@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from backend.capabilities import Durability
 from backend.completion import Completion, succeeded
+from backend.levels import REAL_QUEUE, REAL_TOPIC
 from backend.port import Backend
 from backend.records import NewRecord, TopicInfo
 from ddmq_common.delivery import decode, encode
@@ -26,17 +27,20 @@ DEAD_TOPIC = dlq_topic(LEVELS_GROUP)
 
 
 def dead_letter(outlet: Outlet, wall_ms: int) -> NewRecord:
-    """The record to append. A message whose bytes do not parse is kept as it is."""
+    """The record to append. Of a message whose bytes do not parse the internal properties say the same."""
     record = outlet.record
     delivery = bytes(record.delivery)
+    system = {name: text for name, text in record.system.items() if name not in (REAL_TOPIC, REAL_QUEUE)}
+    facts = _facts(outlet, wall_ms)
     try:
         content = decode(delivery)
     except DamagedError:
         key, tag = b"", b""
+        system |= facts
     else:
         key, tag = content.key, content.tag
-        properties = dict(content.properties) | _properties(outlet, wall_ms)
-        delivery = encode(key, content.value, tag, properties)
+        properties = {name.encode(): text.encode() for name, text in facts.items()}
+        delivery = encode(key, content.value, tag, dict(content.properties) | properties)
     return NewRecord(
         DEAD_TOPIC,
         0,
@@ -47,11 +51,11 @@ def dead_letter(outlet: Outlet, wall_ms: int) -> NewRecord:
         tag,
         record.flags,
         0,
-        dict(record.system) or None,
+        system or None,
     )
 
 
-def _properties(outlet: Outlet, wall_ms: int) -> dict[bytes, bytes]:
+def _facts(outlet: Outlet, wall_ms: int) -> dict[str, str]:
     texts = {
         "dead-letter-reason": outlet.reason,
         "dead-letter-topic": outlet.topic,
@@ -60,7 +64,7 @@ def _properties(outlet: Outlet, wall_ms: int) -> dict[bytes, bytes]:
         "dead-letter-attempts": "0",
         "dead-letter-time": str(wall_ms),
     }
-    return {name.encode(): text.encode() for name, text in texts.items() if text}
+    return {name: text for name, text in texts.items() if text}
 
 
 def ready_dead_topic(backend: Backend, deadline: float) -> Completion[TopicInfo]:

@@ -8,7 +8,7 @@ import pytest
 from levels_rig import Rig
 
 from backend.completion import failed
-from backend.records import AppendStatus
+from backend.records import AppendStatus, NewRecord
 from ddmq_common.delivery import decode
 from ddmq_common.errors import BoundReachedError, CallerError, RemoteError
 from ddmq_common.levels import DEFAULT_LEVELS
@@ -139,6 +139,7 @@ def test_messages_of_a_topic_that_is_gone_are_dead_letters_and_the_others_go_on(
     assert properties[b"dead-letter-topic"] == b"gone"
     assert properties[b"dead-letter-queue"] == b"0"
     assert properties[b"dead-letter-level"] == b"1"
+    assert rig.stored(DEAD)[0].system == {}
     assert rig.value("ddmq_levels_dead_total", reason="topic gone") == 3
     rig.make("gone")
     rig.send(1, [b"6"], "gone")
@@ -300,3 +301,16 @@ def test_one_message_that_is_refused_for_good_does_not_take_others_with_it(rig: 
         rig.advance(5)
     assert bodies(rig) == [b"1", b"2", b"3", b"4", b"5"]
     assert bodies(rig, DEAD) == [b"bad", b"bad too"]
+
+
+def test_what_does_not_say_where_it_belongs_or_does_not_parse_is_a_dead_letter_too(rig: Rig) -> None:
+    lost = rig.record(SCHEDULE_TOPIC, b"lost")
+    lost.due_ms = -1_000
+    broken = NewRecord(SCHEDULE_TOPIC, 0, bytes(16), 1, b"\xff\xff", due_ms=-1_000, system={"REAL_QID": "x"})
+    rig.backend.append([lost, broken], rig.clock.monotonic() + 60).wait(20)
+    rig.send(1, [b"fine"])
+    rig.advance(1)
+    assert bodies(rig) == [b"fine"]
+    first, second = rig.stored(DEAD)
+    assert decode(first.delivery).properties[b"dead-letter-reason"] == b"unreadable"
+    assert (second.delivery, second.system["dead-letter-reason"]) == (b"\xff\xff", "unreadable")
