@@ -38,11 +38,14 @@ DLQ_QUEUES = 1
 
 
 class Departure:
-    """`step` is 0 for a dead letter, else the step of the retry path that it takes."""
+    """`step`: of the retry path, 0 for a dead letter. `size`: in bytes, about."""
 
-    def __init__(self, undertaker: Undertaker, runtime: Runtime, state: QueueState, job: UpstreamJob) -> None:
+    def __init__(
+        self, undertaker: Undertaker, runtime: Runtime, state: QueueState, job: UpstreamJob, size: int
+    ) -> None:
         self.state = state
         self.job = job
+        self.size = size
         self.step = 0
         self._undertaker = undertaker
         self._runtime = runtime

@@ -22,7 +22,9 @@ from proxy_consumer.departures.retry_queues import RetryQueueGrant, retry_queue_
 if TYPE_CHECKING:
     from proxy_consumer.subscription import Subscription
 
-AT_ONCE_MAX = 16  # of one subscription under way at a time
+AT_ONCE_MAX = 256  # of one subscription under way at a time: they share group commits
+BYTES_AT_ONCE_MAX = 16 << 20
+UNKNOWN_BYTES = 1 << 20  # what a message counts that was not delivered since the queue is ours
 RETRY_S = 1.0
 
 
@@ -35,6 +37,7 @@ class Undertaker:
         self._subscription = subscription
         self._line: deque[Departure] = deque()
         self._busy = 0
+        self._busy_bytes = 0
         self._again_at = 0.0
         self._grants: dict[str, RetryQueueGrant] = {}
 
@@ -44,16 +47,26 @@ class Undertaker:
         """Take over what this queue decided to move."""
         runtime = self._subscription.runtime
         for job in state.jobs.take_burials():
-            self._line.append(Departure(self, runtime, state, job))
+            self._line.append(Departure(self, runtime, state, job, job.size or UNKNOWN_BYTES))
         self.go_on(runtime.now())
 
     def go_on(self, now: float) -> None:
         """Start what may start now."""
-        while self._line and self._busy < AT_ONCE_MAX and now >= self._again_at:
+        while self._line and now >= self._again_at and self._has_room():
             departure = self._line.popleft()
             if self._subscription.holds(departure.state):
                 self._busy += 1
+                self._busy_bytes += departure.size
                 departure.start()
+
+    def _has_room(self) -> bool:
+        if not self._busy:
+            return True
+        return self._busy < AT_ONCE_MAX and self._busy_bytes + self._line[0].size <= BYTES_AT_ONCE_MAX
+
+    def _ended(self, departure: Departure) -> None:
+        self._busy -= 1
+        self._busy_bytes -= departure.size
 
     def next_event(self) -> float:
         """When `go_on` may start something that waits; NEVER when nothing does."""
@@ -85,7 +98,7 @@ class Undertaker:
     def done(self, departure: Departure) -> None:
         """Stored and finished."""
         subscription = self._subscription
-        self._busy -= 1
+        self._ended(departure)
         cell = subscription.runtime.metrics.cell
         if departure.step:
             self.retried += 1
@@ -97,7 +110,7 @@ class Undertaker:
 
     def gone(self, departure: Departure) -> None:
         """The message itself is not there any more; its finish is owed."""
-        self._busy -= 1
+        self._ended(departure)
         offset = departure.job.offset
         departure.state.jobs.skip([(offset, offset + 1)])
         self._subscription.buffer.tally.expired.value += 1
@@ -114,7 +127,7 @@ class Undertaker:
     def failed(self, departure: Departure, error: Exception) -> None:
         """Not (certainly) stored: again a little later, unless the queue is not ours any more."""
         subscription = self._subscription
-        self._busy -= 1
+        self._ended(departure)
         subscription.runtime.progress_failed(error)
         self._again_at = subscription.runtime.now() + RETRY_S
         self._line.append(departure)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import msgspec
-from consumer_rig import Rig, result, until
+from dataclasses import replace
+from typing import Any
 
-from backend.records import AppendStatus, QueueRef, StoredRecord, TopicInfo
-from ddmq_common.errors import DdmqError, RemoteError, StorageError, TryLaterError
+import msgspec
+import pytest
+from consumer_rig import METHODS, Rig, result, until
+
+from backend.completion import Completion, failed
+from backend.records import AppendStatus, CommitBatch, QueueRef, StoredRecord, TopicInfo
+from ddmq_common.delivery import decode
+from ddmq_common.errors import CallerError, DdmqError, RemoteError, StorageError, TryLaterError
 from ddmq_common.names import SCHEDULE_TOPIC, retry_qid
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.departures import undertaker as undertaking
+from proxy_consumer.departures.departure import Departure
 from proxy_consumer.departures.letters import read_letter
 from proxy_consumer.departures.retry_queues import RetryQueueGrant, group_concerned, retry_queue_of
 
@@ -46,7 +54,7 @@ def fail_all(rig: Rig, count: int, topic: str = "T") -> None:
     rig.settle()
 
 
-def fail_and_meet(rig: Rig, offset: int, error: DdmqError, *, stored: bool) -> None:
+def fail_and_meet(rig: Rig, offset: int, error: DdmqError, *, stored: bool, counted: int = 1) -> None:
     """Fail one; the commit that moves it meets `error`."""
     undertaker = rig.service._directory.groups[b"G"].subscriptions[b"T"].undertaker
     undertaker._again_at = rig.clock.monotonic() + 1.0
@@ -55,7 +63,7 @@ def fail_and_meet(rig: Rig, offset: int, error: DdmqError, *, stored: bool) -> N
     rig.clock.advance(1.0)
     undertaker.go_on(rig.clock.monotonic())
     rig.settle()
-    assert rig.counted("ddmq_progress_failed_total") == 1
+    assert rig.counted("ddmq_progress_failed_total") == counted
 
 
 def test_a_spent_message_takes_the_first_step_and_is_finished_with_it() -> None:
@@ -234,4 +242,66 @@ def test_a_message_that_retention_took_is_finished() -> None:
     for _ in range(5):
         rig.advance(1.0)
     assert rig.progress().committed == 2
+    rig.close()
+
+
+def test_without_atomic_commits_the_copy_is_durable_first_and_stored_once() -> None:
+    rig = ready(1)
+    rig.backend.capabilities = replace(rig.backend.capabilities, atomic=False)
+    fail_all(rig, 1)
+    assert (rig.progress().committed, len(scheduled(rig))) == (1, 1)
+    rig.send(1)
+    assert rig.pull().offsets == [1]
+    commit = rig.backend.commit
+
+    def appended_only(batch: CommitBatch, *rest: Any, **named: Any) -> Completion[Any]:
+        """The finish after the append is refused, once."""
+        if not batch.progress[0].finished:
+            return commit(batch, *rest, **named)
+        rig.backend.commit = commit  # type: ignore[method-assign]
+        return failed(StorageError("disk"))
+
+    rig.backend.commit = appended_only  # type: ignore[method-assign]
+    rig.call("submit", METHODS["submit"].args[0](result=result(fail=[1])))
+    rig.settle()
+    assert (rig.progress().committed, len(scheduled(rig))) == (1, 2)
+    for _ in range(5):
+        rig.advance(1.0)
+    assert (rig.progress().committed, len(scheduled(rig))) == (2, 2)
+    rig.close()
+
+
+def test_a_letter_that_is_refused_with_its_properties_is_stored_without() -> None:
+    rig = ready(2, SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=0))
+    assert rig.pull().offsets == [0, 1]
+    fail_and_meet(rig, 0, CallerError("delivery of too many bytes"), stored=False, counted=0)
+    rig.submit(result(fail=[1]))
+    rig.settle()
+    assert rig.progress().committed == 2
+    bare, whole = letters(rig)
+    assert decode(bare.delivery).properties == {b"p": b"v"}
+    assert bare.system["dead-letter-topic"] == "T"
+    assert whole.system == {}
+    assert [read_letter(each).offset for each in (bare, whole)] == [0, 1]
+    rig.close()
+
+
+def test_large_messages_are_moved_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undertaking, "BYTES_AT_ONCE_MAX", 2_500)
+    rig = ready(0)
+    rig.send(20, size=1_000)
+    undertaker = rig.service._directory.groups[b"G"].subscriptions[b"T"].undertaker
+    most = 0
+
+    def started(departure: Departure) -> None:
+        nonlocal most
+        most = max(most, undertaker._busy)
+        start(departure)
+
+    start = Departure.start
+    monkeypatch.setattr(Departure, "start", started)
+    fail_all(rig, 20)
+    until(lambda: rig.progress().committed == 20)
+    assert most == 2
+    assert undertaker._busy == undertaker._busy_bytes == 0
     rig.close()
