@@ -1,6 +1,6 @@
 """The client library of the message queue: what an application installs.
 
-    from ddmq_client import Producer, Consumer
+    from ddmq_client import Producer, Consumer, FetchConsumer
 
 The asyncio twins are in `ddmq_client.aio`, the wire contract in `ddmq_client.idl`. Names are loaded when
 they are first used: servers take only the contract from here.
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
         ThrottledError,
         UnknownOutcomeError,
     )
+    from ddmq_client.fetching import FetchConsumer
     from ddmq_client.idl.codes import Durability
     from ddmq_client.outgoing import OutgoingMessage, SendResult
     from ddmq_client.producer import Producer
-    from ddmq_client.received import Message, Outcome
+    from ddmq_client.received import FetchedQueue, Message, Outcome
 
 __all__ = [
     "BusyError",
@@ -37,6 +38,8 @@ __all__ = [
     "ClosedError",
     "Consumer",
     "Durability",
+    "FetchConsumer",
+    "FetchedQueue",
     "InvalidMessageError",
     "Message",
     "NoSuchTopicError",
@@ -55,6 +58,8 @@ __all__ = [
 _HOMES = {
     "Consumer": "consumer",
     "Durability": "idl.codes",
+    "FetchConsumer": "fetching",
+    "FetchedQueue": "received",
     "Message": "received",
     "Outcome": "received",
     "OutgoingMessage": "outgoing",

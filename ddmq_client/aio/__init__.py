@@ -1,8 +1,9 @@
-"""The asyncio twins: AsyncProducer and AsyncConsumer, with the semantics of Producer and Consumer."""
+"""The asyncio twins: AsyncProducer, AsyncConsumer, AsyncFetchConsumer, with the semantics of the others."""
 
 from __future__ import annotations
 
 from ddmq_client.aio.consumer import AsyncConsumer
+from ddmq_client.aio.fetching import AsyncFetchConsumer
 from ddmq_client.aio.producer import AsyncProducer
 
-__all__ = ["AsyncConsumer", "AsyncProducer"]
+__all__ = ["AsyncConsumer", "AsyncFetchConsumer", "AsyncProducer"]

@@ -40,7 +40,7 @@ def send_recorded(server: RealServer, name: str, topics: dict[bytes, bytes]) -> 
 
 
 def comparable(response: Any) -> Any:
-    """Queues by name, properties in no order, an empty key or tag is none."""
+    """Queues by name, properties in no order, what is empty is none."""
     found = {}
     for one in response[10][1][1]:
         messages = []
@@ -48,6 +48,8 @@ def comparable(response: Any) -> Any:
             message = dict(message)
             if 5 in message:
                 message[5] = (MAP, sorted(message[5][1][2]))
+                if not message[5][1]:
+                    del message[5]
             for text in (1, 3):
                 if message.get(text) == (BINARY, b""):
                     del message[text]

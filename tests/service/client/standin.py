@@ -8,6 +8,8 @@ wrong with the next calls of a method, in order:
     BEFORE, AFTER   close the connection before / after storing
     HALF            store, answer half of the frame, close
     GARBAGE, WRONG_SEQUENCE, FAULT, PULL_ERROR             answers of those kinds
+
+A fetch gives one queue for each topic, where the messages have the offsets that they have in `stored`.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ class Standin:
         self.results: list[Any] = []  # every element of every ConsumeResult taken
         self.leases: dict[int, tuple[str, int]] = {}  # lease -> (topic, offset)
         self.done: set[tuple[str, int]] = set()
+        self.acked: dict[str, int] = {}  # topic -> next offset, by ack
+        self.assigned = True  # whether a fetch gets any queues
         self.heartbeats = 0
         self.connections = 0
         self.changed = threading.Condition()
@@ -262,6 +266,47 @@ class Standin:
 
     def _submit(self, args: Any, fault: Fault | None) -> Any:
         self._take(args.result)
+        return True
+
+    def _fetch(self, args: Any, fault: Fault | None) -> Any:
+        request = args.request
+        if fault is not None:
+            return consumer_idl.FetchResponse(code=11, results=[], error="told to refuse")
+        until = time.monotonic() + (request.maxLingerTime or 20) / 1000
+        starts: dict[str, int] = {}
+        with self.changed:
+            while True:
+                results = self._queues(request, starts)
+                left = until - time.monotonic()
+                if left <= 0 or any(one.messages for one in results):
+                    return consumer_idl.FetchResponse(results=results)
+                self.changed.wait(min(left, 0.05))
+
+    def _queues(self, request: Any, starts: dict[str, int]) -> list[Any]:
+        newest = len(self.stored)
+        topics = {message.topic for message in self.stored if request.topics in (None, [message.topic])}
+        found = []
+        for topic in sorted(topics if self.assigned else ()):
+            first = self.acked.get(topic, newest if request.model == "broadcasting" else 0)
+            wish = (request.fetchOffset or {}).get(topic, {}).get("q0")
+            start = starts.setdefault(topic, first if wish is None else wish)
+            offsets = [n for n, one in enumerate(self.stored) if one.topic == topic and n >= start]
+            taken = offsets[: request.maxBatchSize or 1]
+            messages = [
+                consumer_idl.Message(key="k", value=self.stored[n].body, offset=n, messageId=f"{n:032x}")
+                for n in taken
+            ]
+            after = newest if taken == offsets else taken[-1] + 1
+            found.append(consumer_idl.QidResponse(topic, "q0", max(start, after), messages))
+        return found
+
+    def _ack(self, args: Any, fault: Fault | None) -> Any:
+        if fault is not None:
+            return False
+        with self.changed:
+            for topic, queues in args.result.offsets.items():
+                self.acked[topic] = queues["q0"]
+            self.changed.notify_all()
         return True
 
     def _take(self, result: Any) -> None:

@@ -325,3 +325,20 @@ def test_names_are_resolved_again(proxy: Standin, other: Standin, monkeypatch: p
             assert consumer.client_id
 
     run(test)
+
+
+def test_reasons_and_leases_while_a_handler_runs(proxy: Standin) -> None:
+    proxy.put("t", b"a")
+
+    async def handle(message: Message) -> None:
+        if message.attempt == 1:
+            await until(lambda: any(result.extendLeases for result in proxy.results))
+            raise KeyError("no such order")
+
+    async def test() -> None:
+        async with AsyncConsumer(proxy.address, "g", "t", handler=handle, lease_ms=60):
+            await until(lambda: ("t", 0) in proxy.done)
+
+    run(test)
+    reasons = [reason for result in proxy.results for reason in result.failReasons or ()]
+    assert reasons == ["KeyError: 'no such order'"]

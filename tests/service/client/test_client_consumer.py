@@ -370,3 +370,50 @@ def test_a_submit_on_hold_does_not_stop_pulling(proxy: Standin) -> None:
         proxy.wait(lambda: len(proxy.leases) == 6)
         proxy.release()
         proxy.wait(lambda: len(proxy.done) == 6)
+
+
+def test_a_handlers_exception_is_the_reason(proxy: Standin) -> None:
+    proxy.put("t", b"a", b"b")
+
+    def handle(message: Message) -> None:
+        if message.body == b"b":
+            message.fail(60_000, reason="out of\n stock")
+        elif message.attempt == 1:
+            raise ValueError("no such order " + "x" * 300)
+
+    with Consumer(proxy.address, "g", "t", handler=handle):
+        proxy.wait(lambda: ("t", 0) in proxy.done and "f" in settled(proxy).values())
+    said = {
+        offset: reason
+        for result in proxy.results
+        for offset, reason in zip(result.failOffsets or (), result.failReasons or (), strict=False)
+    }
+    assert said[0].startswith("ValueError: no such order xxx")
+    assert len(said[0]) == 200
+    assert said[1] == "out of stock"
+
+
+def test_leases_live_while_a_handler_runs(proxy: Standin) -> None:
+    proxy.put("t", b"a")
+    extended = threading.Event()
+
+    def handle(message: Message) -> None:
+        assert extended.wait(20)
+
+    with Consumer(proxy.address, "g", "t", handler=handle, lease_ms=30):
+        proxy.wait(lambda: sum(len(result.extendLeases or ()) for result in proxy.results) >= 3)
+        extended.set()
+        proxy.wait(lambda: ("t", 0) in proxy.done)
+
+
+def test_leases_are_left_alone_where_told_so(proxy: Standin) -> None:
+    proxy.put("t", b"a", b"b")
+    seen = threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.body == b"a":
+            seen.wait(0.2)
+
+    with Consumer(proxy.address, "g", "t", handler=handle, lease_ms=30, prefetch=32, extend_for_ms=0):
+        proxy.wait(lambda: ("t", 0) in proxy.done)
+    assert not any(result.extendLeases for result in proxy.results)

@@ -1,0 +1,187 @@
+"""FetchConsumer: the low-level way to read. The application keeps the place in every queue itself.
+
+    with FetchConsumer("mq-1:9713", "loader") as consumer:
+        while running():
+            for queue in consumer.fetch(100):
+                store(queue.topic, queue.queue, queue.messages)
+            consumer.ack()
+
+The proxies share the group's queues out among its consumers. Nothing is leased, filtered by tag, retried or
+dead-lettered: messages come in order, queue by queue, from where the client says, and acknowledging means
+storing the next offset of a queue. For one thread at a time. `ddmq_client.aio` has the asyncio twin.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from ddmq_client.core import addresses
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.fetching import Assignments, Queue
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
+from ddmq_client.core.transport import CallFailed
+from ddmq_client.errors import ClosedError, PullError
+from ddmq_client.identity import new_client_id
+from ddmq_client.idl.codes import CONSUMER_PORT
+from ddmq_client.net.connection import Connection
+from ddmq_client.net.resolver import RESOLVE_EVERY_S, resolve
+from ddmq_client.received import FetchedQueue
+from ddmq_client.wire.fetching import FetchSettings, ack_frame, fetch_frame, read_acked, read_fetched
+from ddmq_client.wire.producing import ProxyFault
+
+LINGER_MS_MAX = 30_000
+ACK_TRIES = 3
+FAILURES = (CallFailed, FrameError, ProxyFault, PullError)
+
+
+class FetchConsumer:
+    """Fetches and acknowledges by offset.
+
+    proxies      as of Consumer; each has other queues, so all are asked in turn
+    group        the consumer group
+    consumer_id  who this is among the group's consumers; made up when absent. A proxy gives the queues of an
+                 id that stays away for 30 s to the others
+    timeout_ms   for one call, beyond its linger time
+    """
+
+    def __init__(
+        self,
+        proxies: str | Sequence[str],
+        group: str,
+        *,
+        consumer_id: str | None = None,
+        timeout_ms: int = 5_000,
+    ) -> None:
+        """Checks its arguments (OptionError); connects with the first fetch."""
+        self._proxies = addresses.parse(proxies, CONSUMER_PORT)
+        self._settings = fetch_settings(group, consumer_id, timeout_ms)
+        self._timeout_s = timeout_ms / 1000
+        self._assignments = Assignments(group)
+        self._known: dict[Address, list[Address]] = {}
+        self._connections: dict[str, Connection] = {}
+        self._resolve_at = 0.0
+        self._closed = False
+
+    @property
+    def consumer_id(self) -> str:
+        """Who this is among the group's consumers."""
+        return self._settings.consumer_id
+
+    @property
+    def assignments(self) -> list[Queue]:
+        """(topic, queue) of what the proxies gave to this consumer, as of the last fetch."""
+        return self._assignments.queues()
+
+    def seek(self, topic: str, queue: str, offset: int) -> None:
+        """Fetch this queue from `offset` next; what is out of range moves to the nearest there is."""
+        self._assignments.seek(topic, queue, offset)
+
+    def fetch(self, max_messages: int = 32, linger_ms: int = 500) -> list[FetchedQueue]:
+        """What there is, up to `max_messages` of each queue; one entry for each queue with messages.
+
+        Waits up to `linger_ms` while there is nothing. PullError when a proxy refuses; the last failure when
+        no proxy answers at all.
+        """
+        check("max_messages", max_messages, 1, 1_000_000)
+        check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
+        found: list[FetchedQueue] = []
+        failure: Exception | None = None
+        connections = self._connected()
+        answered = 0
+        for name, connection in connections.items():
+            wait_ms = 1 if found else max(1, linger_ms // len(connections))
+            try:
+                found += self._fetch_from(name, connection, max_messages, wait_ms)
+                answered += 1
+            except FAILURES as error:
+                failure = error
+                if not isinstance(error, PullError):
+                    connection.close()
+                    self._assignments.lost(name)
+        if failure is not None and (not answered or isinstance(failure, PullError)) and not found:
+            raise failure if isinstance(failure, PullError) else PullError(f"no proxy answers: {failure}")
+        return found
+
+    def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
+        """Store where the group is: topic → queue → next offset; without, after all that was fetched.
+
+        True once it is durable. False when a proxy could not store it in three tries: the messages may come
+        again. Queues that are not assigned to this consumer any more are passed over.
+        """
+        stored = True
+        for name, mine in self._assignments.acks(offsets).items():
+            if any(self._ack_at(name, mine) for _ in range(ACK_TRIES)):
+                self._assignments.acked(mine)
+            else:
+                stored = False
+        return stored
+
+    def close(self) -> None:
+        """Close the connections; the queues go to others after 30 s. May be called twice."""
+        self._closed = True
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def __enter__(self) -> FetchConsumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connected(self) -> dict[str, Connection]:
+        if self._closed:
+            raise ClosedError("the consumer has been closed")
+        now = time.monotonic()
+        if now >= self._resolve_at or not self._connections:
+            self._resolve_at = now + RESOLVE_EVERY_S
+            found = {str(address): address for address in resolve(self._proxies, self._known)}
+            for name in self._connections.keys() - found.keys():
+                self._connections.pop(name).close()
+                self._assignments.lost(name)
+            for name, address in found.items():
+                self._connections.setdefault(name, Connection(address))
+        if not self._connections:
+            raise PullError("no proxy address is known: no name resolves")
+        return self._connections
+
+    def _fetch_from(
+        self, name: str, connection: Connection, max_messages: int, linger_ms: int
+    ) -> list[FetchedQueue]:
+        offsets = self._assignments.ask(name)
+
+        def frame(now: float, sequence_id: int) -> bytes:
+            return fetch_frame(self._settings, offsets, max_messages, linger_ms, sequence_id)
+
+        deadline = time.monotonic() + linger_ms / 1000 + self._timeout_s
+        queues = read_fetched(*connection.call(frame, deadline))
+        self._assignments.answered(name, queues, time.monotonic())
+        return [each for each in queues if each.messages]
+
+    def _ack_at(self, name: str, offsets: Mapping[str, Mapping[str, int]]) -> bool:
+        connection = self._connections.get(name)
+        if connection is None:
+            return False
+
+        def frame(now: float, sequence_id: int) -> bytes:
+            return ack_frame(self._settings, offsets, sequence_id)
+
+        try:
+            return read_acked(*connection.call(frame, time.monotonic() + self._timeout_s))
+        except FAILURES:
+            connection.close()
+            return False
+
+
+def fetch_settings(group: str, consumer_id: str | None, timeout_ms: int) -> FetchSettings:
+    """What every call says; OptionError."""
+    check_text("group", group)
+    check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+    name = new_client_id() if consumer_id is None else consumer_id
+    check_text("consumer_id", name)
+    return FetchSettings(group, name, name, "clustering")
