@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from backend.completion import Completion, succeeded
 from backend.records import CommitBatch
 from ddmq_common.config.loader import Overlay, Place, overlay
-from ddmq_common.errors import CallerError, TryLaterError
+from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.completions import all_of
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
-from proxy_consumer.filters.expressions import expression_fault
 from proxy_consumer.groups import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
@@ -27,7 +26,6 @@ from proxy_consumer.groups import (
     stored_subscription,
     subscription_key,
 )
-from proxy_consumer.order_keys.reader import path_fault
 from proxy_consumer.runtime import Runtime, log
 
 if TYPE_CHECKING:
@@ -47,15 +45,6 @@ class Change(NamedTuple):
 def where(group: str, topic: str) -> Place:
     """How errors name a subscription."""
     return Place(f"group {group}, topic {topic}", "")
-
-
-def checked(wanted: Overlay[SubscriptionDefaults], defaults: SubscriptionDefaults) -> SubscriptionDefaults:
-    """The settings in force. Raises ConfigError, also for an order key or a filter that cannot be read."""
-    config = wanted.over(defaults)
-    fault = path_fault(config.order_key) or expression_fault(config.tags, config.sql)
-    if fault is not None:
-        raise wanted.error(fault)
-    return config
 
 
 class Changes:
@@ -80,20 +69,24 @@ class Changes:
         if stored.source != SOURCE_LOG:
             raise CallerError(owned(group, topic, stored.source))
         kept = {name: value for name, value in stored.given.items() if name not in unset}
-        defaults = self._runtime.config.defaults
-        before = overlay(SubscriptionDefaults, stored.given, where(group, topic)).over(defaults)
+        before = self._before(stored)
         wanted = overlay(SubscriptionDefaults, kept | dict(settings), where(group, topic))
-        after = checked(wanted, self._runtime.config.defaults)
+        after = wanted.over(self._runtime.config.defaults)
         done = self._store_alone(group, topic, stored._replace(given=wanted.given))
         return _then(done, Change(before, after, wanted.given))
 
     def _make(self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults]) -> Completion[Change]:
-        after = checked(wanted, self._runtime.config.defaults)
+        after = wanted.over(self._runtime.config.defaults)
         made = self._directory.subscribe(group, topic, after, given=wanted.given)[1]
         return _then(made, Change(None, after, wanted.given))
 
-    def _checked(self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults]) -> SubscriptionDefaults:
-        return wanted.over(self._runtime.config.defaults)
+    def _before(self, stored: Stored) -> SubscriptionDefaults:
+        """What was in force; the defaults where what is stored does not go together with them any more."""
+        defaults = self._runtime.config.defaults
+        try:
+            return overlay(SubscriptionDefaults, stored.given, Place("stored", "")).over(defaults)
+        except ConfigError:
+            return defaults
 
     def stored(self, group: str, topic: str) -> Stored | None:
         """What stands in the settings; None when there is no such subscription."""
@@ -139,7 +132,7 @@ class Changes:
     def _declare_one(
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
-        config = checked(wanted, self._runtime.config.defaults)
+        config = wanted.over(self._runtime.config.defaults)
         stored = self.stored(group, topic)
         if stored is None:
             return self._directory.subscribe(group, topic, config, source, wanted.given)[1]

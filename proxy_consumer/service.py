@@ -213,6 +213,15 @@ class ConsumerService:
         subscription = None if found is None else found.subscriptions.get(topic.encode())
         return "" if subscription is None else self._pushers.fault(subscription)
 
+    def counts(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """(group, topic) → messages delivered and acknowledged since the start, of what is in use here."""
+        found = {}
+        for each in self._directory.subscriptions():
+            if each.joined:
+                tally = each.buffer.tally
+                found[each.group.name, each.topic] = (tally.delivered.value, tally.acked.value)
+        return found
+
     def group_stats(self, group: str) -> Completion[list[SubscriptionStats]]:
         """Every subscription of a group. Raises CallerError when there is no such group."""
         return stats.group_stats(self._runtime, self._directory.named(group), None)

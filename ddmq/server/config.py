@@ -21,7 +21,6 @@ from ddmq_common.errors import ConfigError
 from ddmq_common.levels import shown as shown_wait
 from ddmq_rpc.server import RpcLimits
 from delay_service.config import DelayConfig
-from proxy_consumer.changes import checked
 from proxy_consumer.config import ConsumerConfig, GroupsFile
 from proxy_producer.config import ProducerConfig
 
@@ -139,7 +138,7 @@ def check_groups(config: Configuration) -> None:
     """What groups.yaml sets must go together with `defaults` of proxy_consumer.yaml. Raises ConfigError."""
     for entry in config.groups.groups.values():
         for wanted in entry.topics.values():
-            checked(wanted, config.consumer.defaults)
+            wanted.over(config.consumer.defaults)
 
 
 def with_flags(config: Configuration, **flags: Any) -> Configuration:

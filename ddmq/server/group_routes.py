@@ -18,7 +18,7 @@ from typing import Any
 
 from backend.port import Backend
 from ddmq.server import groups, keys, offsets
-from ddmq.server.group_view import GroupView, sample
+from ddmq.server.group_view import GroupView
 from ddmq.server.http import Request
 from ddmq.server.rates import Rates
 from ddmq_common.clock import Clock
@@ -58,7 +58,7 @@ class GroupRoutes:
 
     def sample(self) -> None:
         """Note how far the counters are; call it every rates.PERIOD_S seconds."""
-        sample(self._rates, self._consumer(), self._metrics, self._clock)
+        self._rates.sample(self._clock.monotonic(), self._consumer().counts())
 
     def _view(self) -> GroupView:
         return GroupView(self._backend, self._consumer(), self._metrics, self._clock, self._rates)

@@ -183,9 +183,3 @@ def counted(metrics: Registry, group: str, topic: str) -> tuple[float, float]:
         metrics.cell(catalogue.DELIVERED, group, topic).value,
         metrics.cell(catalogue.ACKED, group, topic).value,
     )
-
-
-def sample(rates: Rates, consumer: ConsumerService, metrics: Registry, clock: Clock) -> None:
-    """Note the counters of every subscription; called every rates.PERIOD_S seconds."""
-    pairs = [(group.name, topic) for group in consumer.groups() for topic in group.topics]
-    rates.sample(clock.monotonic(), {pair: counted(metrics, *pair) for pair in pairs})

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 PERIOD_S = 5.0
 
 
 class Rates:
-    """Rates over 5 to 10 seconds. `sample` is called every PERIOD_S seconds; times are monotonic seconds."""
+    """Rates over 5 to 10 seconds, by (group, topic). `sample` comes every PERIOD_S; times are monotonic."""
 
     def __init__(self) -> None:
-        self._older: tuple[float, Mapping[Hashable, Sequence[float]]] = (0.0, {})
-        self._newer: tuple[float, Mapping[Hashable, Sequence[float]]] = (0.0, {})
+        self._older: tuple[float, Mapping[tuple[str, str], Sequence[float]]] = (0.0, {})
+        self._newer: tuple[float, Mapping[tuple[str, str], Sequence[float]]] = (0.0, {})
 
-    def sample(self, now: float, counts: Mapping[Hashable, Sequence[float]]) -> None:
+    def sample(self, now: float, counts: Mapping[tuple[str, str], Sequence[float]]) -> None:
         """The counters as they stand."""
         self._older, self._newer = self._newer, (now, counts)
 
-    def rates(self, now: float, key: Hashable, counts: Sequence[float]) -> list[float] | None:
+    def rates(self, now: float, key: tuple[str, str], counts: Sequence[float]) -> list[float] | None:
         """Per second, counter by counter; None until there is a sample at least a second old."""
         for at, sampled in (self._older, self._newer):
             before = sampled.get(key)

@@ -353,3 +353,15 @@ def test_a_setting_back_to_the_default(rig: Rig) -> None:
     change = rig.wait(rig.service.change_subscription("G", "T", {}, ["batch_max"]))
     assert (change.before.batch_max, change.after.batch_max) == (2, 100)
     assert change.given == {"retry_intervals_ms": (5,)}
+
+
+def test_a_setting_that_the_defaults_no_longer_allow_can_be_put_right(rig: Rig) -> None:
+    rig.topic()
+    rig.wait(rig.service.change_subscription("G", "T", {"order_key": "KEY"}))
+    rig.service.reconfigure(ConsumerConfig(defaults=SubscriptionDefaults(model="broadcasting")))
+    (found,) = rig.wait(rig.service.group_stats("G"))
+    assert (found.config.order_key, found.config.model) == ("KEY", "clustering"), "it goes on as it was"
+    with pytest.raises(ConfigError, match="broadcasting keeps no order"):
+        rig.service.change_subscription("G", "T", {"batch_max": 3})
+    change = rig.wait(rig.service.change_subscription("G", "T", {"model": "clustering"}))
+    assert (change.after.order_key, change.after.model) == ("KEY", "clustering")

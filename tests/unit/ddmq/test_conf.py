@@ -43,6 +43,21 @@ def test_flags_override_files() -> None:
     [
         ("ddmq.yaml", "producer: here", "ddmq.yaml: top level: producer is 'here' is not HOST:PORT"),
         ("ddmq.yaml", "drain: 1", "ddmq.yaml:1: drain: unknown key; did you mean 'drain_ms'?"),
+        (
+            "proxy_consumer.yaml",
+            "defaults:\n  sql: amount >>",
+            "proxy_consumer.yaml:1: defaults: sql is 'amount >>': at character 9",
+        ),
+        (
+            "groups.yaml",
+            "groups:\n  g:\n    topics:\n      t:\n        order_key: $.[",
+            "groups.yaml:4: groups.g.topics.t: order_key is '$.[': at character 3",
+        ),
+        (
+            "groups.yaml",
+            "groups:\n  g:\n    topics:\n      t:\n        tags: a ||",
+            "groups.yaml:4: groups.g.topics.t: tags",
+        ),
         ("topics.yaml", "topics:\n  a/b: {}", "topic name 'a/b' has a character"),
         ("topics.yaml", "topics:\n  '%DLQ%g': {}", "topic '%DLQ%g' belongs to the system"),
         (

@@ -115,13 +115,13 @@ def test_the_longest_blocked_comes_first() -> None:
 
 
 def test_rates_are_over_the_last_seconds() -> None:
-    rates = Rates()
-    assert rates.rates(100.0, "a", (5, 5)) is None
-    rates.sample(100.0, {"a": (10, 0)})
-    assert rates.rates(100.5, "a", (10, 0)) is None
-    assert rates.rates(102.0, "a", (30, 2)) == [10.0, 1.0]
-    rates.sample(105.0, {"a": (60, 5)})
-    assert rates.rates(110.0, "a", (110, 5)) == [10.0, 0.5]
-    rates.sample(110.0, {"a": (110, 5)})
-    assert rates.rates(115.0, "a", (110, 5)) == [5.0, 0.0], "an idle group's rate falls to nothing"
-    assert rates.rates(115.0, "b", (1, 1)) is None
+    rates, one = Rates(), ("a", "t")
+    assert rates.rates(100.0, one, (5, 5)) is None
+    rates.sample(100.0, {one: (10, 0)})
+    assert rates.rates(100.5, one, (10, 0)) is None
+    assert rates.rates(102.0, one, (30, 2)) == [10.0, 1.0]
+    rates.sample(105.0, {one: (60, 5)})
+    assert rates.rates(110.0, one, (110, 5)) == [10.0, 0.5]
+    rates.sample(110.0, {one: (110, 5)})
+    assert rates.rates(115.0, one, (110, 5)) == [5.0, 0.0], "an idle group's rate falls to nothing"
+    assert rates.rates(115.0, ("b", "t"), (1, 1)) is None
