@@ -133,14 +133,14 @@ def test_hangup_reaches_every_process(tmp_path: Path) -> None:
     try:
         server.start()
         pids = server.part_pids()
-        assert set(pids) == {"producer", "consumer"}
+        assert set(pids) == {"producer", "consumer", "delay-service"}
         write_config(config, topics={"topics": {"a": {"queues": 2}}})
         os.kill(server.pid, signal.SIGHUP)
-        until(lambda: server.log.count("reloaded topics=") == 2, "both say so")
+        until(lambda: server.log.count("reloaded topics=") == 3, "all say so")
         assert server.admin("GET", "topics", "a")["queues"] == 2
         server.terminate()
         assert server.wait() == 0
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "none is left")
-        assert json.dumps(server.log).count("INFO ddmq.server: stopped") == 2
+        assert json.dumps(server.log).count("INFO ddmq.server: stopped") == 3
     finally:
         server.end()
