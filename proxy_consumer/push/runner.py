@@ -48,6 +48,7 @@ class PushRunner(PullWaiter):
         self.chain = chain
         self.sink = sink
         self.stopped = False
+        self._closed = False
         self._source = source
         self._runtime = subscription.runtime
         self._room = subscription.group.room
@@ -88,7 +89,7 @@ class PushRunner(PullWaiter):
         for _, _, pushed in self._parked:
             self._let_go(pushed)
         self._parked.clear()
-        self.sink.close()
+        self._close_when_empty()
 
     def deliver(self, delivery: Delivery) -> None:
         """Messages for the sink."""
@@ -206,6 +207,12 @@ class PushRunner(PullWaiter):
         else:
             del self._leases[lease_id]
         self._stand()
+        self._close_when_empty()
+
+    def _close_when_empty(self) -> None:
+        if self.stopped and not self.here and not self._closed:
+            self._closed = True
+            self.sink.close()
 
     def _settle_later(self, state: QueueState) -> None:
         if not self._touched:
@@ -247,7 +254,11 @@ class PushRunner(PullWaiter):
         if now >= self._extend_at:
             self._extend(now)
         while self._parked and self._parked[0][0] <= now:
-            gevent.spawn(self._try, heappop(self._parked)[2])
+            pushed = heappop(self._parked)[2]
+            if self.subscription.holds(self._state(pushed)):
+                gevent.spawn(self._try, pushed)
+            else:
+                self._let_go(pushed)
         if self._parked:
             self._runtime.agenda.set(self, self._parked[0][0])
         self._runtime.agenda.set(self, self._extend_at)

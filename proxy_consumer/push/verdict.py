@@ -59,4 +59,4 @@ class Sink(Protocol):
         """One try. Never raises for what a receiver or a message does."""
 
     def close(self) -> None:
-        """Nothing comes any more; what is under way may still end."""
+        """Nothing comes any more, nothing is under way."""

@@ -57,20 +57,13 @@ class FileSink:
         self._clock = clock
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._threads = ThreadPool(1)
-        self._closed = False
         self.fault = folder.fault
 
     def close(self) -> None:
-        """Files that nobody waits for are closed now, others after their lines."""
-        self._closed = True
+        """Close the files and end the thread."""
         for file in self._files.values():
-            if not file.busy:
-                file.close()
-        self._end_thread()
-
-    def _end_thread(self) -> None:
-        if not any(file.busy for file in self._files.values()):
-            gevent.spawn(self._threads.kill)
+            file.close()
+        gevent.spawn(self._threads.kill)
 
     def push(self, pushed: Pushed) -> Verdict:
         """Wait until the message's line is durable."""
@@ -112,9 +105,6 @@ class FileSink:
             for each in lines:
                 each.stored.set(fault)
         file.busy = False
-        if self._closed:
-            file.close()
-            self._end_thread()
 
     def _write(self, file: _File, data: bytes) -> None:
         """In a native thread: write and sync. Raises OSError."""

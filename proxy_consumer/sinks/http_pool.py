@@ -32,6 +32,7 @@ class _Connection(HTTPConnection):
     def __init__(self, url: Url, context: Any) -> None:
         super().__init__(url.host, url.port)
         self._context = context
+        self.default_port = 443 if context is not None else 80  # left out of the header Host
         self.idle_since = 0.0
 
     def connect(self) -> None:
@@ -74,7 +75,7 @@ class HttpPool:
         self._closed = False
 
     def close(self) -> None:
-        """Close what is kept; requests under way end by themselves."""
+        """Close what is kept."""
         self._closed = True
         for origin in self._origins.values():
             origin.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -158,3 +160,31 @@ def test_text_goes_through_scripts_unchanged(text: str) -> None:
         msgspec.json.encode({"s": text}), transform="[body.s, body.s + body.s, string(size(body.s))]"
     )
     assert job.json == [text, text + text, str(len(text))]
+
+
+# --- the page for those who come from Groovy
+
+
+def translations() -> list[tuple[str, str]]:
+    page = Path(__file__).resolve().parents[4] / "docs" / "push.md"
+    table = page.read_text().partition("| Groovy | CEL |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(.+)`(?: \(transform\))? \| `(.+)` \|$", table, re.MULTILINE)
+    assert len(rows) > 15
+    return rows
+
+
+@pytest.mark.parametrize(("groovy", "expression"), translations())
+def test_the_translations_of_the_page_are_expressions(groovy: str, expression: str) -> None:
+    body = {
+        "amount": 101, "status": "paid", "user": {"name": "x"}, "region": "eu", "a": "x", "type": "a",
+        "items": [{"sku": "x", "n": 2}, {"sku": "y", "n": 3}, {"sku": "z", "n": 4}], "name": "A",
+        "list": [1] * 4, "n": -6, "b": None,
+    }  # fmt: skip
+    if expression.startswith(("{", "body.items.map")):
+        assert run(msgspec.json.encode(body), transform=expression)[0] is Ending.CONTINUE
+        return
+    for name in ("A", "a,b", "abcd"):
+        if run(msgspec.json.encode(body | {"name": name}), filter=expression)[0] is Ending.CONTINUE:
+            return
+    body |= {"n": 1}
+    assert run(msgspec.json.encode(body), filter=expression)[0] is Ending.CONTINUE, groovy
