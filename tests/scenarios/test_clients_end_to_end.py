@@ -129,6 +129,7 @@ def test_what_fails_comes_again_and_ends_as_a_dead_letter(server: RealServer, to
             attempts.append(message.attempt or 0)
             raise RuntimeError("on purpose")
 
+    group = f"once-{group}"
     server.admin("POST", "groups", group, body={"topics": [topic], "start": "first", "retry_steps": 0})
     with Consumer(address(server, "consumer"), group, [topic], handler=handle, linger_ms=50):
         until(lambda: lag(server, group) == 0, "nothing is left")
