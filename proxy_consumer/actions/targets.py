@@ -18,6 +18,7 @@ from proxy_consumer.actions.config import HttpConfig
 
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?\.?\Z")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\U0010ffff]")
+KNOWN_MAX = 1024  # answers kept
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -89,9 +90,18 @@ class AllowList:
     def __init__(self, entries: Sequence[str]) -> None:
         """Raises ValueError that names the bad entry."""
         self._entries = [_entry(text.strip().lower()) for text in entries]
+        self._known: dict[tuple[str, int], bool] = {}
 
     def allows(self, host: str, port: int) -> bool:
         """Whether the list has an entry for it."""
+        known = self._known.get((host, port))
+        if known is None:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            known = self._known[host, port] = self._find(host, port)
+        return known
+
+    def _find(self, host: str, port: int) -> bool:
         address = _address(host)
         return any(
             entry.port in (None, port)

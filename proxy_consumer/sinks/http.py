@@ -23,6 +23,12 @@ from proxy_consumer.subscription import Subscription
 BACKOFF_S = 1.0
 DOUBLINGS_MAX = 7
 LATER_S = 1.0
+OUR_HEADERS = {
+    "Content-Type": http_request.CONTENT_TYPE,
+    "Accept": "*/*",
+    "Accept-Encoding": "identity",
+    "User-Agent": "ddmq-proxy",
+}
 
 
 class HttpSink:
@@ -90,12 +96,13 @@ class HttpSink:
         return reading._replace(text=f"{url.shown}: {reading.text}") if reading.text else reading
 
     def _headers(self, job: Job) -> dict[str, str]:
-        made = {"Content-Type": http_request.CONTENT_TYPE, "Accept": "*/*", "User-Agent": "ddmq-proxy"}
+        given: dict[str, str] = {}
         if self._with_headers:
             given, ignored = http_request.headers(job)
             self._ignored.value += ignored
-            made.update(given)
-        return made
+        theirs = {name.lower() for name in given}
+        ours = {name: value for name, value in OUR_HEADERS.items() if name.lower() not in theirs}
+        return ours | given
 
     def _verdict(self, pushed: Pushed, reading: Reading) -> Verdict:
         meaning = reading.meaning

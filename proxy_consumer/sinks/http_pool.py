@@ -1,15 +1,16 @@
 """HTTP/1.1 connections that are kept, one stack per origin, on gevent's own sockets.
 
-The standard library's client speaks the protocol; only its socket is ours, so that a request waits in its
-greenlet and never on the hub. A kept connection is used again within IDLE_S, and only if nothing has
-arrived on it meanwhile (an end, or bytes nobody asked for).
+The standard library reads the answers; the socket is ours, so that a request waits in its greenlet and
+never on the hub. Whoever calls has checked what goes into the head: target, header names and values. A
+kept connection is used again within IDLE_S, and only if nothing has arrived on it meanwhile (an end, or
+bytes nobody asked for).
 """
 
 from __future__ import annotations
 
 import select
 import time
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 import gevent
@@ -26,28 +27,54 @@ class NoAnswerError(Exception):
     """No whole answer came; the text says why."""
 
 
-class _Connection(HTTPConnection):
-    """The library's connection over a gevent socket."""
+class _Connection:
+    """One connection: a request leaves with one send, the library reads the answer."""
 
     def __init__(self, url: Url, context: Any) -> None:
-        super().__init__(url.host, url.port)
+        self._url = url
         self._context = context
-        self.default_port = 443 if context is not None else 80  # left out of the header Host
+        self._sock: Any = None
+        host = f"[{url.host}]" if ":" in url.host else url.host
+        usual = url.port == (443 if url.scheme == "https" else 80)
+        self._host = host if usual else f"{host}:{url.port}"
         self.idle_since = 0.0
 
-    def connect(self) -> None:
-        """Open it; name lookups go through gevent too."""
-        self.sock = socket.create_connection((self.host, self.port))
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def exchange(
+        self, method: str, target: str, body: bytes, headers: dict[str, str], bytes_max: int
+    ) -> tuple[int, bytes, bool]:
+        """Status, at most `bytes_max` + 1 bytes of the body, and whether the connection may be kept."""
+        if self._sock is None:
+            self._connect()
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        response = HTTPResponse(self._sock, method=method)
+        try:
+            response.begin()
+            content = response.read(bytes_max + 1)
+            return response.status, content, response.isclosed() and not response.will_close
+        finally:
+            response.close()
+
+    def _connect(self) -> None:
+        """Name lookups go through gevent too."""
+        sock = socket.create_connection((self._url.host, self._url.port))
+        self._sock = sock
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
-            self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
+            self._sock = self._context.wrap_socket(sock, server_hostname=self._url.host)
+
+    def close(self) -> None:
+        """Harmless when it never was open."""
+        if self._sock is not None:
+            self._sock.close()
 
     def is_quiet(self, now: float) -> bool:
         """It may be used again."""
-        if self.sock is None or now - self.idle_since > IDLE_S:
+        if now - self.idle_since > IDLE_S:
             return False
         poll = select.poll()
-        poll.register(self.sock.fileno(), select.POLLIN)
+        poll.register(self._sock.fileno(), select.POLLIN)
         return not poll.poll(0)
 
 
@@ -106,13 +133,11 @@ class HttpPool:
         whole = False
         try:
             with gevent.Timeout(timeout_s):
-                connection.request(method, target, body, headers)
-                response = connection.getresponse()
-                content = response.read(self._response_bytes_max + 1)
-                if len(content) > self._response_bytes_max:
-                    raise NoAnswerError(f"the answer is over {self._response_bytes_max} bytes")
-                whole = response.isclosed() and not response.will_close
-                return response.status, content
+                bytes_max = self._response_bytes_max
+                status, content, whole = connection.exchange(method, target, body, headers, bytes_max)
+            if len(content) > bytes_max:
+                raise NoAnswerError(f"the answer is over {bytes_max} bytes")
+            return status, content
         except gevent.Timeout:
             raise NoAnswerError(f"no answer from {url.shown} within {timeout_s:g} s") from None
         except (OSError, HTTPException, ValueError) as error:

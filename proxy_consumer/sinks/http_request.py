@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -23,9 +24,10 @@ CALLBACK_PROPERTY = b"carrera_http_callback_url"
 CALLBACK_URLS_MAX = 16
 HEADERS_MAX = 64
 HEADER_CHARS_MAX = 8192
+KEPT_CHARS_MAX = 64
 OURS = {  # headers that frame the message or belong to the connection
     "host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te",
-    "trailer", "upgrade", "expect", "proxy-authorization", "proxy-connection",
+    "trailer", "upgrade", "expect", "accept-encoding", "proxy-authorization", "proxy-connection",
 }  # fmt: skip
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*\Z")
@@ -34,12 +36,19 @@ _LOOP_ID = re.compile(rb"\d{10}-[34]-\d{10}-\d+-(\d{1,18})-\d+-\d+-[0-9a-z]+(?:-
 
 def form(params: Sequence[tuple[str, str | None]], requests: int) -> bytes:
     """The body; `requests`: what carrera_req_cnt says."""
-    fields = [
-        quote_plus(name, safe="") if value is None else f"{quote_plus(name, safe='')}={quote_plus(value)}"
-        for name, value in params
-    ]
+    fields = [_plus(name) if value is None else f"{_plus(name)}={_plus(value)}" for name, value in params]
     fields.append(f"carrera_req_cnt={requests}")
     return "&".join(fields).encode()
+
+
+def _plus(text: str) -> str:
+    return _plus_kept(text) if len(text) <= KEPT_CHARS_MAX else quote_plus(text)
+
+
+@lru_cache(maxsize=4096)
+def _plus_kept(text: str) -> str:
+    """Names, topics, groups: the same in every message."""
+    return quote_plus(text)
 
 
 def target(url: Url, query: Sequence[tuple[str, str]]) -> str:
