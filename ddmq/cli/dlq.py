@@ -9,7 +9,8 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.message import parse_moment, show_moment
+from ddmq.cli.message import show_moment
+from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import cell, confirm, hint, json_option, print_json, print_table, show_body
 
 COLUMNS = ("group", "letters", "oldest", "stored")

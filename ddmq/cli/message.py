@@ -9,7 +9,7 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.moments import parse_moment as parse_moment
+from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import json_option, print_facts, print_json, print_table, show_row_body
 
 
