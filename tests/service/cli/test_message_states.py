@@ -1,0 +1,50 @@
+"""`ddmq message --group` for messages that left their queue: on the retry path, or dead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddmq_client.consumer import Consumer
+from tests.scenarios.real_server import until
+from tests.service.cli.conftest import Shell
+
+
+def refuse(message: Any) -> None:
+    raise RuntimeError("not today")
+
+
+@pytest.mark.parametrize(("steps", "state"), [("16", "retrying"), ("0", "dead")])
+def test_where_a_failed_message_went(shell: Shell, topic: str, steps: str, state: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    shell(
+        "group", "set", topic, "--topic", topic, "--start", "first",
+        "--retry-intervals-ms", "", "--retry-steps", steps,
+    )  # fmt: skip
+    shell("send", topic, "one")
+    with Consumer(f"127.0.0.1:{shell.server.ports['consumer']}", topic, topic, handler=refuse):
+        until(lambda: shell.json("offset", "show", topic)[0]["committed"] == 1, "it left its queue")
+        (row,) = shell.json("message", topic, "--group", topic)
+    assert row["state"] == state
+    if state == "retrying":
+        assert row["on_retry_path"] is True
+        assert row["due_ms"] > row["stored_ms"]
+        assert state in shell("message", "--id", row["id"], "--group", topic)
+    else:
+        assert row["dead_letter_offset"] == 0
+
+
+def test_a_group_that_does_not_consume_the_topic(shell: Shell, topic: str) -> None:
+    shell("group", "create", topic, "--topic", "owned")
+    shell("send", topic, "one")
+    (row,) = shell.json("message", topic, "--group", topic)
+    assert row["state"] == f"{topic} does not consume {topic}"
+
+
+def test_too_many_at_once(shell: Shell, topic: str) -> None:
+    shell("group", "create", topic, "--topic", topic)
+    shell("send", topic, *map(str, range(101)))
+    said = shell.refused("message", topic, "--group", topic, "--count", "1000")
+    assert "101 messages" in said
+    assert "allowed: 100" in said
