@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import gevent
 
@@ -142,22 +142,34 @@ class Kit:
 
 
 class Member:
-    """A listener that keeps what it hears; releases what is revoked at once."""
+    """A listener that keeps what it hears; releases what is revoked at once, or not (`lazy`)."""
 
-    def __init__(self, kit: Kit, group: str, topic: str) -> None:
+    def __init__(self, kit: Kit, group: str, topic: str, lazy: bool = False, **terms: Any) -> None:
+        """`terms`: as those of Backend.join."""
         self.held: dict[QueueRef, int] = {}
         self.granted: list[Assignment] = []
-        self.membership = kit.backend.join(group, topic, self)
+        self.asked: list[QueueRef] = []  # revoked so far
+        self.taken: list[QueueRef] = []  # lost so far
+        self._lazy = lazy
+        self.membership = kit.backend.join(group, topic, self, **terms)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the queues held."""
+        return sorted(queue.queue_id for queue in self.held)
 
     def assigned(self, assignment: Assignment) -> None:
         self.granted.append(assignment)
         self.held.update(dict.fromkeys(assignment.queues, assignment.epoch))
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        self._drop(queues)
-        self.membership.release(queues)
+        self.asked += queues
+        if not self._lazy:
+            self._drop(queues)
+            self.membership.release(queues)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
+        self.taken += queues
         self._drop(queues)
 
     def leave(self) -> None:

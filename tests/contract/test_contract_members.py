@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from contract_kit import Kit, Member, done, until
 
+from backend.port import Sharing
 from backend.records import ProgressDelta, QueueRef
 from ddmq_common.errors import FencedError
 
@@ -91,9 +92,9 @@ def test_topics_do_not_mind_each_other(kit: Kit) -> None:
 
 def test_who_waits_gets_it_when_the_holder_leaves(kit: Kit) -> None:
     kit.make("orders")
-    first = Member(kit, "billing", "orders")
+    first = Member(kit, "billing", "orders", sharing=Sharing.WHOLE_TOPIC)
     until(lambda: first.held, "granted to the first")
-    second = Member(kit, "billing", "orders")
+    second = Member(kit, "billing", "orders", sharing=Sharing.WHOLE_TOPIC)
     first.leave()
     until(lambda: second.held, "granted to the second")
     first.leave()

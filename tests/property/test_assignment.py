@@ -1,0 +1,358 @@
+"""The assignment table against members and a disk that do as they like, and a naive idea of the aim.
+
+The machine plays the members (who join, leave, release late or not at all), the disk (which answers
+grants in any order, or fails them) and the clock. It believes only what decisions tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha1
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backend.assignment.decisions import Assign, Decision, Grant, Lose, Revoke, Seat
+from backend.assignment.strategies import POINTS
+from backend.assignment.table import REVOKE_S, AssignmentTable
+from backend.port import Sharing
+from backend.records import QueueRef
+
+TOPICS = ["orders", "bills", "mails"]
+GROUPS = st.sampled_from(["g", "g", "g", "h"])
+MEMBERS = st.sampled_from(["m1", "m2", "m3", "m4"])
+ADDRESSES = st.sampled_from(["", "", "host:1", "host:2", "a:9"])
+INTERESTS = st.one_of(st.none(), st.none(), st.frozensets(st.integers(0, 6), max_size=4))
+ORDER = list(Sharing)
+
+
+def naive_ring(queue: QueueRef, names: list[str]) -> int:
+    """The member with the point that comes next after the queue's own, going around."""
+
+    def point(text: str) -> int:
+        return int.from_bytes(sha1(text.encode(), usedforsecurity=False).digest()[:8])
+
+    at = point(f"{queue.topic}/{queue.queue_id}")
+    best: tuple[int, int] | None = None
+    for index, name in enumerate(names):
+        twin = names[:index].count(name)
+        for number in range(POINTS):
+            distance = (point(f"{name}#{twin}#{number}") - at) % (1 << 64)
+            if best is None or (distance, index) < best:
+                best = (distance, index)
+    assert best is not None
+    return best[1]
+
+
+def naive_averagely(index: int, queues: int, members: int) -> range:
+    """What member `index` of `members` gets, as RocketMQ writes it."""
+    mod = queues % members
+    size = 1 if queues <= members else queues // members + (1 if mod > 0 and index < mod else 0)
+    start = index * size if mod > 0 and index < mod else index * size + mod
+    return range(start, start + min(size, queues - start)) if start < queues else range(0)
+
+
+class AssignmentMachine(RuleBasedStateMachine):
+    @initialize(
+        queues=st.integers(2, 6),
+        mostly=st.sampled_from(Sharing),
+        first=st.lists(st.tuples(st.sampled_from(TOPICS[:2]), MEMBERS), max_size=6),
+    )
+    def begin(self, queues: int, mostly: Sharing, first: list[tuple[str, str]]) -> None:
+        self.mostly = mostly  # the strictest counts: others now and then only
+        self.topics = {topic: [QueueRef(topic, 1, n) for n in range(queues)] for topic in TOPICS[:2]}
+        self.incarnations = dict.fromkeys(self.topics, 1)
+        self.recorded: dict[tuple[str, QueueRef], int] = {}
+        self.table = AssignmentTable(
+            lambda topic: self.topics.get(topic, []),
+            lambda group, queue: self.recorded.get((group, queue), 0),
+            lines_max=100,
+        )
+        self.now = 100.0
+        self.seats: list[Seat] = []  # in the order of joining
+        self.held: dict[Seat, dict[QueueRef, int]] = {}
+        self.asked: dict[Seat, dict[QueueRef, float]] = {}
+        self.granting: list[Grant] = []
+        self.failed: list[Grant] = []
+        self.holders: dict[str, str | None] = {}
+        self.epochs: dict[tuple[str, QueueRef], int] = {}  # the highest anybody was told
+        for topic, member in first:
+            self.join("g", topic, member, None, None, "")
+        self.everything_comes_to_rest()
+
+    # --- what the members do
+
+    @rule(
+        group=GROUPS,
+        topic=st.sampled_from([*TOPICS, "orders", "orders"]),
+        member=MEMBERS,
+        sharing=st.sampled_from([None] * 12 + list(Sharing)),
+        interest=INTERESTS,
+        name=ADDRESSES,
+    )
+    def join(
+        self,
+        group: str,
+        topic: str,
+        member: str,
+        sharing: Sharing | None,
+        interest: frozenset[int] | None,
+        name: str,
+    ) -> None:
+        seat = Seat(group, topic, member, sharing or self.mostly, interest, name)
+        self.seats.append(seat)
+        self.held[seat], self.asked[seat] = {}, {}
+        self.event([group])
+        self.take(self.table.join(seat, self.now))
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        seat = data.draw(st.sampled_from(self.seats))
+        self.seats.remove(seat)
+        del self.held[seat], self.asked[seat]
+        self.event([seat.group])
+        self.take(self.table.leave(seat, self.now))
+        assert self.table.leave(seat, self.now) == []
+
+    @precondition(lambda self: any(self.asked.values()))
+    @rule(data=st.data(), all_of_it=st.booleans())
+    def release(self, data: st.DataObject, all_of_it: bool) -> None:
+        seat = data.draw(st.sampled_from([seat for seat, asked in self.asked.items() if asked]))
+        queues = list(self.asked[seat])
+        self.let_go(seat, queues if all_of_it else [data.draw(st.sampled_from(queues))])
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data(), topic=st.sampled_from(TOPICS))
+    def release_what_was_not_asked(self, data: st.DataObject, topic: str) -> None:
+        seat = data.draw(st.sampled_from(self.seats))
+        self.let_go(seat, self.topics.get(topic, [])[:2])
+
+    def let_go(self, seat: Seat, queues: list[QueueRef]) -> None:
+        for queue in queues:
+            self.held[seat].pop(queue, None)
+            self.asked[seat].pop(queue, None)
+        self.take(self.table.release(seat, queues, self.now))
+
+    # --- what the disk, the clock and the topics do
+
+    @precondition(lambda self: self.granting)
+    @rule(data=st.data(), fails=st.sampled_from([False, False, True]), all_of_it=st.booleans())
+    def disk_answers(self, data: st.DataObject, fails: bool, all_of_it: bool) -> None:
+        one = data.draw(st.sampled_from(self.granting))
+        for grant in list(self.granting) if all_of_it else [one]:
+            self.answer(grant, fails)
+
+    def answer(self, grant: Grant, fails: bool) -> None:
+        self.granting.remove(grant)
+        if fails:
+            self.failed.append(grant)
+            self.table.grant_failed(grant)
+            return
+        for queue in grant.queues:
+            key = (grant.seat.group, queue)
+            self.recorded[key] = max(grant.epoch, self.recorded.get(key, 0))
+        self.take(self.table.granted(grant, self.now))
+
+    @precondition(lambda self: self.failed)
+    @rule()
+    def retry(self) -> None:
+        grant = self.failed.pop()
+        self.take(self.table.retry(grant.seat.group, grant.seat.topic, self.now))
+
+    @rule(seconds=st.sampled_from([0.1, REVOKE_S / 2, REVOKE_S]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.take(self.table.tick(self.now))
+        late = [q for asked in self.asked.values() for q, end in asked.items() if end <= self.now]
+        assert late == [], "what was not released in time is lost"
+
+    @rule(topic=st.sampled_from(TOPICS), more=st.integers(1, 3))
+    def topic_grows(self, topic: str, more: int) -> None:
+        queues = self.topics.get(topic, [])
+        if not queues:
+            self.incarnations[topic] = self.incarnations.get(topic, 0) + 1
+        made = [QueueRef(topic, self.incarnations[topic], len(queues) + n) for n in range(more)]
+        self.topics[topic] = [*queues, *made][:7]
+        self.changed(topic)
+
+    @precondition(lambda self: self.topics)
+    @rule(data=st.data())
+    def topic_is_deleted(self, data: st.DataObject) -> None:
+        topic = data.draw(st.sampled_from(sorted(self.topics)))
+        del self.topics[topic]
+        self.changed(topic)
+
+    def changed(self, topic: str) -> None:
+        self.event(sorted({seat.group for seat in self.seats}))
+        self.take(self.table.topic_changed(topic, self.now))
+
+    @precondition(lambda self: self.topics)
+    @rule(data=st.data(), epoch=st.integers(1, 50), group=GROUPS)
+    def somebody_recorded_an_epoch(self, data: st.DataObject, epoch: int, group: str) -> None:
+        """A former writer granted it, say; only while nobody is there."""
+        topic = data.draw(st.sampled_from(sorted(self.topics)))
+        if not any(seat.group == group for seat in self.seats):
+            queue = self.topics[topic][0]
+            self.recorded[group, queue] = max(epoch, self.recorded.get((group, queue), 0))
+
+    # --- what decisions mean
+
+    def take(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            seat, queues = decision.seat, decision.queues
+            assert queues, "every decision speaks of something"
+            if isinstance(decision, Grant):
+                self.check_grant(decision)
+                self.granting.append(decision)
+            elif isinstance(decision, Assign):
+                self.check_assign(decision)
+                self.held[seat].update(dict.fromkeys(queues, decision.epoch))
+            elif isinstance(decision, Revoke):
+                assert decision.deadline == self.now + REVOKE_S
+                for queue in queues:
+                    assert queue in self.held[seat]
+                    assert queue not in self.asked[seat]
+                    assert self.aim(seat.group, queue) is not seat, f"{queue} is asked back without need"
+                    self.asked[seat][queue] = decision.deadline
+            elif seat in self.held:
+                assert isinstance(decision, Lose)
+                for queue in queues:
+                    gone = queue not in self.topics.get(queue.topic, [])
+                    assert gone or self.asked[seat][queue] <= self.now
+                    del self.held[seat][queue]
+                    self.asked[seat].pop(queue, None)
+
+    def check_grant(self, grant: Grant) -> None:
+        seat = grant.seat
+        assert seat in self.seats
+        for queue in grant.queues:
+            assert grant.epoch > self.recorded.get((seat.group, queue), 0)
+            assert self.aim(seat.group, queue) is seat
+        for queue in self.topics[seat.topic]:
+            assert grant.epoch > self.epochs.get((seat.group, queue), 0), "above all that the topic has seen"
+        sharing = self.sharing(seat.group, seat.topic)
+        for other, queue in self.occupied(seat.group):
+            assert queue not in grant.queues, f"{queue} is granted while {other} has it"
+            if sharing is Sharing.WHOLE_GROUP and self.sharing(seat.group, queue.topic) is sharing:
+                assert other.member == seat.member, "a group's topics at two members"
+            if sharing is Sharing.WHOLE_TOPIC and self.aim(seat.group, queue) is seat:
+                assert other is seat, "a topic in two pieces"
+
+    def check_assign(self, assign: Assign) -> None:
+        seat = assign.seat
+        assert seat in self.seats, "nobody hears anything after leaving"
+        for queue in assign.queues:
+            key = (seat.group, queue)
+            assert queue in self.topics[queue.topic]
+            assert all(queue not in held for who, held in self.held.items() if who.group == seat.group)
+            assert assign.epoch == self.recorded[key], "durable before it is told"
+            assert assign.epoch > self.epochs.get(key, 0)
+        self.epochs.update({(seat.group, queue): assign.epoch for queue in assign.queues})
+
+    def occupied(self, group: str) -> list[tuple[Seat, QueueRef]]:
+        told = [(seat, queue) for seat, held in self.held.items() for queue in held]
+        coming = [
+            (grant.seat, q) for grant in self.granting for q in grant.queues if self.is_coming(grant, q)
+        ]
+        return [(seat, queue) for seat, queue in told + coming if seat.group == group]
+
+    def is_coming(self, grant: Grant, queue: QueueRef) -> bool:
+        """A grant under way to somebody who left, on a line that was given up, binds nobody."""
+        return grant.seat in self.seats and queue in self.topics.get(queue.topic, [])
+
+    # --- the naive idea of who should hold what
+
+    def line(self, group: str, topic: str) -> list[Seat]:
+        return [seat for seat in self.seats if (seat.group, seat.topic) == (group, topic)]
+
+    def sharing(self, group: str, topic: str) -> Sharing:
+        asked = [ORDER.index(seat.sharing) for seat in self.line(group, topic)]
+        return ORDER[max(asked, default=0)]
+
+    def event(self, groups: list[str]) -> None:
+        """Something changed: the member that holds a group stays, unless another is in more topics."""
+        for group in groups:
+            whole = [topic for topic in TOPICS if self.sharing(group, topic) is Sharing.WHOLE_GROUP]
+            lines = [self.line(group, topic) for topic in whole]
+            members = list(dict.fromkeys(s.member for s in self.seats if any(s in line for line in lines)))
+            joined = {
+                member: sum(
+                    any(seat.member == member for seat in line)
+                    for topic, line in zip(whole, lines, strict=True)
+                    if self.topics.get(topic)
+                )
+                for member in members
+            }
+            most = [member for member in members if joined[member] == max(joined.values())]
+            if self.holders.get(group) not in most:
+                self.holders[group] = most[0] if most else None
+
+    def aim(self, group: str, queue: QueueRef) -> Seat | None:
+        sharing = self.sharing(group, queue.topic)
+        able = [seat for seat in self.line(group, queue.topic) if seat.can_take(queue)]
+        if sharing is Sharing.WHOLE_GROUP:
+            able = [seat for seat in able if seat.member == self.holders[group]]
+        if not able:
+            return None
+        if sharing in (Sharing.WHOLE_TOPIC, Sharing.WHOLE_GROUP):
+            return able[0]
+        able.sort(key=lambda seat: seat.name)
+        shared = [
+            other
+            for other in self.topics[queue.topic]
+            if {s for s in self.line(group, queue.topic) if s.can_take(other)} == set(able)
+        ]
+        at, count = shared.index(queue), len(able)
+        if sharing is Sharing.BY_CIRCLE:
+            return able[at % count]
+        if sharing is Sharing.CONSISTENT_HASH:
+            return able[naive_ring(queue, [seat.name for seat in able])]
+        return next(able[i] for i in range(count) if at in naive_averagely(i, len(shared), count))
+
+    # --- always, and at rest
+
+    @invariant()
+    def no_queue_has_two_holders(self) -> None:
+        told = [(seat.group, queue) for seat, held in self.held.items() for queue in held]
+        assert len(told) == len(set(told))
+
+    @invariant()
+    def holders_are_told_without_those_asked_back(self) -> None:
+        for group, topic in {(seat.group, seat.topic) for seat in self.seats}:
+            line = self.line(group, topic)
+            sure = {q: seat for seat in line for q in self.held[seat] if q not in self.asked[seat]}
+            assert self.table.holders(group, topic) == sure
+
+    @rule()
+    def everything_comes_to_rest(self) -> None:
+        rounds = 0
+        while self.granting or self.failed or any(self.asked.values()):
+            rounds += 1
+            assert rounds < 50, "it never comes to rest"
+            for grant in list(self.granting):
+                self.answer(grant, fails=False)
+            while self.failed:
+                self.retry()
+            for seat, asked in list(self.asked.items()):
+                if asked:
+                    self.let_go(seat, list(asked))
+        for seat in self.seats:
+            mine = [q for q in self.topics.get(seat.topic, []) if self.aim(seat.group, q) is seat]
+            assert sorted(self.held[seat]) == mine, seat
+        assert not self.table.waiting
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            self.everything_comes_to_rest()
+            for seat in list(self.seats):
+                self.seats.remove(seat)
+                del self.held[seat], self.asked[seat]
+                self.event([seat.group])
+                self.take(self.table.leave(seat, self.now))
+            self.granting.clear()
+
+
+TestAssignment = AssignmentMachine.TestCase
+TestAssignment.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
