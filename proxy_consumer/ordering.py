@@ -18,7 +18,7 @@ from backend.records import AppendResult, CommitBatch, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.blocked_keys import BlockedKey
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.order.chains import Chain
+from proxy_consumer.core.order.chains import Chain, ChainTable
 from proxy_consumer.core.order.lane import KeyReader, OrderedLane
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import QueueState
@@ -89,8 +89,8 @@ class SubscriptionOrder:
     def _scope(self, *, single: bool = False) -> OrderScope:
         merged = self._runtime.backend.capabilities.topic_order
         scope = OrderScope(
+            ChainTable(self._subscription.config.chain_batch),
             merged=merged,
-            batch=self._subscription.config.chain_batch,
             single=single,
             unkeyed=self._subscription.buffer.tally.unkeyed,
         )

@@ -153,9 +153,11 @@ class PullBuffer:
             if self._limited:
                 return None
         only_again = self.budget.retrying >= config.retrying_max
-        for _ in range(len(ready)):
-            state = ready[0]
+        visits = len(ready)
+        while visits > 0:
+            state, before = ready[0], len(ready)
             step = self._step(state, now, room, only_again)
+            visits += len(ready) - before - 1  # what a step wakes is visited too
             if isinstance(step, Delivery) or (step is None and only_again):
                 ready.rotate(-1)
             elif state.in_ready:
@@ -190,23 +192,32 @@ class PullBuffer:
     def _step(
         self, state: QueueState, now: float, room: int, only_again: bool
     ) -> Delivery | ReadRequest | None:
-        jobs = state.jobs
-        if (jobs.retrying or jobs.released) and not state.rereading and jobs.move_due(now):
-            again = self._again.next(state, room)
-            if isinstance(again, Slice):
-                if state.lane is not None:
-                    state.lane.close_offsets(again.offsets)
-                return self._deliver(state, again, now, redelivered=True)
-            if again is not None:
-                return again
-        if only_again:
-            return None
+        again = self._step_again(state, now, room)
+        if again is not None or only_again:
+            return again
         if state.lane is not None:
-            return self._step_in_order(state, state.lane, now, room)
+            step = self._step_in_order(state, state.lane, now, room)
+            return self._step_again(state, now, room) if step is None else step
         taken = state.feed.take(room, self._answer_bytes_max) if self._has_span(state) else None
         if taken is None:
             return self._read_on(state, room)
-        return self._deliver(state, taken, now, redelivered=jobs.recorded > 0)
+        return self._deliver(state, taken, now, redelivered=state.jobs.recorded > 0)
+
+    def _step_again(self, state: QueueState, now: float, room: int) -> Delivery | ReadRequest | None:
+        """Redeliveries, and jobs that their chains let out."""
+        jobs = state.jobs
+        if not (jobs.retrying or jobs.released) or state.rereading or not jobs.move_due(now):
+            return None
+        step = self._again.next(state, room)
+        if not isinstance(step, Slice):
+            return step
+        late = set() if state.lane is None else state.lane.close(list(step.offsets))
+        if late:
+            kept = [at for at, offset in enumerate(step.offsets) if offset not in late]
+            if not kept:
+                return self._step_again(state, now, room)
+            step = step.chosen(kept)
+        return self._deliver(state, step, now, redelivered=True)
 
     def _step_in_order(
         self, state: QueueState, lane: OrderedLane, now: float, room: int
@@ -218,6 +229,8 @@ class PullBuffer:
         if not lane.deliverable:
             return None
         entries = lane.take(room, self._answer_bytes_max)
+        if not entries:
+            return self._step_in_order(state, lane, now, room)
         offsets = [entry.offset for entry in entries]
         messages = gather(offsets, [(entry.batch, entry.at) for entry in entries])
         return self._deliver(state, messages, now, redelivered=state.jobs.recorded > 0)

@@ -54,6 +54,15 @@ class Slice:
             self.batch, self.offsets[first:after], self.deliveries[first:after], self.indexes[first:after]
         )
 
+    def chosen(self, places: Sequence[int]) -> Slice:
+        """The messages at these places of the columns."""
+        return Slice(
+            self.batch,
+            [self.offsets[at] for at in places],
+            [self.deliveries[at] for at in places],
+            [self.indexes[at] for at in places],
+        )
+
     def fitting(self, bytes_max: int) -> Slice:
         """As many as fit, at least one."""
         if self.size <= bytes_max:

@@ -37,7 +37,7 @@ class ChainLane(Protocol):
 
     def leads(self, offset: int) -> bool: ...
 
-    def followers(self, offset: int) -> list[int]: ...
+    def failing(self, offset: int) -> list[int]: ...
 
     def put_back(self, offset: int) -> None: ...
 
@@ -239,7 +239,7 @@ class QueueJobs(JobTable):
         lane = self.lane
         if lane is None:
             return False
-        for follower in lane.followers(offset):
+        for follower in lane.failing(offset):
             for _, _, size in self.leases.take(follower, follower + 1, None):
                 self._release(1, size)
             self.send_back(follower)
@@ -274,6 +274,8 @@ class QueueJobs(JobTable):
             self._release(1, size)
             self.send_back(offset)
             return
+        if self.lane is not None:
+            self.lane.failing(offset)
         job = self._returned(offset, size)
         job.timeouts += 1
         job.since = job.since or now

@@ -75,6 +75,8 @@ class Redelivery:
             refusal = None if gate is None else gate.judge(batch.deliveries[index])
             if refusal is None:
                 state.again[offset] = (batch, index)
+            elif refusal.fault and not (jobs.lane is None or jobs.lane.leads(offset)):
+                jobs.send_back(offset)  # it fails when its turn comes
             elif refusal.fault:
                 jobs.refuse(offset, now, refusal.fault)
             else:

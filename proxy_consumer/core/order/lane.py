@@ -79,21 +79,23 @@ class OrderedLane:
         chain = self.busy.get(offset)
         return chain is None or self.scope.table.leads(chain, self, offset)
 
-    def followers(self, offset: int) -> list[int]:
-        """Jobs that went out with this one and stand behind it, last first."""
+    def failing(self, offset: int) -> list[int]:
+        """A job failed: those that went out with it and stand behind it, last first; nobody joins them."""
         chain = self.busy.get(offset)
-        if chain is None or len(chain.heads) < 2:
+        if chain is None:
             return []
+        chain.open = False
         return self.scope.table.after(chain, self, offset)[::-1]
 
     def put_back(self, offset: int) -> None:
         """A job that does not lead waits in its chain again."""
+        self._unready(offset)
         self.scope.table.put_back(self.busy.pop(offset), self, offset)
 
     # --- delivery
 
     def take(self, count: int, bytes_max: int) -> list[Entry]:
-        """Up to `count` entries in order, at least one; followers left behind go back into their chains."""
+        """Up to `count` entries in order, as many as fit; none when all had to wait for their heads."""
         deliverable, size = self.deliverable, 0
         chosen: list[Entry] = []
         while deliverable and len(chosen) < count:
@@ -102,37 +104,27 @@ class OrderedLane:
                 break
             chosen.append(deliverable.popleft())
         self.scope.given(len(chosen))
-        self.close(entry.chain for entry in chosen)
-        return chosen
+        late = self.close([entry.offset for entry in chosen])
+        return [entry for entry in chosen if entry.offset not in late] if late else chosen
 
-    def close(self, chains: Iterable[Chain[OrderedLane] | None]) -> None:
-        """These chains' heads are in an answer now; those of them that are still here did not fit."""
-        if self.scope.table.batch == 1:
-            return
-        closed = set()
-        for chain in chains:
-            if chain is not None:
-                chain.open = False
-                closed.add(id(chain))
-        left = [entry for entry in self.deliverable if id(entry.chain) in closed]
-        for entry in reversed(left):
-            self.deliverable.remove(entry)
-            self.scope.waiting -= 1
-            self.put_back(entry.offset)
+    def close(self, offsets: list[int]) -> set[int]:
+        """These are to go into an answer. Of each chain only a run from its head may: the rest goes back.
 
-    def close_offsets(self, offsets: Iterable[int]) -> None:
-        """The same for jobs that were read again; followers that wait to be read go back too."""
+        Returns which of `offsets` do not go. What stays behind of their chains goes back too.
+        """
+        late: set[int] = set()
         if self.scope.table.batch == 1:
-            return
+            return late
         given = set(offsets)
-        for offset in given:
-            chain = self.busy.get(offset)
-            if chain is None or not chain.open:
-                continue
+        for chain in {id(chain): chain for o in offsets if (chain := self.busy.get(o))}.values():
             chain.open = False
-            for lane, other in reversed(list(chain.heads)):
-                if lane is self and other not in given:
-                    self.state.jobs.send_back(other)
+            going = 0
+            while going < len(chain.heads) and chain.heads[going][1] in given:
+                going += 1
+            for _, offset in reversed(chain.heads[max(going, 1) :]):
+                self.state.jobs.send_back(offset)
+                late.add(offset)
+        return late & given
 
     def hold(self, offset: int) -> None:
         """The job's key was set aside; one that a client has is held when it comes back."""
@@ -145,12 +137,17 @@ class OrderedLane:
         self.state.jobs.bury_now(offset, reason)
 
     def _withdraw(self, offset: int) -> None:
-        """Take a job out of what lies ready."""
-        left = deque(entry for entry in self.deliverable if entry.offset != offset)
-        if len(left) < len(self.deliverable):
-            self.scope.waiting -= 1
-            self.deliverable = left
+        """Take a job out of what lies ready; it would be read again."""
+        if self._unready(offset):
             self.state.jobs.release(offset)
+
+    def _unready(self, offset: int) -> bool:
+        left = deque(entry for entry in self.deliverable if entry.offset != offset)
+        if len(left) == len(self.deliverable):
+            return False
+        self.scope.waiting -= 1
+        self.deliverable = left
+        return True
 
     def forget_bytes(self) -> None:
         """Deliver what lies ready by reading it again (a filter changed)."""

@@ -36,14 +36,21 @@ class OrderScope:
     """See the module. `single`: one key for the whole queue (QID), so nothing is read past a busy one."""
 
     def __init__(
-        self, *, merged: bool, batch: int = 1, single: bool = False, unkeyed: Counter | None = None
+        self,
+        table: ChainTable[OrderedLane],
+        *,
+        merged: bool,
+        single: bool = False,
+        unkeyed: Counter | None = None,
+        look_max: int = LOOK_MAX,
     ) -> None:
-        self.table: ChainTable[OrderedLane] = ChainTable(batch)
+        self.table = table
         self.action = OrderAction(self.table, unkeyed or Count())
         self.lanes: list[OrderedLane] = []
         self.waiting = 0  # entries in all lanes' deliverable
         self.open = True  # False: not all queues of the scope are there yet
         self.short = False
+        self._look_max = look_max
         self._merged = merged
         self._single = single
         self._reads = 0
@@ -119,13 +126,13 @@ class OrderScope:
                 return request
         looked = placed = 0
         while (placed < want or not lane.deliverable) and self.waiting < READY_MAX:
-            if looked >= LOOK_MAX:
+            if looked >= self._look_max:
                 self.short = True
                 return None
             chosen = self._choose(lane, want)
             if chosen is None or isinstance(chosen, ReadRequest):
                 return chosen
-            seen, ready = self._place(*chosen, max(1, want - placed), LOOK_MAX - looked)
+            seen, ready = self._place(*chosen, max(1, want - placed), self._look_max - looked)
             if not seen:
                 return None
             looked += seen
@@ -222,7 +229,7 @@ class OrderScope:
         if self._rescan is None:
             self._rescans += 1
             self._rescan = Rescan(self.table, self._merged, self._rescans)
-        request, self.short = self._rescan.advance(LOOK_MAX, self._found)
+        request, self.short = self._rescan.advance(self._look_max, self._found)
         if self._rescan.done:
             self._rescan = None
             for chain in list(self.table.starving.values()):

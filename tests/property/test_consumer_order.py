@@ -1,0 +1,409 @@
+"""Order keys through PullBuffer and OrderScope against a naive model: one list of messages, looked through.
+
+The model keeps every message in log order and says of each what may happen to it next. It asserts, at
+every delivery, that nothing of the same key stands unfinished before it (but what is in the same answer),
+and, whenever nothing is delivered, that nothing could be. Small bounds make chains run dry all the time.
+Commits are durable at once here; that they may fail is test_consumer_pull_buffer's subject. More
+examples: DDMQ_PROPERTY_EXAMPLES=2000 .venv/bin/python -m pytest tests/property -k consumer_order
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from backend.progress.group_progress import GroupProgress
+from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.gate import FILTERED, Refusal
+from proxy_consumer.core.order.chains import ChainTable
+from proxy_consumer.core.order.lane import OrderedLane
+from proxy_consumer.core.order.scope import OrderScope
+from proxy_consumer.core.pull_buffer import PullBuffer
+from proxy_consumer.core.steps import Delivery, Loaded, ReadRequest
+from proxy_consumer.core.tally import Tally
+
+EXAMPLES = os.environ.get("DDMQ_PROPERTY_EXAMPLES")
+QUEUES = 3
+TIMEOUT_S = 5.0
+DELIVERIES_MAX = 3
+BATCH = 4
+
+
+@dataclass
+class Message:
+    """One message of the model. `key` "": unordered. `kind`: plain, filtered, faulty."""
+
+    queue: int
+    offset: int
+    position: int
+    key: str
+    kind: str
+    state: str = "new"  # new, leased, waiting, ready, burying, done
+    lease: int = 0
+    deadline: float = 0.0
+    due: float = 0.0
+    tries: int = 0
+
+    @property
+    def delivery(self) -> bytes:
+        return f"{self.key}/{self.kind}/{self.queue}/{self.offset}".encode()
+
+
+class Batch(ReadBatch):
+    """Columns over the model's messages."""
+
+    def __init__(self, status: ReadStatus, found: list[Message], next_offset: int) -> None:
+        self.status = status
+        self.offsets = [message.offset for message in found]
+        self.positions = [message.position for message in found]
+        self.flags = [0] * len(found)
+        self.deliveries = [message.delivery for message in found]
+        self.next_offset = next_offset
+        self.bounds = None
+
+    def record(self, index: int) -> StoredRecord:
+        raise AssertionError("the core needs no records")
+
+
+class Filter:
+    """A gate as the kind of the message says; faults stop when they are mended."""
+
+    tags = None
+
+    def __init__(self) -> None:
+        self.mended = False
+
+    def judge(self, delivery: bytes) -> Refusal | None:
+        kind = delivery.split(b"/")[1]
+        if kind == b"filtered":
+            return FILTERED
+        return Refusal("does not fit") if kind == b"faulty" and not self.mended else None
+
+
+def key_of(delivery: bytes) -> str | None:
+    return delivery.split(b"/")[0].decode() or None
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """See the module."""
+
+    batch = 1
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        self.now = 100.0
+        self.messages: list[Message] = []
+        self.queues: list[list[Message]] = [[] for _ in range(QUEUES)]
+        self.durable = [GroupProgress() for _ in range(QUEUES)]
+        self.refs = [QueueRef("T", 1, number) for number in range(QUEUES)]
+        self.lease_ids = count(1)
+        self.gate = Filter()
+        self.load()
+        self.append(data.draw(st.lists(self.kinds(), min_size=5, max_size=30)))
+
+    @staticmethod
+    def kinds() -> Any:
+        key = st.sampled_from(["a", "a", "a", "b", "b", "c", "d", ""])
+        return st.tuples(
+            st.integers(0, QUEUES - 1), key, st.sampled_from(["plain"] * 12 + ["filtered", "faulty"])
+        )
+
+    def load(self) -> None:
+        """A new process: what is durable is all it knows."""
+        config = SubscriptionDefaults(
+            order_key="KEY",
+            order_scope="topic",
+            chain_batch=self.batch,
+            ack_timeout_ms=int(TIMEOUT_S * 1000),
+            retry_intervals_ms=(1000,),
+            max_timeout_redeliveries=1,
+            ordered_interval_ms=2000,
+            ordered_deliveries_max=DELIVERIES_MAX,
+            batch_max=BATCH,
+            concurrency=10,
+        )
+        table: ChainTable[OrderedLane] = ChainTable(self.batch, 2, 6)
+        self.scope = OrderScope(table, merged=True, look_max=5)
+        self.buffer = PullBuffer(
+            config,
+            10_000,
+            lambda wanted: (wanted + 1, 10_000),
+            self.lease_ids,
+            Tally(),
+            None,
+            lambda _: (self.scope, key_of),
+            self.gate,
+        )
+        self.tails: set[int] = set()
+        for number, queue in enumerate(self.queues):
+            view = self.durable[number].view()
+            self.buffer.assign(self.refs[number], view, Bounds(0, len(queue)))
+        for message in self.messages:
+            if message.state != "done":
+                spent = message.tries >= DELIVERIES_MAX
+                message.state = "burying" if spent else "new"
+
+    def lane_state(self, number: int) -> Any:
+        return self.buffer.queues[self.refs[number]]
+
+    def blocked(self, message: Message) -> bool:
+        """Whether something unfinished of its key stands before it."""
+        if not message.key:
+            return False
+        return any(
+            other.key == message.key and other.position < message.position and other.state != "done"
+            for other in self.messages
+            if not self.unseen_burial(other)
+        )
+
+    @staticmethod
+    def unseen_burial(other: Message) -> bool:
+        """Found spent when the process started: it moves on without its chain."""
+        return other.state == "burying" and other.lease == 0
+
+    # --- rules
+
+    @rule(kinds=st.data())
+    def more(self, kinds: st.DataObject) -> None:
+        self.append(kinds.draw(st.lists(self.kinds(), min_size=1, max_size=12)))
+
+    @rule(length=st.integers(10, 60), queue=st.integers(0, QUEUES - 1))
+    def many_of_one_key(self, length: int, queue: int) -> None:
+        self.append([(queue if n % 7 else n % QUEUES, "a", "plain") for n in range(length)])
+
+    def append(self, kinds: list[tuple[int, str, str]]) -> None:
+        for number, key, kind in kinds:
+            queue = self.queues[number]
+            message = Message(number, len(queue), len(self.messages), key, kind)
+            if kind == "filtered":
+                message.state = "done"
+            queue.append(message)
+            self.messages.append(message)
+            if number in self.tails:
+                self.tails.discard(number)
+                self.buffer.data_arrived(self.lane_state(number))
+
+    @rule(wanted=st.integers(1, 6), times=st.integers(1, 8))
+    def pull(self, wanted: int, times: int) -> None:
+        for _ in range(times):
+            self.pull_once(wanted)
+
+    def pull_once(self, wanted: int) -> Delivery | None:
+        for _ in range(10_000):
+            step = self.buffer.take(self.now, wanted)
+            if isinstance(step, ReadRequest):
+                self.read(step)
+            elif step is None and self.buffer.short:
+                self.buffer.sweep(self.now)
+            else:
+                break
+        else:
+            raise AssertionError("it never comes to an end")
+        if isinstance(step, Delivery):
+            self.check_delivery(step, wanted)
+            return step
+        self.check_nothing_to_deliver()
+        return None
+
+    def read(self, request: ReadRequest) -> None:
+        queue = self.queues[request.state.queue.queue_id]
+        found = queue[request.offset : request.offset + request.count_max]
+        status = ReadStatus.DATA if found else ReadStatus.NONE
+        after = request.offset + len(found)
+        loaded = self.buffer.loaded(request, Batch(status, found, after), self.now)
+        if loaded is Loaded.TAIL:
+            self.tails.add(request.state.queue.queue_id)
+        self.note_refused()
+
+    def note_refused(self) -> None:
+        """Faulty messages fail by themselves when their turn comes."""
+        for message in self.messages:
+            if message.kind != "faulty" or message.state not in ("new", "ready") or self.gate.mended:
+                continue
+            job = self.lane_state(message.queue).jobs.jobs.get(message.offset)
+            if job is not None and job.fails + job.timeouts > message.tries:
+                assert not self.blocked(message)
+                message.lease = -1
+                self.one_more_try(message, failed=True)
+
+    def check_nothing_to_deliver(self) -> None:
+        if sum(message.state == "leased" for message in self.messages) >= 10:
+            return
+        for message in self.messages:
+            free = message.state in ("new", "ready") and not self.blocked(message)
+            assert not free, message
+
+    def check_delivery(self, delivery: Delivery, wanted: int) -> None:
+        number, offsets = delivery.state.queue.queue_id, list(delivery.messages.offsets)
+        assert 0 < len(offsets) <= min(wanted, BATCH)
+        assert offsets == sorted(set(offsets))
+        given = [self.queues[number][offset] for offset in offsets]
+        for message, raw in zip(given, delivery.messages.deliveries, strict=True):
+            assert raw == message.delivery
+            assert message.state in ("new", "ready"), message
+            before = [other for other in self.messages if self.stands_before(other, message)]
+            assert all(other in given for other in before), (message, before)
+            assert len([other for other in given if other.key == message.key]) <= self.batch or not message.key
+        for message, attempt in zip(given, delivery.attempts(), strict=True):
+            assert attempt == message.tries + 1
+            message.state, message.lease = "leased", delivery.lease_id
+            message.deadline = self.now + TIMEOUT_S
+
+    def stands_before(self, other: Message, message: Message) -> bool:
+        return (
+            bool(message.key)
+            and other.key == message.key
+            and other.position < message.position
+            and other.state != "done"
+            and not self.unseen_burial(other)
+        )
+
+    @rule(data=st.data(), keep=st.integers(0, 3))
+    def ack(self, data: st.DataObject, keep: int) -> None:
+        leased = [message for message in self.messages if message.state == "leased"]
+        chosen = data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased and keep else leased
+        for message in chosen:
+            done = self.buffer.finish(self.lane_state(message.queue), [message.offset], [message.lease])
+            assert done == 1
+            message.state = "done"
+
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        leased = [message for message in self.messages if message.state == "leased"]
+        if not leased:
+            return
+        message = data.draw(st.sampled_from(leased))
+        state = self.lane_state(message.queue)
+        assert self.buffer.fail(state, [message.offset], [message.lease], None, self.now) == 1
+        self.came_back(message, failed=True)
+
+    def came_back(self, message: Message, *, failed: bool) -> None:
+        """A try is over; what went out behind it goes back untried, and so does it behind others."""
+        behind = [
+            other
+            for other in self.messages
+            if other.state == "leased" and other.lease == message.lease and other.key == message.key != ""
+        ]
+        for other in behind:
+            if other.position > message.position:
+                other.state = "new"
+        leads = not any(other.position < message.position for other in behind)
+        self.one_more_try(message, failed=failed)
+        if not leads and message.state != "burying":
+            message.state = "new"
+
+    def one_more_try(self, message: Message, *, failed: bool) -> None:
+        message.tries += 1
+        if message.tries >= DELIVERIES_MAX:
+            message.state = "burying"
+            return
+        jobs = self.lane_state(message.queue).jobs.jobs[message.offset]
+        wait = (1.0 if jobs.fails == 1 else 2.0) if failed else (0.0 if jobs.timeouts == 1 else 2.0)
+        message.state, message.due = ("waiting", self.now + wait) if wait else ("ready", self.now)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0]))
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.buffer.sweep(self.now)
+        late = [m for m in self.messages if m.state == "leased" and m.deadline <= self.now]
+        for message in sorted(late, key=lambda late_one: late_one.position):
+            if message.state == "leased":
+                self.came_back(message, failed=False)
+        for message in self.messages:
+            if message.state == "waiting" and message.due <= self.now:
+                message.state = "ready"
+
+    @rule()
+    def bury(self) -> None:
+        for number in range(QUEUES):
+            state = self.lane_state(number)
+            for job in state.jobs.take_burials():
+                message = self.queues[number][job.offset]
+                assert message.state == "burying", message
+                self.durable[number].apply(state.jobs.burial_delta("G", job))
+                self.buffer.buried(state, job)
+                message.state = "done"
+
+    @rule()
+    def mend(self) -> None:
+        """The filter's fault is gone: what was read is judged anew."""
+        self.gate.mended = True
+        self.buffer.filter_by(self.gate)
+
+    @rule()
+    def crash(self) -> None:
+        self.commit()
+        self.load()
+
+    def commit(self) -> None:
+        for number in range(QUEUES):
+            state = self.lane_state(number)
+            delta = state.jobs.collect("G")
+            if delta is not None:
+                self.durable[number].apply(delta)
+                state.jobs.settled()
+
+    @invariant()
+    def only_what_the_model_finished_is_finished(self) -> None:
+        for number in range(QUEUES):
+            acks = self.lane_state(number).jobs.ack_map
+            for message in self.queues[number]:
+                if acks.is_finished(message.offset):
+                    assert message.state == "done", message
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        table = self.scope.table
+        assert table.parked <= 6 + len(table) + 2 * BATCH
+        assert table.parked == sum(len(chain.parked) for chain in table)
+        assert self.scope.waiting == sum(len(lane.deliverable) for lane in self.scope.lanes)
+        busy = {message.key for message in self.messages if message.state != "done"}
+        assert {chain.key for chain in table} <= busy
+
+    def teardown(self) -> None:
+        """Whatever happened: who acknowledges everything gets everything, once more each."""
+        if not hasattr(self, "buffer"):
+            return
+        self.gate.mended = True
+        self.buffer.filter_by(self.gate)
+        for _ in range(20 * len(self.messages) + 100):
+            self.ack_everything()
+            self.bury()
+            if all(message.state == "done" for message in self.messages):
+                break
+            if self.pull_once(6) is None:
+                self.advance(1.0)
+        assert [message for message in self.messages if message.state != "done"] == []
+        assert self.pull_once(6) is None
+        assert len(self.scope.table) == 0
+
+    def ack_everything(self) -> None:
+        for message in self.messages:
+            if message.state == "leased":
+                self.buffer.finish(self.lane_state(message.queue), [message.offset], [message.lease])
+                message.state = "done"
+
+
+class OrderInBatchesMachine(OrderMachine):
+    """Up to three jobs of one key in an answer."""
+
+    batch = 3
+
+
+LIMITS = settings(
+    max_examples=int(EXAMPLES or 40),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestOrder = OrderMachine.TestCase
+TestOrder.settings = LIMITS
+TestOrderInBatches = OrderInBatchesMachine.TestCase
+TestOrderInBatches.settings = LIMITS
