@@ -2,7 +2,8 @@
 
     python house_process.py DIR SILENCE_S JOB...
 
-Jobs: `append` keeps sending, `wait` keeps reading, `join` holds a group's queues and keeps committing.
+Jobs: `append` keeps sending, `wait` keeps reading, `join` holds a group's queue and keeps committing,
+`share` holds its share of four queues and keeps committing on all that it ever held.
 What happens is printed as JSON lines with the machine's monotonic time.
 """
 
@@ -149,6 +150,47 @@ class Holder:
                 say("refused", epoch=self._epoch, error=type(error).__name__)
 
 
+class Sharer:
+    """Shares four queues with others; keeps finishing offset 0 of all it ever held, under first epochs."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._held: set[QueueRef] = set()
+        self._epochs: dict[QueueRef, int] = {}
+        backend.put_topic(TopicInfo("shared", 0, 4), soon()).wait()
+        self.membership = backend.join("group", "shared", self, address=f"pid:{os.getpid()}")
+        gevent.spawn(self._commit)
+
+    def assigned(self, assignment: Assignment) -> None:
+        self._held.update(assignment.queues)
+        for queue in assignment.queues:
+            self._epochs.setdefault(queue, assignment.epoch)
+        self._say()
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        self._held.difference_update(queues)
+        self.membership.release(queues)
+        self._say()
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        self._held.difference_update(queues)
+        self._say()
+
+    def _say(self) -> None:
+        say("has", queues=sorted(queue.queue_id for queue in self._held))
+
+    def _commit(self) -> None:
+        while True:
+            gevent.sleep(0.02)
+            for queue, epoch in list(self._epochs.items()):
+                delta = ProgressDelta("group", queue, epoch, 0, [(0, 1)])
+                try:
+                    self._backend.commit(CommitBatch(progress=[delta]), soon()).wait()
+                    say("committed", queue=queue.queue_id)
+                except DdmqError as error:
+                    say("refused", queue=queue.queue_id, error=type(error).__name__)
+
+
 def main(directory: str, silence_s: str, *jobs: str) -> None:
     election = enter(Path(directory), SessionLimits(silence_s=float(silence_s)))
     backend = election.start()
@@ -162,6 +204,8 @@ def main(directory: str, silence_s: str, *jobs: str) -> None:
             started.append(gevent.spawn(read_on, backend))
         elif job == "join":
             started.append(Holder(backend))
+        elif job == "share":
+            started.append(Sharer(backend))
     gevent.get_hub().join()
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import gevent
 import pytest
 
+from backend.assignment.table import REVOKE_S
+
 SCRIPT = Path(__file__).with_name("house_process.py")
 PATIENCE_S = 60.0
 TAKEOVER_S = 3.0
@@ -182,3 +184,65 @@ def test_a_stopped_writer_stays_the_writer(tmp_path: Path, processes: list[Proce
     until(lambda: set(acked) <= set(read()), "every acknowledged message is read")
     found = read()
     assert {identity: found[identity] for identity in acked} == acked
+
+
+def share_of(process: Process) -> list[int]:
+    said = process.said("has")
+    return said[-1]["queues"] if said else []
+
+
+def held_by(*processes: Process) -> list[int]:
+    return sorted(queue for process in processes for queue in share_of(process))
+
+
+@pytest.mark.slow
+def test_a_killed_member_s_queues_go_to_the_others(tmp_path: Path, processes: list[Process]) -> None:
+    first = Process(tmp_path, "first")
+    processes.append(first)
+    until(lambda: first.said("ready"), "the first writes")
+    members = [Process(tmp_path, f"member{n}", "share") for n in range(2)]
+    processes += members
+    until(lambda: [len(share_of(member)) for member in members] == [2, 2], "the two share")
+    victim, heir = members
+    kept = share_of(heir)
+    killed_at = time.monotonic()
+    victim.kill()
+    until(lambda: len(share_of(heir)) == 4, "the other has all")
+    took = heir.said("has")[-1]["at"] - killed_at
+    print(f"hand-over after kill -9: {took:.3f} s")
+    assert took < TAKEOVER_S
+    assert all(set(kept) <= set(event["queues"]) for event in heir.said("has")[-2:]), "nothing else moved"
+    late = Process(tmp_path, "late", "share")
+    processes.append(late)
+    until(lambda: len(share_of(late)) == len(share_of(heir)) == 2, "shared again")
+    assert held_by(heir, late) == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_stopped_member_is_not_waited_for_and_fenced(tmp_path: Path, processes: list[Process]) -> None:
+    """Stopped for less than the silence that ends its session: the deadline takes what it was asked for."""
+    first = Process(tmp_path, "first", silence_s=60)
+    processes.append(first)
+    until(lambda: first.said("ready"), "the first writes")
+    stopped = Process(tmp_path, "stopped", "share", silence_s=60)
+    processes.append(stopped)
+    until(lambda: len(stopped.said("committed")) > 8, "it has all and commits")
+    assert share_of(stopped) == [0, 1, 2, 3]
+    stopped.signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    heir = Process(tmp_path, "heir", "share", silence_s=60)
+    processes.append(heir)
+    until(lambda: len(share_of(heir)) == 2, "its part is taken after the deadline")
+    moved = share_of(heir)
+    assert heir.said("has")[0]["at"] - stopped_at > REVOKE_S, "but not before"
+    since = time.monotonic()
+    stopped.signal(signal.SIGCONT)
+
+    def now(what: str) -> set[int]:
+        return {event["queue"] for event in stopped.said(what) if event["at"] > since + 0.5}
+
+    until(lambda: now("refused") and now("committed"), "it goes on")
+    assert now("refused") == set(moved)
+    assert now("committed") == {0, 1, 2, 3} - set(moved), "what did not move is still its own"
+    assert {event["error"] for event in stopped.said("refused")} == {"FencedError"}
+    until(lambda: held_by(stopped, heir) == [0, 1, 2, 3], "each queue has one holder")
