@@ -24,6 +24,7 @@ from proxy_consumer.actions.job import Ending, Outcome, Place, job_of
 from proxy_consumer.commits import ProgressCommit, collect
 from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.steps import Delivery, QueueState
+from proxy_consumer.departures.trail import attempts_before
 from proxy_consumer.groups import PullWaiter
 from proxy_consumer.push.verdict import DONE, Kind, Pushed, Sink, Verdict
 from proxy_consumer.reads import Held
@@ -96,9 +97,10 @@ class PushRunner(PullWaiter):
         messages, state = delivery.messages, delivery.state
         self._leases[delivery.lease_id] = (state, len(messages.offsets))
         self.here += len(messages.offsets)
-        for raw, offset, attempt in zip(
-            messages.deliveries, messages.offsets, delivery.attempts(), strict=True
-        ):
+        rows = zip(messages.indexes, messages.deliveries, messages.offsets, delivery.attempts(), strict=True)
+        for index, raw, offset, attempt in rows:
+            if state.retry_queue:
+                attempt += attempts_before(messages.batch.record(index).system)
             gevent.spawn(self._begin, raw, state, offset, delivery.lease_id, attempt)
         self._extend_later()
         self._stand()

@@ -52,6 +52,8 @@ class _Connection:
         try:
             response.begin()
             content = response.read(bytes_max + 1)
+            if response.length and len(content) <= bytes_max:
+                raise NoAnswerError(f"{self._url.shown}: the answer ends {response.length} bytes too early")
             return response.status, content, response.isclosed() and not response.will_close
         finally:
             response.close()

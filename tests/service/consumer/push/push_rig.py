@@ -22,8 +22,10 @@ class PushRig(Rig):
         super().__init__(ConsumerConfig(**{"push_targets": LOOPBACK} | config))
         self.topic()
 
-    def pushed(self, *actions: str, push: PushConfig, **more: Any) -> None:
-        self.subscribe(config=SubscriptionDefaults(start="first", actions=actions, push=push, **more))
+    def pushed(self, *actions: str, push: PushConfig, topic: str = "T", **more: Any) -> None:
+        self.subscribe(
+            topic=topic, config=SubscriptionDefaults(start="first", actions=actions, push=push, **more)
+        )
 
     def http(self, *urls: str, actions: tuple[str, ...] = ("FormParams", "AsyncHttp"), **more: Any) -> None:
         """A subscription that pushes to `urls`; fields of HttpConfig or of the subscription."""
