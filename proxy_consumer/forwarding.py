@@ -49,14 +49,20 @@ class Forwarding:
 
     def take(self, group: Group, result: Any) -> bool:
         """Keep a result whose queue is not ours; False when no proxy can hold such a queue."""
-        if not self._runtime.address or result.context.topic not in group.subscriptions:
+        context = result.context
+        if not self._runtime.address or context.topic not in group.subscriptions:
+            return False
+        if not self._exists(_place(group, context)[1].decode("utf-8", "replace"), context.qid or b""):
             return False
         self._taken.append((group, result))
         return True
 
-    def drop(self) -> None:
-        """Forget what was taken: the call is refused as a whole."""
-        self._taken.clear()
+    def _exists(self, topic: str, qid: bytes) -> bool:
+        """Whether `qid` names a queue of the topic; what a client made up is in nobody's hands for ever."""
+        info, number = self._runtime.backend.topic(topic), qid.rpartition(b"_")[2]
+        if info is None or not number.isdigit() or len(number) > 9 or int(number) >= info.queues:
+            return False
+        return self._runtime.qid(QueueRef(topic, info.incarnation, int(number))).encode() == qid
 
     def send(self, done: Done) -> None:
         """Pass on what was taken; `done` gets the first error, None when all is answered."""

@@ -118,6 +118,12 @@ def test_between_two_owners(pair: Pair) -> None:
     assert b"between two owners" in call.outcome.error.message
 
 
+@pytest.mark.parametrize("queue", [1, 99, -1, 10**30])
+def test_a_queue_that_does_not_exist_is_ignored(pair: Pair, queue: int) -> None:
+    assert pair.submit(pair.there, result([0], queue=queue)).result is True
+    assert pair.there.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 1
+
+
 def test_nobody_holds_anything(pair: Pair) -> None:
     pair.holders = {}
     assert pair.submit(pair.there, result([0])).result is True
@@ -144,7 +150,8 @@ def test_a_proxy_without_an_address_of_its_own_passes_nothing_on(pair: Pair) -> 
 
 def test_results_of_retried_messages_find_the_holder_of_the_retry_queue(pair: Pair) -> None:
     asked: list[tuple[str, str]] = []
-    retry_queue = QueueRef("%RETRY%G", 1, 2)
+    pair.here.topic("%RETRY%G", queues=3)
+    retry_queue = pair.here.ref(2, "%RETRY%G")
 
     def holders(group: str, topic: str, _: float) -> Completion[Mapping[QueueRef, str]]:
         asked.append((group, topic))
