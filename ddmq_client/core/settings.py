@@ -89,7 +89,7 @@ class ConsumerSettings:
             raise OptionError(f"model={self.model!r}; allowed: {', '.join(MODELS)}")
         if self.broadcasting and (self.tags is not None or self.sql is not None):
             raise OptionError(
-                "tags and sql do not exist with model='broadcasting': every instance gets everything"
+                "tags and sql do not exist with model='broadcasting': the subscription's filter holds"
             )
         check("number of topics", len(self.topics), 0, 64)
         for topic in self.topics:

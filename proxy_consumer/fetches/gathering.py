@@ -1,8 +1,9 @@
 """Reading for one fetch: queue after queue, until all were looked at or the answer is full.
 
 A queue gives at most `count` messages; all of them together at most `bytes_max` (the first message always
-fits). Refused pressure messages are passed over. An offset that the client itself asked for and that is
-out of range gives nothing and the nearest valid offset; any other start goes on from there at once.
+fits). Refused pressure messages, and what a gate does not let through, are passed over. An offset that the
+client itself asked for and that is out of range gives nothing and the nearest valid offset; any other start
+goes on from there at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import FLAG_PRESSURE, Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from proxy_consumer.core.gate import Gate
 from proxy_consumer.runtime import log
 
 ROUNDS_MAX = 8  # reads of one queue that brought only messages to pass over
@@ -22,12 +24,19 @@ class Target:
     """One queue of one fetch, and what was found there."""
 
     __slots__ = (
-        "asked", "count", "deliveries", "gone", "next_offset", "offset", "offsets", "pressure", "qid",
+        "asked", "count", "deliveries", "gate", "gone", "next_offset", "offset", "offsets", "pressure", "qid",
         "queue", "records", "rounds",
     )  # fmt: skip
 
     def __init__(
-        self, queue: QueueRef, qid: str, offset: int, asked: bool, count: int, pressure: bool
+        self,
+        queue: QueueRef,
+        qid: str,
+        offset: int,
+        asked: bool,
+        count: int,
+        pressure: bool,
+        gate: Gate | None = None,
     ) -> None:
         self.queue = queue
         self.qid = qid
@@ -35,6 +44,7 @@ class Target:
         self.asked = asked
         self.count = count
         self.pressure = pressure
+        self.gate = gate
         self.next_offset = offset
         self.deliveries: list[bytes] = []
         self.offsets: list[int] = []
@@ -84,7 +94,10 @@ class Gathering:
         """Read on until the backend makes us wait."""
         while self._at < len(self._targets) and self._left > 0:
             target, read = self._targets[self._at], _Read(self)
-            self._backend.read(target.queue, target.next_offset, target.count, self._left, into=read)
+            tags = None if target.gate is None else target.gate.tags
+            self._backend.read(
+                target.queue, target.next_offset, target.count, self._left, into=read, tags=tags
+            )
             if not read.done:
                 read.inline = False
                 return
@@ -117,12 +130,16 @@ class Gathering:
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             target.next_offset = nearest(target.next_offset, batch.bounds)
             return not target.asked
+        if batch.status is ReadStatus.NONE:
+            target.next_offset = max(target.next_offset, batch.next_offset)  # behind what the tags left out
         target.gone = batch.status is ReadStatus.GONE
         return False
 
     def _take_messages(self, target: Target, batch: ReadBatch) -> None:
         for index, delivery in enumerate(batch.deliveries):
             if batch.flags[index] & FLAG_PRESSURE and not target.pressure:
+                continue
+            if target.gate is not None and target.gate.judge(delivery) is not None:
                 continue
             size = len(delivery) + MESSAGE_BYTES
             if size > self._left and self._taken:

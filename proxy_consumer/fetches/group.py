@@ -14,6 +14,7 @@ from proxy_consumer.fetches.core.roster import Roster
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.holding import HeldTopic
+from proxy_consumer.filters.gates import gate_for
 from proxy_consumer.groups import Group
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription import Subscription
@@ -107,7 +108,9 @@ class FetchedGroup:
     def _target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
         config = self.group.subscriptions[queue.topic.encode()].config
         count = max(1, min(fetch.call.args.request.maxBatchSize or 0, config.batch_max))
-        return Target(queue, self._runtime.qid(queue), offset, asked, count, config.pressure_traffic)
+        gate = gate_for(config) if config.model == BROADCASTING else None
+        qid = self._runtime.qid(queue)
+        return Target(queue, qid, offset, asked, count, config.pressure_traffic, gate)
 
 
 def is_broadcasting(group: Group) -> bool:

@@ -23,6 +23,7 @@ from proxy_consumer.fetches.core.instance import Instance
 from proxy_consumer.fetches.fetch import Fetch, Plan
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.group import broadcast_queues, is_broadcasting
+from proxy_consumer.filters.gates import gate_for
 from proxy_consumer.groups import Group
 from proxy_consumer.runtime import Runtime
 
@@ -165,7 +166,8 @@ class Instances:
             count = min(wanted, config.batch_max, config.concurrency - instance.outstanding)
             if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
                 qid, cursor = self._runtime.qid(queue), instance.cursor(queue)
-                targets.append(Target(queue, qid, cursor, False, count, config.pressure_traffic))
+                gate = gate_for(config)
+                targets.append(Target(queue, qid, cursor, False, count, config.pressure_traffic, gate))
         return targets, []
 
     def _ended(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:

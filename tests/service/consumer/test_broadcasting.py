@@ -8,6 +8,8 @@ import pytest
 from consumer_rig import FIRST, FakeCall, Rig, result, until
 from fetch_calls import ack, ask, fetch, shown, values
 
+from backend.records import NewRecord
+from ddmq_common.delivery import encode
 from ddmq_rpc.api import Wire
 from proxy_consumer.fetches import instances as module
 
@@ -128,6 +130,25 @@ def test_results_ride_on_a_pull(news: Rig) -> None:
     news.send(6)
     offsets = pull(news).offsets
     assert pull(news, result=result(offsets, group="G%one")).offsets == [8]
+
+
+@pytest.mark.parametrize("settings", [{"tags": "wanted"}, {"sql": "TAGS = 'wanted'"}])
+def test_the_subscriptions_filter_holds(rig: Rig, settings: dict[str, str]) -> None:
+    rig.topic()
+    rig.subscribe(config=replace(EVERYONE, **settings))  # type: ignore[arg-type]
+    begun(rig, "one")
+    for tag in (b"tag", b"wanted", b"tag"):
+        record = NewRecord("T", 0, bytes(16), 1, encode(b"", tag, tag, {}), tags=tag)
+        rig.wait(rig.backend.append([record] * 3, rig.deadline()))
+    got: list[int] = []
+    while len(got) < 3:
+        got += pull(rig, count=100).offsets
+    assert got == [3, 4, 5]
+    begun(rig, "one")
+    found = fetch(rig, offsets={"T": {0: 0}})["T", 0]
+    assert [message.offset for message in found.messages] == [3, 4, 5]
+    found = fetch(rig, offsets={"T": {0: 6}})["T", 0]
+    assert (found.messages, found.nextRequestOffset) == ([], 9)
 
 
 def test_an_instance_is_forgotten_after_a_minute(news: Rig) -> None:
