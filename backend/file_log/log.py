@@ -52,7 +52,6 @@ from ddmq_common.names import SCHEDULE_TOPIC, is_internal
 
 log = logging.getLogger(__name__)
 CLOSE_WAIT_S = 10.0  # for native threads, before the directory is given back
-GRANT_S = 10.0  # how long raising an epoch may wait for the disk
 
 
 class FileLog(Backend):
@@ -73,14 +72,7 @@ class FileLog(Backend):
         self._retention = opened.make_retention(options, clock, metrics, self.holds)
         self._waits = Waits(options.waits_max, self._writer.guarded)
         self._ownership = Ownership(
-            self._commit_grant,
-            self._living,
-            lambda group, queue: self._state.progress.fence(group, queue),
-            self._later,
-            self._call_after,
-            clock.monotonic,
-            self._tick_on,
-            options.topics_max,
+            self.commit, opened.state, clock, self._later, self._tick_on, options.topics_max
         )
         self._holders: list[Callable[[], Iterable[Hold]]] = [
             DeadLetterHolds(self, clock),
@@ -295,16 +287,6 @@ class FileLog(Backend):
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
         return self._queries.answer(lambda: self._ownership.holders(group, topic), Completion())
-
-    def _commit_grant(self, batch: CommitBatch) -> Completion[Any]:
-        return self.commit(batch, self._clock.monotonic() + GRANT_S)
-
-    def _living(self, name: str) -> list[QueueRef]:
-        topic = self._state.topics.get(name)
-        return [] if topic is None else [queue.ref for queue in topic.queues]
-
-    def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
-        gevent.spawn_later(seconds, call)
 
     # --- for the other parts of the system
 

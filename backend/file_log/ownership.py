@@ -6,16 +6,20 @@ durable. So a former holder's commits, also those of a process that was stopped 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
+
+import gevent
 
 from backend.assignment.decisions import Grant
 from backend.assignment.memberships import Answered, Later, Memberships
 from backend.completion import Completion
-from backend.progress.group_progress import Fence
+from backend.file_log.state import LogState
 from backend.records import CommitBatch, ProgressDelta, QueueRef
+from ddmq_common.clock import Clock
 
-RETRY_S = 0.1
+GRANT_S = 10.0  # how long raising an epoch may wait for the disk
+RETRY_S = 0.1  # after that failed
 
 
 class Ownership(Memberships):
@@ -23,30 +27,35 @@ class Ownership(Memberships):
 
     def __init__(
         self,
-        commit: Callable[[CommitBatch], Completion[Any]],
-        living: Callable[[str], Sequence[QueueRef]],
-        fence: Callable[[str, QueueRef], Fence],
+        commit: Callable[[CommitBatch, float], Completion[Any]],
+        state: LogState,
+        clock: Clock,
         later: Later,
-        call_after: Callable[[float, Callable[[], None]], object],
-        now: Callable[[], float],
         watch: Callable[[], object],
         lines_max: int,
     ) -> None:
+        fence = state.progress.fence
+
+        def living(name: str) -> list[QueueRef]:
+            topic = state.topics.get(name)
+            return [] if topic is None else [queue.ref for queue in topic.queues]
+
         def raise_epochs(grant: Grant, answered: Answered) -> None:
             group = grant.seat.group
             deltas = [
                 ProgressDelta(group, queue, grant.epoch, fence(group, queue).generation)
                 for queue in grant.queues
             ]
-            commit(CommitBatch((), deltas)).then(lambda done: answered(done.error))
+            done = commit(CommitBatch((), deltas), clock.monotonic() + GRANT_S)
+            done.then(lambda one: answered(one.error))
 
         super().__init__(
             living,
             lambda group, queue: fence(group, queue).epoch,
             raise_epochs,
             later,
-            lambda again: call_after(RETRY_S, again),
-            now,
+            lambda again: gevent.spawn_later(RETRY_S, again),
+            clock.monotonic,
             watch,
             lines_max,
         )

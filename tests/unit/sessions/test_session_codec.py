@@ -11,6 +11,7 @@ from backend.capabilities import Durability
 from backend.file_log.lock import DirectoryInUseError
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.protocol import deadline_of, timeout_ms
+from backend.port import Sharing
 from backend.records import (
     AppendResult,
     AppendStatus,
@@ -124,3 +125,13 @@ def test_deadlines_travel_as_time_left() -> None:
     assert timeout_ms(float("inf"), 0.0) == 86_400_000
     assert deadline_of(1500, 100.0) == 101.5
     assert deadline_of(-5, 100.0) == 100.0
+
+
+def test_a_join_travels_with_all_that_it_asks_for() -> None:
+    for terms in (
+        codec.JoinTerms(Sharing.AVERAGELY, None, "", ""),
+        codec.JoinTerms(Sharing.WHOLE_GROUP, frozenset({3, 1}), "host:1", "me"),
+    ):
+        assert codec.decode_join(codec.encode_join("g", "orders", terms)) == ("g", "orders", terms)
+    with pytest.raises(ValueError, match="by lot"):
+        codec.decode_join(codec.encode(("g", "orders", "by lot", None, "", "")))

@@ -25,6 +25,7 @@ from backend.file_log.sessions import election as election_module
 from backend.file_log.sessions.election import Election, Opened
 from backend.file_log.sessions.wire import place
 from backend.memory import MemoryBackend
+from backend.port import Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, RemoteError, StorageError
 from ddmq_common.metrics import catalogue
@@ -83,6 +84,23 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(tmp_path:
         assert told == ["k"]
         if second.is_writer:
             assert metrics.cell(catalogue.TAKEOVERS).value == 1
+
+
+def test_a_membership_is_carried_over_with_all_that_it_asked_for(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        first, writer = home.enter()
+        second, face = home.enter()
+        home.make()
+        done(writer.put_topic(TopicInfo("orders", 1, 3), soon()))
+        heard = Heard()
+        face.join("g", "orders", heard, Sharing.BY_CIRCLE, frozenset({1}), "host:9713", "me")
+        until(lambda: heard.epochs, "the assignment")
+        first.close()
+        until(lambda: second.is_writer and len(heard.epochs) == 2, "assigned anew")
+        assert [event for event in heard.events if event[0] == "assigned"] == [
+            ("assigned", (queue(queue_id=1),))
+        ] * 2
+        assert done(face.holders("g", "orders", soon())) == {queue(queue_id=1): "host:9713"}
 
 
 def test_takeovers_one_after_the_other(tmp_path: Path) -> None:

@@ -1,0 +1,178 @@
+"""Decisions carried out: told in order, from the hub, and tried again when the disk fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from backend.assignment.decisions import Grant
+from backend.assignment.memberships import Answered, Memberships
+from backend.assignment.table import REVOKE_S
+from backend.port import Assignment, Sharing
+from backend.records import QueueRef
+from ddmq_common.errors import BoundReachedError, DrainingError, StorageError
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[int]]] = []
+
+    def assigned(self, assignment: Assignment) -> None:
+        self._note("assigned", assignment.queues)
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        self._note("revoked", queues)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        self._note("lost", queues)
+
+    def _note(self, what: str, queues: Sequence[QueueRef]) -> None:
+        self.told.append((what, [queue.queue_id for queue in queues]))
+
+
+class Rig:
+    """An engine of nothing but its edges."""
+
+    def __init__(self, queues: int = 2, lines_max: int = 3) -> None:
+        self.queues = {"t": [QueueRef("t", 1, n) for n in range(queues)]}
+        self.now = 0.0
+        self.watched = 0
+        self.on_disk: list[tuple[Grant, Answered]] = []
+        self.retries: list[Callable[[], None]] = []
+        self._later: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+        self.epochs: dict[QueueRef, int] = {}
+        self.memberships = Memberships(
+            lambda topic: self.queues.get(topic, []),
+            lambda group, queue: self.epochs.get(queue, 0),
+            lambda grant, answered: self.on_disk.append((grant, answered)),
+            lambda call, *args: self._later.append((call, args)),
+            self.retries.append,
+            lambda: self.now,
+            self._watch,
+            lines_max,
+        )
+
+    def _watch(self) -> None:
+        self.watched += 1
+
+    def disk(self, error: Exception | None = None) -> None:
+        on_disk, self.on_disk = self.on_disk, []
+        for grant, answered in on_disk:
+            if error is None:
+                self.epochs.update(dict.fromkeys(grant.queues, grant.epoch))
+            answered(error)
+
+    def hub(self) -> None:
+        later, self._later = self._later, []
+        for call, args in later:
+            call(*args)
+
+
+def test_a_member_hears_when_it_is_durable_and_not_inside_a_call() -> None:
+    rig, heard = Rig(), Heard()
+    rig.memberships.join("g", "t", heard)
+    rig.hub()
+    assert heard.told == []
+    rig.disk()
+    assert heard.told == []
+    rig.hub()
+    assert heard.told == [("assigned", [0, 1])]
+
+
+def test_a_failed_grant_is_tried_again() -> None:
+    rig, heard = Rig(), Heard()
+    rig.memberships.join("g", "t", heard)
+    rig.disk(StorageError("full"))
+    assert rig.on_disk == []
+    rig.retries.pop()()
+    rig.disk()
+    rig.hub()
+    assert heard.told == [("assigned", [0, 1])]
+
+
+def test_a_draining_engine_is_not_asked_again() -> None:
+    rig = Rig()
+    rig.memberships.join("g", "t", Heard())
+    rig.disk(DrainingError("ends"))
+    assert rig.retries == []
+
+
+def test_what_was_told_to_who_has_left_is_not_heard() -> None:
+    rig, heard = Rig(), Heard()
+    membership = rig.memberships.join("g", "t", heard)
+    rig.disk()
+    membership.leave()
+    membership.leave()
+    membership.release(rig.queues["t"])
+    rig.hub()
+    assert heard.told == []
+
+
+def test_who_leaves_before_the_disk_answers_gets_nothing_and_the_next_one_all() -> None:
+    rig, heir = Rig(), Heard()
+    first = rig.memberships.join("g", "t", Heard(), Sharing.WHOLE_TOPIC)
+    rig.memberships.join("g", "t", heir, Sharing.WHOLE_TOPIC)
+    first.leave()
+    rig.disk()
+    rig.disk()
+    rig.hub()
+    assert heir.told == [("assigned", [0, 1])]
+
+
+def test_a_deadline_takes_what_was_not_released() -> None:
+    rig, first, second = Rig(), Heard(), Heard()
+    rig.memberships.join("g", "t", first, address="a")
+    rig.disk()
+    assert rig.memberships.sweep(rig.now) is False
+    rig.memberships.join("g", "t", second, address="b")
+    assert rig.watched == 1
+    assert rig.memberships.sweep(rig.now) is True
+    rig.now += REVOKE_S
+    assert rig.memberships.sweep(rig.now) is False
+    rig.disk()
+    rig.hub()
+    assert first.told == [("assigned", [0, 1]), ("revoked", [1]), ("lost", [1])]
+    assert second.told == [("assigned", [1])]
+
+
+def test_a_deleted_topic_is_lost_by_who_held_it() -> None:
+    rig, heard = Rig(), Heard()
+    rig.memberships.join("g", "t", heard)
+    rig.disk()
+    rig.queues["t"] = [QueueRef("t", 2, 0)]
+    rig.memberships.topic_changed("t")
+    rig.disk()
+    rig.hub()
+    assert heard.told == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0])]
+
+
+def test_a_deposed_group_holder_comes_last() -> None:
+    rig, one, two = Rig(), Heard(), Heard()
+    rig.memberships.join("g", "t", one, Sharing.WHOLE_GROUP, member="one")
+    rig.memberships.join("g", "t", two, Sharing.WHOLE_GROUP, member="two")
+    rig.disk()
+    rig.memberships.depose("g", "t")
+    rig.disk()
+    rig.hub()
+    assert one.told == [("assigned", [0, 1]), ("lost", [0, 1])]
+    assert two.told == [("assigned", [0, 1])]
+
+
+def test_pairs_of_group_and_topic_are_bounded_and_given_back() -> None:
+    rig = Rig(lines_max=3)
+    members = [rig.memberships.join(group, "none", Heard()) for group in "abc"]
+    rig.memberships.join("a", "none", Heard())
+    with pytest.raises(BoundReachedError, match="3 groups"):
+        rig.memberships.join("d", "none", Heard())
+    members[1].leave()
+    rig.memberships.join("d", "none", Heard())
+
+
+def test_nobody_hears_anything_after_the_end() -> None:
+    rig, heard = Rig(), Heard()
+    rig.memberships.join("g", "t", heard)
+    rig.memberships.close()
+    rig.disk()
+    rig.hub()
+    assert heard.told == []
