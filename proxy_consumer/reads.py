@@ -45,7 +45,7 @@ class QueueRead(Completion[ReadBatch]):
         if self.inline:
             return
         loaded = self.subscription.read_done(self)
-        if loaded is Loaded.DATA:
+        if loaded is Loaded.DATA or self.subscription.buffer.may_have:
             self.subscription.group.serve()
 
 

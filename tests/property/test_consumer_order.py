@@ -142,6 +142,7 @@ class OrderMachine(RuleBasedStateMachine):
             self.gate,
         )
         self.tails: set[int] = set()
+        self.open_reads: list[ReadRequest] = []
         for number, queue in enumerate(self.queues):
             view = self.durable[number].view()
             self.buffer.assign(self.refs[number], view, Bounds(0, len(queue)))
@@ -200,6 +201,8 @@ class OrderMachine(RuleBasedStateMachine):
             step = self.buffer.take(self.now, wanted)
             if isinstance(step, ReadRequest):
                 self.read(step)
+            elif step is None and self.open_reads:
+                self.read(self.open_reads.pop(0))
             elif step is None and self.buffer.short:
                 self.buffer.sweep(self.now)
             else:
@@ -211,6 +214,20 @@ class OrderMachine(RuleBasedStateMachine):
             return step
         self.check_nothing_to_deliver()
         return None
+
+    @rule(times=st.integers(1, 4))
+    def ask_and_let_reads_wait(self, times: int) -> None:
+        for _ in range(times):
+            step = self.buffer.take(self.now, 2)
+            if isinstance(step, ReadRequest):
+                self.open_reads.append(step)
+            elif isinstance(step, Delivery):
+                self.check_delivery(step, 2)
+
+    @rule(data=st.data())
+    def a_read_comes_back(self, data: st.DataObject) -> None:
+        if self.open_reads:
+            self.read(self.open_reads.pop(data.draw(st.integers(0, len(self.open_reads) - 1))))
 
     def read(self, request: ReadRequest) -> None:
         queue = self.queues[request.state.queue.queue_id]

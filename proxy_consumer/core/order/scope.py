@@ -122,7 +122,7 @@ class OrderScope:
             return None
         if self.table.starving and not self._rescan_failed and not lane.deliverable:
             request = self._look_back()
-            if request is not None:
+            if request is not None or lane.state.jobs.released:
                 return request
         looked = placed = 0
         while (placed < want or not lane.deliverable) and self.waiting < READY_MAX:

@@ -1,0 +1,295 @@
+"""Order keys through a whole proxy: over topics and queues, restarts, and what operators do to a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from backend.records import NewRecord
+from ddmq_common.delivery import encode
+from ddmq_common.errors import CallerError
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.groups import Group
+from proxy_consumer.ordering import PARKED_MAX
+from tests.service.consumer.consumer_rig import IDL, Rig
+
+BY_KEY = SubscriptionDefaults(
+    start="first", order_key="KEY", retry_intervals_ms=(100,), ordered_deliveries_max=3
+)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.close()
+
+
+def put(rig: Rig, key: str, body: str, queue: int = 0, topic: str = "T") -> None:
+    record = NewRecord(
+        topic,
+        queue,
+        bytes(16),
+        rig.clock.wall_ms(),
+        encode(key.encode(), body.encode(), b"", None),
+        key.encode(),
+    )
+    rig.wait(rig.backend.append([record], rig.deadline()))
+
+
+def result(call: Any, ack: bool = True, reason: str = "") -> Any:
+    """What a client says to everything that `call` delivered."""
+    offsets = call.offsets
+    given = (
+        {"successOffsets": offsets}
+        if ack
+        else {"failOffsets": offsets, "failReasons": [reason] * len(offsets)}
+    )
+    return IDL.ConsumeResult(context=call.result.context, **given)
+
+
+def group(rig: Rig) -> Group:
+    return rig.service._directory.groups[b"G"]
+
+
+def bodies(call: Any) -> list[bytes]:
+    return list(call.values)
+
+
+def test_only_the_head_of_a_key_is_out_and_others_go_on(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=BY_KEY)
+    for body in ("a1", "a2", "b1", "a3", "c1"):
+        put(rig, body[0], body)
+    first = rig.pull()
+    assert bodies(first) == [b"a1", b"b1", b"c1"]
+    assert rig.pull().result.messages == []
+    rig.submit(result(first))
+    second = rig.pull()
+    assert bodies(second) == [b"a2"]
+    rig.submit(result(second))
+    assert bodies(rig.pull()) == [b"a3"]
+
+
+def test_one_chain_over_the_queues_of_a_topic_in_log_order(rig: Rig) -> None:
+    rig.topic(queues=3)
+    rig.subscribe(config=BY_KEY)
+    for number, queue in enumerate((2, 0, 1, 0, 2)):
+        put(rig, "a", f"a{number}", queue)
+    for number in range(5):
+        call = rig.pull()
+        assert bodies(call) == [b"a%d" % number]
+        assert rig.pull().result.messages == []
+        rig.submit(result(call))
+
+
+def test_one_chain_over_the_topics_of_a_group(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    for number, topic in enumerate("TUUT"):
+        put(rig, "a", f"a{number}", topic=topic)
+    assert rig.pull(topic=b"U").result.messages == []
+    for number, topic in enumerate((b"T", b"U", b"U", b"T")):
+        call = rig.pull(topic=topic)
+        assert bodies(call) == [b"a%d" % number]
+        rig.submit(result(call))
+
+
+def test_a_pull_for_one_topic_is_answered_when_the_other_topics_head_is_done(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    put(rig, "a", "a0", topic="T")
+    put(rig, "a", "a1", topic="U")
+    head = rig.pull(topic=b"T")
+    waiting = rig.ask(topic=b"U", linger=20_000)
+    rig.settle()
+    assert not waiting.answered
+    rig.submit(result(head))
+    rig.settle(lambda: waiting.answered)
+    assert bodies(waiting) == [b"a1"]
+
+
+def test_a_topic_of_its_own_where_the_scope_says_so(rig: Rig) -> None:
+    own = SubscriptionDefaults(start="first", order_key="KEY", order_scope="topic")
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=own)
+        put(rig, "a", f"{topic}1", topic=topic)
+        put(rig, "a", f"{topic}2", topic=topic)
+    assert bodies(rig.pull(topic=b"T")) == [b"T1"]
+    assert bodies(rig.pull(topic=b"U")) == [b"U1"]
+
+
+def test_the_queue_is_the_key(rig: Rig) -> None:
+    rig.topic(queues=2)
+    rig.subscribe(config=SubscriptionDefaults(start="first", order_key="QID"))
+    for number in range(4):
+        put(rig, "", f"m{number}", number % 2)
+    first, second = rig.pull(), rig.pull()
+    assert sorted([*bodies(first), *bodies(second)]) == [b"m0", b"m1"]
+    assert rig.pull().result.messages == []
+    rig.submit(result(first))
+    assert bodies(rig.pull()) == [b"m2" if first.queue == 0 else b"m3"]
+
+
+def test_a_path_into_the_body_and_messages_without_the_value(rig: Rig) -> None:
+    rig.topic()
+    by_path = SubscriptionDefaults(start="first", order_key="$.o.id")
+    rig.subscribe(config=by_path)
+    texts = (
+        '{"o":{"id":1}}',
+        '{"o":{"id":1.0}}',
+        '{"o":{"id":"1"}}',
+        '{"o":{}}',
+        "no json",
+        '{"o":{"id":null}}',
+    )
+    for text in texts:
+        put(rig, "", text)
+    call = rig.pull()
+    assert call.offsets == [0, 2, 3, 4, 5]
+    assert rig.counted("ddmq_unkeyed_total", group="G", topic="T") == 3
+    rig.submit(result(call))
+    assert rig.pull().offsets == [1]
+
+
+def test_a_failing_head_holds_its_key_and_ends_as_a_dead_letter(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=BY_KEY)
+    for body in ("a1", "a2", "b1"):
+        put(rig, body[0], body)
+    rig.submit(result(rig.pull(count=1), ack=False, reason="no stock"))
+    assert bodies(rig.pull()) == [b"b1"]
+    (blocked,) = [key for key in group(rig).blocked_keys(10) if key.key == '"a"']
+    assert (blocked.attempts, blocked.state, blocked.error) == (1, "retrying", "no stock")
+    assert (blocked.topic, blocked.queue_id, blocked.offset, blocked.waiting) == ("T", 0, 0, 1)
+    for wait in (0.2, 1.2):
+        rig.advance(wait)
+        rig.submit(result(rig.pull(count=1), ack=False))
+    rig.settle(lambda: rig.counted("ddmq_dead_letters_total") == 1)
+    assert rig.counted("ddmq_dead_letters_total", reason="failed") == 1
+    assert bodies(rig.pull()) == [b"a2"]
+
+
+def test_the_key_stays_blocked_over_a_restart(rig: Rig) -> None:
+    rig.topic(queues=2)
+    rig.subscribe(config=BY_KEY)
+    for number in range(6):
+        put(rig, "a" if number % 2 else "b", f"m{number}", number % 2)
+    first = rig.pull(count=1)
+    rig.submit(result(first, ack=False))
+    rig.submit(result(rig.pull()))
+    rig.restart()
+    again = {bodies(call)[0]: call for call in (rig.pull(), rig.pull())}
+    failed = bodies(first)[0]
+    other = b"m3" if failed == b"m0" else b"m2"
+    assert set(again) == {failed, other}
+    assert rig.pull().result.messages == []
+
+
+def test_a_parked_key_waits_for_its_replay_and_others_do_not(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=BY_KEY)
+    for body in ("a1", "a2", "b1"):
+        put(rig, body[0], body)
+    rig.submit(result(rig.pull(count=1), ack=False))
+    rig.wait(group(rig).park_key('"a"'))
+    rig.advance(5)
+    assert bodies(rig.pull()) == [b"b1"]
+    assert [key.state for key in group(rig).blocked_keys(10) if key.key == '"a"'] == ["parked"]
+    rig.restart()
+    assert bodies(rig.pull()) == [b"b1"]
+    assert rig.pull().result.messages == []
+    stored = group(rig).replay_key('"a"')
+    assert stored is not None
+    rig.wait(stored)
+    assert bodies(rig.pull()) == [b"a1"]
+
+
+def test_a_skipped_head_is_a_dead_letter_and_the_next_goes_on(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=BY_KEY)
+    for body in ("a1", "a2"):
+        put(rig, "a", body)
+    held = rig.pull()
+    assert bodies(held) == [b"a1"]
+    group(rig).skip_key('"a"')
+    rig.settle(lambda: rig.counted("ddmq_dead_letters_total") == 1)
+    assert rig.counted("ddmq_dead_letters_total", reason="skipped") == 1
+    assert bodies(rig.pull()) == [b"a2"]
+    rig.submit(result(held))
+    assert rig.progress().committed == 1
+
+
+def test_keys_that_are_not_blocked_are_said_so(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=BY_KEY)
+    rig.pull()
+    for call in (group(rig).skip_key, group(rig).replay_key):
+        with pytest.raises(CallerError, match='key "z" of group G is not blocked or parked at this proxy'):
+            call('"z"')
+    assert PARKED_MAX == 1_000
+
+
+def test_without_order_keys_nothing_can_be_parked(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    with pytest.raises(CallerError, match="no subscription of group G has an order key"):
+        group(rig).park_key('"a"')
+
+
+def test_several_of_a_key_in_one_answer(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=SubscriptionDefaults(start="first", order_key="KEY", chain_batch=3))
+    for number in range(5):
+        put(rig, "a", f"a{number}")
+    first = rig.pull()
+    assert first.offsets == [0, 1, 2]
+    rig.submit(IDL.ConsumeResult(context=first.result.context, successOffsets=[0], failOffsets=[1]))
+    rig.advance(0.2)
+    assert rig.pull().offsets == [1]
+    assert rig.progress().committed == 1
+
+
+def test_another_order_key_starts_anew_and_loses_nothing(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    for body in ("a1", "a2", "b1"):
+        put(rig, body[0], body)
+    held = rig.pull(count=1)
+    assert bodies(held) == [b"a1"]
+    group(rig).subscriptions[b"T"].configure(BY_KEY)
+    rig.settle()
+    rig.submit(result(held))
+    assert rig.progress().committed == 1
+    assert bodies(rig.pull()) == [b"a2", b"b1"]
+
+
+def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=SubscriptionDefaults(start="first", order_key="KEY", ordered_deliveries_max=-1))
+    delivery = encode(b"hot", b"body", b"", None)
+    records = [NewRecord("T", 0, bytes(16), 0, delivery, b"hot") for _ in range(10_000)]
+    rig.wait(rig.backend.append(records, rig.deadline()))
+    put(rig, "cold", "last")
+    hot = rig.pull(count=1)
+    cold = rig.ask(linger=20_000)
+    for _ in range(100):
+        if cold.answered:
+            break
+        rig.advance(0.01)
+    assert bodies(cold) == [b"last"]
+    (lane,) = group(rig).subscriptions[b"T"].lanes()
+    assert len(lane.scope.table) == 2
+    assert lane.scope.table.parked <= 16
+    assert len(lane.state.jobs.jobs) == 0
+    done = 0
+    while done < 200:
+        rig.submit(result(hot))
+        hot = rig.pull(count=1)
+        done += 1
+        assert hot.offsets == [done]
