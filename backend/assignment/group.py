@@ -10,18 +10,25 @@ from backend.port import Sharing
 
 
 class Group:
-    """One group's lines by topic. `holder`: the member that holds the whole-group ones."""
+    """One group's lines by topic. `holder`: the member that holds the whole-group ones.
+
+    `withheld`: something was not granted to the holder because others still had some of it.
+    """
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = {}
         self.holder: str | None = None
+        self.withheld = False
 
     def whole(self) -> list[Line]:
         """The lines that go to one member together."""
         return [line for line in self.lines.values() if line.sharing is Sharing.WHOLE_GROUP]
 
-    def choose(self) -> None:
-        """See who holds the group: the member in most topics, then the present one, then the oldest."""
+    def choose(self) -> bool:
+        """See who holds the group: the member in most topics, then the present one, then the oldest.
+
+        True when that has changed.
+        """
         joined: dict[str, int] = {}
         oldest: dict[str, int] = {}
         for line in self.whole():
@@ -33,6 +40,7 @@ class Group:
         self.holder = max(
             joined, key=lambda member: (joined[member], member == present, -oldest[member]), default=None
         )
+        return self.holder != present
 
     def others_hold(self) -> bool:
         """Whether any whole-group queue is still another member's than the holder's."""

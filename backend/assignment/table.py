@@ -45,6 +45,7 @@ from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError
 
 REVOKE_S = 2.0  # how long a member may take to release what it is asked for
+LATE_MAX = 32  # lines that one `tick` settles: some milliseconds
 
 
 class AssignmentTable:
@@ -139,9 +140,9 @@ class AssignmentTable:
         return [] if line is None else self._settle(line, now)
 
     def tick(self, now: float) -> list[Decision]:
-        """Take back what was not released in time."""
+        """Take back what was not released in time; of LATE_MAX lines at once, the others next time."""
         decisions: list[Decision] = []
-        for line in [line for line, deadline in self._leaving.items() if deadline <= now]:
+        for line in [line for line, deadline in self._leaving.items() if deadline <= now][:LATE_MAX]:
             late = line.where(lambda _, cell: cell.state is State.LEAVING and cell.deadline <= now)
             decisions += self._take(line, late)
             decisions += self._settle(line, now)
@@ -185,8 +186,10 @@ class AssignmentTable:
         decisions: list[Decision] = []
         lost = line.sync(self._living(line.topic))
         decisions += [Lose(seat, tuple(queues)) for seat, queues in lost.items()]
-        group.choose()
-        lines = [line, *(other for other in group.whole() if other is not line)]
+        lines = [line]
+        if group.choose() or (group.withheld and not group.others_hold()):
+            group.withheld = False
+            lines += [other for other in group.whole() if other is not line]
         for one in lines:
             one.take_aim(group.holder)
             decisions += self._recall(one, one.where(_misplaced(one)), now + self._revoke_s)
@@ -212,7 +215,10 @@ class AssignmentTable:
 
     def _grant(self, line: Line, group: Group) -> list[Decision]:
         free = line.where(lambda queue, cell: cell.state is State.FREE and queue in line.aim)
-        if not free or (line.sharing is Sharing.WHOLE_GROUP and group.others_hold()):
+        if free and line.sharing is Sharing.WHOLE_GROUP and group.others_hold():
+            group.withheld = True
+            return []
+        if not free:
             return []
         grants: list[Decision] = []
         recorded = max(self._recorded(line.group, queue) for queue in line.cells)

@@ -8,7 +8,7 @@ import pytest
 
 from backend.assignment.decisions import Grant
 from backend.assignment.memberships import Answered, Memberships
-from backend.assignment.table import REVOKE_S
+from backend.assignment.table import LATE_MAX, REVOKE_S
 from backend.port import Assignment, Sharing
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError, DrainingError, StorageError
@@ -134,6 +134,19 @@ def test_a_deadline_takes_what_was_not_released() -> None:
     rig.hub()
     assert first.told == [("assigned", [0, 1]), ("revoked", [1]), ("lost", [1])]
     assert second.told == [("assigned", [1])]
+
+
+def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
+    rig, groups = Rig(lines_max=100), [f"g{n}" for n in range(LATE_MAX + 1)]
+    for address in "ab":
+        for group in groups:
+            rig.memberships.join(group, "t", Heard(), address=address)
+        rig.disk()
+    rig.now += REVOKE_S
+    assert rig.memberships.sweep(rig.now) is True
+    assert len(rig.on_disk) == LATE_MAX
+    assert rig.memberships.sweep(rig.now) is False
+    assert len(rig.on_disk) == LATE_MAX + 1
 
 
 def test_a_deleted_topic_is_lost_by_who_held_it() -> None:
