@@ -157,7 +157,7 @@ class Seat:
         for queue, view, limits in zip(queues, progress.value, bounds.value, strict=True):
             epoch = self._unloaded.pop(queue, None)
             if epoch is not None and limits is not None:
-                self._subscription.install(self, queue, view, limits, max(epoch, view.epoch))
+                self._subscription.install(self, queue, view, limits, epoch)
         self._subscription.installed()
 
     def refence(self, state: QueueState, then: Callable[[], None]) -> None:

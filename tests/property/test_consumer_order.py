@@ -4,7 +4,7 @@ The model keeps every message in log order and says of each what may happen to i
 every delivery, that nothing of the same key stands unfinished before it (but what is in the same answer),
 and, whenever nothing is delivered, that nothing could be. Small bounds make chains run dry all the time.
 Commits are durable at once here; that they may fail is test_consumer_pull_buffer's subject. More
-examples: DDMQ_PROPERTY_EXAMPLES=2000 .venv/bin/python -m pytest tests/property -k consumer_order
+examples: DDMQ_PROPERTY_EXAMPLES=2000 .venv/bin/python -m pytest tests/property -k test_consumer_order
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ class OrderMachine(RuleBasedStateMachine):
             if message.state != "done":
                 spent = message.tries >= DELIVERIES_MAX
                 message.state = "burying" if spent else "new"
+                message.lease = 0
 
     def lane_state(self, number: int) -> Any:
         return self.buffer.queues[self.refs[number]]
@@ -267,7 +268,8 @@ class OrderMachine(RuleBasedStateMachine):
             assert message.state in ("new", "ready"), message
             before = [other for other in self.messages if self.stands_before(other, message)]
             assert all(other in given for other in before), (message, before)
-            assert len([other for other in given if other.key == message.key]) <= self.batch or not message.key
+            of_key = [other for other in given if other.key == message.key]
+            assert len(of_key) <= self.batch or not message.key
         for message, attempt in zip(given, delivery.attempts(), strict=True):
             assert attempt == message.tries + 1
             message.state, message.lease = "leased", delivery.lease_id

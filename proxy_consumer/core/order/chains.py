@@ -17,12 +17,14 @@ Identity is the key itself. The table knows nothing of leases, retries or time.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Lane = TypeVar("Lane", bound=Hashable)
 
 PARKED_PER_CHAIN = 16
 PARKED_IN_ALL = 100_000
+_NO_SPOTS: list[Any] = []
+_NOWHERE: dict[Any, int] = {}
 
 
 class Chain(Generic[Lane]):
@@ -34,8 +36,8 @@ class Chain(Generic[Lane]):
         self.key = key
         self.heads: list[tuple[Lane, int]] = [(lane, offset)]
         self.open = True  # the heads are not in an answer yet: followers may join them
-        self.parked: list[tuple[Lane, int]] = []
-        self.unindexed: dict[Lane, int] = {}
+        self.parked: list[tuple[Lane, int]] = _NO_SPOTS  # both shared while empty: most keys never wait
+        self.unindexed: dict[Lane, int] = _NOWHERE
         self.mark = 0  # the rescan that has left one of its spots unindexed
 
     @property
@@ -80,7 +82,7 @@ class ChainTable(Generic[Lane]):
             chain.heads.append((lane, offset))
             return chain
         if chain.unindexed or not self._room(chain):
-            chain.unindexed.setdefault(lane, offset)
+            chain.unindexed = {lane: offset} | chain.unindexed
         else:
             self._park(chain, lane, offset)
         return None
@@ -93,7 +95,10 @@ class ChainTable(Generic[Lane]):
         return len(chain.parked) < self._parked_per_chain and self.parked < self._parked_in_all
 
     def _park(self, chain: Chain[Lane], lane: Lane, offset: int) -> None:
-        chain.parked.append((lane, offset))
+        if chain.parked:
+            chain.parked.append((lane, offset))
+        else:
+            chain.parked = [(lane, offset)]
         self.parked += 1
 
     def finish(self, chain: Chain[Lane], lane: Lane, offset: int) -> Spots[Lane]:
@@ -139,7 +144,7 @@ class ChainTable(Generic[Lane]):
         at, parked = 0, chain.parked
         while at < len(parked) and parked[at][0] is lane and parked[at][1] < offset:
             at += 1
-        parked.insert(at, (lane, offset))
+        chain.parked = [*parked[:at], (lane, offset), *parked[at:]]
         self.parked += 1
 
     # --- for the rescan

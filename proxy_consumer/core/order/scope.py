@@ -15,6 +15,7 @@ call (`LOOK_MAX`; `short` then tells that there is more to do at once).
 
 from __future__ import annotations
 
+from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING
 
 from proxy_consumer.core.order.chains import Chain, ChainTable
@@ -132,51 +133,46 @@ class OrderScope:
             chosen = self._choose(lane, want)
             if chosen is None or isinstance(chosen, ReadRequest):
                 return chosen
-            seen, ready = self._place(*chosen, max(1, want - placed), self._look_max - looked)
+            seen, ready = self._place(chosen, lane, want - placed, self._look_max - looked)
             if not seen:
                 return None
             looked += seen
             placed += ready
         return None
 
-    def _choose(self, asking: OrderedLane, want: int) -> tuple[OrderedLane, int | None] | ReadRequest | None:
-        """The lane to go on with, and up to which log position; or the read that has to come first."""
-        if len(self.lanes) == 1:
-            lane = self.lanes[0]
-            return (lane, None) if lane.state.feed.buffered else self._ask(asking, lane, want)
-        return self._lowest(asking, want) if self._merged else self._next_in_turn(asking, want)
+    def _choose(self, asking: OrderedLane, want: int) -> list[OrderedLane] | ReadRequest | None:
+        """The lanes to merge now; or the read that has to come first."""
+        if self._merged or len(self.lanes) == 1:
+            return self._to_merge(asking, want)
+        return self._next_in_turn(asking, want)
 
-    def _lowest(self, asking: OrderedLane, want: int) -> tuple[OrderedLane, int | None] | ReadRequest | None:
-        best: OrderedLane | None = None
-        lowest = limit = -1
+    def _to_merge(self, asking: OrderedLane, want: int) -> list[OrderedLane] | ReadRequest | None:
+        """All lanes that have something, once it is certain that the others have nothing older."""
+        found, empty = [], []
         for lane in self.lanes:
             feed = lane.state.feed
-            if not feed.buffered:
-                if feed.state is FeedState.TAIL:
-                    continue
+            if feed.buffered:
+                found.append(lane)
+            elif feed.state is FeedState.TAIL:
+                empty.append(lane)
+            else:
                 return self._ask(asking, lane, want)
-            position = feed.position()
-            if best is None or position < lowest:
-                best, lowest, limit = lane, position, lowest
-            elif limit < 0 or position < limit:
-                limit = position
-        if best is None:
+        if not found:
             return None
-        for lane in self.lanes:
-            if not lane.state.feed.buffered and lane.tail_at <= best.read_at:
+        latest = max(lane.read_at for lane in found)
+        for lane in empty:
+            if lane.tail_at <= latest:
                 lane.state.feed.state = FeedState.READABLE
                 return self._ask(asking, lane, want)
-        return best, (limit if limit >= 0 else None)
+        return found
 
-    def _next_in_turn(
-        self, asking: OrderedLane, want: int
-    ) -> tuple[OrderedLane, int | None] | ReadRequest | None:
+    def _next_in_turn(self, asking: OrderedLane, want: int) -> list[OrderedLane] | ReadRequest | None:
         request: ReadRequest | None = None
         for _ in range(len(self.lanes)):
             self._turn = (self._turn + 1) % len(self.lanes)
             lane = self.lanes[self._turn]
             if lane.state.feed.buffered:
-                return lane, None
+                return [lane]
             request = request or self._ask(asking, lane, want)
         return request
 
@@ -197,27 +193,32 @@ class OrderScope:
         else:
             lane.tail_at = lane.asked_at
 
-    def _place(self, lane: OrderedLane, limit: int | None, want: int, look_max: int) -> tuple[int, int]:
-        """Place messages of one lane: how many were looked at, how many of them may be delivered."""
-        feed, table, place = lane.state.feed, self.table, self.action.place
-        read, first = feed.current()
-        offsets, deliveries, indexes, batch = read.offsets, read.deliveries, read.indexes, read.batch
-        positions = batch.positions if limit is not None else None
-        at, end, ready = first, min(len(offsets), first + look_max), 0
-        before = len(lane.deliverable)
-        while at < end and ready < want:
-            if positions is not None and limit is not None and positions[indexes[at]] > limit:
+    def _place(
+        self, lanes: list[OrderedLane], asking: OrderedLane, want: int, look_max: int
+    ) -> tuple[int, int]:
+        """Place messages in order until one lane has run out: how many were seen, how many may go."""
+        parts = [_Part(lane) for lane in lanes]
+        place, single, alone = self.action.place, self._single, len(parts) == 1
+        heap = [] if alone else [(part.position(), number) for number, part in enumerate(parts)]
+        heapify(heap)
+        part, seen, ready = parts[0], 0, 0
+        while seen < look_max and (ready < want or not asking.deliverable):
+            if not alone:
+                part = parts[heap[0][1]]
+            if single and len(self.table) and not self._may_follow():
                 break
-            if self._single and len(table) and not self._may_follow():
-                break
-            if place(lane, offsets[at], deliveries[at], batch, indexes[at]):
+            at = part.at
+            if place(part.lane, part.offsets[at], part.deliveries[at], part.batch, part.indexes[at]):
                 ready += 1
-            at += 1
-        feed.consume(at - first)
-        self.waiting += len(lane.deliverable) - before
-        if ready:
-            lane.wake()
-        return at - first, ready
+            seen += 1
+            part.at = at + 1
+            if part.at == part.end:
+                break
+            if not alone:
+                heapreplace(heap, (part.position(), heap[0][1]))
+        for part in parts:
+            self.waiting += part.settle()
+        return seen, ready
 
     def _may_follow(self) -> bool:
         chain = next(iter(self.table))
@@ -254,3 +255,30 @@ class OrderScope:
     def retry(self) -> None:
         """Try again what failed."""
         self._rescan_failed = False
+
+
+class _Part:
+    """What one lane has buffered, while it is merged."""
+
+    __slots__ = ("_before", "_first", "at", "batch", "deliveries", "end", "indexes", "lane", "offsets")
+
+    def __init__(self, lane: OrderedLane) -> None:
+        read, self._first = lane.state.feed.current()
+        self.lane = lane
+        self.at = self._first
+        self.batch = read.batch
+        self.offsets, self.deliveries, self.indexes = read.offsets, read.deliveries, read.indexes
+        self.end = len(self.offsets)
+        self._before = len(lane.deliverable)
+
+    def position(self) -> int:
+        return self.batch.positions[self.indexes[self.at]]
+
+    def settle(self) -> int:
+        """Take what was placed; how many more lie ready in the lane."""
+        if self.at > self._first:
+            self.lane.state.feed.consume(self.at - self._first)
+        more = len(self.lane.deliverable) - self._before
+        if more:
+            self.lane.wake()
+        return more
