@@ -80,6 +80,7 @@ class Killing:
         self.senders = [Sender(n, seed, self.ledger, self._port("producer")) for n in range(SENDERS)]
         self.consumers = [Consumer(n, seed, self.ledger, self._port("consumer")) for n in range(CONSUMERS)]
         self._watch_stop = threading.Event()
+        self._looking = threading.Lock()  # answers are heard in the order in which they were asked for
         self._watcher = threading.Thread(target=self._watch, name="stats", daemon=True)
         self.failure: BaseException | None = None
 
@@ -162,6 +163,10 @@ class Killing:
 
     def _look(self) -> bool:
         """One look; whether everything is consumed."""
+        with self._looking:
+            return self._look_alone()
+
+    def _look_alone(self) -> bool:
         try:
             with Client(self._port("consumer")(), timeout_s=10.0) as client:
                 found = client.stats(GROUP, TOPIC)
