@@ -50,7 +50,7 @@ Spots = Iterable[tuple[Lane, int]]
 
 
 class ChainTable(Generic[Lane]):
-    """All chains of one scope."""
+    """All chains of one scope. `chains`, by key, is for the two places where most messages pass."""
 
     def __init__(
         self, batch: int = 1, parked_per_chain: int = PARKED_PER_CHAIN, parked_in_all: int = PARKED_IN_ALL
@@ -58,25 +58,25 @@ class ChainTable(Generic[Lane]):
         self.batch = batch
         self.parked = 0  # spots kept, over all chains
         self.starving: dict[str, Chain[Lane]] = {}
-        self._chains: dict[str, Chain[Lane]] = {}
+        self.chains: dict[str, Chain[Lane]] = {}
         self._parked_per_chain = parked_per_chain
         self._parked_in_all = parked_in_all
 
     def __len__(self) -> int:
-        return len(self._chains)
+        return len(self.chains)
 
     def __iter__(self) -> Iterator[Chain[Lane]]:
-        return iter(self._chains.values())
+        return iter(self.chains.values())
 
     def get(self, key: str) -> Chain[Lane] | None:
         """The chain of a key that is busy."""
-        return self._chains.get(key)
+        return self.chains.get(key)
 
     def arrive(self, key: str, lane: Lane, offset: int) -> Chain[Lane] | None:
         """The next job of `key`: its chain when it is let out now, None when it has to wait."""
-        chain = self._chains.get(key)
+        chain = self.chains.get(key)
         if chain is None:
-            chain = self._chains[key] = Chain(key, lane, offset)
+            chain = self.chains[key] = Chain(key, lane, offset)
             return chain
         if self.batch > 1 and self._follows(chain, lane):
             chain.heads.append((lane, offset))
@@ -125,8 +125,8 @@ class ChainTable(Generic[Lane]):
             return chain.heads
         if chain.unindexed:
             self.starving[chain.key] = chain
-        elif self._chains.get(chain.key) is chain:
-            del self._chains[chain.key]
+        elif self.chains.get(chain.key) is chain:
+            del self.chains[chain.key]
             self.starving.pop(chain.key, None)
         return ()
 
@@ -174,7 +174,7 @@ class ChainTable(Generic[Lane]):
     def drop_lane(self, lane: Lane) -> list[Chain[Lane]]:
         """Forget a lane's spots; the chains that let something out in other lanes by that."""
         going: list[Chain[Lane]] = []
-        for chain in list(self._chains.values()):
+        for chain in list(self.chains.values()):
             kept = [spot for spot in chain.parked if spot[0] is not lane]
             self.parked -= len(chain.parked) - len(kept)
             chain.parked = kept

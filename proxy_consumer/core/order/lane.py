@@ -59,10 +59,16 @@ class OrderedLane:
             offsets: Iterable[int] = range(start, end)
         else:
             offsets = sorted(offset for offset in busy if start <= offset < end)
+        scope = self.scope
+        chains = scope.table.chains
         for offset in offsets:
             chain = busy.pop(offset, None)
-            if chain is not None:
-                self.scope.finished(chain, self, offset)
+            if chain is None:
+                continue
+            if chain.parked or chain.unindexed or len(chain.heads) > 1:
+                scope.finished(chain, self, offset)
+            else:
+                del chains[chain.key]  # nobody waits: the chain ends here
 
     def key(self, offset: int) -> str | None:
         """The order key of a job that is out."""

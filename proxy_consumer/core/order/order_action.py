@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend.records import ReadBatch
-from proxy_consumer.core.order.chains import ChainTable
+from proxy_consumer.core.order.chains import Chain, ChainTable
 from proxy_consumer.core.order.lane import Entry, OrderedLane
 from proxy_consumer.core.tally import Counter
 
@@ -29,9 +29,13 @@ class OrderAction:
         if key is None:
             self._unkeyed.value += 1
         else:
-            chain = self._table.arrive(key, lane, offset)
-            if chain is None:
-                return False
+            chains = self._table.chains
+            if key not in chains:
+                chain = chains[key] = Chain(key, lane, offset)
+            else:
+                chain = self._table.arrive(key, lane, offset)
+                if chain is None:
+                    return False
             lane.busy[offset] = chain
             if self.parked_keys and key in self.parked_keys:
                 lane.state.jobs.hold(offset)
