@@ -45,6 +45,14 @@ def list_header(count: int, kind: int) -> bytes:
     return bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + varint(count)
 
 
+class Done(NamedTuple):
+    """What became of messages of one queue."""
+
+    qid: bytes
+    succeeded: range | Sequence[int]
+    failed: Sequence[int] = ()
+
+
 def pull(
     group: bytes,
     topic: bytes,
@@ -53,16 +61,38 @@ def pull(
     acknowledged: tuple[bytes, range | list[int]] | None,
 ) -> bytes:
     """A pull; `acknowledged` = (qid, offsets) of the last answer."""
+    done = () if acknowledged is None else (Done(*acknowledged),)
+    return pull_with(group, topic, batch, linger_ms, done)
+
+
+def pull_with(group: bytes, topic: bytes, batch: int, linger_ms: int, done: Sequence[Done]) -> bytes:
+    """A pull with the results of any queues of the topic."""
     request = (
         b"\x18" + text(group) + b"\x18" + text(topic) + b"\x85" + zigzag(batch) + b"\x15" + zigzag(linger_ms)
     )
-    if acknowledged is not None:
-        qid, offsets = acknowledged
-        context = b"\x18" + text(group) + b"\x18" + text(topic) + b"\x18" + text(qid) + b"\x00"
-        request += b"\x0c" + zigzag(50) + b"\x1c" + context
-        request += b"\x29" + list_header(len(offsets), 6) + b"".join(map(zigzag, offsets))
-        request += b"\x19" + list_header(0, 6) + b"\x00"
+    if done:
+        request += b"\x0c" + zigzag(50) + consume_result(group, topic, done)
     return call("pull", b"\x1c" + request + b"\x00" + b"\x00")
+
+
+def submit(group: bytes, topic: bytes, done: Sequence[Done]) -> bytes:
+    """Results alone."""
+    return call("submit", b"\x1c" + consume_result(group, topic, done) + b"\x00")
+
+
+def consume_result(group: bytes, topic: bytes, done: Sequence[Done]) -> bytes:
+    """The linked list of ConsumeResults, one element a queue."""
+    rest = b""
+    for one in reversed(done):
+        context = b"\x18" + text(group) + b"\x18" + text(topic) + b"\x18" + text(one.qid) + b"\x00"
+        head = b"\x1c" + context + b"\x29" + numbers(one.succeeded) + b"\x19" + numbers(one.failed)
+        rest = head + (b"\x6c" + rest if rest else b"") + b"\x00"
+    return rest
+
+
+def numbers(values: range | Sequence[int]) -> bytes:
+    """A list of i64."""
+    return list_header(len(values), 6) + b"".join(map(zigzag, values))
 
 
 def reply_ok(payload: bytes) -> bool:

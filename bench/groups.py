@@ -10,10 +10,11 @@ from bench import frames, load
 from bench.servers import Running
 
 
-def establish(server: Running, topic: bytes, group: bytes) -> None:
+def establish(server: Running, topic: bytes, group: bytes, queues: int = 4, **settings: Any) -> None:
     """Make both and consume one message, so that everything sent from now on is delivered to the group."""
+    admin(server, "POST", f"/topics/{topic.decode()}", {"queues": queues})
     send_once(server, topic)
-    admin(server, "POST", f"/groups/{group.decode()}", {"topics": [topic.decode()], "start": "first"})
+    subscribe(server, topic, group, **settings)
     consumer = load.connect(server.addresses["consumer"], 1)
     count = 0
 
@@ -29,6 +30,12 @@ def establish(server: Running, topic: bytes, group: bytes) -> None:
     consumer[0].close()
     if count != 1:
         raise AssertionError(f"1 message sent to {topic!r}, {count} delivered")
+
+
+def subscribe(server: Running, topic: bytes, group: bytes, **settings: Any) -> None:
+    """Make a group that starts with the topic's first message."""
+    body = {"topics": [topic.decode()], "start": "first"} | settings
+    admin(server, "POST", f"/groups/{group.decode()}", body)
 
 
 def send_once(server: Running, topic: bytes) -> None:

@@ -45,10 +45,16 @@ class Running:
 
     def anonymous_bytes(self) -> int:
         """RssAnon."""
+        return self.memory()["RssAnon"]
+
+    def memory(self) -> dict[str, int]:
+        """RssAnon and RssFile in bytes, as the kernel counts them now."""
+        found = {"RssAnon": 0, "RssFile": 0}
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon"):
-                return int(line.split()[1]) * 1024
-        return 0
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0]) * 1024
+        return found
 
     def __enter__(self) -> Self:
         return self
