@@ -75,6 +75,7 @@ class Seat:
     def assigned(self, assignment: Assignment) -> None:
         """Queues are ours under this epoch."""
         self._told = True
+        self._tell("queues gained", assignment.queues, epoch=assignment.epoch)
         held = self._subscription.buffer.queues
         for queue in assignment.queues:
             state = held.get(queue)
@@ -86,6 +87,7 @@ class Seat:
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
         """Make what is finished durable, then let the queues go."""
+        self._tell("queues handed over", queues)
         subscription, membership = self._subscription, self._membership
         states = [state for queue in queues if (state := subscription.buffer.queues.get(queue)) is not None]
 
@@ -107,11 +109,18 @@ class Seat:
         In the first two cases they mostly come back. Clients know nothing of this, so what they hold can
         still be acknowledged then; results that come in between are refused, and sent again.
         """
+        self._tell("queues lost", queues)
         for queue in queues:
             state = self._subscription.buffer.queues.get(queue)
             self._forget(queue)
             if state is not None:
                 self._subscription.remember_lost(state)
+
+    def _tell(self, event: str, queues: Sequence[QueueRef], **more: int) -> None:
+        """One line for operators, whenever queues come or go."""
+        numbers = sorted(queue.queue_id for queue in queues)
+        told = {"group": self._subscription.group.name, "topic": self.topic, "queues": numbers, **more}
+        log.info(event, extra=told)
 
     def _forget(self, queue: QueueRef) -> None:
         self._unloaded.pop(queue, None)
@@ -169,6 +178,7 @@ class Seat:
             if term == self._term and self._subscription.holds(state) and view.error is None:
                 now = view.value[0]
                 if now.epoch > state.jobs.epoch:
+                    self._tell("queues lost", (state.queue,))
                     self._subscription.drop(state.queue)
                 elif now.generation != state.jobs.generation:
                     self.reload(state)
