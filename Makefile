@@ -7,7 +7,7 @@ STAMP := $(VENV)/.complete
 .PHONY: help setup demo test check lint format bench clean
 
 help:
-	@echo "make demo    run the main job: send, kill -9, restart, consume, prove"
+	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
 	@echo "make test    every test"
 	@echo "make check   format, lint, types, rooms, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"

@@ -1,0 +1,194 @@
+"""Act two: the files as messages with an order key, a module that fails on purpose, its dead letters.
+
+The key is the module. Files of one module are sent one after the other and lie in different queues; four
+consumers take them at once. What is proven, by counting (module_order.py): within a module one file at a
+time, in the order of sending; a module that fails blocks only itself; what dies is in the dead letters;
+sent again it arrives; in the end every file that was acknowledged is finished.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from ddmq.address import Address
+from ddmq.cli.admin_client import AdminClient
+from ddmq.demo import library
+from ddmq.demo.library import LibraryFile
+from ddmq.demo.module_order import ModuleOrder
+from ddmq.demo.sending import GIVE_UP_S, Parcel, Sent, send_all
+from ddmq.demo.telling import say, tell
+from ddmq.demo.typed import Typed
+from ddmq_client import Consumer, Message
+
+TOPIC = "modules"
+GROUP = "modules"
+CONSUMERS = 4
+THREADS = 4  # of each consumer
+BROKEN = "json"
+DELIVERIES_MAX = 3
+SETTINGS = (
+    "--order-key KEY --start first --retry-intervals-ms 200 --ordered-interval-ms 1000 "
+    f"--ordered-deliveries-max {DELIVERIES_MAX}"
+)
+LOOK_EVERY_S = 0.02
+
+
+class OrderedAct:
+    """The act over one running server."""
+
+    def __init__(self, addresses: Mapping[str, Address], files: list[LibraryFile], typed: Typed) -> None:
+        self._addresses = addresses
+        self._admin = AdminClient(addresses["admin"])
+        self._modules = by_module(files)
+        self._files = len(files)
+        self._typed = typed
+        self._sent = Sent()
+        self._order = ModuleOrder(DELIVERIES_MAX)
+        self._damaged: list[str] = []
+        self._died = 0
+        self._during = 0  # finished while the broken module was blocked
+        self._mended = threading.Event()
+
+    def run(self) -> bool:
+        """True when everything was proven."""
+        self._typed(f"topic create {TOPIC}")
+        self._typed(f"group set {GROUP} --topic {TOPIC} {SETTINGS}")
+        self._send()
+        consumer = str(self._addresses["consumer"])
+        began = time.monotonic()
+        with ExitStack() as stack:
+            for _ in range(CONSUMERS):
+                stack.enter_context(Consumer(consumer, GROUP, [TOPIC], handler=self._handle, threads=THREADS))
+            say(f"{CONSUMERS} consumers take them; the one for {BROKEN!r} fails on purpose")
+            self._show_blocked()
+            self._wait_for_letters()
+            self._resend()
+        return self._prove(time.monotonic() - began)
+
+    def _send(self) -> None:
+        runs = [
+            [Parcel(TOPIC, file, number) for number, file in enumerate(files)]
+            for files in self._modules.values()
+        ]
+        seconds = send_all(str(self._addresses["producer"]), runs, self._sent)
+        say(
+            f"sent {len(self._sent.acknowledged):,} files of {len(self._modules):,} modules "
+            f"in {seconds:.1f} s, each numbered within its module, those of {BROKEN!r} first"
+        )
+
+    def _handle(self, message: Message) -> None:
+        module, number = str(message.key), int(message.properties["number"])
+        round_ = int(message.properties.get("dead-letter-resent", "0"))
+        self._order.begin(module, number, round_)
+        broken = module == BROKEN and not self._mended.is_set()
+        if library.checksum(message.body) != message.properties["sha256"]:
+            self._damaged.append(message.properties["path"])
+        self._order.end(module, number, round_, failed=broken)
+        if broken:
+            message.fail(reason=f"the demo's consumer of {BROKEN} is broken on purpose")
+
+    # --- steps
+
+    def _show_blocked(self) -> None:
+        wait_for(lambda: any(key["attempts"] >= 2 for key in self._blocked()), f"{BROKEN} blocked")
+        say(
+            f"{BROKEN!r} is stuck: {self._order.finished_of(BROKEN)} of its {self._broken} files "
+            f"are finished; meanwhile {self._order.finished_but(BROKEN):,} files of the other modules are"
+        )
+        self._typed(f"group keys {GROUP}")
+
+    def _wait_for_letters(self) -> None:
+        wait_for(lambda: self._letters() == self._broken, f"{self._broken} dead letters")
+        self._died, self._during = self._letters(), self._order.finished_but(BROKEN)
+        say(
+            f"each file of {BROKEN!r} failed {DELIVERIES_MAX} times and is a dead letter; until then "
+            f"{self._during:,} of {self._files - self._broken:,} files of the others were finished"
+        )
+        self._typed("dlq list")
+        self._typed(f"dlq show {GROUP}")
+
+    def _resend(self) -> None:
+        self._mended.set()
+        say(f"the consumer of {BROKEN!r} is mended; its dead letters are sent again")
+        self._typed(f"dlq resend {GROUP} --all")
+        wait_for(lambda: self._finished() == self._files, f"{self._files} finished files")
+        wait_for(lambda: self._lag() == 0, "a lag of 0")
+        self._typed(f"group keys {GROUP}")
+        self._typed(f"lag {GROUP}")
+
+    def _prove(self, seconds: float) -> bool:
+        order, sent, finished = self._order, self._sent, self._finished()
+        tell(
+            {
+                "acknowledged": f"{len(sent.acknowledged):,} of {self._files:,} files of "
+                f"{len(self._modules):,} modules",
+                "deliveries": f"{order.deliveries:,} = {finished:,} files finished + "
+                f"{order.failures:,} failed on purpose + {order.came_again:,} that came twice",
+                "side by side": f"up to {order.at_once_max} modules at once, {seconds:.1f} s in all",
+                "out of order": f"{order.overtaken:,} came before their turn, {order.went_back:,} went back",
+                "not alone": f"{order.together:,} began while another file of their module was in work",
+                "blocked": f"{self._during:,} files of others finished before {BROKEN!r} went on",
+                "dead letters": f"{self._died:,} died, {order.revived:,} arrived when sent again, "
+                f"{self._letters():,} wait now",
+                "damaged": f"{len(self._damaged):,}",
+                "lost": f"{self._files - finished:,}",
+            }
+        )
+        proven = self._adds_up() and order.overtaken == order.together == 0
+        say("sent = acknowledged = finished, each module in order" if proven else "NOT PROVEN: see above")
+        return proven
+
+    def _adds_up(self) -> bool:
+        order, finished = self._order, self._finished()
+        return (
+            len(self._sent.acknowledged) == finished == self._files
+            and order.deliveries == finished + order.failures + order.came_again
+            and max(order.came_again, order.went_back) <= self._sent.sent_again
+            and order.failures == self._broken * DELIVERIES_MAX
+            and self._died == order.revived == self._broken
+            and self._letters() == len(self._damaged) == 0
+            and self._during > 0
+        )
+
+    # --- what the server says
+
+    def _blocked(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._admin.get("groups", GROUP, "keys")
+        return [key for key in found if key["key"] == f'"{BROKEN}"']
+
+    def _letters(self) -> int:
+        return sum(int(row["letters"]) for row in self._admin.get("dlq") if row["group"] == GROUP)
+
+    def _lag(self) -> int:
+        return sum(int(row["lag"]) for row in self._admin.get("lag", group=GROUP))
+
+    def _finished(self) -> int:
+        return self._order.finished_of(BROKEN) + self._order.finished_but(BROKEN)
+
+    @property
+    def _broken(self) -> int:
+        return len(self._modules[BROKEN])
+
+
+def by_module(files: list[LibraryFile]) -> dict[str, list[LibraryFile]]:
+    """The files of each module in their order, the broken module first, the largest ones next."""
+    found: dict[str, list[LibraryFile]] = {}
+    for file in files:
+        found.setdefault(file.module, []).append(file)
+    names = sorted(found, key=lambda name: (name != BROKEN, -len(found[name]), name))
+    return {name: found[name] for name in names}
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Look again and again. Raises ClickException after GIVE_UP_S."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise click.ClickException(f"in {GIVE_UP_S:g} s not seen: {what}")
+        time.sleep(LOOK_EVERY_S)

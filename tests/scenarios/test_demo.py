@@ -1,0 +1,51 @@
+"""`ddmq demo` proves what it says, and what it shows behind $ can be typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from ddmq.cli.root import run
+from tests.scenarios.real_server import RealServer, ddmq_command
+
+PATIENCE_S = 300.0
+TYPED = (
+    "topic create", "group create", "lag", "topic create", "group set", "group keys", "dlq list",
+    "dlq show", "dlq resend", "group keys", "lag",
+)  # fmt: skip
+
+
+def fact(said: str, name: str, act: int) -> str:
+    """What act 1 or 2 says of a name."""
+    return str(re.findall(rf"^  {name} +(.*)$", said, re.MULTILINE)[act - 1])
+
+
+@pytest.mark.slow
+def test_the_demo_proves_and_its_commands_are_true(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.run(
+        ddmq_command("demo"), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    said = ended.stdout
+    assert ended.returncode == 0, said + ended.stderr
+    assert "every acknowledged file arrived intact" in said
+    assert "sent = acknowledged = finished, each module in order" in said
+    assert (fact(said, "lost", 1), fact(said, "lost", 2)) == ("0", "0")
+    assert fact(said, "not alone", 1).startswith("0 began")
+    assert '"json"' in said
+    assert "broken on purpose" in said
+    assert re.search(r"^resent \d+ to modules$", said, re.MULTILINE)
+
+    commands = re.findall(r"^\$ ddmq (.*)$", said, re.MULTILINE)
+    assert len(commands) == len(TYPED)
+    assert all(command.startswith(words) for command, words in zip(commands, TYPED, strict=True))
+    exported = re.findall(r"DDMQ_([A-Z]+)=\S+", re.findall(r"^\$ export (.*)$", said, re.MULTILINE)[0])
+    for part in exported:
+        monkeypatch.setenv(f"DDMQ_{part}", f"127.0.0.1:{server.ports[part.lower()]}")
+    for command in commands:
+        if not command.startswith(("dlq show", "dlq resend")):  # nothing died at this server
+            assert run(shlex.split(command)) == 0, command
