@@ -138,6 +138,29 @@ def pulled(payload: bytes) -> Pulled | None:
     return Pulled(qid, count, (number >> 1) ^ -(number & 1))
 
 
+def offsets(payload: bytes, answer: Pulled) -> range | list[int]:
+    """All offsets of an answer, also of one with gaps: each message's, behind its bytes.
+
+    Messages are walked by the lengths of their fields (key, value, tag: texts; no properties).
+    """
+    at = payload.find(b"\x0c\x00\x1c", 4) + 3
+    while payload[at]:  # the context
+        length, at = read_varint(payload, at + 1)
+        at += length
+    at += 3 if payload[at + 2] < 0xF0 else 2 + len(varint(answer.messages)) + 1
+    found = []
+    for _ in range(answer.messages):
+        while payload[at] & 0x0F == 8:
+            length, at = read_varint(payload, at + 1)
+            at += length
+        if payload[at : at + 2] != b"\x06\x08":
+            raise AssertionError(f"no offset in {payload[at : at + 20]!r}")
+        number, at = read_varint(payload, at + 2)
+        found.append(number >> 1)
+        at += 1
+    return found
+
+
 def read_varint(payload: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:

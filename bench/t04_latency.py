@@ -48,10 +48,15 @@ def floor() -> dict[str, float]:
 
 
 class OpenLoop:
-    """One process, one epoll: senders on a schedule, pullers always waiting."""
+    """One process, one epoll: senders on a schedule, pullers always waiting.
 
-    def __init__(self, server: Running, total: int) -> None:
-        self.total = total
+    A benchmark with other messages says what a request, a pull and an answer are.
+    """
+
+    def __init__(self, server: Running, total: int, rate: int = RATE, wanted: int | None = None) -> None:
+        """`wanted`: how many of the `total` are to be delivered, when not all."""
+        self.total, self._rate = total, rate
+        self.wanted = total if wanted is None else wanted
         self.senders = load.connect(server.addresses["producer"], SENDERS)
         self.pullers = load.connect(server.addresses["consumer"], PULLERS)
         self.latencies: list[float] = []
@@ -69,10 +74,10 @@ class OpenLoop:
         for one in self._by_fd.values():
             poll.register(one, select.EPOLLIN)
         for one in self.pullers:
-            one.send(frames.pull(GROUP, TOPIC, 100, LINGER_MS, None))
+            one.send(self.pull(None))
         began = time.perf_counter() + 0.2
-        give_up = began + self.total / RATE + 15
-        while (len(self.latencies) < self.total or self._pulling) and time.perf_counter() < give_up:
+        give_up = began + self.total / self._rate + 15
+        while (len(self.latencies) < self.wanted or self._pulling) and time.perf_counter() < give_up:
             pause = self._send_what_is_due(began)
             for fd, _ in poll.poll(max(pause, 0.0)):
                 self._receive(fd)
@@ -84,14 +89,13 @@ class OpenLoop:
     def _send_what_is_due(self, began: float) -> float:
         """Seconds until the next one is due."""
         while self.sent < self.total:
-            due = began + self.sent / RATE
+            due = began + self.sent / self._rate
             pause = due - time.perf_counter()
             if pause > 0:
                 return pause
             if not self._free:
                 return 0.001
-            body = MARK + STAMP.pack(due) + bytes(BODY - 13)
-            self._free.pop().send(frames.send_sync(TOPIC, b"", body, self.sent))
+            self._free.pop().send(self.request(self.sent, due))
             self.late_s = max(self.late_s, -pause)
             self.sent += 1
         return 0.05
@@ -111,17 +115,29 @@ class OpenLoop:
             raise AssertionError(f"not stored: {payload!r}")
 
     def _delivered(self, puller: socket.socket, payload: bytes) -> None:
+        done = self.delivered(puller, payload)
+        if done is None and len(self.latencies) >= self.wanted:
+            self._pulling.discard(puller.fileno())
+            return
+        puller.send(self.pull(done))
+
+    def request(self, index: int, due: float) -> bytes:
+        """The message that is sent as number `index`."""
+        return frames.send_sync(TOPIC, b"", MARK + STAMP.pack(due) + bytes(BODY - 13), index)
+
+    def pull(self, done: frames.Done | None) -> bytes:
+        """A pull with what became of the last answer."""
+        return frames.pull_with(GROUP, TOPIC, 100, LINGER_MS, [done] if done else [])
+
+    def delivered(self, puller: socket.socket, payload: bytes) -> frames.Done | None:
+        """Note the latencies of an answer; what becomes of its messages, None when there are none."""
         now = time.perf_counter()
         at = payload.find(MARK)
         while at >= 0:
             self.latencies.append(now - STAMP.unpack_from(payload, at + len(MARK))[0])
             at = payload.find(MARK, at + 13)
         answer = frames.pulled(payload)
-        if answer is None and len(self.latencies) >= self.total:
-            self._pulling.discard(puller.fileno())
-            return
-        done = (answer.qid, answer.offsets) if answer else None
-        puller.send(frames.pull(GROUP, TOPIC, 100, LINGER_MS, done))
+        return None if answer is None else frames.Done(answer.qid, answer.offsets)
 
 
 def measure(server: Running) -> dict[str, float]:

@@ -1,0 +1,277 @@
+"""T11: memory of the server process: consuming through 10 GB of backlog; 1 million acknowledged above one.
+
+RssAnon and RssFile as the kernel counts them, the highest of samples taken while it happens. RssFile is
+page cache that happens to be mapped: the kernel takes it back when it needs it.
+
+Backlog: written once, then consumed by a new group in every round, with and without order keys (KEY, scope
+topic, 20,000 keys in turn). Asserted: every message once; nothing left.
+
+Ack map: one message is held, a million after it are acknowledged, the process is killed with kill -9 and
+started again. Asserted: exactly the one comes again. In the other series every second of two million
+messages waits behind that one (same key), so that what is finished is a million single offsets.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from bench import frames, groups, keyed, load
+from bench.harness import CLIENT_CORE, Series, pin, run, sized
+from bench.servers import Running, scratch, start_ddmq
+from bench.t02_batch import BATCH, BODY
+from bench.t03_pull import CONNECTIONS, Consumers
+
+LOG_BYTES = sized(10 << 30, 20 << 20)
+RECORD_BYTES = BODY + 140
+BACKLOG = LOG_BYTES // RECORD_BYTES // BATCH * BATCH
+KEYS = 20_000
+FINISHED = sized(1_000_000, 2_000)
+SMALL_BODY = 128
+HELD, OTHERS = 0, 1_000  # keys: the held message's, and how many others
+NEXT_SAMPLE = 100  # answers
+MIB = 1 << 20
+REACH = "≤ 300 MiB anonymous"
+ACK_TIMEOUT_MS = 3_600_000  # nothing comes again because of time
+
+
+class Sampled:
+    """The highest RssAnon and RssFile seen; `server` may change."""
+
+    def __init__(self, server: Running) -> None:
+        self.server = server
+        self.anonymous = self.file = self._calls = 0
+
+    def look(self) -> None:
+        """Take a sample."""
+        found = self.server.memory()
+        self.anonymous = max(self.anonymous, found["RssAnon"])
+        self.file = max(self.file, found["RssFile"])
+
+    def wrap(self, following: load.Next) -> load.Next:
+        """`following` for load.closed_loop, with a sample now and then."""
+
+        def next_frame(index: int, reply: bytes | None) -> bytes | None:
+            self._calls += 1
+            if self._calls % NEXT_SAMPLE == 0:
+                self.look()
+            return following(index, reply)
+
+        return next_frame
+
+    def figures(self) -> dict[str, float]:
+        return {"anon_mib": self.anonymous / MIB, "file_mib": self.file / MIB}
+
+
+class Backlog:
+    """10 GB in one topic of one server."""
+
+    def __init__(self, data: Path) -> None:
+        self.server = start_ddmq(data)
+        groups.send_once(self.server, b"backlog")
+        self._fill()
+        self._rounds = 0
+
+    def _fill(self) -> None:
+        """KEYS keys in turn."""
+        shared = [
+            frames.producer_message(b"backlog", b"k%d" % n, bytes(BODY), n) for n in range(sized(KEYS, 1_000))
+        ]
+        batches = [frames.send_batch_sync(shared[at : at + BATCH]) for at in range(0, len(shared), BATCH)]
+        left = BACKLOG // BATCH
+
+        def next_frame(_: int, reply: bytes | None) -> bytes | None:
+            nonlocal left
+            if reply is not None and not frames.reply_ok(reply):
+                raise AssertionError(f"not stored: {reply!r}")
+            left -= 1
+            return batches[left % len(batches)] if left >= 0 else None
+
+        connections = load.connect(self.server.addresses["producer"], CONNECTIONS)
+        load.closed_loop(connections, next_frame)
+        for one in connections:
+            one.close()
+
+    def measure(self, **settings: str) -> dict[str, float]:
+        """A new group consumes all of it."""
+        self._rounds += 1
+        group = b"reader-%d" % self._rounds
+        groups.subscribe(self.server, b"backlog", group, **settings)
+        consumers = Everything(group, b"backlog", BACKLOG + 1)
+        sampled = Sampled(self.server)
+        connections = load.connect(self.server.addresses["consumer"], CONNECTIONS)
+        began = time.perf_counter()
+        load.closed_loop(connections, sampled.wrap(consumers.next_frame))
+        seconds = time.perf_counter() - began
+        for one in connections:
+            one.close()
+        consumers.check()
+        left = groups.lag(self.server, group)
+        if left:
+            raise AssertionError(f"all {BACKLOG + 1} acknowledged, lag is {left}")
+        groups.admin(self.server, "DELETE", f"/groups/{group.decode()}")
+        return sampled.figures() | {"per_s": BACKLOG / seconds}
+
+
+class Everything(Consumers):
+    """Consumes a topic whose messages carry no number; in order of offsets or not."""
+
+    def __init__(self, group: bytes, topic: bytes, wanted: int) -> None:
+        super().__init__(group, topic, wanted)
+        self._seen: dict[bytes, bytearray] = {}
+
+    def next_frame(self, _: int, reply: bytes | None) -> bytes | None:
+        """For load.closed_loop."""
+        answer = None if reply is None else frames.pulled(reply)
+        if answer is None or reply is None:
+            if self.delivered >= self._wanted:
+                return None
+            return frames.pull(self._group, self._topic, BATCH, 20, None)
+        offsets = frames.offsets(reply, answer)
+        seen = self._seen.setdefault(answer.qid, bytearray(self._wanted))
+        for offset in offsets:
+            seen[offset] += 1
+        self.delivered += len(offsets)
+        return frames.pull(self._group, self._topic, BATCH, 20, (answer.qid, offsets))
+
+    def check(self) -> None:
+        """Every offset from 0 on once."""
+        for qid, seen in self._seen.items():
+            if seen.strip(b"\x00").strip(b"\x01"):
+                raise AssertionError(f"{qid!r}: some messages did not come exactly once")
+        if self.delivered != self._wanted:
+            raise AssertionError(f"{self._wanted} stored, {self.delivered} delivered")
+
+
+class AckMap:
+    """One queue whose first message stays unfinished; a new group in every round, a kill -9 in each."""
+
+    def __init__(self, data: Path, topic: bytes, waiting_too: bool) -> None:
+        self._data, self._topic, self._waiting_too = data, topic, waiting_too
+        self._rounds = 0
+        server = start_ddmq(data)
+        groups.admin(server, "POST", f"/topics/{topic.decode()}", {"queues": 1})
+        self._stored = keyed.fill(server, topic, SMALL_BODY, self._messages())
+        server.stop()
+
+    def _messages(self) -> Iterator[tuple[int, int]]:
+        yield HELD, 0
+        for n in range(FINISHED):
+            if self._waiting_too:
+                yield HELD, n + 1
+            yield 1 + n % OTHERS, n
+
+    def measure(self) -> dict[str, float]:
+        """Hold, acknowledge, kill, start, and see what comes."""
+        self._rounds += 1
+        group = b"%s-%d" % (self._topic, self._rounds)
+        with start_ddmq(self._data) as server:
+            settings = {"order_key": "KEY", "order_scope": "queue"} if self._waiting_too else {}
+            groups.subscribe(server, self._topic, group, ack_timeout_ms=ACK_TIMEOUT_MS, **settings)
+            before = Sampled(server)
+            before.look()
+            sampled = Sampled(server)
+            self._acknowledge(server, group, sampled)
+            server.kill()
+        with start_ddmq(self._data) as server:
+            after = Sampled(server)
+            began = time.perf_counter()
+            redelivered = self._again(server, group)
+            seconds = time.perf_counter() - began
+            after.look()
+            groups.admin(server, "DELETE", f"/groups/{group.decode()}")
+        if redelivered != [0]:
+            raise AssertionError(f"offset 0 was to come again and nothing else, {redelivered[:10]} came")
+        return {
+            "anon_mib": sampled.anonymous / MIB,
+            "restarted_anon_mib": after.anonymous / MIB,
+            "before_anon_mib": before.anonymous / MIB,
+            "file_mib": max(sampled.file, after.file) / MIB,
+            "again_s": seconds,
+        }
+
+    def _acknowledge(self, server: Running, group: bytes, sampled: Sampled) -> None:
+        """All but offset 0, which is held by a connection that stays open."""
+        connections = load.connect(server.addresses["consumer"], CONNECTIONS)
+        finished, seen = 0, bytearray(self._stored)
+
+        def next_frame(_: int, reply: bytes | None) -> bytes | None:
+            nonlocal finished
+            answer = None if reply is None else frames.pulled(reply)
+            if answer is None or reply is None:
+                return frames.pull(group, self._topic, BATCH, 20, None) if finished < FINISHED else None
+            offsets = []
+            for offset, key, _number, _due in keyed.found(reply):
+                seen[offset] += 1
+                if key == HELD and offset:
+                    raise AssertionError(f"offset {offset} of the held key was delivered")
+                if offset:
+                    offsets.append(offset)
+            finished += len(offsets)
+            return frames.pull(group, self._topic, BATCH, 20, (answer.qid, offsets))
+
+        load.closed_loop(connections, sampled.wrap(next_frame))
+        sampled.look()
+        for one in connections:
+            one.close()
+        if finished != FINISHED or max(seen) > 1:
+            raise AssertionError(
+                f"{FINISHED} to be finished, {finished} were; at most {max(seen)} times each"
+            )
+
+    def _again(self, server: Running, group: bytes) -> list[int]:
+        """What comes until nothing has come for a second; nothing is acknowledged."""
+        connection = load.connect(server.addresses["consumer"], 1)
+        came: list[int] = []
+
+        def next_frame(_: int, reply: bytes | None) -> bytes | None:
+            if reply is not None:
+                messages = keyed.found(reply)
+                came.extend(message.offset for message in messages)
+                if not messages:
+                    return None
+            return frames.pull(group, self._topic, BATCH, 1_000, None)
+
+        load.closed_loop(connection, next_frame)
+        connection[0].close()
+        return came
+
+
+def ack_series(folder: Path) -> list[Series]:
+    """Of the ack map, each over a directory of its own."""
+    above = AckMap(folder / "above", b"above", waiting_too=False)
+    spread = AckMap(folder / "spread", b"spread", waiting_too=True)
+    return [
+        Series(f"{FINISHED:,} acknowledged above one", above.measure, reach=REACH),
+        Series(f"{FINISHED:,} acknowledged, as many waiting between them", spread.measure, reach=REACH),
+    ]
+
+
+def backlog_series(backlog: Backlog) -> list[Series]:
+    """Of the backlog."""
+    name = f"{BACKLOG * RECORD_BYTES / (1 << 30):.3g} GiB consumed"
+    ordered = partial(backlog.measure, order_key="KEY", order_scope="topic")
+    return [
+        Series(name, backlog.measure, reach=REACH),
+        Series(f"{name} with order keys", ordered, reach=REACH),
+    ]
+
+
+def main() -> None:
+    pin(CLIENT_CORE)
+    with tempfile.TemporaryDirectory(dir=scratch()) as folder:
+        free = shutil.disk_usage(folder).free
+        if free < 2 * LOG_BYTES:
+            raise SystemExit(f"{folder}: {free} bytes free; {2 * LOG_BYTES} are wanted (DDMQ_BENCH_DIR)")
+        backlog = Backlog(Path(folder) / "backlog")
+        with backlog.server:
+            every = backlog_series(backlog) + ack_series(Path(folder))
+            run("t11_memory", __doc__ or "", every, backlog=BACKLOG, body=BODY, finished=FINISHED)
+
+
+if __name__ == "__main__":
+    main()
