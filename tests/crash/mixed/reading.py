@@ -1,0 +1,125 @@
+"""What a mixed run leaves behind: the log's records and progress, and the lines that the proxies logged.
+
+Reads the directory when no server has it any more, the progress records straight from the segments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from backend.file_log import FileLogOptions, open_log
+from backend.file_log.core.frame import Frame
+from backend.file_log.core.names import parse_segment
+from backend.file_log.core.record import Kind, Record
+from backend.file_log.core.scan import walk
+from backend.file_log.log import FileLog
+from backend.progress.ack_map import AckMap
+from backend.progress.codec import decode_delta
+from backend.records import QueueRef, ReadStatus, StoredRecord
+from ddmq_common.clock import SystemClock
+from ddmq_common.delivery import decode
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC, dlq_topic, retry_topic
+from proxy_consumer.departures.letters import read_letter
+from tests.crash.mixed.history import Ending, Finish, Letter, Loss, Place, Plan, Row
+
+WAIT_S = 60.0
+LOST_EVENTS = ("queues lost", "queues handed over")
+
+
+def body_id(value: bytes) -> str:
+    """The id in a message's body."""
+    return str(json.loads(value)["id"])
+
+
+def read_ending(directory: Path, plans: Sequence[Plan], logs: dict[str, Path], offset_s: float) -> Ending:
+    """Everything. `logs`: what each proxy wrote; `offset_s`: wall time − monotonic time."""
+    log = open_log(directory, FileLogOptions(), clock=SystemClock(), metrics=Registry())
+    try:
+        ending = Ending()
+        for topic in sorted({topic for plan in plans for topic in plan.topics}):
+            ending.rows += [_row(record) for record in _records(log, topic)]
+        for plan in plans:
+            letters = _records(log, dlq_topic(plan.name))
+            ending.letters += [_letter(plan.name, record, offset_s) for record in letters]
+            for topic in (*plan.topics, retry_topic(plan.name)):
+                ending.unfinished += [(plan.name, place) for place in _unfinished(log, plan.name, topic)]
+        on_the_way = _unfinished(log, LEVELS_GROUP, SCHEDULE_TOPIC)
+        ending.unfinished += [(plan.name, place) for place in on_the_way for plan in plans if plan.steps]
+    finally:
+        log.close()
+    ending.finishes = list(_finishes(directory))
+    for proxy, path in logs.items():
+        ending.losses += _losses(proxy, path, offset_s)
+    return ending
+
+
+def _queues(log: FileLog, topic: str) -> list[QueueRef]:
+    info = log.topic(topic)
+    return [] if info is None else [QueueRef(topic, info.incarnation, n) for n in range(info.queues)]
+
+
+def _records(log: FileLog, topic: str) -> Iterator[StoredRecord]:
+    for queue in _queues(log, topic):
+        at = 0
+        while (batch := log.read(queue, at, 1_000, 1 << 22).wait(WAIT_S)).status is ReadStatus.DATA:
+            yield from (batch.record(index) for index in range(len(batch.offsets)))
+            at = batch.next_offset
+
+
+def _row(record: StoredRecord) -> Row:
+    content = decode(record.delivery)
+    place = (record.topic, record.queue_id, record.offset)
+    return Row(place, record.position, body_id(content.value), content.key.decode())
+
+
+def _letter(group: str, record: StoredRecord, offset_s: float) -> Letter:
+    said = read_letter(record)
+    assert said.content is not None
+    place = (said.topic, said.queue_id, said.offset)
+    at = said.time_ms / 1000 - offset_s
+    return Letter(group, body_id(said.content.value), said.reason, said.error, place, said.attempts, at)
+
+
+def _unfinished(log: FileLog, group: str, topic: str) -> Iterator[Place]:
+    for queue in _queues(log, topic):
+        (view,) = log.progress(group, [queue]).wait(WAIT_S)
+        (bounds,) = log.bounds([queue]).wait(WAIT_S)
+        done = AckMap(view.committed or 0)
+        done.finish(view.finished)
+        assert bounds is not None
+        for start, end in done.unfinished_from(0, 1_000):
+            for offset in range(start, min(end, bounds.next)):
+                yield (topic, queue.queue_id, offset)
+
+
+def _finishes(directory: Path) -> Iterator[Finish]:
+    for path in sorted((directory / "commitlog").iterdir()):
+        base = parse_segment(path.name)
+        if base is None:
+            continue
+        data = path.read_bytes().rstrip(b"\0")
+        commit = base
+        for item in walk(data, base, base, base + len(data)):
+            if isinstance(item, Frame):
+                commit = item.position
+            elif isinstance(item, Record) and item.kind == Kind.PROGRESS:
+                start = item.position - base + item.meta_bytes
+                delta = decode_delta(data[start : item.end - base])
+                for first, after in delta.finished:
+                    queue = delta.queue
+                    yield Finish(delta.group, queue.topic, queue.queue_id, first, after, commit)
+
+
+def _losses(proxy: str, path: Path, offset_s: float) -> Iterator[Loss]:
+    for line in path.read_text(errors="replace").splitlines():
+        if not any(event in line for event in LOST_EVENTS):
+            continue
+        said = json.loads(line)
+        if said["event"] in LOST_EVENTS:
+            at = datetime.fromisoformat(said["time"]).timestamp() - offset_s
+            for queue in said["queues"]:
+                yield Loss(proxy, said["group"], said["topic"], queue, at)

@@ -1,0 +1,360 @@
+"""What a mixed run must keep to, proved from its history. Pure; the rules in prose:
+
+A client cannot know everything: an acknowledgement without an answer may or may not count; one that comes
+after its lease ended counts or not by the rules of leases. So each rule says only what must be true
+whatever happened unseen. *Term*: a time in which one proxy process held a queue without a break, by the
+lines that it logs when queues go. A *chain* is the messages of one key within the group's order scope, in
+log order. An ack *may count* unless its lease had been replaced: the same process had given the message
+again, and the client had that in hands, before the ack left. An acknowledgement *binds* when it was answered
+within the term of its delivery, and, where it carries a lease, before the lease could have ended and with no
+failure of a client without leases in between (which ends anybody's lease).
+
+stored       what was answered 0 lies in the log once, where the answer said; nothing else lies there
+given        what is given is what lies at that queue and offset, to a group that subscribes to it
+order        when a message is given, for each earlier one of its chain an ack that may count had left, or
+             it is a dead letter from before. Where the same term had given the earlier one, that
+             came after this giving: so no two messages of a key are ever leased in one term
+backwards    no term gives an earlier message of a chain after a later one
+completion   in the log's own progress records no message of a chain is finished in a commit before
+             that of an earlier one
+again        what has a binding ack is in no answer to a pull sent after that ack's answer, at no proxy
+lost         at the end every stored message is finished for every group and has an ack that may count, or
+             exactly one dead letter; no dead letter has a binding ack that left within its lease
+letters      a dead letter names the place of a message with its body; its attempts are those that the
+             group's settings lead to, and no more than the deliveries that clients saw or may have
+             missed; "failed" needs a failure that was sent, an error text one that was said; it died
+             after its first delivery
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from tests.crash.mixed.history import Ending, Finish, Given, History, Letter, Place, Plan, Row, Said
+
+SLACK_S = 0.05  # log lines carry wall time in whole milliseconds
+UNKNOWN_CODES = (None, 10, 12)
+NEVER = float("inf")
+Term = tuple[str, int]  # proxy, life
+
+
+class Violation:
+    """A broken rule; `bodies`: whose histories tell of it."""
+
+    def __init__(self, rule: str, text: str, group: str, *bodies: str) -> None:
+        self.rule = rule
+        self.text = text
+        self.group = group
+        self.bodies = bodies
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.group}: {self.text}" if self.group else f"{self.rule}: {self.text}"
+
+
+class Evidence:
+    """A history made ready to be asked."""
+
+    def __init__(self, history: History, ending: Ending, plans: Sequence[Plan]) -> None:
+        self.history = history
+        self.ending = ending
+        self.plans = {plan.name: plan for plan in plans}
+        self.rows = {row.body: row for row in ending.rows}
+        self.given: dict[tuple[str, str], list[Given]] = defaultdict(list)
+        self.said: dict[tuple[str, str], list[Said]] = defaultdict(list)
+        self.letters: dict[tuple[str, str], list[Letter]] = defaultdict(list)
+        self._acks: dict[tuple[str, str], list[Said]] = {}
+        for given in sorted(history.given, key=lambda each: each.read):
+            self.given[given.group, given.body].append(given)
+        for said in history.said:
+            self.said[said.given.group, said.given.body].append(said)
+        for letter in ending.letters:
+            self.letters[letter.group, letter.body].append(letter)
+        self._ended = {(each.process, each.life): each.at for each in history.ended}
+        self._losses: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
+        for loss in sorted(ending.losses, key=lambda each: each.at):
+            self._losses[loss.proxy, loss.group, loss.topic, loss.queue].append(loss.at)
+
+    def acks(self, group: str, body: str) -> list[Said]:
+        """Those that may count."""
+        known = self._acks.get((group, body))
+        if known is None:
+            said = self.said[group, body]
+            known = self._acks[group, body] = [each for each in said if each.ack and self._may_count(each)]
+        return known
+
+    def _may_count(self, said: Said) -> bool:
+        given = said.given
+        return not given.lease or not any(
+            later.asked >= given.read
+            and (later.proxy, later.life) == (given.proxy, given.life)
+            and given.life >= 0
+            and said.at > later.read
+            for later in self.given[given.group, given.body]
+        )
+
+    def held(self, given: Given, start: float, until: float) -> bool:
+        """Whether the giver held the queue without a break, certainly, from `start` to `until`."""
+        if given.life < 0 or self._ended.get((given.proxy, given.life), NEVER) <= until:
+            return False
+        losses = self._losses[given.proxy, given.group, *given.queue]
+        return bisect_left(losses, start - SLACK_S) == bisect_right(losses, until + SLACK_S)
+
+    def binds(self, said: Said) -> bool:
+        """See the module."""
+        given = said.given
+        if not said.ack or said.answered is None or not self.held(given, given.asked, said.answered):
+            return False
+        return not given.lease or self.in_time(said)
+
+    def in_time(self, said: Said) -> bool:
+        """Whether the lease was there, certainly, when the result was answered."""
+        given = said.given
+        if said.until >= given.asked + self.plans[given.group].ack_timeout_s:
+            return False
+        others = (each for each in self.said[given.group, given.body] if not each.ack)
+        return not any(
+            not each.given.lease and each.at < said.until and each.until > given.asked for each in others
+        )
+
+    def done_from(self, group: str, body: str) -> float:
+        """The earliest moment at which a message may have been done."""
+        first_ack = min((each.at for each in self.acks(group, body)), default=NEVER)
+        died = min((each.at - SLACK_S for each in self.letters[group, body]), default=NEVER)
+        return min(first_ack, died)
+
+
+def check(history: History, ending: Ending, plans: Sequence[Plan]) -> list[Violation]:
+    """Every broken rule."""
+    evidence = Evidence(history, ending, plans)
+    found = [*_stored(evidence), *_given(evidence), *_letters(evidence)]
+    for plan in plans:
+        found += [*_again(evidence, plan), *_lost(evidence, plan)]
+        if plan.scope:
+            found += _chains(evidence, plan)
+    return found
+
+
+# --- what lies in the log, and what is given
+
+
+def _stored(evidence: Evidence) -> Iterator[Violation]:
+    by_place: dict[Place, Row] = {}
+    seen: set[str] = set()
+    for row in evidence.ending.rows:
+        by_place[row.place] = row
+        if row.body in seen:
+            yield Violation("stored", f"{row.body} lies twice, once at {row.place}", "", row.body)
+        seen.add(row.body)
+    sent = {each.body: each for each in evidence.history.sent}
+    for body, each in sent.items():
+        found = evidence.rows.get(body)
+        if each.code == 0 and found is None:
+            yield Violation("lost", f"{body} was answered 0 and is not in the log", "", body)
+        elif found is not None and (each.place or found.place) != found.place:
+            yield Violation("stored", f"{body} lies at {found.place}, answered {each.place}", "", body)
+        elif found is not None and each.code != 0 and each.code not in UNKNOWN_CODES:
+            yield Violation(
+                "stored", f"{body} was refused with code {each.code} and lies in the log", "", body
+            )
+    for body in seen - set(sent):
+        yield Violation("stored", f"{body} was never sent", "", body)
+
+
+def _given(evidence: Evidence) -> Iterator[Violation]:
+    for each in evidence.history.given:
+        row, plan = evidence.rows.get(each.body), evidence.plans[each.group]
+        if row is None or row.place[0] not in plan.topics:
+            yield Violation("given", f"{each.body}, which the group has no message of", each.group, each.body)
+        elif each.topic != row.place[0]:
+            yield Violation("given", f"{each.body} as of topic {each.topic}", each.group, each.body)
+        elif not each.retried and (*each.queue, each.offset) != row.place:
+            at = (*each.queue, each.offset)
+            yield Violation("given", f"{each.body} at {at}, it lies at {row.place}", each.group, each.body)
+        elif each.retried and plan.scope:
+            yield Violation("given", f"{each.body} on the retry path", each.group, each.body)
+
+
+# --- one message
+
+
+def _again(evidence: Evidence, plan: Plan) -> Iterator[Violation]:
+    for (group, body), said in list(evidence.said.items()):
+        if group != plan.name:
+            continue
+        for ack in said:
+            if not evidence.binds(ack) or (not ack.given.lease and evidence.letters[group, body]):
+                continue
+            assert ack.answered is not None
+            for given in evidence.given[group, body]:
+                if given.asked >= ack.answered:
+                    text = f"{body} was acknowledged, {ack.given.number}, and given again, {given.number}"
+                    yield Violation("again", text, group, body)
+
+
+def _lost(evidence: Evidence, plan: Plan) -> Iterator[Violation]:
+    for group, place in evidence.ending.unfinished:
+        if group == plan.name:
+            yield Violation("lost", f"{place} is not finished at the end", group, *_at(evidence, place))
+    for row in evidence.ending.rows:
+        if row.place[0] not in plan.topics:
+            continue
+        letters, acks = evidence.letters[plan.name, row.body], evidence.acks(plan.name, row.body)
+        if not letters and not acks:
+            text = f"{row.body} was neither acknowledged nor buried"
+            yield Violation("lost", text, plan.name, row.body)
+        elif letters and any(evidence.binds(ack) and evidence.in_time(ack) for ack in acks):
+            text = f"{row.body} was acknowledged, and is a dead letter"
+            yield Violation("lost", text, plan.name, row.body)
+
+
+def _at(evidence: Evidence, place: Place) -> list[str]:
+    return [row.body for row in evidence.ending.rows if row.place == place]
+
+
+def _letters(evidence: Evidence) -> Iterator[Violation]:
+    unseen: dict[str, int] = defaultdict(int)
+    for each in evidence.history.unseen:
+        unseen[each.group] += 1
+    for (group, body), letters in list(evidence.letters.items()):
+        if len(letters) > 1:
+            yield Violation("letters", f"{body} has {len(letters)} dead letters", group, body)
+        for letter in letters:
+            for fault in _letter_faults(evidence, letter, unseen[group]):
+                yield Violation("letters", f"dead letter of {body}: {fault}", group, body)
+
+
+def _letter_faults(evidence: Evidence, letter: Letter, unseen: int) -> Iterator[str]:
+    group, body = letter.group, letter.body
+    row, plan = evidence.rows.get(body), evidence.plans.get(group)
+    if row is None or plan is None or row.place[0] not in plan.topics:
+        yield "there is no such message"
+        return
+    if letter.place != row.place:
+        yield f"it says {letter.place}, the message lies at {row.place}"
+    given, said = evidence.given[group, body], evidence.said[group, body]
+    fails = [each for each in said if not each.ack]
+    if letter.attempts not in plan.attempts():
+        yield f"{letter.attempts} attempts, allowed are {plan.attempts()}"
+    if letter.attempts > len(given) + unseen:
+        yield f"{letter.attempts} attempts, {len(given)} were seen and {unseen} answers missed"
+    if letter.reason not in ("failed", "timed-out"):
+        yield f"reason {letter.reason!r}"
+    if letter.reason == "failed" and not fails:
+        yield "nobody failed it"
+    if letter.error and letter.error not in {each.reason for each in fails}:
+        yield f"nobody said {letter.error!r}"
+    if not given and not unseen:
+        yield "it was never given"
+    elif given and min(each.asked for each in given) > letter.at + SLACK_S:
+        yield "it died before it was given"
+
+
+# --- chains
+
+
+def _chains(evidence: Evidence, plan: Plan) -> Iterator[Violation]:
+    chains: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in sorted(evidence.ending.rows, key=lambda each: each.position):
+        topic, queue, _ = row.place
+        if topic in plan.topics:
+            where = {"queue": (topic, queue), "topic": (topic,), "group": ()}[plan.scope]
+            chains[(*where, row.key)].append(row)
+    finished = _finished_at(evidence.ending.finishes, plan.name)
+    for chain in chains.values():
+        if len(chain) > 1:
+            yield from _Chain(evidence, plan.name, [row.body for row in chain]).check()
+            yield from _completions(plan.name, chain, finished)
+
+
+def _finished_at(finishes: Sequence[Finish], group: str) -> dict[Place, int]:
+    """Where the log first says of each message that it is done."""
+    found: dict[Place, int] = {}
+    for each in sorted(finishes, key=lambda each: each.position):
+        if each.group == group:
+            for offset in range(each.start, each.end):
+                found.setdefault((each.topic, each.queue, offset), each.position)
+    return found
+
+
+def _completions(group: str, chain: list[Row], finished: dict[Place, int]) -> Iterator[Violation]:
+    for before, after in pairwise(chain):
+        first, then = finished.get(before.place, NEVER), finished.get(after.place, NEVER)
+        if then < first:
+            text = f"{after.body} is finished in the log at {then}, before {before.body} at {first}"
+            yield Violation("completion", text, group, before.body, after.body)
+
+
+class _Chain:
+    """One key's messages, first to last."""
+
+    def __init__(self, evidence: Evidence, group: str, bodies: list[str]) -> None:
+        self._evidence = evidence
+        self._group = group
+        self._bodies = bodies
+        self._given = [evidence.given[group, body] for body in bodies]
+        self._done_from = [evidence.done_from(group, body) for body in bodies]
+
+    def check(self) -> Iterator[Violation]:
+        latest = list(accumulate(self._done_from, max))
+        for index in range(1, len(self._bodies)):
+            for given in self._given[index]:
+                if latest[index - 1] > given.read:
+                    yield self._early(index, given)
+                else:
+                    yield from self._within_term(index, given)
+        yield from self._backwards()
+
+    def _early(self, index: int, given: Given) -> Violation:
+        undone = next(at for at in range(index) if self._done_from[at] > given.read)
+        text = f"{self._bodies[index]} was given, {given.number}, before {self._bodies[undone]} was done"
+        return Violation("order", text, self._group, self._bodies[undone], self._bodies[index])
+
+    def _within_term(self, index: int, given: Given) -> Iterator[Violation]:
+        """Of earlier messages that this term gave before: each was done between the two givings."""
+        for at in range(index):
+            before = [
+                each
+                for each in self._given[at]
+                if each.read <= given.asked
+                and (each.proxy, each.life) == (given.proxy, given.life)
+                and self._evidence.held(each, each.asked, given.read)
+            ]
+            if before and not self._done_between(self._bodies[at], before[-1], given):
+                text = (
+                    f"{self._bodies[index]} was given, {given.number}, while {self._bodies[at]} was at a "
+                    f"client, {before[-1].number}"
+                )
+                yield Violation("order", text, self._group, self._bodies[at], self._bodies[index])
+
+    def _done_between(self, body: str, first: Given, then: Given) -> bool:
+        if any(letter.at - SLACK_S <= then.read for letter in self._evidence.letters[self._group, body]):
+            return True
+        return any(
+            ack.at < then.read and ack.until > first.asked
+            for ack in self._evidence.acks(self._group, body)
+            if not ack.given.lease or ack.given.read > first.asked
+        )
+
+    def _backwards(self) -> Iterator[Violation]:
+        all_given = sorted(
+            ((given.read, index, given) for index, many in enumerate(self._given) for given in many),
+            key=lambda each: each[0],
+        )
+        reads = [read for read, _, _ in all_given]
+        highest = list(accumulate((index for _, index, _ in all_given), max))
+        for _, index, given in all_given:
+            before = bisect_right(reads, given.asked)
+            if not before or highest[before - 1] <= index:
+                continue
+            for _, later, other in all_given[:before]:
+                same = (other.proxy, other.life) == (given.proxy, given.life)
+                if later > index and same and self._evidence.held(given, other.asked, given.read):
+                    text = (
+                        f"{self._bodies[index]} was given, {given.number}, after {self._bodies[later]}, "
+                        f"{other.number}"
+                    )
+                    yield Violation("backwards", text, self._group, self._bodies[index], self._bodies[later])
+                    break

@@ -1,0 +1,120 @@
+"""Writes down what a `ddmq_client.Consumer` hears and says: its pulls and submits, as they go over the wire.
+
+The library's threads are made with classes that note each call; the library itself does not know.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from ddmq_client.core.acks import Parcel
+from ddmq_client.net import crew
+from ddmq_client.net.flusher import Flusher
+from ddmq_client.net.puller import FAILURES, Puller
+from ddmq_client.wire.consuming import Pulled
+from tests.crash.mixed.history import Given, History, Said, Unseen
+from tests.crash.mixed.reading import body_id
+
+if TYPE_CHECKING:
+    from tests.crash.mixed.clients import Proxy
+
+_installing = threading.Lock()
+
+
+class Tap:
+    """Of one consumer."""
+
+    def __init__(self, history: History, proxies: Sequence[Proxy], client: str) -> None:
+        self._history = history
+        self._proxies = {f"127.0.0.1:{proxy.port()}": proxy for proxy in proxies}
+        self._client = client
+        self._leased: dict[tuple[str, int, int], Given] = {}  # by qid, offset, lease
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Consumers started within are noted."""
+        tap = self
+
+        class NotedPuller(Puller):
+            def _call(self, batch: int, linger_ms: int, parcel: Parcel | None) -> Pulled:
+                proxy = tap.proxy(self._source.station.name)
+                said, life, asked = tap.leave(parcel, proxy), proxy.life, time.monotonic()
+                try:
+                    answer = super()._call(batch, linger_ms, parcel)
+                except FAILURES:
+                    tap.missed(self._pulls.group, proxy, asked)
+                    raise
+                tap.take(answer, proxy, life, asked)
+                tap.answered(said)
+                return answer
+
+        class NotedFlusher(Flusher):
+            def _submit(self, parcel: Parcel, deadline: float) -> Exception | None:
+                said = tap.leave(parcel, tap.proxy(self.station.name))
+                error = super()._submit(parcel, deadline)
+                if error is None:
+                    tap.answered(said)
+                return error
+
+        with (
+            _installing,
+            mock.patch.object(crew, "Puller", NotedPuller),
+            mock.patch.object(crew, "Flusher", NotedFlusher),
+        ):
+            yield
+
+    def proxy(self, name: str) -> Proxy:
+        """The proxy of that address."""
+        return self._proxies[name]
+
+    def leave(self, parcel: Parcel | None, proxy: Proxy) -> list[Said]:
+        """Results are about to leave."""
+        said: list[Said] = []
+        now = time.monotonic()
+        for results in parcel or ():
+            qid = results.origin.queue
+            acked = self._known(qid, results.successes, results.success_leases)
+            failed = self._known(qid, results.fails, results.fail_leases)
+            said += self._history.say(acked, proxy.name, now, ack=True)
+            for given, reason in zip(failed, results.fail_reasons, strict=True):
+                said += self._history.say([given], proxy.name, now, ack=False, reason=reason)
+        return said
+
+    def _known(self, qid: str, offsets: Sequence[int], leases: Sequence[int]) -> list[Given]:
+        return [self._leased[qid, *each] for each in zip(offsets, leases, strict=True)]
+
+    def answered(self, said: Sequence[Said]) -> None:
+        """They were taken."""
+        now = time.monotonic()
+        for each in said:
+            each.answered = now
+
+    def missed(self, group: str, proxy: Proxy, asked: float) -> None:
+        """A pull that brought nothing."""
+        self._history.unseen.append(Unseen(group, proxy.name, asked, time.monotonic()))
+
+    def take(self, answer: Pulled, proxy: Proxy, life: int, asked: float) -> None:
+        """A pull that brought messages."""
+        read = time.monotonic()
+        origin: Any = answer.origin
+        for message in answer.messages:
+            assert message.lease_id, "our own client was given no lease"
+            given = self._history.give(
+                origin.group,
+                body_id(message.body),
+                topic=origin.topic,
+                qid=origin.queue,
+                offset=message.offset,
+                proxy=proxy.name,
+                life=life if life == proxy.life else -1,
+                lease=message.lease_id,
+                asked=asked,
+                read=read,
+                client=self._client,
+            )
+            self._leased[origin.queue, message.offset, message.lease_id] = given

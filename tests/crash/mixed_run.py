@@ -1,0 +1,316 @@
+"""A long mixed run over real processes: order keys, failures, time-outs, clients that come and go, kill -9.
+
+    python -m tests.crash.mixed_run --seed 1                       `ddmq serve` and two consumer proxies
+    python -m tests.crash.mixed_run --seed 1 --processes           producer, delay service and proxies apart
+    python -m tests.crash.mixed_run --seed 1 --keys 10000 --messages 40000 --seconds 120 --proxies 2
+
+All processes share one directory; whichever is there becomes the writer. Four groups consume two topics: by
+key within a topic, by key within each queue, by a path into the body over both topics, and
+unordered with retries over the delay levels. 5 % of what clients get they fail, 1 % they never answer; a
+few messages are always failed, or never answered, and end as dead letters. The rules that are proved
+afterwards stand in mixed/rules.py. Prints what was broken with the whole history of the messages
+concerned, and the command that runs the same again; the exit code is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from tests.crash.kill_nine import scratch
+from tests.crash.mixed.clients import BROKEN, Load, OldVisit, OurVisit, Proxy, Sender, Surroundings, Visit
+from tests.crash.mixed.history import Ended, Ending, History, Plan
+from tests.crash.mixed.reading import read_ending
+from tests.crash.mixed.rules import Violation, check
+from tests.crash.mixed.telling import story
+from tests.interop.apache_client import Client
+from tests.scenarios.real_server import NotReady, RealServer, until, write_config
+
+MIB = 1 << 20
+TOPICS = {"orders": 4, "events": 3}
+SENDERS, VISITORS = 2, 3  # VISITORS: at once, per group
+VISIT_S = (1.0, 8.0)
+KILL_GAP_S = (1.0, 5.0)
+DOWN_S = (0.0, 1.5)
+BOTH_SHARE = 0.2  # of the kills take two processes
+DRAIN_S = 180.0
+QUIET_S = 3.0  # longer than a message can be on its way without being seen
+SHOWN = 10
+REPORT_S = 15.0
+ORDERED = {"retry_intervals_ms": [20, 40], "ordered_interval_ms": 100, "ordered_deliveries_max": 6}
+RETRIED = {"retry_intervals_ms": [20], "retry_steps": 3}
+SETTINGS = {
+    "by-topic": {"order_key": "KEY", "order_scope": "topic", **ORDERED},
+    "by-queue": {"order_key": "KEY", "order_scope": "queue", **ORDERED},
+    "by-group": {"order_key": "$.k", "order_scope": "group", **ORDERED},
+    "unordered": RETRIED,
+}
+ACK_TIMEOUT_S, TIMEOUTS_MAX = 1.0, 2
+PLANS = (
+    Plan("by-topic", ("orders",), "topic", ACK_TIMEOUT_S, 2, TIMEOUTS_MAX, 6, 0),
+    Plan("by-queue", ("orders",), "queue", ACK_TIMEOUT_S, 2, TIMEOUTS_MAX, 6, 0),
+    Plan("by-group", ("orders", "events"), "group", ACK_TIMEOUT_S, 2, TIMEOUTS_MAX, 6, 0),
+    Plan("unordered", ("events",), "", ACK_TIMEOUT_S, 1, TIMEOUTS_MAX, -1, 3),
+)
+
+
+def configuration(folder: Path) -> Path:
+    """Leases and levels are short; what proxies log can be read by a program."""
+    return write_config(
+        folder,
+        proxy_consumer={
+            "idle_ms": 3_600_000,
+            "defaults": {
+                "ack_timeout_ms": int(ACK_TIMEOUT_S * 1000),
+                "max_timeout_redeliveries": TIMEOUTS_MAX,
+                "start": "first",
+            },
+        },
+        delay_service={"levels": [f"{50 * number}ms" for number in range(1, 7)]},
+        file_log={"segment_bytes": 64 * MIB, "allocate_bytes": MIB, "checkpoint_ms": 500},
+        ddmq={"log_level": "info", "log_format": "json"},
+    )
+
+
+class MixedRun:
+    """One run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        load: Load,
+        seconds: float,
+        proxies: int,
+        processes: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.random = Random(f"{seed}/killer")
+        self.seed, self.seconds, self.say = seed, seconds, say
+        self.history = History()
+        self.ending = Ending()
+        commands = ["producer", "delay-service"] if processes else ["serve"]
+        names = commands + [f"consumer-{number + 1}" for number in range(proxies)]
+        config = configuration(folder / "conf")
+        self.servers = {name: self._server(folder, config, name) for name in names}
+        self.proxies = {name: Proxy(name, self._port(name, "consumer")) for name in names}
+        self.kills = dict.fromkeys(names, 0)
+        consuming = [self.proxies[name] for name in names if "consumer" in self.servers[name].ports]
+        self.around = Surroundings(self.history, consuming, threading.Event(), threading.Event())
+        sent_to = Proxy(names[0], self._port(names[0], "producer"))
+        self.senders = [Sender(n, SENDERS, seed, load, self.history, sent_to) for n in range(SENDERS)]
+        for sender in self.senders:
+            sender.pace_s = seconds / load.messages
+        self._slots = [
+            threading.Thread(target=self._visits, args=(plan, number), daemon=True)
+            for plan in PLANS
+            for number in range(VISITORS)
+        ]
+        self._failures: list[BaseException] = []
+        self._said_at = time.monotonic()
+
+    @staticmethod
+    def _server(folder: Path, config: Path, name: str) -> RealServer:
+        command = "consumer" if name.startswith("consumer") else name
+        server = RealServer(folder, config, command=command)
+        server.log_path = folder / f"{name}.log"
+        return server
+
+    def _port(self, name: str, part: str) -> Callable[[], int]:
+        return lambda: self.servers[name].ports[part]
+
+    # --- the run
+
+    def run(self) -> list[Violation]:
+        """All of it; what was broken."""
+        try:
+            for name in self.servers:
+                self._start(name)
+            self._prepare()
+            for thread in (*self.senders, *self._slots):
+                thread.start()
+            self._kill_until(time.monotonic() + self.seconds)
+            self._drain()
+        finally:
+            self.around.over.set()
+            for server in self.servers.values():
+                server.kill()
+        for thread in self._slots:
+            thread.join(60)
+        for failure in [*(sender.failure for sender in self.senders), *self._failures]:
+            if failure is not None:
+                raise failure
+        return self._check()
+
+    def _prepare(self) -> None:
+        admin = self.servers[self.around.proxies[0].name]
+        for topic, queues in TOPICS.items():
+            admin.admin("POST", "topics", topic, body={"create": True, "queues": queues})
+        for plan in PLANS:
+            admin.admin("POST", "groups", plan.name, body={"topics": plan.topics, **SETTINGS[plan.name]})
+
+    def _start(self, name: str) -> None:
+        self.proxies[name].life += 1
+        self.servers[name].start()
+
+    def _kill_until(self, end: float) -> None:
+        while time.monotonic() < end or any(sender.is_alive() for sender in self.senders):
+            self.around.over.wait(self.random.uniform(*KILL_GAP_S))
+            names = list(self.servers)
+            victims = self.random.sample(names, 2 if self.random.random() < BOTH_SHARE else 1)
+            for name in victims:
+                self.history.ended.append(Ended(name, self.proxies[name].life, time.monotonic()))
+                self.servers[name].kill()
+                self.kills[name] += 1
+            self.around.over.wait(self.random.uniform(*DOWN_S))
+            for name in victims:
+                self._start(name)
+            self._report(REPORT_S)
+
+    def _visits(self, plan: Plan, slot: int) -> None:
+        random = Random(f"{self.seed}/{plan.name}/{slot}")
+        number = 0
+        while not self.around.over.is_set():
+            number += 1
+            kind = OurVisit if random.random() < 0.5 else OldVisit
+            name = f"{plan.name}/{slot}/{number}"
+            visit: Visit = kind(name, self.seed, plan, self.around, random.uniform(*VISIT_S))
+            visit.start()
+            visit.join()
+            if visit.failure is not None:
+                self._failures.append(visit.failure)
+
+    # --- the end
+
+    def _drain(self) -> None:
+        self.around.gentle.set()
+        self._report(0)
+        quiet_from = time.monotonic()
+
+        def quiet() -> bool:
+            nonlocal quiet_from
+            if not self._done():
+                quiet_from = time.monotonic()
+            self._report(REPORT_S)
+            return time.monotonic() > quiet_from + QUIET_S
+
+        try:
+            until(quiet, "everything is done", DRAIN_S)
+        except AssertionError as error:
+            self.say(f"BROKEN OFF: {error}; {self._where()}")
+
+    def _done(self) -> bool:
+        try:
+            with Client(self.around.proxies[0].port(), timeout_s=10.0) as client:
+                for plan in PLANS:
+                    found = client.stats(plan.name)
+                    if not found or any(each.consumeOffsets != each.produceOffsets for each in found):
+                        return False
+        except BROKEN:
+            return False
+        return self._unresolved() == 0
+
+    def _unresolved(self) -> int:
+        """Messages of the unordered group that are on the retry path, as far as can be told."""
+        plan = PLANS[-1]
+        known = {
+            each.body for each in list(self.history.sent) if each.code == 0 and each.topic in plan.topics
+        }
+        known |= {each.body for each in list(self.history.given) if each.group == plan.name}
+        known -= {
+            each.given.body for each in list(self.history.said) if each.ack and each.given.group == plan.name
+        }
+        rows = self.servers[self.around.proxies[0].name].admin("GET", "dlq")
+        return len(known) - sum(int(row["letters"]) for row in rows if row["group"] == plan.name)
+
+    def _where(self) -> str:
+        with Client(self.around.proxies[0].port(), timeout_s=10.0) as client:
+            return (
+                "; ".join(str(client.stats(plan.name)) for plan in PLANS)
+                + f"; unresolved {self._unresolved()}"
+            )
+
+    def _check(self) -> list[Violation]:
+        offset_s = time.time() - time.monotonic()
+        (server, *_) = self.servers.values()
+        logs = {proxy.name: self.servers[proxy.name].log_path for proxy in self.around.proxies}
+        self.ending = read_ending(server.data_dir, PLANS, logs, offset_s)
+        return check(self.history, self.ending, PLANS)
+
+    def _report(self, every_s: float) -> None:
+        if time.monotonic() < self._said_at + every_s:
+            return
+        self._said_at = time.monotonic()
+        self.say(self.counts())
+
+    def counts(self) -> str:
+        """One line."""
+        history = self.history
+        said = list(history.said)
+        acks = sum(each.ack for each in said)
+        kills = ", ".join(f"{name} {count}" for name, count in self.kills.items())
+        return (
+            f"sent {len(history.sent)}; given {len(history.given)}; acknowledged {acks}, failed "
+            f"{len(said) - acks}; answers missed {len(history.unseen)}; killed: {kills}; dead letters "
+            f"{len(self.ending.letters)}"
+        )
+
+
+def run(
+    folder: Path,
+    seed: int,
+    load: Load,
+    seconds: float,
+    proxies: int = 2,
+    processes: bool = False,
+    say: Callable[[str], None] = print,
+) -> int:
+    """The number of broken rules; what was seen is said."""
+    for noisy in ("thrift", "ddmq_client"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # they tell of every failed call
+    command = (
+        f"python -m tests.crash.mixed_run --seed {seed} --keys {load.keys} --messages {load.messages} "
+        f"--seconds {seconds:g} --proxies {proxies}{' --processes' if processes else ''}"
+    )
+    say(f"the same again: {command}")
+    mixed = MixedRun(folder, seed, load, seconds, proxies, processes, say)
+    try:
+        found = mixed.run()
+    except NotReady as error:
+        say(f"BROKEN: a process did not start: {error}")
+        return 1
+    say(mixed.counts())
+    for violation in found[:SHOWN]:
+        say(f"BROKEN: {violation}")
+        say(story(mixed.history, mixed.ending, violation))
+    say(f"{len(found)} broken; the same again: {command}" if found else "every rule was kept")
+    return len(found)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument("--messages", type=int, default=40_000)
+    parser.add_argument("--seconds", type=float, default=120.0, help="of sending and killing")
+    parser.add_argument("--proxies", type=int, default=2, help="consumer proxies as processes of their own")
+    parser.add_argument("--processes", action="store_true", help="no `ddmq serve`: each part alone")
+    parser.add_argument("--dir", type=Path, help="where the data lies (default: a temporary folder)")
+    given = parser.parse_args()
+    load = Load(given.messages, given.keys, TOPICS)
+    with scratch(given.dir) as folder:
+        broken = run(folder, given.seed, load, given.seconds, given.proxies, given.processes)
+        if broken:
+            print(f"kept for inspection: {folder}")
+            sys.exit(1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
