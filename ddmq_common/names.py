@@ -13,12 +13,18 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 LEVELS_GROUP = SCHEDULE_TOPIC  # whose progress on SCHEDULE_TOPIC is how far the levels have fired
+DELAY_TOPIC = "%DELAY"  # orders to the delay service; queue = shard
+DELAY_GROUP = DELAY_TOPIC  # whose progress there is what the store has taken in
+FIRED_GROUP = "%DELAY-FIRED"  # whose progress there is what was fired or cancelled
+OUTCOME_TOPIC = "%DELAY-OUTCOMES"  # what became of orders; a queue is one producer proxy's
+OUTCOME_GROUP = OUTCOME_TOPIC
+DELAY_DLQ_TOPIC = "%DLQ%" + "%DELAY"  # delay messages that can never be appended
 HEARTBEAT_TOPIC = "carrera_heartbeat"
 QUEUES_DEFAULT = 4
 TURN_GROUP = "%TURN"  # whose progress on a topic says whose turn it is to change something
 DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were resent or purged
 
-_OWN_GROUPS = frozenset((LEVELS_GROUP, TURN_GROUP, DONE_GROUP))
+_OWN_GROUPS = frozenset((LEVELS_GROUP, DELAY_GROUP, FIRED_GROUP, OUTCOME_GROUP, TURN_GROUP, DONE_GROUP))
 _NAME = re.compile(r"[A-Za-z0-9_\-%|]+\Z")
 _INTERNAL = (RETRY_PREFIX, DLQ_PREFIX, "%", "RMQ_SYS_", SCHEDULE_TOPIC)
 

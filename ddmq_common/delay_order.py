@@ -1,0 +1,81 @@
+"""What a producer proxy asks of the delay service: the system property of a record in the inner topic.
+
+The record's delivery bytes are the message to deliver, with its properties (`from_chronos` among them
+where it belongs) and its own key; for kinds of sendDelaySync the key is absent, because each occurrence is
+delivered with its own id as key. docs/decisions/0010 tells the way of an order.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddmq_common.errors import DamagedError
+
+ORDER_PROPERTY = "delay-order"
+
+ADD, CANCEL, RESCHEDULE, FIRE = "add", "cancel", "reschedule", "fire"
+ONCE, LOOP, EXPONENTIAL, SCHEDULE = 2, 3, 4, 5  # the first three are the wire's dmsgtype
+
+
+class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Our own kinds, and ActiveMQ's: with a cron, the series of delay, period and repeat starts at each of
+    its times; without, at the moment of the send. `repeat` n = n + 1 deliveries; −1 = without end."""
+
+    delay_ms: int = 0
+    period_ms: int = 0
+    repeat: int = 0
+    cron: str = ""
+    zone: str = "UTC"
+    occurrences_max: int = 0  # 0 = no cap of its own
+    catch_up: str = "fire_once"  # fire_once | all | skip
+
+
+class DelayOrder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One order. `uuid`: 36 characters, lower case. Times: epoch milliseconds or seconds, as they say.
+
+    `timestamp_s`, `expire_s`, `interval_s`, `times`: as the add sent them; they make up the ids of the
+    occurrences of kinds 2, 3 and 4. `partition`, `hash_id`: queue choice as in a plain send (compat.md).
+    `reply_queue` −1: nobody waits for the outcome.
+    """
+
+    op: str
+    uuid: str
+    topic: str = ""
+    kind: int = ONCE
+    due_ms: int = 0
+    timestamp_s: int = 0
+    expire_s: int = 0
+    interval_s: int = 0
+    times: int = 0
+    shard: int = 0
+    partition: int = -2
+    hash_id: int = 0
+    schedule: Schedule | None = None
+    reply_queue: int = -1
+    reply_id: int = 0
+
+
+class DelayOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of an order; the body of a record in the outcome topic. `code`: DelayResult field 100."""
+
+    reply_id: int
+    code: int
+    fired_at_ms: int = 0
+    due_ms: int = 0
+    text: str = ""  # when it could not be done: why
+
+
+ADDED, CANCELLED, ALREADY_FIRED, UNKNOWN, TOO_OLD, PENDING = 1, 2, 3, 4, 5, 6
+
+
+def encode_order(order: DelayOrder) -> str:
+    """The value of the system property."""
+    return msgspec.json.encode(order).decode()
+
+
+def decode_order(text: str) -> DelayOrder:
+    """Raises DamagedError for anything `encode_order` does not write."""
+    try:
+        return msgspec.json.decode(text, type=DelayOrder)
+    except msgspec.DecodeError as error:
+        raise DamagedError(f"delay order {text[:80]!r} does not parse: {error}") from error

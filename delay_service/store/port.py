@@ -1,0 +1,148 @@
+"""The delay store: what is pending, which ids are known, what is put aside. One store is one shard.
+
+Rules every implementation keeps (one contract suite runs against the memory twin and RocksDB):
+* `write` applies a whole batch or none of it; readers see it at once; it survives kill -9 of the machine
+  only after `flush`. Both may block: `write` a little (RocksDB holds the interpreter while it copies),
+  `flush` for a sync, so it belongs into a native thread; `flush` is safe there while the hub goes on.
+* Everything is ordered by (due_ms, offset); offsets are those of the inner topic, so they are unique.
+* A batch of a thousand messages is the unit to aim at; nothing here is called once per message in a storm.
+* Space of what was removed is given back (whole ranges are deleted behind the due cursor).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+
+class DueKey(NamedTuple):
+    """Where a pending message stands."""
+
+    due_ms: int
+    offset: int
+
+
+class Pending(NamedTuple):
+    """One message that waits. `occurrence`: how many times it has fired, from 0.
+
+    `order`: the DelayOrder as text. `topic` is the target; the rest is what makes up the record to append.
+    """
+
+    due_ms: int
+    offset: int
+    occurrence: int
+    topic: str
+    uuid: bytes  # 16 bytes
+    order: str
+    message_id: bytes
+    born_ms: int
+    flags: int
+    tags: bytes
+    delivery: bytes
+
+    @property
+    def key(self) -> DueKey:
+        return DueKey(self.due_ms, self.offset)
+
+
+class IdKind(IntEnum):
+    """What is known of an id."""
+
+    PENDING = 1
+    FIRED = 2
+    CANCELLED = 3
+    TOMBSTONE = 4  # cancelled before it was known: an add of it stores nothing
+
+
+class IdState(NamedTuple):
+    """`at_ms`: when it fired or was cancelled; while PENDING its due time. `forget_ms`: kept until then."""
+
+    kind: IdKind
+    at_ms: int
+    offset: int = 0
+    forget_ms: int = 0
+
+
+@dataclass(slots=True)
+class Changes:
+    """One batch. A key may stand in `removed` and come again in `added` with another due time.
+
+    `ids`: uuid (16 bytes) → its state from now on, None forgets it. `deferred`, `undeferred`: messages moved
+    out of the due order because their topic takes nothing now, and back; `removed_deferred` are gone.
+    `cursor_ms`: nothing is due below it any more (a lower bound). `meta`: small named values.
+    """
+
+    added: list[Pending] = field(default_factory=list)
+    removed: list[Pending] = field(default_factory=list)
+    ids: dict[bytes, IdState | None] = field(default_factory=dict)
+    deferred: list[Pending] = field(default_factory=list)
+    undeferred: list[Pending] = field(default_factory=list)
+    removed_deferred: list[Pending] = field(default_factory=list)
+    cursor_ms: int | None = None
+    meta: dict[str, bytes | None] = field(default_factory=dict)
+
+
+class DelayStore(ABC):
+    """One shard, opened by its owner."""
+
+    @abstractmethod
+    def write(self, changes: Changes) -> None:
+        """Apply a batch. Raises StorageError; then nothing of it is applied."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Everything written so far is durable when it returns. Raises StorageError."""
+
+    @abstractmethod
+    def due(self, until_ms: int, limit: int, bytes_max: int, after: DueKey | None = None) -> list[Pending]:
+        """The earliest messages with due_ms ≤ `until_ms`, behind `after`, at least one if there is any."""
+
+    @abstractmethod
+    def next_due(self, after: DueKey | None = None) -> DueKey | None:
+        """The earliest pending message (behind `after`)."""
+
+    @abstractmethod
+    def get(self, key: DueKey) -> Pending | None:
+        """One pending message, also one that is put aside."""
+
+    @abstractmethod
+    def ids(self, uuids: Sequence[bytes]) -> list[IdState | None]:
+        """What is known of each id."""
+
+    @abstractmethod
+    def forgettable(self, now_ms: int, limit: int) -> list[bytes]:
+        """Ids whose `forget_ms` has passed, oldest first."""
+
+    @abstractmethod
+    def put_aside(self, topic: str, limit: int) -> list[Pending]:
+        """The earliest messages of `topic` that are put aside."""
+
+    @abstractmethod
+    def topics_put_aside(self) -> list[str]:
+        """Topics with messages put aside."""
+
+    @abstractmethod
+    def scan(
+        self, topic: str | None, from_ms: int, to_ms: int, limit: int, after: DueKey | None = None
+    ) -> list[Pending]:
+        """Pending messages of a topic (None: all) with `from_ms` ≤ due_ms < `to_ms`, in order."""
+
+    @abstractmethod
+    def counts(self) -> Mapping[str, int]:
+        """Pending messages per topic, from memory, those put aside included."""
+
+    @abstractmethod
+    def meta(self, name: str) -> bytes | None:
+        """A small named value."""
+
+    @abstractmethod
+    def checkpoint(self, folder: Path) -> None:
+        """A consistent copy into a new folder, while the store is in use. Blocks: native thread."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and lock. May be called twice."""
