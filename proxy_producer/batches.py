@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, NewRecord
 from ddmq_client.idl.codes import FAILED_PREFIX, Code
+from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Fault
 from proxy_producer import replies
 from proxy_producer.core.limits import longest
 from proxy_producer.core.outcomes import outcome_of, refusal_of, timed_out
-from proxy_producer.core.queue_choice import choose
 from proxy_producer.core.refusal import Refusal, refusal
 from proxy_producer.flow import Flow
 from proxy_producer.topics import Topic

@@ -19,13 +19,13 @@ from ddmq_common.clock import Clock
 from ddmq_common.config.reloading import Reloaded, reloaded
 from ddmq_common.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Service
 from proxy_producer import replies
 from proxy_producer.batches import PendingBatch, worst
 from proxy_producer.config import LIVE_KEYS, ProducerConfig
 from proxy_producer.core.delay_checks import echoed_id
 from proxy_producer.core.message_ids import PREFIX_BYTES, message_ids
-from proxy_producer.core.queue_choice import choose
 from proxy_producer.core.refusal import Refusal
 from proxy_producer.core.validation import HEARTBEAT, content_fault
 from proxy_producer.counts import Counts
