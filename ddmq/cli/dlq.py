@@ -22,7 +22,7 @@ def dlq() -> None:
     """List, show, resend and purge dead letters: messages that a group could not finish."""
 
 
-@dlq.command("list")
+@dlq.command("list", short_help="How many dead letters each group has.")
 @click.argument("group", required=False)
 @admin_option
 @json_option
@@ -41,10 +41,12 @@ def list_letters(group: str | None, admin: Address, as_json: bool) -> None:
     print_table("", COLUMNS, cells)
     if not rows:
         hint("no dead letters" + ("" if group is None else f" of group {group}"))
+    elif any(row["letters"] for row in rows):
+        hint("`ddmq dlq show GROUP` says of each why it died")
     return None
 
 
-@dlq.command("show")
+@dlq.command("show", short_help="A group's dead letters: why, from where.")
 @click.argument("group")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="At most.")
 @click.option("--from", "start", type=click.IntRange(0), help="Offset in the dead-letter topic to begin at.")
@@ -71,9 +73,15 @@ def show(
     found = AdminClient(admin).get("dlq", group, **query)
     if as_json:
         return print_json(found)
+    if not found["shown"] and found["next"] is None:
+        which = "such dead letter" if any((start, reason, topic, since)) else "dead letter"
+        click.echo(f"no {which} of {group} waits to be resent or purged")
+        return None
     print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in found["shown"]])
     if found["next"] is not None:
         hint(f"{found['letters']:,} letters in all; go on with --from {found['next']}")
+    else:
+        hint(f"`ddmq dlq resend {group} --all`, or --offset N, sends them to their topics again")
     return None
 
 
@@ -85,7 +93,7 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-@dlq.command("resend")
+@dlq.command("resend", short_help="Send dead letters to their topics again.")
 @click.argument("group")
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
 @click.option("--offset", "offsets", multiple=True, type=click.IntRange(0), help="This one; may be repeated.")
@@ -152,7 +160,7 @@ def _say_resent(group: str, sent: Counter[str], *, dry_run: bool) -> None:
     click.echo(f"{'would resend' if dry_run else 'resent'} {where}")
 
 
-@dlq.command("purge")
+@dlq.command("purge", short_help="Be done with dead letters, unsent.")
 @click.argument("group")
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
 @click.option("--before", help="Those stored before: 2026-11-21T12:00 (local) or epoch milliseconds.")

@@ -25,7 +25,7 @@ def group() -> None:
     """Consumer groups: list, show, create, set, delete; blocked keys: keys, park, skip, replay."""
 
 
-@group.command("list")
+@group.command("list", short_help="Every group's subscriptions with their lag.")
 @admin_option
 @json_option
 def list_groups(admin: Address, as_json: bool) -> None:
@@ -39,7 +39,7 @@ def list_groups(admin: Address, as_json: bool) -> None:
     return None
 
 
-@group.command("show")
+@group.command("show", short_help="One group in full, with its blocked keys.")
 @click.argument("name")
 @click.option(
     "--keys", default=20, show_default=True, type=click.IntRange(1, 1000), help="Blocked keys at most."
@@ -56,7 +56,7 @@ def show(name: str, keys: int, settings: bool, admin: Address, as_json: bool) ->
     return None
 
 
-@group.command("create")
+@group.command("create", short_help="Create a group, or add subscriptions.")
 @click.argument("name")
 @click.option(
     "--topic", "topics", multiple=True, required=True, help="Topic to subscribe to; may be repeated."
@@ -73,11 +73,15 @@ def create(name: str, topics: tuple[str, ...], admin: Address, as_json: bool, **
     _hint_missing(client, topics)
     if as_json:
         return print_json(made)
-    click.echo(f"{name} consumes {', '.join(topics)}, from {settings['start']}")
+    if made["subscribed"]:
+        click.echo(f"{name} consumes {', '.join(made['subscribed'])}, from {settings['start']}")
+    for topic in sorted(set(topics) - set(made["subscribed"])):
+        click.echo(f"{name} consumes {topic} already, nothing is changed")
+        hint(f"`ddmq group set {name} --topic {topic}` changes it, `ddmq offset reset` moves it")
     return None
 
 
-@group.command("set")
+@group.command("set", short_help="Make or change a subscription: order, filter, …")
 @click.argument("name", metavar="GROUP")
 @click.option("--topic", required=True, help="The subscription to make or change.")
 @settings_options
@@ -121,7 +125,7 @@ def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
         hint(f"note: topic {missing!r} does not exist yet; the group consumes it once it does")
 
 
-@group.command("delete")
+@group.command("delete", short_help="Delete a group, or one subscription.")
 @click.argument("name")
 @click.option("--topic", help="This subscription alone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -138,7 +142,7 @@ def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
 # --- blocked keys
 
 
-@group.command("keys")
+@group.command("keys", short_help="Keys that are blocked: since when, and why.")
 @click.argument("name", metavar="GROUP")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="At most.")
 @admin_option
@@ -149,10 +153,12 @@ def keys(name: str, limit: int, admin: Address, as_json: bool) -> None:
     Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
     and how many messages are known to wait behind it. What can be done: park, skip, replay.
     """
-    found = AdminClient(admin).get("groups", name, "keys", limit=limit)
+    client = AdminClient(admin)
+    found = client.get("groups", name, "keys", limit=limit)
     if as_json:
         return print_json(found)
     group_show.print_keys(name, found)
+    group_show.hint_elsewhere(client.get("groups", name))
     return None
 
 
@@ -168,7 +174,7 @@ def key_command(command: Any) -> Any:
     return command
 
 
-@group.command("park")
+@group.command("park", short_help="Hold a key back until it is replayed.")
 @key_command
 def park(name: str, key: str, admin: Address, as_json: bool) -> None:
     """Deliver nothing of KEY until it is replayed; other keys go on, nothing is lost.
@@ -182,7 +188,7 @@ def park(name: str, key: str, admin: Address, as_json: bool) -> None:
     return None
 
 
-@group.command("skip")
+@group.command("skip", short_help="A key's first message to the dead letters.")
 @key_command
 def skip(name: str, key: str, admin: Address, as_json: bool) -> None:
     """Move KEY's first message to the dead letters; the next message of the key goes on.
@@ -196,7 +202,7 @@ def skip(name: str, key: str, admin: Address, as_json: bool) -> None:
     return None
 
 
-@group.command("replay")
+@group.command("replay", short_help="Deliver a blocked key's first message now.")
 @key_command
 def replay(name: str, key: str, admin: Address, as_json: bool) -> None:
     """Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.

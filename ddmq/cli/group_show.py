@@ -26,18 +26,24 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
         print_facts(_facts(each, all_settings=all_settings))
         print_table("", QUEUE_COLUMNS, (_queue(queue) for queue in each["queues"]))
     if found["dead_letters_open"]:
-        hint(f"{found['dead_letters_open']:,} dead letters: `ddmq dlq show {found['group']}`")
+        many = "" if found["dead_letters_open"] == 1 else "s"
+        hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
     if found["blocked_keys"]:
         click.echo("blocked keys")
         print_keys(found["group"], found["blocked_keys"])
         if found["blocked_keys_more"]:
             hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
-    if any(
-        queue["holder"] and not queue["held"] for each in found["subscriptions"] for queue in each["queues"]
-    ):
+    hint_elsewhere(found)
+
+
+def hint_elsewhere(found: Mapping[str, Any]) -> None:
+    """Say whom to ask for the queues that this proxy does not hold."""
+    queues = [queue for each in found["subscriptions"] for queue in each["queues"]]
+    others = sorted({queue["holder"] for queue in queues if queue["holder"] and not queue["held"]})
+    if others:
         hint(
-            "some queues are held by another proxy: what is in flight, retrying and blocked there, "
-            "its own --admin address tells"
+            f"some queues are held by another proxy ({', '.join(others)}): for what is in flight, retrying "
+            "and blocked there, ask the --admin address of that one"
         )
 
 

@@ -40,8 +40,9 @@ def message(
 ) -> None:
     """Messages of TOPIC by id, key, offset or time; without any of these, the newest.
 
-    With --group each says where it is for that group: done, in flight, retrying, behind its key (an earlier
-    message of the same order key is not finished), parked, dead (a dead letter), or not yet.
+    With --group each says where it is for that group: done (or kept back by its filter), in flight, retrying,
+    behind its key (an earlier message of the same order key is not finished), parked, dead (a dead letter),
+    or not yet.
 
     Nothing is taken from anyone. Exit code 1 when there is no such message.
     """

@@ -69,8 +69,8 @@ class GroupRoutes:
 
     def _create(self, request: Request) -> Any:
         group = request.path["group"]
-        created = groups.create(self._consumer(), group, request.body)
-        return self._view().detail(group) | {"created": created}
+        done = groups.create(self._consumer(), group, request.body)
+        return self._view().detail(group) | done
 
     def _delete(self, request: Request) -> Any:
         groups.delete(self._consumer(), request.path["group"], request.query.get("topic"))

@@ -23,8 +23,11 @@ def rows(consumer: ConsumerService) -> list[dict[str, Any]]:
     return found
 
 
-def create(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> bool:
-    """Subscribe a group to `topics`; other keys are settings. What exists stays; whether the group is new."""
+def create(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Subscribe a group to `topics`; other keys are settings. What exists stays.
+
+    `created`: whether the group is new; `subscribed`: the topics that are new to it.
+    """
     settings = dict(body)
     topics = settings.pop("topics", [])
     if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
@@ -32,10 +35,10 @@ def create(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> bo
     _check_names(group, *topics)
     summary = next((found for found in consumer.groups() if found.name == group), None)
     there = () if summary is None else summary.topics
-    for topic in topics:
-        if topic not in there:
-            consumer.change_subscription(group, topic, settings).wait(WAIT_S)
-    return summary is None
+    missing = [topic for topic in dict.fromkeys(topics) if topic not in there]
+    for topic in missing:
+        consumer.change_subscription(group, topic, settings).wait(WAIT_S)
+    return {"created": summary is None, "subscribed": missing}
 
 
 def change(consumer: ConsumerService, group: str, topic: str, body: Mapping[str, Any]) -> dict[str, Any]:
