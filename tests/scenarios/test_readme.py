@@ -1,0 +1,77 @@
+"""The README's commands, typed one after the other as it shows them, while a consumer fails key 17."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ddmq.cli.root import run
+from ddmq_client import Consumer, Message
+from tests.scenarios.real_server import RealServer, running, until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+README = (REPOSITORY / "README.md").read_text()
+
+
+def commands() -> list[str]:
+    """Those of the console blocks, but for the ones that start servers and fill the environment."""
+    blocks = "\n".join(re.findall(r"^```console\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+    return [
+        line for line in re.findall(r"^\$ ddmq (.*)$", blocks, re.MULTILINE) if not line.startswith("serve")
+    ]
+
+
+def fail_17(message: Message) -> None:
+    if message.key == "17":
+        raise ValueError("order 17 has no address")
+
+
+def blocked(server: RealServer, group: str) -> bool:
+    found = server.admin("GET", "groups", group, "keys")
+    return any(key["key"] == '"17"' and key["attempts"] > 0 for key in found)
+
+
+def test_its_commands_do_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = commands()
+    assert {"group keys shipping", "dlq show shipping", "lag"} <= {
+        line.split(" #")[0].strip() for line in typed
+    }
+    with running(tmp_path) as server:
+        for part, port in server.ports.items():
+            monkeypatch.setenv(f"DDMQ_{part.upper()}", f"127.0.0.1:{port}")
+        consumer = Consumer(f"127.0.0.1:{server.ports['consumer']}", "shipping", ["orders"], handler=fail_17)
+        try:
+            for line in typed:
+                if line.startswith("group keys"):
+                    consumer.start()
+                    until(lambda: blocked(server, "shipping"), "key 17 is blocked")
+                code = run(shlex.split(line, comments=True))
+                said = capsys.readouterr()
+                assert code == 0, (line, said)
+                if line.startswith("group keys"):
+                    assert "order 17 has no address" in said.out
+                if line.startswith("dlq show"):
+                    assert "skipped" in said.out
+        finally:
+            consumer.stop()
+
+
+def test_its_links_and_its_python_are_whole() -> None:
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", README):
+        assert (REPOSITORY / link).exists(), link
+    for block in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL):
+        ast.parse(block)
+
+
+def test_every_page_of_docs_is_found_from_the_readme() -> None:
+    docs = REPOSITORY / "docs"
+    found = set(re.findall(r"\(docs/([^)#/]+\.md)", README))
+    for page in ("architecture.md", "formats.md"):
+        found |= set(re.findall(r"\(([^)#/]+\.md)", (docs / page).read_text()))
+    assert {page.name for page in docs.glob("*.md")} <= found
