@@ -35,7 +35,9 @@ class DelayOrder(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `timestamp_s`, `expire_s`, `interval_s`, `times`: as the add sent them; they make up the ids of the
     occurrences of kinds 2, 3 and 4. `partition`, `hash_id`: queue choice as in a plain send (compat.md).
-    `reply_queue` −1: nobody waits for the outcome.
+    `reply_queue` −1: nobody waits for the outcome. `unless_cancelled`: the 36 characters of another uuid, on
+    whose shard this order goes; if that one was cancelled, this add stores nothing (compat.md: what an old
+    delay server still sends).
     """
 
     op: str
@@ -53,6 +55,7 @@ class DelayOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     schedule: Schedule | None = None
     reply_queue: int = -1
     reply_id: int = 0
+    unless_cancelled: str = ""
 
 
 class DelayOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,3 +82,16 @@ def decode_order(text: str) -> DelayOrder:
         return msgspec.json.decode(text, type=DelayOrder)
     except msgspec.DecodeError as error:
         raise DamagedError(f"delay order {text[:80]!r} does not parse: {error}") from error
+
+
+def encode_outcome(outcome: DelayOutcome) -> bytes:
+    """The body of a record in the outcome topic."""
+    return msgspec.json.encode(outcome)
+
+
+def decode_outcome(body: bytes) -> DelayOutcome:
+    """Raises DamagedError for anything `encode_outcome` does not write."""
+    try:
+        return msgspec.json.decode(body, type=DelayOutcome)
+    except msgspec.DecodeError as error:
+        raise DamagedError(f"delay outcome {body[:80]!r} does not parse: {error}") from error

@@ -42,10 +42,12 @@ class Durability(IntEnum):
 
 
 class DelayAction(IntEnum):
-    """`action` of DelayMessage."""
+    """`action` of DelayMessage; from 100 ours."""
 
     ADD = 1
     CANCEL = 2
+    RESCHEDULE = 100
+    FIRE = 101
 
 
 class DelayType(IntEnum):
@@ -54,6 +56,7 @@ class DelayType(IntEnum):
     DELAY = 2
     LOOP = 3
     EXPONENTIAL_LOOP = 4
+    SCHEDULE = 5  # ours
 
 
 class DelayOutcome(IntEnum):

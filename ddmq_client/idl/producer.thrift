@@ -40,16 +40,16 @@ struct Message {
     101: optional string producerGroup
 }
 
-/* Adds or cancels a delayed message. Times are epoch seconds unless the name says otherwise. */
+/* Adds or cancels a delayed message, or (of ours) changes one. Times are epoch seconds unless the name says otherwise. */
 struct DelayMessage {
     1: string topic
     2: optional string uniqDelayMsgId
     3: optional binary body
     4: string tags
-    /* 1 add, 2 cancel */
+    /* 1 add, 2 cancel; of ours: 100 reschedule, 101 fire now */
     5: i32 action
     6: optional i64 timestamp
-    /* 2 delay, 3 loop, 4 exponential loop */
+    /* 2 delay, 3 loop, 4 exponential loop; of ours: 5 schedule */
     7: optional i32 dmsgtype
     /* seconds between occurrences, or the base for type 4 */
     8: optional i64 interval
@@ -61,6 +61,22 @@ struct DelayMessage {
     100: optional string clientId
     /* epoch milliseconds, instead of timestamp */
     101: optional i64 dueMs
+    /* a schedule: dmsgtype 5, of ours. Five-field cron, and its time zone (UTC) */
+    102: optional string cron
+    103: optional string zone
+    /* milliseconds from now, instead of dueMs; with a cron from each of its times */
+    104: optional i64 delayMs
+    /* between deliveries, and how many follow the first (-1: without end) */
+    105: optional i64 periodMs
+    106: optional i64 repeat
+    /* deliveries in all, 0 or absent: no cap of its own */
+    107: optional i64 occurrencesMax
+    /* fire_once, all or skip: what happens to deliveries that were missed */
+    108: optional string catchUp
+    /* of dmsgtype 5: the message's own key, and its queue as in a plain Message */
+    109: optional string key
+    110: optional i32 partitionId
+    111: optional i64 hashId
 }
 
 struct DelayResult {
@@ -70,6 +86,8 @@ struct DelayResult {
     /* 1 added, 2 cancelled, 3 already fired, 4 unknown, 5 older than kept, 6 pending */
     100: optional i32 outcome
     101: optional i64 firedAtMs
+    /* when it is due (next) */
+    102: optional i64 dueMs
 }
 
 /* Used inside client libraries only; no method takes it. */
