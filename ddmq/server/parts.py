@@ -41,6 +41,7 @@ from proxy_producer.service import ProducerService
 
 log = logging.getLogger("ddmq.server")
 DECLARE_WAIT_S = 15.0
+LEVELS_WAIT_S = 3.0
 PARTS = ("producer", "consumer", "delay", "admin")
 
 
@@ -78,6 +79,7 @@ class ServerProcess:
         try:
             self._apply_topics()
             self._open_ports(self.backend)
+            self._wait_for_levels()
         except BaseException:
             self.close()
             raise
@@ -93,6 +95,14 @@ class ServerProcess:
         if config.folder and self.consumer:
             source = str(config.folder / FILES["groups"][0])
             self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
+
+    def _wait_for_levels(self) -> None:
+        """So that who was told that the server is ready finds it so; a start that fails is tried again."""
+        try:
+            if self.delay is not None:
+                self.delay.started.wait(LEVELS_WAIT_S)
+        except TimeoutError:
+            log.warning("ready is not true yet", extra={"reason": self.health().reason})
 
     def _open_ports(self, backend: Backend) -> None:
         levels = self.config.delay.table

@@ -73,6 +73,7 @@ class LevelService:
         self._ending: set[Runner] = set()  # stopped while firing
         self._drained: Completion[None] | None = None
         self._closed = False
+        self.started: Completion[None] = Completion()  # succeeds when it takes part for the first time
 
     def _look(self, topic: str) -> Look | None:
         info = self._backend.topic(topic)
@@ -111,6 +112,9 @@ class LevelService:
             self._membership = self._backend.join(LEVELS_GROUP, SCHEDULE_TOPIC, self, address=self._address)
         except DdmqError as error:
             self._not_started(error)
+            return
+        if not self.started.done:
+            self.started.succeed(None)
 
     def _not_started(self, error: Exception) -> None:
         self._why = str(error)
