@@ -138,6 +138,8 @@ class Group:
             for subscription in list(self._rotation):
                 if subscription.buffer.may_have and self._serve_one(subscription, now):
                     served = True
+                    self._rotation.remove(subscription)  # the others come first next time
+                    self._rotation.append(subscription)
             served = served or any(map(self._can_serve, self._rotation))
 
     def _can_serve(self, subscription: Subscription) -> bool:

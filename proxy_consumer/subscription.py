@@ -166,7 +166,7 @@ class Subscription:
     def install(self, seat: Seat, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int) -> None:
         """A queue is ours and its progress known."""
         before = self._handed_out.pop(queue, None)
-        if epoch > 1 and before is None and self.config.scope:
+        if view.committed is not None and before is None and self.config.scope:
             wait_s = self.config.handover_wait_ms / 1000
             self.order.open_at = max(self.order.open_at, self.runtime.now() + wait_s)
         state = self.buffer.assign(queue, view, bounds, retry_queue=seat.retry)
