@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from backend.records import QueueRef
+from proxy_consumer.core.jobs.upstream_job import JobState
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.core.upstream_job import JobState
 from proxy_consumer.subscription import Subscription
 
 IN_FLIGHT = "in flight"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.gate import Gate
+from proxy_consumer.core.jobs.queue_jobs import QueueJobs
+from proxy_consumer.core.jobs.upstream_job import JobState
 from proxy_consumer.core.queue_feed import FeedState, pick
-from proxy_consumer.core.queue_jobs import QueueJobs
 from proxy_consumer.core.steps import Loaded, QueueState
 from proxy_consumer.core.tally import Tally
-from proxy_consumer.core.upstream_job import JobState
 
 
 class Arrivals:

@@ -23,18 +23,18 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.arrivals import Arrivals
 from proxy_consumer.core.gate import Gate
 from proxy_consumer.core.gathered import gather
-from proxy_consumer.core.leases import NEVER, Lease, by_lease
+from proxy_consumer.core.jobs.leases import NEVER, Lease, by_lease
+from proxy_consumer.core.jobs.queue_jobs import QueueJobs
+from proxy_consumer.core.jobs.retry import policy_of
+from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.order.lane import KeyReader, OrderedLane
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
-from proxy_consumer.core.queue_jobs import QueueJobs
 from proxy_consumer.core.ranges import ascending_ranges
 from proxy_consumer.core.rate import Rate
 from proxy_consumer.core.redelivery import Redelivery
-from proxy_consumer.core.retry import policy_of
 from proxy_consumer.core.steps import Delivery, Loaded, Purpose, QueueState, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
-from proxy_consumer.core.upstream_job import UpstreamJob
 
 Ordering = Callable[[QueueRef], tuple[OrderScope, KeyReader] | None]
 

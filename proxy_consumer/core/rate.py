@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy_consumer.core.leases import NEVER
+from proxy_consumer.core.jobs.leases import NEVER
 
 
 class Rate:

@@ -7,10 +7,10 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from backend.records import ReadBatch
-from proxy_consumer.core.leases import Lease
+from proxy_consumer.core.jobs.leases import Lease
+from proxy_consumer.core.jobs.queue_jobs import QueueJobs
 from proxy_consumer.core.order.lane import OrderedLane
 from proxy_consumer.core.queue_feed import QueueFeed, Slice
-from proxy_consumer.core.queue_jobs import QueueJobs
 
 
 class Purpose(Enum):

@@ -24,8 +24,8 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, RemoteError
+from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.core.upstream_job import UpstreamJob
 from proxy_consumer.departures.letters import dead_letter
 from proxy_consumer.departures.topics import ensure_topic
 from proxy_consumer.departures.trail import Trail, level_of, next_step, retry_record, trail_after

@@ -24,7 +24,7 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import RETRY_PREFIX, retry_topic
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.upstream_job import UpstreamJob
+from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 
 STEPS = "RECONSUME_TIME"
 TOPIC = "RETRY_TOPIC"

@@ -9,11 +9,11 @@ import pytest
 
 from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.core.agenda import NEVER, Agenda
-from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
+from proxy_consumer.core.jobs.leases import Lease, LeaseTable, by_lease
+from proxy_consumer.core.jobs.retry import RetryPolicy
+from proxy_consumer.core.jobs.upstream_job import pack_attempts, unpack_attempts
 from proxy_consumer.core.queue_feed import Slice, pick
 from proxy_consumer.core.ranges import ascending_ranges, between, ranges_of
-from proxy_consumer.core.retry import RetryPolicy
-from proxy_consumer.core.upstream_job import pack_attempts, unpack_attempts
 from proxy_consumer.core.waiting_room import LingerWheel, Waiter, WaitingRoom
 
 # --- ranges

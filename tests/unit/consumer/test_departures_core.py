@@ -11,7 +11,7 @@ from backend.records import NewRecord, StoredRecord
 from ddmq_common.delivery import decode, encode
 from ddmq_common.levels import DEFAULT_LEVELS
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.upstream_job import UpstreamJob
+from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.departures.letters import dead_letter, read_letter, resent_record
 from proxy_consumer.departures.trail import (
     attempts_before,

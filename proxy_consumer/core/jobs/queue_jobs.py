@@ -17,13 +17,13 @@ from typing import Protocol
 
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
-from proxy_consumer.core.job_table import JobTable
-from proxy_consumer.core.leases import Lease, LeaseTable, Piece
-from proxy_consumer.core.owed import Owed
+from proxy_consumer.core.jobs.job_table import JobTable
+from proxy_consumer.core.jobs.leases import Lease, LeaseTable, Piece
+from proxy_consumer.core.jobs.owed import Owed
+from proxy_consumer.core.jobs.retry import RetryPolicy
+from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob, unpack_attempts
 from proxy_consumer.core.ranges import Range, ranges_of
-from proxy_consumer.core.retry import RetryPolicy
 from proxy_consumer.core.tally import Budget, Tally
-from proxy_consumer.core.upstream_job import JobState, UpstreamJob, unpack_attempts
 
 REASON_FAILED = "failed"
 REASON_TIMED_OUT = "timed-out"

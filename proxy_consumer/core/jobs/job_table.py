@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import insort
 from heapq import heapify, heappop, heappush
 
+from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob
 from proxy_consumer.core.tally import Budget
-from proxy_consumer.core.upstream_job import JobState, UpstreamJob
 
 _RETRYING = (JobState.WAITING, JobState.READY, JobState.BURYING)
 _DUE = (JobState.READY, JobState.RELEASED)
