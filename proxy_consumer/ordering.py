@@ -18,11 +18,11 @@ from backend.records import AppendResult, CommitBatch, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.blocked_keys import BlockedKey
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob
 from proxy_consumer.core.order.chains import Chain, ChainTable
 from proxy_consumer.core.order.lane import KeyReader, OrderedLane
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.core.upstream_job import JobState
 from proxy_consumer.order_keys.reader import QID, key_reader
 from proxy_consumer.runtime import Runtime, log
 
@@ -55,6 +55,11 @@ def same_order(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
     """Whether a change of settings leaves chains and sharing as they are."""
     names = ("order_key", "scope", "chain_batch", "assignment")
     return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _silence(job: UpstreamJob) -> str:
+    """What is known of a job that nobody said anything about."""
+    return f"no answer within ack_timeout_ms, {job.timeouts} times" if job.timeouts else ""
 
 
 class SubscriptionOrder:
@@ -267,7 +272,7 @@ class GroupOrdering:
                 since_ms=wall_ms - int((now - since) * 1000),
                 attempts=jobs.attempt(offset) - (0 if lease is not None else 1),
                 state=state,
-                error="" if job is None else job.error or job.reason,
+                error="" if job is None else job.error or job.reason or _silence(job),
                 waiting=len(chain.parked),
                 more=bool(chain.unindexed),
             )
