@@ -59,7 +59,8 @@ def same_order(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
 
 def _silence(job: UpstreamJob) -> str:
     """What is known of a job that nobody said anything about."""
-    return f"no answer within ack_timeout_ms, {job.timeouts} times" if job.timeouts else ""
+    many = "" if job.timeouts == 1 else "s"
+    return f"no answer within ack_timeout_ms, {job.timeouts} time{many}" if job.timeouts else ""
 
 
 class SubscriptionOrder:

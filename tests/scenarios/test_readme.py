@@ -75,3 +75,14 @@ def test_every_page_of_docs_is_found_from_the_readme() -> None:
     for page in ("architecture.md", "formats.md"):
         found |= set(re.findall(r"\(([^)#/]+\.md)", (docs / page).read_text()))
     assert {page.name for page in docs.glob("*.md")} <= found
+
+
+def test_files_that_the_docs_name_exist() -> None:
+    rooms = ("backend", "ddmq", "ddmq_client", "ddmq_common", "ddmq_rpc", "delay_service", "tools",
+             "proxy_consumer", "proxy_producer", "tests", "bench")  # fmt: skip
+    there = [
+        f"/{path.relative_to(REPOSITORY)}" for room in rooms for path in (REPOSITORY / room).rglob("*.py")
+    ]
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        for named in re.findall(r"`([a-z_/0-9]+\.py)`", page.read_text()):
+            assert any(path.endswith("/" + named) for path in there), f"{page.name}: {named}"

@@ -1,0 +1,37 @@
+"""A key whose head is never answered: people are told so, since nobody gave a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from proxy_consumer.blocked_keys import BlockedKey
+from proxy_consumer.config import SubscriptionDefaults
+from tests.service.consumer.consumer_rig import IDL, Rig
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.close()
+
+
+def blocked(rig: Rig) -> BlockedKey:
+    (found,) = [key for key in rig.service.group_keys("G", 10) if key.key == '"k0"']
+    return found
+
+
+def test_a_head_that_nobody_answers_says_so_and_a_reason_goes_before(rig: Rig) -> None:
+    rig.topic()
+    settings = {"start": "first", "order_key": "KEY", "ack_timeout_ms": 1_000}
+    rig.subscribe(config=SubscriptionDefaults(**settings))  # type: ignore[arg-type]
+    rig.send(1)
+    assert rig.pull().offsets == [0]
+    rig.advance(1.1)
+    assert blocked(rig).error == "no answer within ack_timeout_ms, 1 time"
+    call = rig.pull()
+    assert blocked(rig).state == "in flight"
+    rig.submit(IDL.ConsumeResult(context=call.result.context, failOffsets=[0], failReasons=["no stock"]))
+    assert blocked(rig).error == "no stock"
