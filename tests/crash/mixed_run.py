@@ -27,7 +27,7 @@ from tests.crash.kill_nine import scratch
 from tests.crash.mixed.clients import BROKEN, Load, OldVisit, OurVisit, Proxy, Sender, Surroundings, Visit
 from tests.crash.mixed.history import Ended, Ending, History, Plan
 from tests.crash.mixed.reading import read_ending
-from tests.crash.mixed.rules import Violation, check
+from tests.crash.mixed.rules import Violation, check, coverage
 from tests.crash.mixed.telling import story
 from tests.interop.apache_client import Client
 from tests.scenarios.real_server import NotReady, RealServer, until, write_config
@@ -39,6 +39,8 @@ VISIT_S = (1.0, 8.0)
 KILL_GAP_S = (1.0, 5.0)
 DOWN_S = (0.0, 1.5)
 BOTH_SHARE = 0.2  # of the kills take two processes
+START_KILL_SHARE = 0.15  # of the kills are followed by one of a starting process
+START_KILL_S = (0.0, 1.5)
 DRAIN_S = 180.0
 QUIET_S = 3.0  # longer than a message can be on its way without being seen
 SHOWN = 10
@@ -113,6 +115,7 @@ class MixedRun:
             for number in range(VISITORS)
         ]
         self._failures: list[BaseException] = []
+        self._stuck: list[Violation] = []
         self._said_at = time.monotonic()
 
     @staticmethod
@@ -161,17 +164,28 @@ class MixedRun:
 
     def _kill_until(self, end: float) -> None:
         while time.monotonic() < end or any(sender.is_alive() for sender in self.senders):
-            self.around.over.wait(self.random.uniform(*KILL_GAP_S))
+            self.around.over.wait(self.random.uniform(KILL_GAP_S[0], min(KILL_GAP_S[1], self.seconds / 2)))
             names = list(self.servers)
             victims = self.random.sample(names, 2 if self.random.random() < BOTH_SHARE else 1)
             for name in victims:
-                self.history.ended.append(Ended(name, self.proxies[name].life, time.monotonic()))
-                self.servers[name].kill()
-                self.kills[name] += 1
+                self._kill(name)
             self.around.over.wait(self.random.uniform(*DOWN_S))
+            if self.random.random() < START_KILL_SHARE:
+                self._kill_starting(victims[0])
             for name in victims:
                 self._start(name)
             self._report(REPORT_S)
+
+    def _kill(self, name: str) -> None:
+        self.history.ended.append(Ended(name, self.proxies[name].life, time.monotonic()))
+        self.servers[name].kill()
+        self.kills[name] += 1
+
+    def _kill_starting(self, name: str) -> None:
+        self.proxies[name].life += 1
+        self.servers[name].launch()
+        self.around.over.wait(self.random.uniform(*START_KILL_S))
+        self._kill(name)
 
     def _visits(self, plan: Plan, slot: int) -> None:
         random = Random(f"{self.seed}/{plan.name}/{slot}")
@@ -203,7 +217,7 @@ class MixedRun:
         try:
             until(quiet, "everything is done", DRAIN_S)
         except AssertionError as error:
-            self.say(f"BROKEN OFF: {error}; {self._where()}")
+            self._stuck.append(Violation("stuck", f"{error}; {self._where()}", ""))
 
     def _done(self) -> bool:
         try:
@@ -241,7 +255,7 @@ class MixedRun:
         (server, *_) = self.servers.values()
         logs = {proxy.name: self.servers[proxy.name].log_path for proxy in self.around.proxies}
         self.ending = read_ending(server.data_dir, PLANS, logs, offset_s)
-        return check(self.history, self.ending, PLANS)
+        return self._stuck + check(self.history, self.ending, PLANS)
 
     def _report(self, every_s: float) -> None:
         if time.monotonic() < self._said_at + every_s:
@@ -286,6 +300,7 @@ def run(
         say(f"BROKEN: a process did not start: {error}")
         return 1
     say(mixed.counts())
+    say(coverage(mixed.history, mixed.ending, PLANS))
     for violation in found[:SHOWN]:
         say(f"BROKEN: {violation}")
         say(story(mixed.history, mixed.ending, violation))

@@ -137,6 +137,29 @@ def check(history: History, ending: Ending, plans: Sequence[Plan]) -> list[Viola
     return found
 
 
+def coverage(history: History, ending: Ending, plans: Sequence[Plan]) -> str:
+    """How much there was to prove, for people."""
+    evidence = Evidence(history, ending, plans)
+    told = []
+    for plan in plans:
+        keys = {(row.place[0], row.key) for row in ending.rows if row.place[0] in plan.topics}
+        acks = [
+            each
+            for (group, _), said in evidence.said.items()
+            if group == plan.name
+            for each in said
+            if each.ack
+        ]
+        binding = sum(map(evidence.binds, acks))
+        given = [len(many) for (group, _), many in evidence.given.items() if group == plan.name]
+        dead = sum(letter.group == plan.name for letter in ending.letters)
+        told.append(
+            f"{plan.name}: {len(given)} messages of {len(keys)} keys, given {sum(given)} times, {binding} of "
+            f"{len(acks)} acknowledgements bind, {dead} dead letters"
+        )
+    return "\n".join(told)
+
+
 # --- what lies in the log, and what is given
 
 

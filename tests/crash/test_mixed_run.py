@@ -1,0 +1,21 @@
+"""A short mixed run against real servers.
+
+The long ones: `python -m tests.crash.mixed_run --seed 1`, and the same with --processes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash import mixed_run
+from tests.crash.mixed.clients import Load
+
+
+@pytest.mark.slow
+def test_a_short_mixed_run(tmp_path: Path) -> None:
+    said: list[str] = []
+    load = Load(1_500, 150, mixed_run.TOPICS, poison_share=0.01, stone_share=0.001)
+    broken = mixed_run.run(tmp_path, 4, load, seconds=5.0, say=said.append)
+    assert broken == 0, "\n".join(said)
