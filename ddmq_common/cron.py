@@ -1,0 +1,162 @@
+"""Five-field cron expressions in a time zone: which moments they mean. Built on cronsim.
+
+Fields: minute hour day month weekday, as Debian's cron reads them: `*`, lists `1,2`, ranges `1-5`, steps
+`*/15`, names JAN and MON in any case, 0 and 7 both Sunday, and `L` (last day of the month), `LW`, `5L`,
+`MON#2`. When day and weekday are both restricted (neither starts with `*`), either of them is enough.
+
+Daylight saving, also as in Debian's cron. Expressions whose minute **and** hour do not start with `*` name
+times on the wall clock; such a time
+* that does not exist (the clock was put forward over it) is taken at the first minute that does exist;
+  several times in one gap are that one moment, once;
+* that exists twice (the clock was put back) is taken the first time only.
+All other expressions go by elapsed time: in a gap there is nothing to fire, and an hour that comes twice
+counts twice (`*/30 * * * *` is every half hour of real time, `0 * * * *` every hour).
+
+The search is bounded: an expression with no time within ten years is refused as impossible (30 February).
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+EXPRESSION_CHARACTERS_MAX = 128
+ZONE_CHARACTERS_MAX = 64
+HORIZON_YEARS = 10
+_DAY_MINUTES = 1_440
+_MINUTE_MS = 60_000
+_ALLOWED = (
+    "allowed: five fields, minute hour day month weekday, as in '0 9 * * MON-FRI';"
+    " * , - / # L and names of months and days"
+)
+
+
+class CronError(ValueError):
+    """The expression or the zone cannot be used; says what is wrong and what is allowed."""
+
+
+class _Walk(CronSim):
+    """cronsim's walk, with our horizon."""
+
+    def advance(self) -> None:
+        last = self.dt.year + HORIZON_YEARS
+        while True:
+            self.advance_month()
+            if self.dt.year > last:
+                raise StopIteration
+            if not (
+                self.advance_day() or self.advance_hour() or self.advance_minute() or self.advance_second()
+            ):
+                return
+
+
+class Cron:
+    """One expression in one zone. `Cron.of` keeps those used last, parsed."""
+
+    __slots__ = ("_walk", "expression", "gap_ms_min", "zone")
+
+    def __init__(self, expression: str, zone: str = "UTC") -> None:
+        """Raises CronError. Does not look whether the expression ever comes true: see `cron_fault`."""
+        self.expression = expression
+        self.zone = _zone(zone)
+        fields = expression.split()
+        if len(expression) > EXPRESSION_CHARACTERS_MAX:
+            raise CronError(
+                f"cron has {len(expression)} characters; allowed: at most {EXPRESSION_CHARACTERS_MAX}"
+            )
+        if len(fields) != 5:
+            raise CronError(f"cron {expression!r} has {len(fields)} fields; {_ALLOWED}")
+        try:
+            self._walk = _Walk(expression, datetime(2000, 1, 1, tzinfo=self.zone))
+        except (CronSimError, ValueError) as error:
+            raise CronError(f"cron {expression!r} cannot be used: {str(error).lower()}; {_ALLOWED}") from None
+        self.gap_ms_min = _gap_minutes(self._walk) * _MINUTE_MS
+        """The shortest distance of two of its times, but for the days on which clocks change."""
+
+    @staticmethod
+    def of(expression: str, zone: str = "UTC") -> Cron:
+        """As the constructor, from a bounded cache. Raises CronError."""
+        return _cached(expression, zone)
+
+    def next_ms(self, after_ms: int) -> int | None:
+        """Its first time after `after_ms` (epoch milliseconds, both), or None: none within ten years."""
+        try:
+            walk = self._start(after_ms)
+            for _ in range(_DAY_MINUTES):  # an hour that comes twice: pass over what was before
+                moment = next(walk)
+                found = _ms(moment)
+                if found > after_ms and (walk.fixup_tz or _exists(moment, found, self.zone)):
+                    return found
+        except (StopIteration, OverflowError, ValueError):
+            return None
+        return None
+
+    def back_ms(self, from_ms: int, times: int) -> int | None:
+        """Its `times`-th time at or before `from_ms`, or an earlier moment near it; None: there is none."""
+        try:
+            walk = _Walk(self.expression, _moment(from_ms + 1_000, self.zone), reverse=True)
+            found = walk.dt
+            for _ in range(times):
+                found = next(walk)
+        except (StopIteration, OverflowError, ValueError):
+            return None
+        return _ms(found)
+
+    def _start(self, after_ms: int) -> CronSim:
+        walk = copy(self._walk)
+        moment = _moment(after_ms, self.zone)
+        walk.dt = moment.replace(tzinfo=None, fold=0) if walk.fixup_tz else moment
+        return walk
+
+
+def cron_fault(expression: str, zone: str, now_ms: int) -> str | None:
+    """Why this expression in this zone cannot be used from now on, or None."""
+    try:
+        cron = Cron.of(expression, zone)
+    except CronError as error:
+        return str(error)
+    if cron.next_ms(now_ms) is None:
+        return f"cron {expression!r} has no time within {HORIZON_YEARS} years; {_ALLOWED}"
+    return None
+
+
+@lru_cache(maxsize=4_096)
+def _cached(expression: str, zone: str) -> Cron:
+    return Cron(expression, zone)
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        if len(name) > ZONE_CHARACTERS_MAX:
+            raise ValueError
+        return ZoneInfo(name)
+    except (ValueError, OSError, KeyError):  # ZoneInfoNotFoundError is a KeyError; a folder is an OSError
+        raise CronError(
+            f"time zone {name[:ZONE_CHARACTERS_MAX]!r} is not known; allowed: IANA names, as in Europe/Berlin"
+        ) from None
+
+
+def _moment(ms: int, zone: ZoneInfo) -> datetime:
+    """The second that `ms` lies in; an exact sum, where fromtimestamp would go through a float."""
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=ms // 1_000)).astimezone(zone)
+
+
+def _ms(moment: datetime) -> int:
+    since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000
+
+
+def _exists(moment: datetime, ms: int, zone: ZoneInfo) -> bool:
+    """False for a midnight that the clock jumped over, where the walk by elapsed time has to begin a day."""
+    return _moment(ms, zone).replace(tzinfo=None) == moment.replace(tzinfo=None)
+
+
+def _gap_minutes(walk: CronSim) -> int:
+    times = sorted(hour * 60 + minute for hour in walk.hours for minute in walk.minutes)
+    over_night = _DAY_MINUTES - times[-1] + times[0]
+    return min([later - earlier for earlier, later in pairwise(times)] + [over_night])

@@ -1,0 +1,85 @@
+"""What comes after an occurrence of any kind of order, and what becomes of those that were missed.
+
+Missed is what fell due while nobody could fire it. Loops of the old wire (types 3 and 4) fire all that they
+missed, but of more than `catch_up_max` only the last `catch_up_max`: the others are passed over, and `timed`
+goes on as if they had fired. A schedule says itself what it wants:
+
+* `fire_once`: the one that is pending fires, late; those that fell due after it are passed over.
+* `all`: as a loop, with the same cap.
+* `skip`: one that is late by more than 5 s does not fire at all (`to_fire` asks before firing).
+
+Passing over is counted (`Next.skipped`); nothing that was passed over comes later.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ddmq_common.delay_id import DelayId
+from ddmq_common.delay_order import EXPONENTIAL, LOOP, SCHEDULE, DelayOrder
+from delay_service.core.kinds import loops, schedules
+
+CATCH_UP_MAX = 1_000
+
+
+class Next(NamedTuple):
+    """An occurrence to come. `skipped`: how many were passed over on the way (of a cron at most 100 are
+    counted)."""
+
+    occurrence: int
+    due_ms: int
+    skipped: int = 0
+
+
+def due_ms(order: DelayOrder, occurrence: int) -> int:
+    """When this occurrence is due, epoch milliseconds. The number must be one that the order has."""
+    if order.kind == SCHEDULE:
+        return schedules.due_ms(order, occurrence)
+    if order.kind in (LOOP, EXPONENTIAL):
+        return order.due_ms + (loops.second_of(order, occurrence) - order.timestamp_s) * 1_000
+    return order.due_ms
+
+
+def occurrence_id(order: DelayOrder, occurrence: int) -> str:
+    """The id of this occurrence: what an add is answered with (0), and the key of the delivery."""
+    if order.kind == SCHEDULE:
+        second, timed = due_ms(order, occurrence) // 1_000, 0
+    else:
+        second, timed = loops.second_of(order, occurrence), occurrence
+    return DelayId(
+        second, order.kind, order.expire_s, order.times, timed, order.interval_s, order.shard, order.uuid
+    ).text()
+
+
+def delivered_before(order: DelayOrder, occurrence: int) -> int:
+    """How many occurrences came before this one; of loops those that were passed over are among them."""
+    return schedules.delivered_before(occurrence) if order.kind == SCHEDULE else occurrence
+
+
+def next_after(
+    order: DelayOrder, occurrence: int, now_ms: int, catch_up_max: int = CATCH_UP_MAX
+) -> Next | None:
+    """What comes after `occurrence` has fired (or was passed over), or None: it was the last."""
+    if order.kind == SCHEDULE:
+        found = schedules.after(order, occurrence, now_ms, catch_up_max)
+        return None if found is None else Next(*found)
+    last = loops.last_of(order)
+    if occurrence >= last:
+        return None
+    shift_ms = order.due_ms - order.timestamp_s * 1_000
+    missed_to = min(last, loops.last_by(order, (now_ms - shift_ms) // 1_000))
+    following = max(occurrence + 1, missed_to - max(catch_up_max, 1) + 1)
+    return Next(following, due_ms(order, following), following - occurrence - 1)
+
+
+def to_fire(order: DelayOrder, occurrence: int, now_ms: int) -> Next | None:
+    """What to do with an occurrence whose due time has come: fire it (it is returned as it is), wait for a
+    later one instead, or None: this one is not to be fired, and it was the last."""
+    due = due_ms(order, occurrence)
+    schedule = order.schedule
+    if schedule is None or schedule.catch_up != "skip" or now_ms - due <= schedules.MISSED_AFTER_MS:
+        return Next(occurrence, due)
+    if not (schedule.cron or schedule.repeat):
+        return Next(occurrence, due)  # a single delivery has no later one to wait for
+    found = schedules.after(order, occurrence, now_ms, 1, delivered=False)
+    return None if found is None else Next(found[0], found[1], found[2] + 1)

@@ -1,0 +1,108 @@
+"""Our own kind: due times in milliseconds, series of a period, crons; and what a late one does.
+
+The number of an occurrence holds two things: how many milliseconds after the first one it is due, and
+(in its lowest 20 bits) how many were delivered before it. So the number alone gives the due time and the
+count, it only grows, and it needs no walk through a cron's past. The cap `occurrences_max` counts deliveries;
+`repeat` counts places in the series, so those that were passed over are among them.
+
+The order was checked at the edge (ddmq_common/schedules.py).
+"""
+
+from __future__ import annotations
+
+from ddmq_common.cron import Cron
+from ddmq_common.delay_order import DelayOrder, Schedule
+from ddmq_common.schedules import cron_delivery_after
+
+COUNT_BITS = 20
+COUNT_MAX = (1 << COUNT_BITS) - 1
+CRON_CATCH_UP_MAX = 100
+"""The cap of `all` with a cron, when the caller's is higher: looking back costs a walk."""
+CRON_SKIPPED_COUNTED_MAX = 100
+MISSED_AFTER_MS = 5_000
+
+Found = tuple[int, int, int]
+"""(occurrence, due_ms, skipped)."""
+
+
+def due_ms(order: DelayOrder, occurrence: int) -> int:
+    return order.due_ms + (occurrence >> COUNT_BITS)
+
+
+def delivered_before(occurrence: int) -> int:
+    """How many deliveries there were before this one; from 1,048,575 on it stays there."""
+    return occurrence & COUNT_MAX
+
+
+def after(
+    order: DelayOrder, occurrence: int, now_ms: int, catch_up_max: int, delivered: bool = True
+) -> Found | None:
+    """What comes after `occurrence`, or None. `delivered`: whether it counts as a delivery itself."""
+    schedule = order.schedule or Schedule()
+    count = min(delivered_before(occurrence) + delivered, COUNT_MAX)
+    if schedule.occurrences_max and count >= schedule.occurrences_max:
+        return None
+    due = due_ms(order, occurrence)
+    found = _cron_after if schedule.cron else _series_after
+    following = found(order, schedule, due, now_ms, max(catch_up_max, 1))
+    if following is None:
+        return None
+    at, skipped = following
+    return (at - order.due_ms) << COUNT_BITS | count, at, skipped
+
+
+def _floor_ms(schedule: Schedule, now_ms: int) -> int:
+    """Of `fire_once` and `skip`: what is due at or before this moment is passed over."""
+    return now_ms if schedule.catch_up == "fire_once" else now_ms - MISSED_AFTER_MS - 1
+
+
+def _series_after(
+    order: DelayOrder, schedule: Schedule, due: int, now_ms: int, cap: int
+) -> tuple[int, int] | None:
+    period = max(schedule.period_ms, 1)
+    place = (due - order.due_ms) // period
+    if schedule.catch_up == "all":
+        missed_to = (now_ms - order.due_ms) // period
+        if schedule.repeat >= 0:
+            missed_to = min(missed_to, schedule.repeat)
+        following = max(place + 1, missed_to - cap + 1)
+    else:
+        following = max(place + 1, (_floor_ms(schedule, now_ms) - order.due_ms) // period + 1)
+    if 0 <= schedule.repeat < following:
+        return None
+    return order.due_ms + following * period, following - place - 1
+
+
+def _cron_after(
+    order: DelayOrder, schedule: Schedule, due: int, now_ms: int, cap: int
+) -> tuple[int, int] | None:
+    following = cron_delivery_after(schedule, order.due_ms, due)
+    if following is None or following > now_ms:
+        return None if following is None else (following, 0)
+    if schedule.catch_up == "all":
+        floor = _floor_of_all(schedule, now_ms, min(cap, CRON_CATCH_UP_MAX))
+    else:
+        floor = _floor_ms(schedule, now_ms)
+    if following > floor:
+        return following, 0
+    kept = cron_delivery_after(schedule, order.due_ms, max(floor, due))
+    return None if kept is None else (kept, _between(order, schedule, following, kept))
+
+
+def _floor_of_all(schedule: Schedule, now_ms: int, cap: int) -> int:
+    """A moment after which about `cap` deliveries were missed, at most one series more or less."""
+    times = -(-cap // (schedule.repeat + 1))
+    at = Cron.of(schedule.cron, schedule.zone).back_ms(now_ms - schedule.delay_ms, times)
+    return now_ms if at is None else at + schedule.delay_ms - 1
+
+
+def _between(order: DelayOrder, schedule: Schedule, first: int, end: int) -> int:
+    """How many deliveries lie in [first, end), counted up to a bound."""
+    count, at = 0, first
+    while at < end and count < CRON_SKIPPED_COUNTED_MAX:
+        count += 1
+        following = cron_delivery_after(schedule, order.due_ms, at)
+        if following is None:
+            break
+        at = following
+    return count
