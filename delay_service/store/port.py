@@ -7,10 +7,11 @@ Rules every implementation keeps (one contract suite runs against the memory twi
 * Everything is ordered by (due_ms, offset); offsets are those of the inner topic, so they are unique.
 * A batch of a thousand messages is the unit to aim at; nothing here is called once per message in a storm.
 * Space of what was removed is given back (whole ranges are deleted behind what is due); `tidy` does it.
-* `added` names keys that are not there, `removed`, `deferred` and `undeferred` keys that are: counts rely on it.
+* `added` names keys that are not there, `removed`, `deferred` and `undeferred` keys that are there: counts
+  rely on it.
 * After a StorageError from `write` or `flush` the store refuses everything: close it and open it again. What
-  the failed call was to write is then there whole or not at all. A DamagedError from any call says that stored
-  bytes are damaged: close and open again, which leaves out what cannot be read and lists it.
+  the failed call was to write is then there whole or not at all. A DamagedError from any call says that
+  stored bytes are damaged: close and open again, which leaves out what cannot be read and lists it.
 """
 
 from __future__ import annotations

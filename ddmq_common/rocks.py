@@ -1,0 +1,307 @@
+"""RocksDB, as far as this project uses it. The one module that imports rocksdict, and what it hides:
+
+* Iterator bounds are broken there (the lower one sets the upper one, and both dangle), so ranges are kept
+  here by seeking and comparing keys.
+* `write` holds the interpreter, even for a sync: write unsynced in batches of some hundreds, then call
+  `sync` in a native thread, where it lets the interpreter go. `compact`, `checkpoint` and `close` belong
+  there too.
+* `close` keeps the folder locked while an iterator lives: none leaves this module, and `close` waits for
+  calls in other threads.
+* Whatever goes wrong is raised there as a bare Exception with RocksDB's text: here it is a DamagedError
+  (bytes do not match their checksum) or a StorageError.
+* After a failed write or sync RocksDB refuses more; close and open again. Whether the failed batch is there
+  then is unknown, but it is there whole or not at all.
+
+Keys and values are bytes (raw mode), in one column family. Iterators stop at a damaged block with an
+error; reading behind it works, and `salvage_from` finds the way.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import rocksdict
+
+from ddmq_common.errors import DamagedError, StorageError
+
+Pair = tuple[bytes, bytes]
+_FIRST_CHUNK, _LAST_CHUNK = 16, 1024
+_key_of = itemgetter(0)
+
+
+class Recovery(Enum):
+    """What opening does about the write-ahead log. STRICT: a torn end is cut, any other damage is a
+    DamagedError. PREFIX: everything before the first damage, nothing behind it, in silence."""
+
+    STRICT = 1
+    PREFIX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RocksOptions:
+    """Memory: at most `write_buffers` × `write_buffer_bytes` + `block_cache_bytes`, which holds the indexes
+    and filters too, whatever the amount of data. The write buffers also bound what opening must replay."""
+
+    write_buffer_bytes: int = 16 << 20
+    write_buffers: int = 4
+    block_cache_bytes: int = 64 << 20
+    block_bytes: int = 16 << 10
+    file_bytes: int = 32 << 20
+    open_files_max: int = 512
+    background_threads: int = 2
+    bloom_bits: int = 10
+    create: bool = True
+
+
+class Batch:
+    """Changes that are applied together, in their order. Its methods are RocksDB's own, for speed."""
+
+    __slots__ = ("delete", "delete_range", "put", "raw")
+
+    def __init__(self) -> None:
+        self.raw = rocksdict.WriteBatch(raw_mode=True)
+        self.put: Callable[[bytes, bytes], None] = self.raw.put
+        self.delete: Callable[[bytes], None] = self.raw.delete
+        self.delete_range: Callable[[bytes, bytes], None] = self.raw.delete_range
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in the write-ahead log."""
+        return int(self.raw.size_in_bytes())
+
+
+class Rocks:
+    """One open database. Usable from several threads; `close` ends it for all of them."""
+
+    def __init__(
+        self, folder: Path, options: RocksOptions | None = None, recovery: Recovery = Recovery.STRICT
+    ) -> None:
+        """Raises DamagedError, or StorageError when the folder cannot be used (also when it is open)."""
+        self.folder = folder
+        self._idle = threading.Condition()
+        self._busy = 0
+        with _translated(f"cannot open the store in {folder}"):
+            self._db: Any = rocksdict.Rdict(str(folder), _raw_options(options or RocksOptions(), recovery))
+        self._open = True
+
+    def write(self, batch: Batch) -> None:
+        """All of it or nothing, visible at once, not yet durable."""
+        with _translated(f"cannot write to {self.folder}"):
+            self._db.write(batch.raw)
+
+    def sync(self) -> None:
+        """Everything written before the call is durable when it returns. Blocks: native thread."""
+        with self._using(), _translated(f"cannot sync {self.folder}"):
+            self._db.flush_wal(True)
+
+    def get(self, key: bytes) -> bytes | None:
+        """One value."""
+        with _translated(f"cannot read {self.folder}"):
+            value: bytes | None = self._db.get(key)
+        return value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """One value, or None, per key."""
+        if not keys:
+            return []
+        with _translated(f"cannot read {self.folder}"):
+            values: list[bytes | None] = self._db.get(list(keys))
+        return values
+
+    def first(self, start: bytes, end: bytes) -> bytes | None:
+        """The first key in [start, end)."""
+        with _translated(f"cannot read {self.folder}"):
+            iterator = self._db.iter()
+            iterator.seek(start)
+            if iterator.valid():
+                key: bytes = iterator.key()
+                return key if key < end else None
+            iterator.status()
+        return None
+
+    def chunks(self, start: bytes, end: bytes) -> Iterator[list[Pair]]:
+        """What stands in [start, end), in order, in lists that grow; finish or drop the iterator soon.
+
+        Raises DamagedError at a damaged block, after everything before it.
+        """
+        with _translated(f"cannot read {self.folder}"):
+            pairs = self._db.items(from_key=start)
+        size = _FIRST_CHUNK
+        while True:
+            found, error = _take(pairs, size)
+            if found and found[-1][0] >= end:
+                yield found[: bisect_left(found, end, key=_key_of)]
+                return
+            if found:
+                yield found
+            if error is not None:
+                raise _translation(error, f"cannot read {self.folder}") from error
+            if len(found) < size:
+                return
+            size = min(4 * size, _LAST_CHUNK)
+
+    def salvage_from(self, last: bytes) -> bytes | None:
+        """Behind a damaged block: where reading can go on after `last`, the last key that was read."""
+        with _translated(f"cannot read {self.folder}"):
+            return _behind_damage(self._readable, last)
+
+    def _readable(self, key: bytes) -> bool:
+        iterator = self._db.iter()
+        iterator.seek(key)
+        if iterator.valid():
+            return True
+        try:
+            iterator.status()
+        except Exception:  # rocksdict raises nothing narrower
+            return False
+        return True
+
+    def compact(self, start: bytes, end: bytes) -> None:
+        """Give back the space of what was removed in [start, end). Blocks for seconds: native thread."""
+        with self._using(), _translated(f"cannot compact {self.folder}"):
+            self._db.compact_range(start, end)
+
+    def checkpoint(self, folder: Path) -> None:
+        """A consistent copy into `folder`, which must not exist; hard links where that is possible."""
+        with self._using(), _translated(f"cannot copy {self.folder} to {folder}"):
+            self._db.flush_wal(True)
+            rocksdict.Checkpoint(self._db).create_checkpoint(str(folder))
+
+    def number(self, name: str) -> int:
+        """A property of RocksDB, for example `rocksdb.total-sst-files-size`; 0 when it is not known."""
+        with _translated(f"cannot read {self.folder}"):
+            return int(self._db.property_int_value(name) or 0)
+
+    def close(self) -> None:
+        """Waits for calls in other threads, then gives the folder back. May be called twice."""
+        with self._idle:
+            if not self._open:
+                return
+            self._open = False
+            if self._busy:
+                self._db.cancel_all_background(False)  # ends a compaction; a closed one starts no other
+            self._idle.wait_for(lambda: not self._busy)
+        with _translated(f"cannot close {self.folder}"):
+            self._db.close()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._idle:
+            if not self._open:
+                raise StorageError(f"the store in {self.folder} is closed")
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._busy -= 1
+                self._idle.notify_all()
+
+
+def repair(folder: Path) -> None:
+    """Make a folder that does not open readable again; files that cannot be read are left out."""
+    with _translated(f"cannot repair {folder}"):
+        rocksdict.Rdict.repair(str(folder), _raw_options(RocksOptions(), Recovery.PREFIX))
+
+
+def _raw_options(options: RocksOptions, recovery: Recovery) -> Any:
+    raw = rocksdict.Options(raw_mode=True)
+    raw.create_if_missing(options.create)
+    modes = rocksdict.DBRecoveryMode
+    raw.set_wal_recovery_mode(
+        modes.tolerate_corrupted_tail_records() if recovery is Recovery.STRICT else modes.point_in_time()
+    )
+    _set_memory(raw, options)
+    raw.set_max_background_jobs(options.background_threads)
+    raw.set_compression_per_level([rocksdict.DBCompressionType.none()] * 2 + _packed(5))
+    raw.set_level_compaction_dynamic_level_bytes(True)
+    raw.set_target_file_size_base(options.file_bytes)
+    raw.set_max_bytes_for_level_base(8 * options.write_buffer_bytes)
+    raw.set_bytes_per_sync(1 << 20)
+    raw.set_keep_log_file_num(2)
+    raw.set_max_log_file_size(1 << 20)
+    raw.set_stats_dump_period_sec(0)
+    raw.set_stats_persist_period_sec(0)
+    raw.set_skip_stats_update_on_db_open(True)
+    return raw
+
+
+def _packed(levels: int) -> list[Any]:
+    return [rocksdict.DBCompressionType.lz4()] * levels
+
+
+def _set_memory(raw: Any, options: RocksOptions) -> None:
+    raw.set_write_buffer_size(options.write_buffer_bytes)
+    raw.set_max_write_buffer_number(options.write_buffers)
+    raw.set_max_total_wal_size(options.write_buffers * options.write_buffer_bytes)
+    raw.set_max_open_files(options.open_files_max)
+    table = rocksdict.BlockBasedOptions()
+    table.set_block_cache(rocksdict.Cache(options.block_cache_bytes))
+    table.set_block_size(options.block_bytes)
+    table.set_format_version(5)
+    table.set_bloom_filter(options.bloom_bits, False)
+    table.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_metadata_block_size(4096)
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    table.set_pin_top_level_index_and_filter(True)
+    raw.set_block_based_table_factory(table)
+
+
+def _take(pairs: Iterator[Pair], size: int) -> tuple[list[Pair], Exception | None]:
+    found: list[Pair] = []
+    try:
+        found.extend(islice(pairs, size))
+    except Exception as error:  # rocksdict raises nothing narrower; what came before it counts
+        return found, error
+    return found, None
+
+
+def _behind_damage(readable: Callable[[bytes], bool], last: bytes) -> bytes | None:
+    """The end of the unreadable stretch behind `last`: steps that double, then halves."""
+    width = len(last) + 8
+    top = 1 << (8 * width)
+    low = int.from_bytes(last.ljust(width, b"\0"), "big")
+    step = 1
+    while low + step < top and not readable((low + step).to_bytes(width, "big")):
+        low, step = low + step, 2 * step
+    high = low + step
+    if high >= top:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if readable(middle.to_bytes(width, "big")):
+            high = middle
+        else:
+            low = middle
+    return high.to_bytes(width, "big")
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (DamagedError, StorageError):
+        raise
+    except Exception as error:  # rocksdict raises nothing narrower
+        raise _translation(error, what) from error
+
+
+def _translation(error: Exception, what: str) -> StorageError:
+    text = str(error)
+    if text.startswith("Corruption"):
+        return DamagedError(f"{what}: damaged: {text}")
+    return StorageError(f"{what}: {text}")

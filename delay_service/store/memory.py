@@ -1,0 +1,173 @@
+"""The delay store in memory: the model that RocksDB is held to, and what tests of the engine use.
+
+Sorted lists and dicts; nothing survives the process. `flush` does nothing, `checkpoint` is refused.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from pathlib import Path
+from typing import TypeVar
+
+from ddmq_common.errors import StorageError, UnsupportedError
+from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Pending
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class _Ordered:
+    """Messages by their keys."""
+
+    __slots__ = ("keys", "messages")
+
+    def __init__(self) -> None:
+        self.keys: list[DueKey] = []
+        self.messages: dict[DueKey, Pending] = {}
+
+    def put(self, message: Pending) -> None:
+        key = message.key
+        if key not in self.messages:
+            insort(self.keys, key)
+        self.messages[key] = message
+
+    def take(self, key: DueKey) -> None:
+        if self.messages.pop(key, None) is not None:
+            del self.keys[bisect_left(self.keys, key)]
+
+    def behind(self, after: DueKey | None) -> Iterator[Pending]:
+        start = 0 if after is None else bisect_right(self.keys, after)
+        return (self.messages[key] for key in self.keys[start:])
+
+
+class MemoryStore(DelayStore):
+    """A shard that is forgotten with its process."""
+
+    def __init__(self) -> None:
+        self._due = _Ordered()
+        self._aside: dict[str, _Ordered] = {}
+        self._ids: dict[bytes, IdState] = {}
+        self._counts: dict[str, int] = {}
+        self._meta: dict[str, bytes] = {}
+        self._closed = False
+
+    def write(self, changes: Changes) -> None:
+        self._check()
+        self._leave(changes.removed)
+        self._leave(changes.deferred)
+        self._leave_aside([*changes.undeferred, *changes.removed_deferred])
+        self._come([*changes.undeferred, *changes.added], changes.deferred)
+        self._count(changes.added, 1)
+        self._count(changes.removed, -1)
+        self._count(changes.removed_deferred, -1)
+        _overwrite(self._ids, changes.ids)
+        _overwrite(self._meta, changes.meta)
+
+    def _leave(self, messages: Iterable[Pending]) -> None:
+        for message in messages:
+            self._due.take(message.key)
+
+    def _leave_aside(self, messages: Iterable[Pending]) -> None:
+        for message in messages:
+            lane = self._aside.get(message.topic)
+            if lane is not None:
+                lane.take(message.key)
+                if not lane.keys:
+                    del self._aside[message.topic]
+
+    def _come(self, due: Iterable[Pending], deferred: Iterable[Pending]) -> None:
+        for message in due:
+            self._due.put(message)
+        for message in deferred:
+            self._aside.setdefault(message.topic, _Ordered()).put(message)
+
+    def _count(self, messages: Iterable[Pending], step: int) -> None:
+        for message in messages:
+            count = self._counts.get(message.topic, 0) + step
+            self._counts[message.topic] = count
+            if not count:
+                del self._counts[message.topic]
+
+    def flush(self) -> None:
+        self._check()
+
+    def due(self, until_ms: int, limit: int, bytes_max: int, after: DueKey | None = None) -> list[Pending]:
+        self._check()
+        found: list[Pending] = []
+        size = 0
+        for message in self._due.behind(after):
+            size += len(message.delivery)
+            if message.due_ms > until_ms or len(found) >= limit or (found and size > bytes_max):
+                break
+            found.append(message)
+        return found
+
+    def next_due(self, after: DueKey | None = None) -> DueKey | None:
+        self._check()
+        return next((message.key for message in self._due.behind(after)), None)
+
+    def get(self, key: DueKey) -> Pending | None:
+        self._check()
+        for lane in (self._due, *self._aside.values()):
+            if key in lane.messages:
+                return lane.messages[key]
+        return None
+
+    def ids(self, uuids: Sequence[bytes]) -> list[IdState | None]:
+        self._check()
+        return [self._ids.get(uuid) for uuid in uuids]
+
+    def forgettable(self, now_ms: int, limit: int) -> list[bytes]:
+        self._check()
+        passed = [
+            (state.forget_ms, uuid) for uuid, state in self._ids.items() if 0 < state.forget_ms <= now_ms
+        ]
+        return [uuid for _, uuid in sorted(passed)[:limit]]
+
+    def put_aside(self, topic: str, limit: int) -> list[Pending]:
+        self._check()
+        lane = self._aside.get(topic, _Ordered())
+        return [lane.messages[key] for key in lane.keys[:limit]]
+
+    def topics_put_aside(self) -> list[str]:
+        self._check()
+        return sorted(self._aside)
+
+    def scan(
+        self, topic: str | None, from_ms: int, to_ms: int, limit: int, after: DueKey | None = None
+    ) -> list[Pending]:
+        self._check()
+        lanes = (lane.behind(after) for lane in (self._due, *self._aside.values()))
+        found = (
+            message
+            for message in merge(*lanes, key=lambda message: message.key)
+            if from_ms <= message.due_ms < to_ms and topic in (None, message.topic)
+        )
+        return [message for _, message in zip(range(limit), found, strict=False)]
+
+    def counts(self) -> Mapping[str, int]:
+        return self._counts
+
+    def meta(self, name: str) -> bytes | None:
+        self._check()
+        return self._meta.get(name)
+
+    def checkpoint(self, folder: Path) -> None:
+        raise UnsupportedError(f"a delay store in memory has nothing to copy to {folder}")
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StorageError("the delay store is closed")
+
+
+def _overwrite(held: dict[_Key, _Value], changes: Mapping[_Key, _Value | None]) -> None:
+    for key, value in changes.items():
+        if value is None:
+            held.pop(key, None)
+        else:
+            held[key] = value

@@ -1,0 +1,72 @@
+"""Values of the delay store: a version byte, then the content. RocksDB keeps a checksum per block.
+
+docs/formats-delay.md tells the bytes. Whatever does not parse is a DamagedError, never a message.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from ddmq_common.errors import DamagedError
+from delay_service.store.port import IdKind, IdState, Pending
+
+VERSION = 1
+_PREFIX = bytes((VERSION,))
+_STATE = struct.Struct(">BBQQQ")
+_COUNT = struct.Struct(">BQQ")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Pending).decode
+_KINDS = {int(kind): kind for kind in IdKind}
+
+
+def encode_pending(message: Pending) -> bytes:
+    """A version byte and its fields as a msgpack array."""
+    return _PREFIX + _encode(message)
+
+
+def decode_pending(value: bytes) -> Pending:
+    """Raises DamagedError."""
+    if value[:1] != _PREFIX:
+        raise _foreign("pending message", value)
+    try:
+        return _decode(value[1:])
+    except msgspec.DecodeError as error:
+        raise DamagedError(f"a pending message of {len(value)} bytes does not parse: {error}") from error
+
+
+def encode_state(state: IdState) -> bytes:
+    """Version, kind, at, offset, forget."""
+    return _STATE.pack(VERSION, state[0], state[1], state[2], state[3])
+
+
+def decode_state(value: bytes) -> IdState:
+    """Raises DamagedError."""
+    if value[:1] != _PREFIX:
+        raise _foreign("state of an id", value)
+    try:
+        _, kind, at_ms, offset, forget_ms = _STATE.unpack(value)
+        return IdState(_KINDS[kind], at_ms, offset, forget_ms)
+    except (struct.error, KeyError) as error:
+        raise DamagedError(f"the state of an id, {value.hex()}, does not parse") from error
+
+
+def encode_count(pending: int, aside: int) -> bytes:
+    """Version, pending, put aside among them."""
+    return _COUNT.pack(VERSION, pending, aside)
+
+
+def decode_count(value: bytes) -> tuple[int, int]:
+    """Raises DamagedError."""
+    if value[:1] != _PREFIX or len(value) != _COUNT.size:
+        raise _foreign("count of a topic", value)
+    _, pending, aside = _COUNT.unpack(value)
+    return pending, aside
+
+
+def _foreign(what: str, value: bytes) -> DamagedError:
+    return DamagedError(
+        f"a {what} of {len(value)} bytes starts with version {value[:1].hex() or 'none'};"
+        f" this program reads version {VERSION}"
+    )
