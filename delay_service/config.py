@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ddmq_common.config.loader import rules
 from ddmq_common.levels import DEFAULT_WAITS, Levels
@@ -17,6 +18,11 @@ class DelayConfig:
     `read_*`: what one level holds in memory. `fire_*`: at most that much in one commit.
     `refused_ms`: for so long a target that refuses a message holds up its level, then it is a dead letter.
     `pause_*`: between two tries of what failed, doubling. `commit_timeout_ms`: of one commit.
+
+    Any due time: `shards`: queues of the inner topic when it is made; they only grow. `dir`: where the
+    stores are, None = `delay` inside the log's directory. `kept_ms`: how long the outcome of an id is known.
+    `ingest_*`: one read of orders, and how many may be in a store before they are made durable.
+    `fires_in_flight`: commits of due messages at a time, of one shard.
     """
 
     levels: tuple[str, ...] = DEFAULT_WAITS
@@ -28,6 +34,13 @@ class DelayConfig:
     pause_ms_min: int = field(default=100, metadata=rules(low=1, high=60_000))
     pause_ms_max: int = field(default=5_000, metadata=rules(low=1, high=600_000))
     commit_timeout_ms: int = field(default=10_000, metadata=rules(low=100, high=600_000))
+    shards: int = field(default=4, metadata=rules(low=1, high=1024))
+    dir: Path | None = None
+    kept_ms: int = field(default=259_200_000, metadata=rules(low=3_600_000, high=31_536_000_000))
+    ingest_count: int = field(default=512, metadata=rules(low=1, high=10_000))
+    ingest_bytes: int = field(default=1 << 20, metadata=rules(low=1, high=1 << 30))
+    ingest_unflushed_max: int = field(default=8_192, metadata=rules(low=1, high=1_000_000))
+    fires_in_flight: int = field(default=3, metadata=rules(low=1, high=64))
 
     def __post_init__(self) -> None:
         Levels(self.levels)

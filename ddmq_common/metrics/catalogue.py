@@ -54,6 +54,13 @@ SEND_LATE = _metric(
 SEND_INFLIGHT = _metric(
     "ddmq_send_inflight", "gauge", (), "Requests accepted and not settled by the backend."
 )
+DELAY_OUTCOMES = _metric(
+    "ddmq_delay_order_outcomes_total",
+    "counter",
+    ("what",),
+    "Outcomes of delay orders at a producer proxy: heard, pending (the caller's time ran out), nobody (waits for "
+    "it any more), waiters_max (the bound of waiting callers: told pending at once).",
+)
 TOPICS_CREATED = _metric("ddmq_topics_created_total", "counter", ("outcome",), "Topics created on first use.")
 # --- consumer proxy
 DELIVERED = _metric("ddmq_delivered_total", "counter", ("group", "topic"), "Messages handed to clients.")
@@ -143,6 +150,48 @@ LEVELS_FAILED = _metric(
     "counter",
     ("what", "reason"),
     "Reads and fires of delay levels that failed and are tried again.",
+)
+# --- delay: any due time
+DELAY_SHARDS = _metric("ddmq_delay_shards", "gauge", (), "Delay shards this process owns and runs.")
+DELAY_PENDING = _metric(
+    "ddmq_delay_pending", "gauge", ("topic",), "Messages waiting in this process's shards."
+)
+DELAY_ORDERS = _metric(
+    "ddmq_delay_orders_total",
+    "counter",
+    ("outcome",),
+    "Orders taken in: added, known, cancelled, already fired, unknown, too old, rescheduled, ….",
+)
+DELAY_FIRED = _metric(
+    "ddmq_delay_fired_total", "counter", ("topic",), "Delay messages appended to their topic."
+)
+DELAY_LATENESS = _metric(
+    "ddmq_delay_lateness_us", "histogram", (), "Due time to durable in the message's topic, µs."
+)
+DELAY_STALE = _metric(
+    "ddmq_delay_stale_total",
+    "counter",
+    (),
+    "Messages the store still had although the log says they were fired: forgotten, not fired again.",
+)
+DELAY_ASIDE = _metric(
+    "ddmq_delay_aside_total", "counter", ("topic",), "Messages put aside because their topic took nothing."
+)
+DELAY_DEAD = _metric("ddmq_delay_dead_total", "counter", ("reason",), "Delay messages made dead letters.")
+DELAY_LAG = _metric(
+    "ddmq_delay_ingest_lag", "gauge", ("shard",), "Orders in the inner topic that the store has not taken in."
+)
+DELAY_LOST = _metric(
+    "ddmq_delay_lost_total", "counter", ("reason",), "Orders that are not there: missing or expired."
+)
+DELAY_REPLIES_DROPPED = _metric(
+    "ddmq_delay_replies_dropped_total", "counter", ("reason",), "Outcomes that could not be told."
+)
+DELAY_FAILED = _metric(
+    "ddmq_delay_failed_total",
+    "counter",
+    ("what", "reason"),
+    "Steps of the delay service that failed and are tried again.",
 )
 # --- push and actions
 PUSHES = _metric(

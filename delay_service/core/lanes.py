@@ -1,0 +1,283 @@
+"""Which messages fire next: lanes over one store's due order, so that a storm or a closed topic is its own.
+
+* The head lane reads the due order from its beginning; what it has read is in flight (`busy`) until it is
+  settled, and `_after` remembers how far it is, so that nothing is read twice.
+* When the head lane's slice is full there is a backlog. A second lane then looks ahead, behind the slice:
+  it leaves out the topics that crowd the head, and jumps over milliseconds that hold nothing else, further
+  each time, so that it reaches what is due now within a few slices however long the storm is.
+* Messages of a topic that takes nothing now are put aside in the store and come back by a lane of their own
+  as soon as their topic takes messages again.
+
+A plan is at most one slice of each lane. What the log knows to be fired already is not fired but forgotten;
+those changes need no commit (`Plan.changes`). Pure; the store's calls do not yield.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from backend.progress.ack_map import OFFSET_END, AckMap
+from ddmq_common.errors import DamagedError
+from delay_service.core.orders import before
+from delay_service.core.outlets import (
+    GONE,
+    UNREADABLE,
+    Outlet,
+    Step,
+    caught_up,
+    dead_outlet,
+    outlet,
+    state_after,
+)
+from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending
+
+JUMP_MS_MAX = 64
+CROWD = 4  # a topic with a CROWDth of the head slice is left out of the second lane
+
+
+class Limits(NamedTuple):
+    """Of one slice of the head lane; the other lanes take a quarter. `kept_ms`: of an id that has fired."""
+
+    count_max: int
+    bytes_max: int
+    kept_ms: int
+
+
+class Look(NamedTuple):
+    """What is known of a topic that is there. `open`: it takes messages now."""
+
+    queues: int
+    open: bool
+
+
+class Plan(NamedTuple):
+    """What to append in one commit, and what to write to the store whether it succeeds or not."""
+
+    outlets: list[Outlet]
+    changes: Changes | None
+    stale: int  # messages forgotten because the log says that they were fired
+    over: list[int]  # offsets that are done without firing; to be finished with the next commit
+
+
+class Lanes:
+    """Of one shard. `look(topic)`: None when there is no such topic. `busy` is changed here and by
+    `settled` only."""
+
+    def __init__(
+        self, store: DelayStore, acks: AckMap, look: Callable[[str], Look | None], limits: Limits
+    ) -> None:
+        self.busy: dict[int, Pending] = {}
+        self._store = store
+        self._acks = acks
+        self._look = look
+        self._limits = limits
+        self._after: DueKey | None = None
+        self._ahead: DueKey | None = None
+        self._jump_ms = 0
+        self._crowd: frozenset[str] = frozenset()
+        self._aside: set[str] = set(store.topics_put_aside())
+        self._coming_back: set[str] = set()  # with messages from aside in flight
+        self._turns: dict[str, int] = {}
+        self._now = 0
+        self._changes: Changes | None = None
+        self._stale = 0
+        self._over: list[int] = []
+
+    # --- what others tell
+
+    @property
+    def aside(self) -> frozenset[str]:
+        """Topics with messages put aside."""
+        return frozenset(self._aside)
+
+    def lowered(self, keys: Iterable[DueKey]) -> int | None:
+        """These wait now. Where the head lane is past one it goes back: then the due cursor to write."""
+        lowest = min(keys, default=None)
+        if lowest is None or self._after is None or lowest > self._after:
+            return None
+        self._after = before(lowest)
+        return self.cursor_ms()
+
+    def cursor_ms(self) -> int | None:
+        """Below this nothing waits in the due order; None when it is not known."""
+        if self._after is None:
+            return None
+        busy = min((message.due_ms for message in self.busy.values()), default=self._after.due_ms)
+        return min(busy, self._after.due_ms)
+
+    def wake_ms(self) -> int | None:
+        """When the next message that is not in flight is due; None when none waits."""
+        following = self._store.next_due(self._after)
+        return None if following is None else following.due_ms
+
+    def settled(self, outlets: Iterable[Outlet], fired: bool) -> None:
+        """Their commit has ended; those that did not fire are read again."""
+        lowest: DueKey | None = None
+        for one in outlets:
+            message = one.message
+            self.busy.pop(message.offset, None)
+            if one.aside:
+                self._coming_back.discard(message.topic)
+            elif not fired and (lowest is None or message.key < lowest):
+                lowest = message.key
+        if lowest is not None:
+            self.lowered((lowest,))
+
+    def changes_of(self, outlets: Iterable[Outlet], fired_ms: int) -> Changes:
+        """What to write when they have fired."""
+        changes = Changes()
+        for one in outlets:
+            message = one.message
+            (changes.removed_deferred if one.aside else changes.removed).append(message)
+            changes.ids[message.uuid] = state_after(one, fired_ms, self._limits.kept_ms)
+            if one.following is not None:
+                changes.added.append(one.following)
+        return changes
+
+    def put_aside(self, outlets: Iterable[Outlet]) -> Changes:
+        """What to write when their topics would not have them now."""
+        changes = Changes()
+        for one in outlets:
+            if not one.aside:
+                changes.deferred.append(one.message)
+                self._aside.add(one.message.topic)
+        return changes
+
+    # --- plans
+
+    def plan(self, now_ms: int) -> Plan:
+        """What fires now; its messages are busy from here on."""
+        self._now, self._changes, self._stale, self._over = now_ms, None, 0, []
+        outlets = self._head()
+        outlets += self._second()
+        outlets += self._back()
+        for one in outlets:
+            self.busy[one.message.offset] = one.message
+        return Plan(outlets, self._changes, self._stale, self._over)
+
+    def _head(self) -> list[Outlet]:
+        limits = self._limits
+        found = self._store.due(self._now, limits.count_max, limits.bytes_max, self._after)
+        if not found:
+            self._ahead = None
+            return []
+        full = len(found) >= limits.count_max or _size(found) >= limits.bytes_max // 2
+        if full:
+            counts = Counter([message.topic for message in found])
+            self._crowd = frozenset(topic for topic, count in counts.items() if count * CROWD >= len(found))
+        self._after = found[-1].key
+        self._ahead = (
+            max(self._ahead or self._after, DueKey(self._after.due_ms, OFFSET_END)) if full else None
+        )
+        return self._outlets(found)
+
+    def _second(self) -> list[Outlet]:
+        if self._ahead is None:
+            return []
+        limits = self._limits
+        found = self._store.due(
+            self._now, max(limits.count_max // 4, 1), max(limits.bytes_max // 4, 1), self._ahead
+        )
+        if not found:
+            return []
+        others = [message for message in found if message.topic not in self._crowd]
+        if others:
+            self._jump_ms, self._ahead = 0, found[-1].key
+        else:
+            self._jump_ms = min(self._jump_ms * 2 + 1, JUMP_MS_MAX)
+            to = min(found[-1].due_ms + self._jump_ms - 1, max(self._now - 1, found[-1].due_ms))
+            self._ahead = DueKey(to, OFFSET_END)
+        return self._outlets(others)
+
+    def _back(self) -> list[Outlet]:
+        for topic in self._aside - self._coming_back:
+            look = self._look(topic)
+            if look is not None and not look.open:
+                continue
+            found = self._store.put_aside(topic, max(self._limits.count_max // 4, 1))
+            if not found:
+                self._aside.discard(topic)
+                continue
+            outlets = self._outlets(found, aside=True)
+            if outlets:
+                self._coming_back.add(topic)
+            return outlets
+        return []
+
+    # --- one message
+
+    def _outlets(self, messages: list[Pending], aside: bool = False) -> list[Outlet]:
+        busy, acks = self.busy, self._acks
+        attempts, finished = acks.attempts, acks.is_finished
+        outlets: list[Outlet] = []
+        looks: dict[str, Look | None] = {}
+        for message in messages:
+            offset = message.offset
+            if offset in busy:
+                continue
+            if finished(offset):
+                self._forget(message, aside)
+            elif attempts and attempts.get(offset, 0) > message.occurrence:
+                self._catch_up(message, aside)
+            else:
+                topic = message.topic
+                if topic not in looks:
+                    looks[topic] = self._look(topic)
+                self._one(message, looks[topic], aside, outlets)
+        return outlets
+
+    def _one(self, message: Pending, look: Look | None, aside: bool, outlets: list[Outlet]) -> None:
+        if look is not None and not look.open:
+            if not aside:
+                self._change().deferred.append(message)
+                self._aside.add(message.topic)
+            return
+        try:
+            made = outlet(message, 1 if look is None else look.queues, self._turn, self._now, aside)
+        except DamagedError:
+            made = dead_outlet(message, UNREADABLE, self._now, aside)
+        if isinstance(made, Step):
+            if made.following is None:
+                self._over.append(message.offset)
+            self._replace(message, made.following, aside)
+        else:
+            outlets.append(made)
+
+    def _turn(self, topic: str) -> int:
+        turn = self._turns[topic] = self._turns.get(topic, 0) + 1
+        return turn
+
+    def _change(self) -> Changes:
+        if self._changes is None:
+            self._changes = Changes()
+        return self._changes
+
+    def _forget(self, message: Pending, aside: bool) -> None:
+        self._stale += 1
+        self._replace(message, None, aside)
+
+    def _catch_up(self, message: Pending, aside: bool) -> None:
+        self._stale += 1
+        fired = self._acks.attempts[message.offset]
+        self._replace(message, caught_up(message, fired, self._now), aside)
+
+    def _replace(self, message: Pending, following: Pending | None, aside: bool) -> None:
+        changes = self._change()
+        (changes.removed_deferred if aside else changes.removed).append(message)
+        if following is not None:
+            changes.added.append(following)
+            changes.ids[message.uuid] = IdState(IdKind.PENDING, following.due_ms, message.offset)
+            self.lowered((following.key,))
+        else:
+            kept = self._now + self._limits.kept_ms
+            changes.ids[message.uuid] = IdState(IdKind.FIRED, message.due_ms, message.offset, kept)
+
+    def dead(self, outlets: Iterable[Outlet], reason: str = GONE) -> list[Outlet]:
+        """The same messages as dead letters."""
+        return [dead_outlet(one.message, reason, self._now, one.aside) for one in outlets]
+
+
+def _size(messages: list[Pending]) -> int:
+    return sum(len(message.delivery) for message in messages)

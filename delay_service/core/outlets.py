@@ -1,0 +1,156 @@
+"""One message on its way out: the record to append, and what waits after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from backend.records import NewRecord
+from ddmq_common.delay_order import SCHEDULE, DelayOrder, decode_order
+from ddmq_common.delivery import decode, encode, varint
+from ddmq_common.delivery_parts import key_of
+from ddmq_common.errors import DamagedError
+from ddmq_common.names import DELAY_DLQ_TOPIC
+from ddmq_common.queue_choice import choose
+from delay_service.core.kinds import next_after, occurrence_id, to_fire
+from delay_service.store.port import IdKind, IdState, Pending
+
+GONE = "topic gone"
+REFUSED = "refused"
+UNREADABLE = "unreadable"
+_KEYED, _KEYLESS = 0x18, 0x28  # how delivery bytes begin, with a key and without
+_ID_END = (1 << 64) - 1
+_ID_STEP = 1 << 44  # between the ids of a message's occurrences
+
+
+class Outlet(NamedTuple):
+    """`message` fires as `record`; `following` waits after it, None: nothing does. `aside`: it comes from
+    those that were put aside. With a `reason` the record is a dead letter, and nothing follows."""
+
+    message: Pending
+    record: NewRecord
+    following: Pending | None
+    aside: bool
+    reason: str = ""
+
+
+class Step(NamedTuple):
+    """What a message that was passed over is replaced by; None: nothing, it is over."""
+
+    message: Pending
+    following: Pending | None
+
+
+def outlet(
+    message: Pending, queues: int, turn: Callable[[str], int], now_ms: int, aside: bool
+) -> Outlet | Step:
+    """How `message` fires now into a topic with so many queues. `turn` counts up, per topic.
+
+    A Step when its order would rather have missed it. Raises DamagedError when the order does not parse.
+    """
+    order = decode_order(message.order)
+    if order.schedule is not None:
+        wanted = to_fire(order, message.occurrence, now_ms)
+        if wanted is None or wanted.occurrence != message.occurrence:
+            return Step(message, None if wanted is None else later(message, *wanted[:2]))
+    queue_id = choose(order.partition, order.hash_id, queues, turn(message.topic))
+    return Outlet(message, record_of(message, order, queue_id), following(message, order, now_ms), aside)
+
+
+def following(message: Pending, order: DelayOrder, now_ms: int) -> Pending | None:
+    """The next occurrence."""
+    found = next_after(order, message.occurrence, now_ms)
+    return None if found is None else later(message, found.occurrence, found.due_ms)
+
+
+def later(message: Pending, occurrence: int, due_ms: int) -> Pending:
+    return message._replace(occurrence=occurrence, due_ms=due_ms)
+
+
+def caught_up(message: Pending, fired: int, now_ms: int) -> Pending | None:
+    """What waits when the log says that everything below occurrence `fired` has been fired."""
+    order = decode_order(message.order)
+    found = next_after(order, fired - 1, now_ms)
+    return None if found is None else later(message, found.occurrence, found.due_ms)
+
+
+def record_of(message: Pending, order: DelayOrder, queue_id: int) -> NewRecord:
+    """The record of this occurrence."""
+    delivery = message.delivery
+    if order.kind == SCHEDULE:
+        key = key_of(delivery)
+    else:
+        key = occurrence_id(order, message.occurrence).encode()
+        delivery = with_key(delivery, key)
+    return NewRecord(
+        message.topic,
+        queue_id,
+        message_id_of(message),
+        message.born_ms,
+        delivery,
+        key,
+        message.tags,
+        message.flags,
+    )
+
+
+def with_key(delivery: bytes, key: bytes) -> bytes:
+    """The same delivery bytes with a key put in front; what has one keeps it. `key` is not empty."""
+    if delivery[0] != _KEYLESS:
+        return delivery
+    return b"\x18%b%b\x18%b" % (varint(len(key)), key, delivery[1:])
+
+
+def message_id_of(message: Pending) -> bytes:
+    """The message's own id for its first occurrence, another one for each that follows."""
+    if not message.occurrence:
+        return message.message_id
+    own = int.from_bytes(message.message_id[8:], "big")
+    return message.message_id[:8] + (own + message.occurrence * _ID_STEP & _ID_END).to_bytes(8, "big")
+
+
+# --- dead letters
+
+
+def dead_outlet(message: Pending, reason: str, now_ms: int, aside: bool) -> Outlet:
+    """`message` can never be appended where it belongs."""
+    delivery = message.delivery
+    try:
+        order = decode_order(message.order)
+        if order.kind != SCHEDULE:
+            delivery = with_key(delivery, occurrence_id(order, message.occurrence).encode())
+    except DamagedError:
+        pass
+    facts = {
+        "dead-letter-reason": reason,
+        "dead-letter-topic": message.topic,
+        "dead-letter-due": str(message.due_ms),
+        "dead-letter-attempts": "0",
+        "dead-letter-time": str(now_ms),
+    }
+    record = dead_record(delivery, message.message_id, message.born_ms, message.flags, facts)
+    return Outlet(message, record, None, aside, reason)
+
+
+def dead_record(
+    delivery: bytes, message_id: bytes, born_ms: int, flags: int, facts: Mapping[str, str]
+) -> NewRecord:
+    """A dead letter: the facts are among its properties, or beside its bytes where those do not parse."""
+    try:
+        content = decode(delivery)
+    except DamagedError:
+        return NewRecord(DELAY_DLQ_TOPIC, 0, message_id, born_ms, delivery, flags=flags, system=dict(facts))
+    properties = dict(content.properties) | {name.encode(): text.encode() for name, text in facts.items()}
+    whole = encode(content.key, content.value, content.tag, properties)
+    return NewRecord(DELAY_DLQ_TOPIC, 0, message_id, born_ms, whole, content.key, content.tag, flags)
+
+
+# --- what is known of the id
+
+
+def state_after(outlet: Outlet, fired_ms: int, kept_ms: int) -> IdState:
+    """What is known of the message's id once it has fired."""
+    message = outlet.message
+    if outlet.following is not None:
+        return IdState(IdKind.PENDING, outlet.following.due_ms, message.offset)
+    return IdState(IdKind.FIRED, fired_ms, message.offset, fired_ms + kept_ms)

@@ -1,0 +1,76 @@
+"""The metric cells of messages with any due time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ddmq_common.errors import DdmqError
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Cell, Registry
+from delay_service.core.outlets import Outlet
+from delay_service.store.port import Pending
+
+
+class DelayCounts:
+    """Of one delay service."""
+
+    def __init__(self, metrics: Registry) -> None:
+        self._metrics = metrics
+        self._lateness = metrics.histogram(catalogue.DELAY_LATENESS)
+        self._fired: dict[str, Cell] = {}
+        self._pending: set[str] = set()
+        self.shards: Cell = metrics.cell(catalogue.DELAY_SHARDS)
+        self.stale: Cell = metrics.cell(catalogue.DELAY_STALE)
+
+    def orders(self, tally: Mapping[str, int]) -> None:
+        """So many came to these outcomes."""
+        for outcome, count in tally.items():
+            self._metrics.cell(catalogue.DELAY_ORDERS, outcome).value += count
+
+    def fired(self, outlets: Iterable[Outlet], wall_ms: int) -> None:
+        """They are durable in their topics."""
+        cells, observe = self._fired, self._lateness.observe
+        for outlet in outlets:
+            if outlet.reason:
+                self._metrics.cell(catalogue.DELAY_DEAD, outlet.reason).value += 1
+                continue
+            topic = outlet.message.topic
+            cell = cells.get(topic)
+            if cell is None:
+                cell = cells[topic] = self._metrics.cell(catalogue.DELAY_FIRED, topic)
+            cell.value += 1
+            observe((wall_ms - outlet.message.due_ms) * 1_000)
+
+    def dead(self, reason: str, count: int) -> None:
+        """Orders that became dead letters."""
+        self._metrics.cell(catalogue.DELAY_DEAD, reason).value += count
+
+    def aside(self, messages: Iterable[Pending]) -> None:
+        """They wait for their topic."""
+        for message in messages:
+            self._metrics.cell(catalogue.DELAY_ASIDE, message.topic).value += 1
+
+    def lost(self, reason: str, count: int) -> None:
+        """Orders that should be in the inner topic."""
+        self._metrics.cell(catalogue.DELAY_LOST, reason).value += count
+
+    def lag(self, shard: int, count: int) -> None:
+        """Orders not taken in."""
+        self._metrics.cell(catalogue.DELAY_LAG, str(shard)).value = count
+
+    def pending(self, per_topic: Mapping[str, int]) -> None:
+        """What waits in all shards of this process."""
+        for topic in self._pending - per_topic.keys():
+            self._metrics.cell(catalogue.DELAY_PENDING, topic).value = 0
+        for topic, count in per_topic.items():
+            self._metrics.cell(catalogue.DELAY_PENDING, topic).value = count
+        self._pending = set(per_topic)
+
+    def replies_dropped(self, reason: str, count: int) -> None:
+        """Their callers are told nothing."""
+        self._metrics.cell(catalogue.DELAY_REPLIES_DROPPED, reason).value += count
+
+    def failed(self, what: str, error: Exception) -> None:
+        """It is tried again."""
+        reason = type(error).__name__ if isinstance(error, DdmqError) else "error"
+        self._metrics.cell(catalogue.DELAY_FAILED, what, reason).value += 1
