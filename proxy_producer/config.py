@@ -32,7 +32,13 @@ class DelayLimits:
     occurrences_max: int = field(default=1_000_000, metadata=rules(low=1))
     """Field `times` of a loop message."""
     shards: int = field(default=16, metadata=rules(low=1, high=1_024))
-    """Shards of the delay service; a cancel's id that names another one is code 34."""
+    """Shards of the delay service (code 34 for an id that names another one). May grow, never shrink."""
+    absent_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
+    """For so long no delay service may be seen (a takeover, a restart) before orders get code 21."""
+    waiters_max: int = field(default=10_000, metadata=rules(low=0))
+    """Callers that wait for the outcome of a cancel. Above: the order is stored, the answer "pending"."""
+    dialect_topics: tuple[str, ...] = ()
+    """Topics where delay properties of other systems mean a delay (docs/delay.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,9 @@ class ProducerConfig:
                 f"body_bytes_max is {self.body_bytes_max}; allowed: at most batch_bytes_max"
                 f" ({self.batch_bytes_max})"
             )
+        for name in self.delay.dialect_topics:
+            if fault := topic_fault(name):
+                raise ValueError(f"delay.dialect_topics: {fault}")
         for name in self.topic_rates:
             if fault := topic_fault(name):
                 raise ValueError(f"topic_rates: {fault}")

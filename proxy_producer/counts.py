@@ -60,3 +60,7 @@ class Counts:
     def created(self, outcome: str) -> None:
         """A topic was created on first use, or could not be."""
         self._metrics.cell(catalogue.TOPICS_CREATED, outcome).value += 1
+
+    def outcome(self, kind: str) -> None:
+        """What became of an outcome of a delay order, or of waiting for one."""
+        self._metrics.cell(catalogue.DELAY_OUTCOMES, kind).value += 1

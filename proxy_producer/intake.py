@@ -1,6 +1,7 @@
-"""What is checked before a request is accepted, in wire order: 20, 11, 13, then 18, 19 (30 to 38, 21).
+"""What is checked before a request is accepted, in wire order: 20, 11, 13, then 18, 19.
 
-Shared by single sends, batches and delay requests, so that a fault has the same answer wherever it comes.
+Shared by single sends, batches and delay requests (delay/intake.py), so that a fault has the same answer
+wherever it comes.
 Nothing here changes anything: no topic is created, no token taken.
 """
 
@@ -14,18 +15,16 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.delivery import encode
 from proxy_producer.batches import Member
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.delay_checks import DelayRequest, DelayRules, delay_fault
 from proxy_producer.core.refusal import Refusal, refusal
 from proxy_producer.core.validation import (
     HEARTBEAT,
     batch_fault,
     content_fault,
     heartbeat_in_batch,
-    no_delay_property,
     topic_name_fault,
 )
 from proxy_producer.flow import Flow
-from proxy_producer.messages import NO_DELAY_SERVICE, delayed_in_batch, marks, record_of
+from proxy_producer.messages import delayed_in_batch, marks, record_of
 from proxy_producer.topics import Topic, TopicTable
 
 DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one")
@@ -34,7 +33,7 @@ DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down"
 class Intake:
     """The checks of one proxy."""
 
-    __slots__ = ("_config", "_delay_rules", "_flow", "_new_id", "_topics", "_wall_ms")
+    __slots__ = ("_config", "_flow", "_new_id", "_topics", "_wall_ms")
 
     def __init__(
         self,
@@ -49,12 +48,15 @@ class Intake:
         self._flow = flow
         self._wall_ms = wall_ms
         self._new_id = new_id
-        delay = config.delay
-        self._delay_rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards)
 
     def reconfigure(self, config: ProducerConfig) -> None:
         """Other limits of batches from now on."""
         self._config = config
+
+    @property
+    def draining(self) -> bool:
+        """Nothing new is taken."""
+        return self._flow.draining
 
     def first_look(self, name: bytes | None) -> tuple[Topic | None, Refusal | None]:
         """For names not in the cache, and while draining: the topic if it exists, or what forbids it."""
@@ -137,38 +139,3 @@ class Intake:
         name = topic.name if topic is not None else message.topic.decode()
         record = record_of(name, -1, self._new_id(), born_ms, key, tags, body, properties, flags)
         return Member(place, record, len(body), message.partitionId, message.hashId, chronos)
-
-    # --- delay
-
-    def delay_fault(self, message: Any, request: DelayRequest) -> tuple[str | None, Refusal]:
-        """(the topic's name if it exists, what is wrong): at last 21, for there is no delay service."""
-        topic, fault = self.first_look(message.topic)
-        fault = fault or self._delay_content_fault(message, topic)
-        if fault is None and topic is None:
-            fault = self._topics.creation_fault(message.topic.decode())
-        if fault is None and topic is not None:
-            fault = topic.write_fault() or topic.delayed_fault()
-        fault = fault or delay_fault(request, self._delay_rules, self._wall_ms()) or NO_DELAY_SERVICE
-        return None if topic is None else topic.name, fault
-
-    def _delay_content_fault(self, message: Any, topic: Topic | None) -> Refusal | None:
-        limits = self._topics.default_limits if topic is None else topic.limits
-        fault = content_fault(b"", message.tags or b"", message.body, message.properties, limits)
-        if fault is None and message.properties:
-            return no_delay_property(message.properties)
-        return fault
-
-
-def delay_request(message: Any) -> DelayRequest:
-    """The fields of a wire DelayMessage that say when, how often and which."""
-    return DelayRequest(
-        message.action,
-        message.uniqDelayMsgId or b"",
-        message.timestamp,
-        message.dmsgtype,
-        message.interval,
-        message.expire,
-        message.times,
-        message.uuid or b"",
-        message.dueMs,
-    )

@@ -91,12 +91,14 @@ class PendingSend(Completion[list[AppendResult]]):
             )
         self.topic = topic
         if fault is None and topic is not None:
-            mode_fault = topic.delayed_fault() if self.level else topic.plain_fault(self.route[2])
-            fault = topic.write_fault() or mode_fault
+            fault = topic.write_fault() or self._mode_fault(topic)
         if fault is not None:
             self._refuse_unsent(fault)
         elif topic is not None:
             self._pass_gates(topic)
+
+    def _mode_fault(self, topic: Topic) -> Refusal | None:
+        return topic.delayed_fault() if self.level else topic.plain_fault(self.route[2])
 
     def _pass_gates(self, topic: Topic) -> None:
         flow = self.flow
@@ -180,15 +182,16 @@ class PendingSend(Completion[list[AppendResult]]):
     def expire(self) -> None:
         """Out of time: say what it was waiting for, and whether it can be stored."""
         waited_ms = round((self.deadline - self.call.received_at) * 1_000)
-        doing = "the backend" if self.sent else "a rate limit" if self.topic else "the topic's creation"
-        if self.level and self.topic and not self.sent:
-            doing = "a rate limit or the delay levels' topic"
+        doing = "the backend" if self.sent else self._held_by() if self.topic else "the topic's creation"
         fault = timed_out(waited_ms, doing, self.sent)
         if self.sent:
             self.flow.unanswered.discard(self)
             self._answer(fault)
         else:
             self._refuse_unsent(fault)
+
+    def _held_by(self) -> str:
+        return "a rate limit or the delay levels' topic" if self.level else "a rate limit"
 
     def _refuse_unsent(self, fault: Refusal) -> None:
         self.flow.settled(self, self.frame_bytes)

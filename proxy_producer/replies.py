@@ -10,6 +10,8 @@ from typing import Any
 from backend.records import AppendResult, NewRecord
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import OK_TEXT
+from ddmq_common.delay_order import ADDED, DelayOutcome
+from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.structs import structs
 from ddmq_rpc.templates import constant_result
 from proxy_producer.core.refusal import Refusal
@@ -30,6 +32,50 @@ def refused(refusal: Refusal) -> Any:
 def delay_refused(refusal: Refusal, delay_id: bytes) -> Any:
     """A DelayResult for a request that was refused."""
     return _structs.DelayResult(code=int(refusal.code), msg=refusal.text, uniqDelayMsgId=delay_id)
+
+
+_MARK = b"?"
+_DELAYED = constant_result(
+    producer,
+    SERVICE,
+    "sendDelaySync",
+    success=_structs.DelayResult(code=0, msg=OK_TEXT, uniqDelayMsgId=_MARK),
+)
+_COMPACT_HEAD, _, _DELAY_TAIL = _DELAYED.compact.partition(b"\x01" + _MARK)
+_BINARY_HEAD = _DELAYED.binary.partition(b"\x00\x00\x00\x01" + _MARK)[0]
+
+
+def delay_stored(call: Call, delay_id: bytes) -> None:
+    """Answer that an order is durable: a constant around the id."""
+    size = len(delay_id)
+    if call.wire is Wire.BINARY:
+        call.reply_encoded(b"%b%b%b%b" % (_BINARY_HEAD, size.to_bytes(4), delay_id, _DELAY_TAIL))
+    elif size < 128:
+        call.reply_encoded(b"%b%c%b%b" % (_COMPACT_HEAD, size, delay_id, _DELAY_TAIL))
+    else:
+        call.reply(_structs.DelayResult(code=0, msg=OK_TEXT, uniqDelayMsgId=delay_id))
+
+
+def delay_decided(delay_id: bytes, code: int, due_ms: int, outcome: DelayOutcome | None) -> Any:
+    """A DelayResult with our own fields. `code`: what became of the order; `due_ms`: as far as it is known
+    without an outcome, 0 = it is not."""
+    fired_ms = 0
+    text = OK_TEXT
+    if outcome is not None:
+        due_ms, fired_ms, text = outcome.due_ms or due_ms, outcome.fired_at_ms, outcome.text or OK_TEXT
+    return _structs.DelayResult(
+        code=0,
+        msg=text,
+        uniqDelayMsgId=delay_id,
+        outcome=code,
+        firedAtMs=fired_ms or None,
+        dueMs=due_ms if due_ms and code == ADDED else None,
+    )
+
+
+def delayed(record: NewRecord, delay_id: bytes) -> Any:
+    """A Result for a plain send that became a delay message."""
+    return _structs.Result(code=0, msg=OK_TEXT, messageId=record.message_id.hex(), delayId=delay_id or None)
 
 
 def stored(record: NewRecord, result: AppendResult) -> Any:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import gevent
+
 from backend.completion import Completion
 from backend.port import Backend
 from ddmq_client.idl import producer
@@ -24,13 +26,14 @@ from ddmq_rpc.api import Call, Service
 from proxy_producer import replies
 from proxy_producer.batches import PendingBatch, worst
 from proxy_producer.config import LIVE_KEYS, ProducerConfig
-from proxy_producer.core.delay_checks import echoed_id
 from proxy_producer.core.message_ids import PREFIX_BYTES, message_ids
 from proxy_producer.core.refusal import Refusal
 from proxy_producer.core.validation import HEARTBEAT, content_fault
 from proxy_producer.counts import Counts
+from proxy_producer.delay.desk import DelayDesk
+from proxy_producer.delay.tail import Later
 from proxy_producer.flow import Flow, Ticker
-from proxy_producer.intake import Intake, delay_request
+from proxy_producer.intake import Intake
 from proxy_producer.messages import marks, record_of
 from proxy_producer.oneway import OnewayCall
 from proxy_producer.pending import PendingSend
@@ -57,6 +60,7 @@ class ProducerService:
         new_id: Callable[[], bytes] | None = None,
         ticker: Ticker | None = None,
         levels: Levels = DEFAULT_LEVELS,
+        later: Later = gevent.spawn_later,
     ) -> None:
         self._new_id = new_id or message_ids(random.randbytes(PREFIX_BYTES))
         self._wall_ms = clock.wall_ms
@@ -66,6 +70,10 @@ class ProducerService:
         schedule = Schedule(backend, levels, clock, config.timeout_ms_max / 1_000)
         self.flow = Flow(backend, config, clock, self._counts, self.topics, heartbeat, schedule)
         self._intake = Intake(config, self.topics, self.flow, self._wall_ms, self._new_id)
+        self._delay = DelayDesk(
+            backend, config, clock, self._counts, random, self.flow, self.topics, self._intake, self._new_id,
+            later,
+        )  # fmt: skip
         self._known = self.topics.known
         self._config = config
         self._use(config)
@@ -80,7 +88,7 @@ class ProducerService:
         done = reloaded(self._config, fresh, LIVE_KEYS)
         self._config = done.config
         self._use(done.config)
-        for part in (self.topics, self.flow, self._intake):
+        for part in (self.topics, self.flow, self._intake, self._delay):
             part.reconfigure(done.config)
         return done
 
@@ -103,6 +111,7 @@ class ProducerService:
     def close(self) -> None:
         """Stop listening to the backend; call after drain."""
         self.topics.close()
+        self._delay.close()
         self.flow.stop()
 
     # --- single sends
@@ -224,9 +233,4 @@ class ProducerService:
     # --- delay
 
     def send_delay_sync(self, call: Call) -> None:
-        """Every check in wire order, then 21: there is no delay service to hand it to."""
-        message = call.args.delayMessage
-        request = delay_request(message)
-        topic, fault = self._intake.delay_fault(message, request)
-        self._counts.refused(topic, fault)
-        call.reply(replies.delay_refused(fault, echoed_id(fault.code, request.delay_id)))
+        self._delay.send(call, self._deadline(call, call.args.timeout))

@@ -3,25 +3,24 @@
 Add: timestamp 33, type 31, times 35, expire 36, interval 37, base 38, then the uuid 30. Cancel: the id's
 shape 30, its type 31, its shard 34. Any other action: 32. Pure; the wall clock is an argument.
 
-The id of an occurrence is text, `timestamp-type-expire-times-timed-interval-shard-uuid`. Old servers let
-the shard go negative, so the pattern takes a minus sign there and the range check refuses it.
+Callers with fields of ours have two more actions (reschedule, fire now) and one more type, the schedule
+(docs/wire-additions.md); for all others these are as unknown as ever.
 """
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from ddmq_client.idl.codes import Code, DelayAction, DelayType
+from ddmq_common.delay_id import is_uuid, parse_delay_id
 from proxy_producer.core.refusal import Refusal, refusal, shown
 
 TIMESTAMP_S_MIN = 1_000_000_000
 INTERVAL_S_MIN = 3
 BASE_MIN = 2
+OLD_KINDS = (DelayType.DELAY, DelayType.LOOP, DelayType.EXPONENTIAL_LOOP)
+ALL_KINDS = (*OLD_KINDS, DelayType.SCHEDULE)
 
-_UUID = rb"[0-9a-z]{8}-[0-9a-z]{4}-[0-9a-z]{4}-[0-9a-z]{4}-[0-9a-z]{12}"
-_UUID_ONLY = re.compile(_UUID + rb"\Z")
-_ID = re.compile(rb"(\d{10})-(\d)-(\d{10})-(\d{1,19})-(\d{1,19})-(\d{1,19})-(-?\d{1,9})-(" + _UUID + rb")\Z")
 _ID_ALLOWED = (
     "allowed: timestamp-type-expire-times-timed-interval-shard-uuid, as the add was answered"
     " (10 digits, 1 digit, 10 digits, numbers, lower-case uuid 8-4-4-4-12)"
@@ -40,6 +39,7 @@ class DelayRequest(NamedTuple):
     times: int | None
     uuid: bytes
     due_ms: int | None
+    ours: bool = False
 
 
 class DelayRules(NamedTuple):
@@ -55,7 +55,12 @@ def delay_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusa
     if request.action == DelayAction.ADD:
         return _add_fault(request, rules, now_ms)
     if request.action == DelayAction.CANCEL:
-        return _cancel_fault(request.delay_id, rules.shards)
+        return id_fault(request.delay_id, rules.shards, ours=request.ours)
+    if request.ours and request.action in (DelayAction.RESCHEDULE, DelayAction.FIRE):
+        fault = id_fault(request.delay_id, rules.shards, ours=True)
+        if fault is None and request.action == DelayAction.RESCHEDULE:
+            fault = timestamp_fault(request, rules, now_ms)
+        return fault
     return refusal(
         Code.DELAY_ACTION_UNKNOWN,
         "delay_action",
@@ -70,10 +75,10 @@ def echoed_id(code: Code, delay_id: bytes) -> bytes:
 
 
 def _add_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
-    fault = _timestamp_fault(request, rules, now_ms)
-    if fault is None and request.kind not in (DelayType.DELAY, DelayType.LOOP, DelayType.EXPONENTIAL_LOOP):
+    fault = timestamp_fault(request, rules, now_ms)
+    if fault is None and request.kind not in OLD_KINDS:
         fault = _kind_fault(f"dmsgtype is {_number(request.kind)}")
-    return fault or _times_fault(request, rules) or _loop_fault(request) or _uuid_fault(request.uuid)
+    return fault or _times_fault(request, rules) or _loop_fault(request) or uuid_fault(request.uuid)
 
 
 def due_s(request: DelayRequest) -> int | None:
@@ -81,7 +86,8 @@ def due_s(request: DelayRequest) -> int | None:
     return request.timestamp if request.due_ms is None else request.due_ms // 1_000
 
 
-def _timestamp_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
+def timestamp_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
+    """Code 33."""
     due = due_s(request)
     latest = now_ms // 1_000 + rules.delay_s_max
     if due is not None and TIMESTAMP_S_MIN <= due <= latest:
@@ -144,8 +150,9 @@ def _loop_fault(request: DelayRequest) -> Refusal | None:
     return None
 
 
-def _uuid_fault(uuid: bytes) -> Refusal | None:
-    if not uuid or _UUID_ONLY.match(uuid):
+def uuid_fault(uuid: bytes) -> Refusal | None:
+    """Code 30, of the uuid that an add brings."""
+    if not uuid or is_uuid(uuid):
         return None
     return refusal(
         Code.DELAY_ID_MALFORMED,
@@ -155,18 +162,19 @@ def _uuid_fault(uuid: bytes) -> Refusal | None:
     )
 
 
-def _cancel_fault(delay_id: bytes, shards: int) -> Refusal | None:
-    parts = _ID.match(delay_id)
-    if parts is None:
+def id_fault(delay_id: bytes, shards: int, *, ours: bool) -> Refusal | None:
+    """Codes 30, 31 and 34 of an id that names a message; only our callers know schedules."""
+    found = parse_delay_id(delay_id)
+    if found is None:
         what = f"uniqDelayMsgId is {shown(delay_id, 120)}"
         return refusal(Code.DELAY_ID_MALFORMED, "delay_id", what, _ID_ALLOWED)
-    if int(parts[2]) not in (DelayType.DELAY, DelayType.LOOP, DelayType.EXPONENTIAL_LOOP):
-        return _kind_fault(f"the type in uniqDelayMsgId is {int(parts[2])}")
-    if not 0 <= int(parts[7]) < shards:
+    if found.kind not in (ALL_KINDS if ours else OLD_KINDS):
+        return _kind_fault(f"the type in uniqDelayMsgId is {found.kind}")
+    if not 0 <= found.shard < shards:
         return refusal(
             Code.DELAY_SHARD,
             "delay_shard",
-            f"the shard in uniqDelayMsgId is {int(parts[7])}",
+            f"the shard in uniqDelayMsgId is {found.shard}",
             f"allowed: 0 to {shards - 1}",
         )
     return None

@@ -1,0 +1,25 @@
+"""RabbitMQ's delayed message exchange: header x-delay, milliseconds.
+
+As that plugin does it, a delay holds from 1 to 2³²−1 ms (49.7 days); anything outside is no delay, and so a
+message that the plugin delayed before, which carries its delay negated, goes out at once. A fraction is cut.
+What is no number the plugin cannot read either; here it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddmq_common.delay_order import Schedule
+from proxy_producer.core.dialects.wish import Wish, number
+
+DELAY = b"x-delay"
+PROPERTIES = frozenset((DELAY,))
+DELAY_MS_MAX = (1 << 32) - 1
+
+
+def read(properties: Mapping[bytes, bytes], now_ms: int) -> Wish | None:
+    """Raises WrongValueError."""
+    delay = number(properties, DELAY)
+    if delay is None or not 0 < delay <= DELAY_MS_MAX:
+        return None
+    return Wish(Schedule(delay_ms=delay))

@@ -1,0 +1,177 @@
+"""What the delay service says became of an order, for callers that wait to hear it.
+
+An order names a queue of the outcome topic and a number. This proxy holds one of the topic's queues (group
+OUTCOME_GROUP) and reads it from its end, so nothing is kept; what finds nobody waiting is counted and
+forgotten. Numbers differ between proxies and starts, so it does no harm when two proxies read one queue:
+before a queue is granted, or when none is left, any will do. After a move the old queue is read as long as
+somebody waits for an outcome there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Protocol
+
+from backend.port import Assignment, Backend, Membership, Sharing
+from backend.records import QueueRef
+from ddmq_common.clock import Clock
+from ddmq_common.delay_order import DelayOutcome
+from ddmq_common.names import OUTCOME_GROUP, OUTCOME_TOPIC
+from proxy_producer.core.refusal import Refusal
+from proxy_producer.counts import Counts
+from proxy_producer.delay.inner_topic import InnerTopic
+from proxy_producer.delay.tail import Later, Tail
+
+
+class Waiter(Protocol):
+    """An order whose caller waits."""
+
+    def outcomes_ready(self, fault: Refusal | None) -> None:
+        """Outcomes can be heard from now on (None), or not."""
+
+    def decided(self, outcome: DelayOutcome) -> None:
+        """Here it is."""
+
+
+class OutcomeDesk:
+    """Of one producer proxy; begins with the first order that asks. `waiters_max`: who may wait at once."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Clock,
+        random: Random,
+        counts: Counts,
+        topic: InnerTopic,
+        waiters_max: int,
+        later: Later,
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._random = random
+        self._counts = counts
+        self._topic = topic
+        self._waiters_max = waiters_max
+        self._later = later
+        self._number = random.randrange(1 << 62)
+        self._waiters: dict[int, tuple[Waiter, Tail]] = {}
+        self._begun: list[Waiter] = []
+        self._tail: Tail | None = None
+        self._next: Tail | None = None
+        self._held: set[QueueRef] = set()
+        self._membership: Membership | None = None
+        self._closed = False
+
+    # --- for orders
+
+    def when_ready(self, waiter: Waiter) -> None:
+        """`waiter.outcomes_ready` follows, nearly always at once."""
+        if self._tail is not None:
+            waiter.outcomes_ready(None)
+            return
+        self._begun.append(waiter)
+        if len(self._begun) == 1:
+            self._topic.when_ready(self._topic_ready)
+
+    def expect(self, waiter: Waiter) -> tuple[int, int] | None:
+        """(reply queue, reply id) for an order about to be sent; None when too many wait already."""
+        tail = self._tail
+        if tail is None or len(self._waiters) >= self._waiters_max:
+            self._counts.outcome("waiters_max")
+            return None
+        self._number += 1
+        self._waiters[self._number] = (waiter, tail)
+        tail.waiting += 1
+        return tail.queue.queue_id, self._number
+
+    def forget(self, reply_id: int) -> None:
+        """The caller has been answered otherwise. Harmless when unknown."""
+        found = self._waiters.pop(reply_id, None)
+        if found is not None:
+            self._leave(found[1])
+
+    def close(self) -> None:
+        """Hear nothing more. May be called twice."""
+        self._closed = True
+        for tail in (self._tail, self._next, *(tail for _, tail in self._waiters.values())):
+            if tail is not None:
+                tail.close()
+        if self._membership is not None:
+            self._membership.leave()
+            self._membership = None
+
+    # --- what is heard
+
+    def _hear(self, outcome: DelayOutcome) -> None:
+        found = self._waiters.pop(outcome.reply_id, None)
+        if found is None:
+            self._counts.outcome("nobody")
+            return
+        self._counts.outcome("heard")
+        self._leave(found[1])
+        found[0].decided(outcome)
+
+    def _leave(self, tail: Tail) -> None:
+        tail.waiting -= 1
+        if tail is not self._tail and not tail.waiting:
+            tail.close()
+
+    # --- which queue
+
+    def _topic_ready(self, fault: Refusal | None) -> None:
+        if fault is not None or self._closed:
+            self._tell(fault)
+            return
+        self._move(QueueRef(OUTCOME_TOPIC, self._incarnation(), self._random.randrange(self._topic.queues)))
+        self._membership = self._backend.join(
+            OUTCOME_GROUP, OUTCOME_TOPIC, self, sharing=Sharing.CONSISTENT_HASH
+        )
+
+    def _incarnation(self) -> int:
+        info = self._backend.topic(OUTCOME_TOPIC)
+        return 0 if info is None else info.incarnation
+
+    def _move(self, queue: QueueRef) -> None:
+        """Hear this queue from its present end on, then ask for answers there."""
+        if self._next is not None:
+            self._next.close()
+        self._next = Tail(self._backend, self._clock, queue, self._hear, self._later)
+        self._next.open(self._moved)
+
+    def _moved(self, tail: Tail) -> None:
+        if tail is not self._next or self._closed:
+            tail.close()
+            return
+        before, self._tail, self._next = self._tail, tail, None
+        if before is not None and not before.waiting:
+            before.close()
+        self._tell(None)
+
+    def _tell(self, fault: Refusal | None) -> None:
+        begun, self._begun = self._begun, []
+        for waiter in begun:
+            waiter.outcomes_ready(fault)
+
+    # --- MembershipListener
+
+    def assigned(self, assignment: Assignment) -> None:
+        self._held.update(assignment.queues)
+        self._settle()
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        """Nothing is written here, so there is nothing to finish."""
+        self._held.difference_update(queues)
+        if self._membership is not None:
+            self._membership.release(queues)
+        self._settle()
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        self._held.difference_update(queues)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Stay where we are if that is ours; with nothing of our own any queue will do."""
+        going = self._next or self._tail
+        if self._held and (going is None or going.queue not in self._held) and not self._closed:
+            self._move(min(self._held))
