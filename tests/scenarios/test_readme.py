@@ -35,6 +35,7 @@ def blocked(server: RealServer, group: str) -> bool:
     return any(key["key"] == '"17"' and key["attempts"] > 0 for key in found)
 
 
+@pytest.mark.slow
 def test_its_commands_do_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
