@@ -30,7 +30,7 @@ def due_ms(order: DelayOrder, occurrence: int) -> int:
 
 
 def delivered_before(occurrence: int) -> int:
-    """How many deliveries there were before this one; from 1,048,575 on it stays there."""
+    """How many deliveries there were before this one, modulo 2²⁰, which no cap reaches."""
     return occurrence & COUNT_MAX
 
 
@@ -39,7 +39,7 @@ def after(
 ) -> Found | None:
     """What comes after `occurrence`, or None. `delivered`: whether it counts as a delivery itself."""
     schedule = order.schedule or Schedule()
-    count = min(delivered_before(occurrence) + delivered, COUNT_MAX)
+    count = (delivered_before(occurrence) + delivered) & COUNT_MAX
     if schedule.occurrences_max and count >= schedule.occurrences_max:
         return None
     due = due_ms(order, occurrence)

@@ -4,14 +4,14 @@
 |---|---|
 | `amq` | AMQ_SCHEDULED_DELAY, _PERIOD, _REPEAT, _CRON as ActiveMQ's scheduler; AMQ_SCHEDULED_ZONE of ours |
 | `rabbit` | x-delay as RabbitMQ's delayed message exchange |
-| `rocketmq` | TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS as RocketMQ 5 (its levels, DELAY, are always on) |
+| `rocketmq` | TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS as RocketMQ 5; DELAY is on always |
 | `ddmq` | deliver-at, deliver-after, deliver-cron … of our own (ours.py) |
 
-A topic speaks those it is set to, none by default; the names of the others are ordinary properties there. Where
-a dialect is spoken its names are never delivered, whether or not they asked for a delay: a consumer that sends
-a message on with its properties must not delay it again. Two dialects on one message, or one and a delay
-level, are refused: nobody could say which was meant. All refusals are code 11, for old clients leave a server
-that answers a plain send otherwise.
+A topic speaks those it is set to, none by default; the names of the others are ordinary properties there.
+Where a dialect is spoken its names are never delivered, whether or not they asked for a delay: a consumer
+that sends a message on with its properties must not delay it again. Two dialects on one message, or one and
+a delay level, are refused: nobody could say which was meant. All refusals are code 11, for old clients leave
+a server that answers a plain send otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddmq_common.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from proxy_producer.core.dialects import amq, ours, rabbit, rocketmq
 from proxy_producer.core.dialects.wish import Wish, WrongValueError
 from proxy_producer.core.refusal import Refusal, illegal
-from proxy_producer.core.validation import DELAY, delay_level
+from proxy_producer.core.validation import delay_level
 
 _READERS = {"amq": amq, "rabbit": rabbit, "rocketmq": rocketmq, "ddmq": ours}
 DIALECTS = tuple(_READERS)

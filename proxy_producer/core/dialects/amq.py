@@ -1,10 +1,10 @@
 """ActiveMQ's scheduler: AMQ_SCHEDULED_DELAY, _PERIOD, _REPEAT, _CRON; and AMQ_SCHEDULED_ZONE, which is ours.
 
 Delay and period are milliseconds. A message is scheduled if it has a delay, a period or a cron, and no
-`scheduledJobId` (a message that ActiveMQ's scheduler delivered before has one, and goes out at once). The first
-delivery comes after the delay, without one (or with 0) after the period; `_REPEAT` n lets n more follow,
-_PERIOD apart; −1 without end. With a cron that series starts at each of its times. ActiveMQ reads crons in the
-broker's own time zone; here it is UTC unless _ZONE says otherwise.
+`scheduledJobId` (a message that ActiveMQ's scheduler delivered before has one, and goes out at once). The
+first delivery comes after the delay, without one (or with 0) after the period; _REPEAT n lets n more follow,
+_PERIOD apart; −1 without end. With a cron that series starts at each of its times. ActiveMQ reads crons in
+the broker's own time zone; here it is UTC unless _ZONE says otherwise.
 """
 
 from __future__ import annotations
