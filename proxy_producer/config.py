@@ -32,7 +32,8 @@ class DelayLimits:
     occurrences_max: int = field(default=1_000_000, metadata=rules(low=1))
     """Field `times` of a loop message."""
     shards: int = field(default=16, metadata=rules(low=1, high=1_024))
-    """Shards of the delay service (code 34 for an id that names another one). May grow, never shrink."""
+    """Shard numbers that ids may carry (code 34 for others): as many as the delay service has, or an old
+    delay server had whose ids are still cancelled. How many there are is said by the delay service."""
     absent_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
     """For so long no delay service may be seen (a takeover, a restart) before orders get code 21."""
     waiters_max: int = field(default=10_000, metadata=rules(low=0))

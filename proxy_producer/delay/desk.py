@@ -74,13 +74,12 @@ class DelayDesk:
     ) -> None:
         timeout_s, delay = config.timeout_ms_max / 1_000, config.delay
         self.presence = Presence(backend, clock, delay.absent_ms / 1_000)
-        self.inner = InnerTopic(backend, DELAY_TOPIC, delay.shards, clock, timeout_s)
+        self.inner = InnerTopic(backend, DELAY_TOPIC, 1, clock, timeout_s)
         heard = InnerTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
         self.outcomes = OutcomeDesk(backend, clock, random, counts, heard, delay.waiters_max, later)
         self.lane = DelayLane(flow, self.inner, self.outcomes)
         self._rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards)
         self._intake = DelayIntake(intake, topics, self.presence)
-        self._shards = delay.shards
         self._delay_s_max = delay.delay_s_max
         self._counts = counts
         self._random = random
@@ -96,6 +95,7 @@ class DelayDesk:
 
     def close(self) -> None:
         """Outcomes are heard no more."""
+        self.inner.close()
         self.outcomes.close()
 
     # One function of more than forty lines: it is the hot path, and each call costs it 0.1 µs.
@@ -134,7 +134,7 @@ class DelayDesk:
         ):
             self._careful(call, message, deadline)
             return
-        shard, expire, name = crc32(uuid) % self._shards, second + EXPIRE_AFTER_S, uuid.decode()
+        shard, expire, name = crc32(uuid) % self.inner.queues, second + EXPIRE_AFTER_S, uuid.decode()
         order = DelayOrder("add", name, topic.name, ONCE, second * 1_000, second, expire, 0, 0, shard)
         delivery = b"%b%b%b" % (encode(b"", body, tags, None), b"\x2b" if tags else b"\x3b", _CHRONOS_ONLY)
         record = NewRecord(
@@ -153,7 +153,7 @@ class DelayDesk:
         """Anything legal, and whatever is wrong with what is not."""
         now_ms = self._wall_ms()
         asked = asked_of(message, now_ms)
-        rules = self._rules._replace(shards=max(self._shards, self.inner.queues))
+        rules = self._rules._replace(shards=max(self._rules.shards, self.inner.queues))
         topic, fault = self._intake.look(asked, rules, now_ms)
         fault = fault or self._flow.bound_fault(call.frame_bytes)
         if fault is not None:
@@ -173,10 +173,11 @@ class DelayDesk:
         if not asked.adds:
             return changing_order(asked.request, asked.topic_name)
         uuid = asked.request.uuid.decode() or uuid_of(self._random.randbytes(16))
+        shards = self.inner.queues
         if asked.schedule is None:
-            return add_order(asked.request, asked.topic_name, uuid, self._shards)
+            return add_order(asked.request, asked.topic_name, uuid, shards)
         due_ms = asked.request.due_ms or now_ms
-        return schedule_order(asked.schedule, due_ms, asked.topic_name, uuid, self._shards, asked.place)
+        return schedule_order(asked.schedule, due_ms, asked.topic_name, uuid, shards, asked.place)
 
     def _record(self, asked: Asked, now_ms: int) -> NewRecord:
         """What is to be delivered, as a record whose order is still missing; nothing for a change."""

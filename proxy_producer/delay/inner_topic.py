@@ -1,7 +1,6 @@
 """An internal topic that is made when it is first needed: orders to the delay service, and their outcomes.
 
-Whoever starts first makes it, a delay service or a producer proxy; it grows to the number of queues that is
-configured here and never shrinks.
+Whoever starts first makes it; it grows to as many queues as somebody wants, and never shrinks.
 """
 
 from __future__ import annotations
@@ -22,9 +21,13 @@ Ready = Callable[[Refusal | None], None]
 
 
 class InnerTopic:
-    """One such topic, as one proxy sees it. `ready`: it is there with all its queues; the hot path looks."""
+    """One such topic, as one proxy sees it. `queues`: how many it has, at least so many as this proxy wants;
+    `ready`: it is there with all of them. The hot path looks at both.
+    """
 
-    __slots__ = ("_backend", "_clock", "_name", "_queues", "_timeout_s", "_waiting", "queues", "ready")
+    __slots__ = (
+        "_backend", "_clock", "_name", "_queues", "_timeout_s", "_unwatch", "_waiting", "queues", "ready",
+    )  # fmt: skip
 
     def __init__(self, backend: Backend, name: str, queues: int, clock: Clock, timeout_s: float) -> None:
         self._backend = backend
@@ -35,7 +38,16 @@ class InnerTopic:
         self._waiting: list[Ready] | None = None  # a list: being made; bounded as all in flight
         self.queues = queues
         self.ready = False
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
         self.look()
+
+    def close(self) -> None:
+        """Hear of no more changes."""
+        self._unwatch()
+
+    def _changed(self, key: str) -> None:
+        if key == f"topic/{self._name}":
+            self.look()
 
     def look(self) -> bool:
         """Is it there? From the backend's memory."""

@@ -94,6 +94,7 @@ class OutcomeDesk:
     def close(self) -> None:
         """Hear nothing more. May be called twice."""
         self._closed = True
+        self._topic.close()
         for tail in (self._tail, self._next, *(tail for _, tail in self._waiters.values())):
             if tail is not None:
                 tail.close()

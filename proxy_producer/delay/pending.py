@@ -117,7 +117,7 @@ class PendingDelay(PendingSend):
 
     def _write(self) -> None:
         if self.order is not None:
-            self.record.queue_id = self.order.shard
+            self.record.queue_id = self.order.shard % self.lane.inner.queues
             self.record.system = {ORDER_PROPERTY: encode_order(self.order)}
         self._send_careful()
 

@@ -1,0 +1,66 @@
+"""A producer rig beside which a delay service seems to run: it holds the shards, and the test speaks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from producer_rig import Rig, until
+
+from backend.memory import MemoryBackend
+from backend.port import Assignment
+from backend.records import NewRecord, QueueRef, TopicInfo
+from ddmq_common.delay_order import ORDER_PROPERTY, DelayOrder, DelayOutcome, decode_order, encode_outcome
+from ddmq_common.delivery import encode
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
+
+TOPICS = (
+    TopicInfo("orders", 0, 4),
+    TopicInfo("none", 0, 1, delay="none"),
+    TopicInfo("only", 0, 1, delay="only"),
+    TopicInfo(DELAY_TOPIC, 0, 16),
+)
+
+
+class Shards:
+    """A member that takes whatever it is given."""
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        self.held: set[QueueRef] = set()
+        self.membership = backend.join(DELAY_GROUP, DELAY_TOPIC, self)
+
+    def assigned(self, assignment: Assignment) -> None:
+        self.held.update(assignment.queues)
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        self.held.difference_update(queues)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        self.held.difference_update(queues)
+
+
+class DelayRig(Rig):
+    """`shards.membership.leave()` ends the delay service."""
+
+    def __init__(self, topics: Sequence[TopicInfo] = TOPICS, shards: int = 16, **config: Any) -> None:
+        super().__init__(topics, **config)
+        self.shards = Shards(self.backend)
+        until(lambda: len(self.shards.held) == shards)
+
+    def records(self, count: int = 1) -> list[NewRecord]:
+        """What the backend was asked to append, once there are so many."""
+        until(lambda: len(self.backend.sent) >= count)
+        return [one.records[0] for one in self.backend.sent]
+
+    def order(self, at: int = -1) -> DelayOrder:
+        """The order of one of them."""
+        record = self.records(max(at + 1, 1))[at]
+        assert record.topic == DELAY_TOPIC
+        return decode_order((record.system or {})[ORDER_PROPERTY])
+
+    def decide(self, order: DelayOrder, code: int, **more: Any) -> None:
+        """Write an outcome as the delay service does."""
+        outcome = DelayOutcome(order.reply_id, code, **more)
+        delivery = encode(b"", encode_outcome(outcome), b"", None)
+        record = NewRecord(OUTCOME_TOPIC, order.reply_queue, bytes(16), 0, delivery)
+        MemoryBackend.append(self.backend, [record], self.clock.monotonic() + 10).wait(10)

@@ -1,0 +1,332 @@
+"""Delay orders: what is stored, what is answered, and when."""
+
+from __future__ import annotations
+
+import pytest
+from delay_rig import TOPICS, DelayRig, Shards
+from producer_rig import Rig, delay_message, until
+
+from backend.records import AppendStatus, TopicInfo
+from ddmq_common.delay_id import parse_delay_id, shard_of
+from ddmq_common.delay_order import (
+    ALREADY_FIRED,
+    CANCELLED,
+    EXPONENTIAL,
+    LOOP,
+    ONCE,
+    PENDING,
+    SCHEDULE,
+    Schedule,
+)
+from ddmq_common.delivery import decode
+from ddmq_common.metrics import catalogue
+from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
+from ddmq_rpc.api import Wire
+from proxy_producer.config import DelayLimits
+
+UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
+ID = b"1700000060-2-1700172860-0-0-0-3-" + UUID.encode()
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def rig() -> DelayRig:
+    return DelayRig()
+
+
+def ask(rig, timeout=500, wire=Wire.COMPACT, **fields):
+    return rig.call("sendDelaySync", delayMessage=delay_message(**fields), timeout=timeout, wire=wire)
+
+
+def change(rig, action=2, timeout=500, **fields):
+    gone = {"timestamp": None, "dmsgtype": None, "uuid": None, "body": b"c", "uniqDelayMsgId": ID}
+    return ask(rig, timeout, action=action, **(gone | fields))
+
+
+@pytest.mark.parametrize("wire", list(Wire))
+def test_an_add_is_answered_with_its_id_once_it_is_durable(rig, wire):
+    call = ask(rig, wire=wire, body=b"\x00\xff body")
+    (record,), order = rig.records(), rig.order()
+    shard = shard_of(UUID, 16)
+    assert (record.topic, record.queue_id, record.key, record.tags) == (DELAY_TOPIC, shard, b"", b"")
+    assert (order.op, order.uuid, order.topic, order.kind) == ("add", UUID, "orders", ONCE)
+    assert (order.due_ms, order.timestamp_s, order.shard) == (1_700_000_060_000, 1_700_000_060, shard)
+    assert order.reply_queue == -1
+    found = decode(record.delivery)
+    assert (found.key, found.value, found.tag) == (b"", b"\x00\xff body", b"t")
+    assert found.properties == {b"from_chronos": b"from_chronos"}
+    assert call.open
+    rig.backend.sent[0].answer()
+    assert (call.answer.code, call.answer.msg) == (0, "OK")
+    assert call.answer.uniqDelayMsgId == f"1700000060-2-1700172860-0-0-0-{shard}-{UUID}".encode()
+    assert (call.answer.outcome, call.answer.firedAtMs, call.answer.dueMs) == (None, None, None)
+    assert rig.counted("orders", 0) == 1
+
+
+def test_the_short_and_the_careful_way_store_the_same(rig):
+    ask(rig)
+    ask(rig, properties={b"from_chronos": b"x"})  # properties take the careful way
+    first, second = rig.records(2)
+    assert (first.queue_id, first.delivery, first.system) == (second.queue_id, second.delivery, second.system)
+
+
+def test_properties_and_pressure_go_along(rig):
+    ask(rig, properties={b"a": b"b", b"isPressureTraffic": b"true"})
+    (record,) = rig.records()
+    assert record.flags == 1
+    assert decode(record.delivery).properties == {
+        b"a": b"b", b"isPressureTraffic": b"true", b"from_chronos": b"from_chronos",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "interval"), [(LOOP, 3), (EXPONENTIAL, 2)])
+def test_loops_keep_what_makes_up_their_ids(rig, kind, interval):
+    call = ask(rig, dmsgtype=kind, times=7, expire=1_700_009_999, interval=interval)
+    order = rig.order()
+    assert (order.kind, order.times, order.expire_s, order.interval_s) == (kind, 7, 1_700_009_999, interval)
+    rig.backend.sent[0].answer()
+    shard = shard_of(UUID, 16)
+    assert call.answer.uniqDelayMsgId.decode() == (
+        f"1700000060-{kind}-1700009999-7-0-{interval}-{shard}-{UUID}"
+    )
+
+
+def test_a_missing_uuid_is_made(rig):
+    calls = [ask(rig, uuid=None), ask(rig, uuid=b"")]
+    for sent in list(rig.backend.sent):
+        sent.answer()
+    ids = [parse_delay_id(call.answer.uniqDelayMsgId) for call in calls]
+    assert len({found.uuid for found in ids}) == 2
+    assert [found.shard for found in ids] == [shard_of(found.uuid, 16) for found in ids]
+
+
+def test_a_topic_that_does_not_exist_is_created(rig):
+    call = ask(rig, topic=b"fresh")
+    rig.records()
+    assert rig.backend.topic("fresh").queues == 4
+    rig.backend.sent[0].answer()
+    assert call.answer.code == 0
+
+
+def test_an_old_clients_cancel_is_answered_when_it_is_durable(rig):
+    call = change(rig)
+    order, (record,) = rig.order(), rig.records()
+    assert (order.op, order.uuid, order.reply_queue, record.queue_id) == ("cancel", UUID, -1, 3)
+    assert decode(record.delivery).value == b""
+    rig.backend.sent[0].answer()
+    assert (call.answer.code, call.answer.uniqDelayMsgId, call.answer.outcome) == (0, ID, None)
+    assert rig.backend.topic(OUTCOME_TOPIC) is None, "nobody waits, so nothing is read"
+
+
+def test_an_old_servers_id_goes_where_its_shard_leads(rig):
+    rig = DelayRig((*TOPICS[:3], TopicInfo(DELAY_TOPIC, 0, 4)), shards=4)
+    change(rig, uniqDelayMsgId=ID.replace(b"-3-a4", b"-14-a4"))
+    (record,), order = rig.records(), rig.order()
+    assert (record.queue_id, order.shard) == (2, 14)
+    assert change(rig, uniqDelayMsgId=ID.replace(b"-3-a4", b"-16-a4")).answer.code == 34
+
+
+def test_a_cancel_of_a_topic_nobody_knows_creates_nothing(rig):
+    change(rig, topic=b"fresh")
+    rig.records()
+    assert rig.backend.topic("fresh") is None
+
+
+@pytest.mark.parametrize(("code", "more"), [(CANCELLED, {}), (ALREADY_FIRED, {"fired_at_ms": 17})])
+def test_our_clients_are_told_what_became_of_a_cancel(rig, code, more):
+    call = change(rig, clientId=b"me", topic=None, body=None)
+    order = rig.order()
+    assert order.reply_queue >= 0
+    rig.backend.sent[0].answer()
+    assert call.open, "durable, but the outcome is not known yet"
+    rig.decide(order, code, **more)
+    until(lambda: not call.open)
+    assert (call.answer.code, call.answer.outcome) == (0, code)
+    assert call.answer.firedAtMs == more.get("fired_at_ms")
+    assert not rig.proxy.flow.unanswered
+
+
+def test_an_outcome_that_comes_before_the_appends_answer(rig):
+    call = change(rig, clientId=b"me")
+    rig.decide(rig.order(), CANCELLED)
+    until(lambda: not call.open)
+    rig.backend.sent[0].answer()
+    assert call.answer.outcome == CANCELLED
+    assert rig.proxy.flow.inflight == 0
+
+
+def test_out_of_time_with_the_order_durable_is_pending(rig):
+    call = change(rig, clientId=b"me", timeout=200)
+    order = rig.order()
+    rig.backend.sent[0].answer()
+    rig.advance(0.3)
+    assert (call.answer.code, call.answer.outcome) == (0, PENDING)
+    rig.decide(order, CANCELLED)
+    until(lambda: rig.metrics.cell(catalogue.DELAY_OUTCOMES, "nobody").value == 1)
+
+
+def test_out_of_time_before_it_is_durable_is_12(rig):
+    call = change(rig, clientId=b"me", timeout=200)
+    rig.records()
+    rig.advance(0.3)
+    assert (call.answer.code, call.answer.outcome) == (12, None)
+    rig.backend.sent[0].answer()
+    assert not rig.proxy.flow.unanswered
+    assert rig.proxy.flow.inflight == 0
+
+
+def test_an_append_that_is_refused_ends_the_waiting(rig):
+    call = change(rig, clientId=b"me")
+    rig.records()
+    rig.backend.sent[0].answer(AppendStatus.NOT_STORED)
+    assert call.answer.code == 12
+    assert not rig.proxy.flow.unanswered
+
+
+def test_past_the_bound_of_waiting_callers_the_answer_is_pending():
+    rig = DelayRig(delay=DelayLimits(waiters_max=1))
+    first, second = change(rig, clientId=b"me"), change(rig, clientId=b"me")
+    rig.records(2)
+    assert rig.order(1).reply_queue == -1
+    for sent in list(rig.backend.sent):
+        sent.answer()
+    assert first.open
+    assert second.answer.outcome == PENDING
+
+
+def test_many_wait_at_once_and_each_is_told_its_own(rig):
+    calls = [change(rig, clientId=b"me") for _ in range(20)]
+    rig.records(20)
+    orders = [rig.order(at) for at in range(20)]
+    assert len({order.reply_id for order in orders}) == 20
+    for at in reversed(range(20)):
+        rig.backend.sent[at].answer()
+        rig.decide(orders[at], CANCELLED if at % 2 else ALREADY_FIRED, fired_at_ms=at)
+    until(lambda: not any(call.open for call in calls))
+    assert [call.answer.outcome for call in calls] == [ALREADY_FIRED, CANCELLED] * 10
+
+
+def test_our_adds_are_told_that_they_are_added(rig):
+    call = ask(rig, clientId=b"me", timestamp=None, dueMs=NOW_MS + 1_234)
+    order = rig.order()
+    assert (order.kind, order.due_ms, order.timestamp_s) == (ONCE, NOW_MS + 1_234, 1_700_000_001)
+    rig.backend.sent[0].answer()
+    assert (call.answer.outcome, call.answer.dueMs) == (1, NOW_MS + 1_234)
+
+
+def test_a_delay_counts_from_now(rig):
+    ask(rig, timestamp=None, delayMs=90_000)
+    assert rig.order().due_ms == rig.clock.wall_ms() + 90_000
+
+
+class TestSchedules:
+    def schedule(self, rig, **fields):
+        return ask(rig, timestamp=None, dmsgtype=SCHEDULE, **fields)
+
+    def test_a_cron_with_its_zone(self, rig):
+        call = self.schedule(rig, cron=b"0 9 * * 1-5", zone=b"Asia/Shanghai", key=b"k", partitionId=1)
+        order, (record,) = rig.order(), rig.records()
+        assert order.schedule == Schedule(cron="0 9 * * 1-5", zone="Asia/Shanghai")
+        assert (order.kind, order.partition) == (SCHEDULE, 1)
+        assert decode(record.delivery).key == b"k"
+        rig.backend.sent[0].answer()
+        # 15 November 2023, a Wednesday, 9:00 in Shanghai
+        assert call.answer.dueMs == 1_700_010_000_000
+        found = parse_delay_id(call.answer.uniqDelayMsgId)
+        assert (found.kind, found.timestamp_s, found.timed) == (SCHEDULE, 1_700_010_000, 0)
+
+    def test_a_series(self, rig):
+        self.schedule(rig, delayMs=5_000, periodMs=60_000, repeat=-1, occurrencesMax=9, catchUp=b"all")
+        order = rig.order()
+        assert order.schedule == Schedule(5_000, 60_000, -1, occurrences_max=9, catch_up="all")
+        assert order.due_ms == rig.clock.wall_ms() + 5_000
+
+    @pytest.mark.parametrize(
+        ("fields", "code", "text"),
+        [
+            ({"cron": b"0 9 * *"}, 11, "4 fields"),
+            ({"cron": b"0 9 * * *", "zone": b"Mars/Base"}, 11, "Mars/Base"),
+            ({"cron": b"\xff"}, 11, "fields"),
+            ({"repeat": 2, "periodMs": 1}, 11, "period is 1 ms"),
+            ({"delayMs": 1, "catchUp": b"never"}, 11, "never"),
+            ({"delayMs": -1}, 11, "delay is -1 ms"),
+            ({"dueMs": 5}, 33, "dueMs is 5"),
+            ({"delayMs": 1, "uuid": b"x"}, 30, "uuid"),
+            ({"delayMs": 1, "key": b"k" * 256}, 11, "key"),
+        ],
+    )
+    def test_what_cannot_be(self, rig, fields, code, text):
+        answer = self.schedule(rig, **fields).answer
+        assert answer.code == code
+        assert text in answer.msg
+
+    def test_old_clients_have_no_type_5(self, rig):
+        assert ask(rig, dmsgtype=SCHEDULE).answer.code == 31
+
+
+class TestChanges:
+    def test_reschedule(self, rig):
+        call = change(rig, action=100, dueMs=NOW_MS + 5_000, topic=None)
+        order = rig.order()
+        assert (order.op, order.uuid, order.due_ms) == ("reschedule", UUID, NOW_MS + 5_000)
+        rig.backend.sent[0].answer()
+        rig.decide(order, 1, due_ms=NOW_MS + 5_000)
+        until(lambda: not call.open)
+        assert (call.answer.outcome, call.answer.dueMs) == (1, NOW_MS + 5_000)
+
+    def test_fire_now(self, rig):
+        change(rig, action=101, clientId=b"me", topic=None)
+        assert rig.order().op == "fire"
+
+    def test_old_clients_have_no_such_actions(self, rig):
+        assert change(rig, action=100, timestamp=1_700_000_060).answer.code == 32
+        assert change(rig, action=101).answer.code == 32
+
+    def test_a_reschedule_needs_a_time(self, rig):
+        assert change(rig, action=100, clientId=b"me").answer.code == 33
+
+    @pytest.mark.parametrize("ours", [True, False])
+    def test_only_our_callers_name_schedules(self, rig, ours):
+        call = change(rig, uniqDelayMsgId=ID.replace(b"-2-", b"-5-", 1), clientId=b"me" if ours else None)
+        if ours:
+            assert rig.order().kind == SCHEDULE
+        else:
+            assert call.answer.code == 31
+
+
+class TestPresence:
+    def test_nobody_holds_the_shards(self):
+        rig = Rig(TOPICS)
+        gone = []
+
+        def refused() -> bool:
+            rig.clock.advance(1.0)
+            call = ask(rig)
+            gone.append(call)
+            return not call.open
+
+        until(refused)
+        assert gone[-1].answer.code == 21
+        assert len(rig.backend.sent) == len(gone) - 1, "before that was known they were stored"
+
+    def test_one_that_was_seen_may_be_away_for_a_while(self, rig):
+        ask(rig)
+        rig.shards.membership.leave()
+        rig.clock.advance(3.0)
+        ask(rig)
+        rig.records(2)
+        until(lambda: rig.proxy._delay.presence._absent_since is not None)
+        rig.clock.advance(9.0)
+        assert ask(rig).open
+        rig.clock.advance(2.0)
+        assert ask(rig).answer.code == 21
+
+    def test_one_that_comes_back_is_noticed(self, rig):
+        self.test_one_that_was_seen_may_be_away_for_a_while(rig)
+        rig.shards = Shards(rig.backend)
+
+        def taken() -> bool:
+            rig.clock.advance(0.2)
+            return ask(rig).open
+
+        until(taken)
