@@ -34,7 +34,7 @@ import rocksdict
 from ddmq_common.errors import DamagedError, StorageError
 
 Pair = tuple[bytes, bytes]
-_FIRST_CHUNK, _LAST_CHUNK = 16, 1024
+_FIRST_CHUNK, _LAST_CHUNK, _CHUNK_BYTES = 8, 1024, 4 << 20
 _key_of = itemgetter(0)
 
 
@@ -131,16 +131,19 @@ class Rocks:
             iterator.status()
         return None
 
-    def chunks(self, start: bytes, end: bytes) -> Iterator[list[Pair]]:
-        """What stands in [start, end), in order, in lists that grow; finish or drop the iterator soon.
+    def chunks(self, start: bytes, end: bytes, limit: int | None = None) -> Iterator[list[Pair]]:
+        """What stands in [start, end), in order, at most `limit` pairs, in lists that grow to about 1,000
+        pairs or 4 MiB. Finish or drop the iterator soon.
 
         Raises DamagedError at a damaged block, after everything before it.
         """
         with _translated(f"cannot read {self.folder}"):
             pairs = self._db.items(from_key=start)
         size = _FIRST_CHUNK
-        while True:
-            found, error = _take(pairs, size)
+        left = limit if limit is not None else 1 << 62
+        while left > 0:
+            wanted = min(size, left)
+            found, error = _take(pairs, wanted)
             if found and found[-1][0] >= end:
                 yield found[: bisect_left(found, end, key=_key_of)]
                 return
@@ -148,9 +151,10 @@ class Rocks:
                 yield found
             if error is not None:
                 raise _translation(error, f"cannot read {self.folder}") from error
-            if len(found) < size:
+            if len(found) < wanted:
                 return
-            size = min(4 * size, _LAST_CHUNK)
+            left -= wanted
+            size = min(4 * size, _LAST_CHUNK, 1 + _CHUNK_BYTES // (1 + len(found[-1][1])))
 
     def salvage_from(self, last: bytes) -> bytes | None:
         """Behind a damaged block: where reading can go on after `last`, the last key that was read."""

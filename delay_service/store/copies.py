@@ -1,0 +1,191 @@
+"""Copies of a shard on the disk: their names, who holds them, and how one is made from another.
+
+A copy is a folder `SHARD-EPOCH-REVISION` (12 and 3 digits) in the delay folder. Rules:
+* Who uses a copy holds the flock on its file `copy.lock`; the kernel gives it back when the process dies.
+  The lock moves with the folder when that is renamed.
+* The newest copy (epoch, then revision) is the shard. Older ones are garbage once nobody holds them.
+* A copy comes into being by one rename, after everything in it is synced. Unfinished ones end in
+  `.making`, those being removed in `.gone`, damaged ones that were replaced in `.damaged` (kept for people).
+* A process that was stopped still holds its copy, and may go on changing it: a clone takes the files as they
+  are at one moment, and starts again when they change under it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ddmq_common.errors import StorageError
+
+LOCK_FILE = "copy.lock"
+MAKING, GONE, DAMAGED = ".making", ".gone", ".damaged"
+_NAME = re.compile(r"(\d+)-(\d{12})-(\d{3})")
+_LEFT_OUT = re.compile(r"LOCK|LOG(\.old.*)?|.*\.dbtmp|copy\.lock")
+_TRIES = 20
+
+
+class Copy(NamedTuple):
+    """One copy of a shard, by its name."""
+
+    epoch: int
+    revision: int
+    path: Path
+
+
+class ChangedMeanwhileError(StorageError):
+    """The files of a copy changed while they were cloned, again and again."""
+
+
+class CopyLock:
+    """The right to use a copy, from `try_take` to `release`, which may be called twice."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def try_take(cls, path: Path) -> CopyLock | None:
+        """None when a living process holds it (also this one), or the folder is gone or renamed."""
+        try:
+            fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_ino == os.stat(path / LOCK_FILE).st_ino:
+                return cls(fd)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(fd)
+        return None
+
+    def release(self) -> None:
+        """Let others in."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def copy_name(shard: int, epoch: int, revision: int = 0) -> str:
+    """The folder's name."""
+    return f"{shard}-{epoch:012d}-{revision:03d}"
+
+
+def copies_of(folder: Path, shard: int) -> list[Copy]:
+    """Finished copies, oldest first."""
+    found = []
+    for name in os.listdir(folder):
+        match = _NAME.fullmatch(name)
+        if match and int(match[1]) == shard:
+            found.append(Copy(int(match[2]), int(match[3]), folder / name))
+    return sorted(found)
+
+
+def sweep(folder: Path, shard: int, newest: Path) -> None:
+    """Remove what nobody needs: copies other than `newest`, and what was not finished, unless held."""
+    for name in os.listdir(folder):
+        path = folder / name
+        base, dot, end = name.partition(".")
+        match = _NAME.fullmatch(base)
+        if not match or int(match[1]) != shard or path == newest or dot + end == DAMAGED:
+            continue
+        lock = CopyLock.try_take(path)
+        if lock is not None:
+            _remove(path)
+            lock.release()
+
+
+def _remove(path: Path) -> None:
+    """Renamed first, so that what is half removed is never taken for a copy."""
+    gone = path if path.name.endswith(GONE) else path.with_name(path.name + GONE)
+    if gone != path:
+        shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def new_folder(path: Path) -> tuple[Path, CopyLock]:
+    """An empty unfinished copy that is to become `path`, and its lock."""
+    making = path.with_name(path.name + MAKING)
+    held = CopyLock.try_take(making) if making.exists() else None
+    if held is not None:
+        _remove(making)
+        held.release()
+    making.mkdir()
+    lock = CopyLock.try_take(making)
+    if lock is None:
+        raise StorageError(f"cannot lock the new copy {making}: another process took it")
+    return making, lock
+
+
+def finish(making: Path, path: Path) -> None:
+    """Sync everything in it, then give it its name."""
+    for file in files_in(making):
+        sync_path(making / file)
+    sync_path(making)
+    making.rename(path)
+    sync_path(path.parent)
+
+
+def clone_files(source: Path, target: Path) -> None:
+    """The files of `source` as they are at one moment: tables as hard links, the rest copied.
+
+    Raises ChangedMeanwhileError when its holder is not stopped at all but busy.
+    """
+    for _ in range(_TRIES):
+        before = _moment(source)
+        try:
+            for name in before:
+                _take_file(source / name, target / name)
+        except FileNotFoundError:
+            pass  # its holder removed it meanwhile
+        else:
+            if _moment(source) == before:
+                return
+        for name in files_in(target):
+            if name != LOCK_FILE:
+                (target / name).unlink()
+    raise ChangedMeanwhileError(
+        f"{source} changed {_TRIES} times while it was copied: its holder is alive; stop that process"
+    )
+
+
+def _moment(folder: Path) -> dict[str, int]:
+    """Files and sizes. The write-ahead log may grow; anything else that differs is another moment."""
+    return {
+        name: 0 if name.endswith(".log") else (folder / name).stat().st_size
+        for name in files_in(folder)
+        if not _LEFT_OUT.fullmatch(name)
+    }
+
+
+def _take_file(source: Path, target: Path) -> None:
+    if source.suffix == ".sst":
+        try:
+            os.link(source, target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise
+    shutil.copyfile(source, target)
+
+
+def files_in(folder: Path) -> Iterator[str]:
+    """Names of the plain files."""
+    return iter([entry.name for entry in os.scandir(folder) if entry.is_file()])
+
+
+def sync_path(path: Path) -> None:
+    """A file's content, or a folder's names."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

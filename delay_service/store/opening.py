@@ -1,0 +1,177 @@
+"""Open a shard for its owner, whatever the owner before it is doing.
+
+`epoch` is the one under which the shard was granted. The newest copy of the shard is taken over in place
+when nobody holds it; when a living process does (a stopped owner, whose commits are refused by its older
+epoch), it is cloned and left to that process. A copy that cannot be trusted is salvaged into a new one.
+Everything here blocks on the disk: native thread.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ddmq_common.errors import CallerError, DamagedError, FencedError, StorageError
+from ddmq_common.rocks import Batch, Rocks, RocksOptions
+from delay_service.store.copies import (
+    DAMAGED,
+    Copy,
+    CopyLock,
+    clone_files,
+    copies_of,
+    copy_name,
+    finish,
+    new_folder,
+    sweep,
+    sync_path,
+)
+from delay_service.store.rocks_store import RocksStore
+from delay_service.store.salvage import Damage, damage_mark, mark_damaged, salvage
+from delay_service.store.writing import own_key
+
+SCHEMA = 1
+_TRIES = 50
+
+
+def open_store(folder: Path, shard: int, epoch: int, options: RocksOptions | None = None) -> RocksStore:
+    """The store of `shard` in `folder` (made when missing), for the owner of `epoch`.
+
+    Raises FencedError when a newer epoch has it, CallerError when this one is open already, StorageError when
+    the disk or the store fails, or the store was written by a newer program.
+    """
+    options = options or RocksOptions()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        copy, lock = _claim(folder, shard, epoch)
+        try:
+            return _open(folder, shard, copy, lock, options)
+        except BaseException:
+            lock.release()
+            raise
+    except OSError as error:
+        raise StorageError(f"cannot open delay shard {shard} in {folder}: {error}") from error
+
+
+def restore(source: Path, folder: Path, shard: int) -> None:
+    """Make a checkpoint the store of a shard. Raises CallerError when `folder` has one already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if copies_of(folder, shard):
+        raise CallerError(f"{folder} has a store of shard {shard} already: restore into an empty folder")
+    if not (source / "CURRENT").is_file():
+        raise CallerError(f"{source} is no copy of a delay store: it has no file CURRENT")
+    target = folder / copy_name(shard, 0)
+    making, lock = new_folder(target)
+    for file in source.iterdir():
+        if file.is_file() and file.name not in ("LOCK", "copy.lock"):
+            shutil.copyfile(file, making / file.name)
+    finish(making, target)
+    lock.release()
+
+
+def _claim(folder: Path, shard: int, epoch: int) -> tuple[Copy, CopyLock]:
+    """A copy of this epoch, and the right to use it."""
+    for _ in range(_TRIES):
+        known = copies_of(folder, shard)
+        target = folder / copy_name(shard, epoch)
+        if not known:
+            return _fresh(target, epoch)
+        newest = known[-1]
+        if newest.epoch > epoch:
+            raise FencedError(
+                f"delay shard {shard} belongs to epoch {newest.epoch} by now, this owner has {epoch}"
+            )
+        lock = CopyLock.try_take(newest.path)
+        if lock is not None:
+            return _taken_over(newest, target, epoch), lock
+        if newest.path.exists():
+            if newest.epoch == epoch:
+                raise CallerError(f"delay shard {shard} is open already under epoch {epoch}")
+            return _cloned(newest, target, epoch)
+    raise StorageError(f"copies of delay shard {shard} in {folder} come and go: who else opens it?")
+
+
+def _fresh(target: Path, epoch: int) -> tuple[Copy, CopyLock]:
+    making, lock = new_folder(target)
+    finish(making, target)
+    return Copy(epoch, 0, target), lock
+
+
+def _taken_over(newest: Copy, target: Path, epoch: int) -> Copy:
+    if newest.epoch == epoch:
+        return newest
+    newest.path.rename(target)
+    sync_path(target.parent)
+    return Copy(epoch, 0, target)
+
+
+def _cloned(newest: Copy, target: Path, epoch: int) -> tuple[Copy, CopyLock]:
+    making, lock = new_folder(target)
+    try:
+        clone_files(newest.path, making)
+        finish(making, target)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        lock.release()
+        raise
+    return Copy(epoch, 0, target), lock
+
+
+def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOptions) -> RocksStore:
+    reason = damage_mark(copy.path)
+    if reason is None:
+        try:
+            return _opened(folder, shard, copy, lock, options, None)
+        except DamagedError as error:
+            reason = str(error)
+            mark_damaged(copy.path, reason)
+    newer, newer_lock, damage = _salvaged(folder, shard, copy, reason, options)
+    try:
+        store = _opened(folder, shard, newer, newer_lock, options, damage)
+    except BaseException:
+        newer_lock.release()
+        raise
+    lock.release()
+    return store
+
+
+def _salvaged(
+    folder: Path, shard: int, copy: Copy, reason: str, options: RocksOptions
+) -> tuple[Copy, CopyLock, Damage]:
+    path = folder / copy_name(shard, copy.epoch, copy.revision + 1)
+    making, lock = new_folder(path)
+    damage = salvage(copy.path, making, reason, options)
+    finish(making, path)
+    copy.path.rename(copy.path.with_name(copy.path.name + DAMAGED))
+    sync_path(folder)
+    moved = Damage(damage.reason, damage.lost, damage.log_cut, path / damage.lost_file.name)
+    return Copy(copy.epoch, copy.revision + 1, path), lock, moved
+
+
+def _opened(
+    folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOptions, damage: Damage | None
+) -> RocksStore:
+    database = Rocks(copy.path, options)
+    try:
+        _check_identity(database, shard)
+        batch = Batch()
+        batch.put(own_key(".schema"), b"%d" % SCHEMA)
+        batch.put(own_key(".shard"), b"%d" % shard)
+        batch.put(own_key(".epoch"), b"%d" % copy.epoch)
+        database.write(batch)
+        store = RocksStore(database, lock.release, lambda: sweep(folder, shard, copy.path), damage)
+    except BaseException:
+        database.close()
+        raise
+    sweep(folder, shard, copy.path)
+    return store
+
+
+def _check_identity(database: Rocks, shard: int) -> None:
+    schema, owner = database.get(own_key(".schema")), database.get(own_key(".shard"))
+    if schema is not None and int(schema) > SCHEMA:
+        raise StorageError(
+            f"{database.folder} has schema {schema.decode()}, this program knows up to {SCHEMA}:"
+            " run the newer program, or restore a backup that the older one made"
+        )
+    if owner is not None and int(owner) != shard:
+        raise StorageError(f"{database.folder} holds shard {owner.decode()}, not {shard}: was it moved?")

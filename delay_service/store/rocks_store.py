@@ -1,0 +1,258 @@
+"""The delay store in RocksDB: one shard, opened by its owner (`open_store` in opening.py).
+
+What is read often from the beginning of a range (what is due, what is put aside, what to forget) is read
+from its front, see front.py. Rules:
+* One process, and in it one thread, writes and reads; `flush`, `tidy` and `checkpoint` are for native
+  threads beside it.
+* After a failed write, or once damage was met, every call is refused. Damage also leaves a mark in the
+  folder, so that the next opening copies what can be read into a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from heapq import merge
+from pathlib import Path
+
+from ddmq_common.errors import DamagedError, StorageError
+from ddmq_common.rocks import Pair, Rocks
+from delay_service.store import keys
+from delay_service.store.front import Front
+from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Pending
+from delay_service.store.salvage import Damage, mark_damaged
+from delay_service.store.values import decode_count, decode_pending, decode_state
+from delay_service.store.writing import FRONT, Counts, Fronts, make_batch, own_key
+
+TIDY_AT = 100_000  # removed messages that make a compaction worth it
+_STALE_MAX = 4  # `forgettable` reads at most this many times its limit
+
+
+class RocksStore(DelayStore):
+    """`damage`: what the opening had to leave out, None when nothing. `released`: called once by `close`."""
+
+    def __init__(
+        self, database: Rocks, released: Callable[[], None], swept: Callable[[], None], damage: Damage | None
+    ) -> None:
+        self._db = database
+        self._released = released
+        self._swept = swept
+        self._failed: StorageError | None = None
+        self._closed = False
+        self._removed = 0
+        self.damage = damage
+        self._counts = Counts()
+        with self._watched():
+            self._load()
+
+    def _load(self) -> None:
+        self._fronts = Fronts(self._db.get(own_key(FRONT)) or keys.DUE)
+        for key, value in self._pairs(keys.COUNT, keys.COUNT_END):
+            self._counts.load(key[1:].decode(), *decode_count(value))
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._db.folder
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of its tables, what was removed and not yet given back included."""
+        with self._watched():
+            return self._db.number("rocksdb.total-sst-files-size")
+
+    # --- writing
+
+    def write(self, changes: Changes) -> None:
+        with self._watched(writing=True):
+            self._db.write(make_batch(changes, self._fronts, self._counts))
+            self._removed += len(changes.removed) + len(changes.deferred)
+
+    def flush(self) -> None:
+        with self._watched(writing=True):
+            self._db.sync()
+
+    # --- reading
+
+    def due(self, until_ms: int, limit: int, bytes_max: int, after: DueKey | None = None) -> list[Pending]:
+        front = self._fronts.due
+        end = keys.due_key(min(until_ms, keys.DUE_MS_MAX) + 1, 0) if until_ms >= 0 else keys.DUE
+        if after is None and front.first is not None and front.first >= end:
+            return []
+        start = front.start if after is None else keys.just_after(after)
+        with self._watched():
+            return self._front_messages(front, start, end, limit, bytes_max)
+
+    def _front_messages(
+        self, front: Front, start: bytes, end: bytes, limit: int, bytes_max: int
+    ) -> list[Pending]:
+        found: list[Pending] = []
+        names: list[bytes] = []
+        left = bytes_max
+        for chunk in self._db.chunks(start, end, limit):
+            messages = [decode_pending(value) for _, value in chunk]
+            sizes = [len(message.delivery) for message in messages]
+            fit = _fitting(sizes, left, not found)
+            found += messages[:fit]
+            names += [key for key, _ in chunk[:fit]]
+            left -= sum(sizes)
+            if fit < len(messages):
+                break
+        front.found(start, names)
+        return found
+
+    def next_due(self, after: DueKey | None = None) -> DueKey | None:
+        front = self._fronts.due
+        if after is None and front.first is not None:
+            return keys.read_due(front.first)
+        start = front.start if after is None else keys.just_after(after)
+        with self._watched():
+            key = self._db.first(start, keys.DUE_END)
+        if key is None:
+            return None
+        front.found(start, [key])
+        return keys.read_due(key)
+
+    def get(self, key: DueKey) -> Pending | None:
+        names = [keys.due_key(*key), *(keys.aside_key(topic, *key) for topic in self._counts.aside)]
+        with self._watched():
+            for value in self._db.get_many(names):
+                if value is not None:
+                    return decode_pending(value)
+        return None
+
+    def ids(self, uuids: Sequence[bytes]) -> list[IdState | None]:
+        with self._watched():
+            values = self._db.get_many([keys.ID + uuid for uuid in uuids])
+            return [None if value is None else decode_state(value) for value in values]
+
+    def forgettable(self, now_ms: int, limit: int) -> list[bytes]:
+        fronts = self._fronts
+        fronts.told, fronts.stale = {}, []
+        start, end = fronts.forget.start, keys.forget_key(max(now_ms, 0) + 1, bytes(keys.UUID_BYTES))
+        with self._watched():
+            for chunk in self._db.chunks(start, end, _STALE_MAX * limit):
+                names = [key for key, _ in chunk]
+                fronts.forget.found(start, names)
+                self._sort_out(names, limit)
+                start = names[-1] + b"\0"
+                if len(fronts.told) >= limit:
+                    break
+        return list(fronts.told)
+
+    def _sort_out(self, names: list[bytes], limit: int) -> None:
+        """Which of these `x` keys still say when their id is forgotten."""
+        moments = [keys.read_forget(name) for name in names]
+        states = self.ids([uuid for _, uuid in moments])
+        for name, (moment_ms, uuid), state in zip(names, moments, states, strict=True):
+            if state is None or state.forget_ms != moment_ms:
+                self._fronts.stale.append(name)
+            elif len(self._fronts.told) < limit:
+                self._fronts.told[uuid] = name
+
+    def put_aside(self, topic: str, limit: int) -> list[Pending]:
+        front = self._fronts.of_topic(topic)
+        end = keys.after(keys.aside_prefix(topic))
+        with self._watched():
+            return self._front_messages(front, front.start, end, limit, 1 << 62)
+
+    def topics_put_aside(self) -> list[str]:
+        return sorted(self._counts.aside)
+
+    def scan(
+        self, topic: str | None, from_ms: int, to_ms: int, limit: int, after: DueKey | None = None
+    ) -> list[Pending]:
+        if to_ms <= max(from_ms, 0) or (topic is not None and topic not in self._counts.pending):
+            return []
+        first = DueKey(max(from_ms, 0), 0) if after is None else max(DueKey(max(from_ms, 0), 0), after)
+        found: list[Pending] = []
+        with self._watched():
+            for message in merge(*self._lanes(topic, first, to_ms), key=_order):
+                if message.key != after:
+                    found.append(message)
+                if len(found) >= limit:
+                    break
+        return found
+
+    def _lanes(self, topic: str | None, first: DueKey, to_ms: int) -> Iterator[Iterator[Pending]]:
+        start = max(keys.due_key(*first), self._fronts.due.start)
+        yield self._of_topic(topic, start, keys.due_key(min(to_ms, keys.DUE_MS_MAX), 0))
+        for lane in (topic,) if topic is not None else tuple(self._counts.aside):
+            if lane in self._counts.aside:
+                start, end = (
+                    keys.aside_key(lane, *first),
+                    keys.aside_key(lane, min(to_ms, keys.DUE_MS_MAX), 0),
+                )
+                yield self._of_topic(None, start, end)
+
+    def _of_topic(self, topic: str | None, start: bytes, end: bytes) -> Iterator[Pending]:
+        needle = (topic or "").encode()
+        for _, value in self._pairs(start, end):
+            if needle in value:  # much cheaper than to parse what another topic owns
+                message = decode_pending(value)
+                if topic is None or message.topic == topic:
+                    yield message
+
+    def _pairs(self, start: bytes, end: bytes) -> Iterator[Pair]:
+        for chunk in self._db.chunks(start, end):
+            yield from chunk
+
+    def counts(self) -> Mapping[str, int]:
+        return self._counts.pending
+
+    def meta(self, name: str) -> bytes | None:
+        with self._watched():
+            return self._db.get(own_key(name))
+
+    # --- the folder
+
+    def tidy(self) -> None:
+        if self._removed >= TIDY_AT or (self._removed and not self._counts.pending):
+            self._removed = 0
+            with self._watched():
+                self._db.compact(keys.DUE, self._fronts.due.start)
+        self._swept()
+
+    def checkpoint(self, folder: Path) -> None:
+        with self._watched():
+            self._db.checkpoint(folder)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._db.close()
+        finally:
+            self._released()
+
+    @contextmanager
+    def _watched(self, writing: bool = False) -> Iterator[None]:
+        """Refuse after a failure; remember one."""
+        if self._failed is not None:
+            raise StorageError(f"the delay store failed before, close and open it: {self._failed}")
+        try:
+            yield
+        except DamagedError as error:
+            self._failed = error
+            mark_damaged(self.folder, str(error))
+            raise
+        except StorageError as error:
+            if writing:
+                self._failed = error
+            raise
+
+
+def _order(message: Pending) -> tuple[int, int]:
+    return message[:2]
+
+
+def _fitting(sizes: list[int], left: int, one: bool) -> int:
+    """How many of the first fit; at least one when `one`."""
+    if sum(sizes) <= left:
+        return len(sizes)
+    for place, size in enumerate(sizes):
+        left -= size
+        if left < 0:
+            return max(place, 1) if one else place
+    return len(sizes)

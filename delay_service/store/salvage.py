@@ -1,0 +1,224 @@
+"""What is done about damage: everything readable goes into a new copy, and what is lost is listed.
+
+The damaged copy stays beside the new one, under its name and `.damaged`; it is never changed. From a
+database whose blocks, tables, log or list of tables are damaged:
+* pending messages, also those put aside, and the states of ids are copied, block by damaged block left out;
+* a state that was lost comes back from its message;
+* a message that was lost is named by its state: it is listed in `lost-ids.txt` (uuid, due time, offset, one
+  a line) and its state is forgotten, so that its order, read again from the inner topic, counts as new;
+* counts, and when to forget an id, are made anew.
+From damage in the write-ahead log on nothing of that log counts, because later changes may rest on lost ones:
+then `Damage.log_cut` is set (also when the list of tables is damaged, to be safe), and whoever reads the inner topic goes back to where this store stands.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddmq_common.errors import DamagedError
+from ddmq_common.rocks import Batch, Pair, Recovery, Rocks, RocksOptions, repair
+from delay_service.store import keys
+from delay_service.store.copies import clone_files, sync_path
+from delay_service.store.port import IdKind, IdState, Pending
+from delay_service.store.values import decode_pending, decode_state, encode_count, encode_state
+
+MARK_FILE, LOST_FILE = "DAMAGED", "lost-ids.txt"
+_BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What an opening had to leave out. `lost`: how many messages `lost_file` lists."""
+
+    reason: str
+    lost: int
+    log_cut: bool
+    lost_file: Path
+
+    def lost_ids(self) -> Iterator[tuple[bytes, int, int]]:
+        """Uuid, due time and offset of each."""
+        with open(self.lost_file, encoding="ascii") as file:
+            for line in file:
+                uuid, due_ms, offset = line.split()
+                yield bytes.fromhex(uuid), int(due_ms), int(offset)
+
+
+def mark_damaged(folder: Path, reason: str) -> None:
+    """The next opening does not trust this copy. Never raises: the damage itself is being reported."""
+    try:
+        (folder / MARK_FILE).write_text(reason, encoding="utf-8")
+        sync_path(folder / MARK_FILE)
+        sync_path(folder)
+    except OSError:
+        pass
+
+
+def damage_mark(folder: Path) -> str | None:
+    """Why a copy is not to be trusted."""
+    try:
+        return (folder / MARK_FILE).read_text(encoding="utf-8") or "unknown"
+    except FileNotFoundError:
+        return None
+
+
+def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> Damage:
+    """Copy what can be read of `source` into the empty folder `target`."""
+    work = target / "work"
+    work.mkdir()
+    clone_files(source, work)
+    (work / MARK_FILE).unlink(missing_ok=True)
+    log_cut = not _opens(work, options)
+    old = _open_at_any_price(work, options)
+    new = Rocks(target, options)
+    try:
+        lost = _copy(old, new, target / LOST_FILE)
+        new.sync()
+    finally:
+        old.close()
+        new.close()
+    shutil.rmtree(work)
+    return Damage(reason, lost, log_cut, target / LOST_FILE)
+
+
+def _opens(folder: Path, options: RocksOptions) -> bool:
+    try:
+        Rocks(folder, options).close()
+    except DamagedError:
+        return False
+    return True
+
+
+def _open_at_any_price(folder: Path, options: RocksOptions) -> Rocks:
+    try:
+        return Rocks(folder, options, Recovery.PREFIX)
+    except DamagedError:
+        repair(folder)
+        return Rocks(folder, options, Recovery.PREFIX)
+
+
+def _copy(old: Rocks, new: Rocks, lost_file: Path) -> int:
+    writer = _Writer(new)
+    for prefix in (keys.DUE, keys.ASIDE, keys.ID, keys.META):
+        for key, value in readable(old, prefix, keys.after(prefix)):
+            if _sound(prefix, value):
+                writer.put(key, value)
+    writer.flush()
+    with open(lost_file, "w", encoding="ascii") as file:
+        lost = 0
+        for uuid, state in _states(new):
+            if not _there(old, new, state, writer):
+                file.write(f"{uuid.hex()} {state.at_ms} {state.offset}\n")
+                writer.batch.delete(keys.ID + uuid)
+                lost += 1
+    _count_and_complete(new, writer)
+    sync_path(lost_file)
+    return lost
+
+
+def readable(database: Rocks, start: bytes, end: bytes) -> Iterator[Pair]:
+    """Everything in [start, end) but damaged blocks."""
+    at: bytes | None = start
+    while at is not None:
+        last = at
+        try:
+            for chunk in database.chunks(at, end):
+                yield from chunk
+                last = chunk[-1][0]
+        except DamagedError:
+            at = database.salvage_from(last)
+            if at is None or at >= end:
+                return
+        else:
+            return
+
+
+def _sound(prefix: bytes, value: bytes) -> bool:
+    try:
+        if prefix in (keys.DUE, keys.ASIDE):
+            decode_pending(value)
+        elif prefix == keys.ID:
+            decode_state(value)
+    except DamagedError:
+        return False
+    return True
+
+
+def _states(database: Rocks) -> Iterator[tuple[bytes, IdState]]:
+    for chunk in database.chunks(keys.ID, keys.ID_END):
+        for key, value in chunk:
+            yield key[1:], decode_state(value)
+
+
+def _there(old: Rocks, new: Rocks, state: IdState, writer: _Writer) -> bool:
+    """Is its message there, or does a single look into the old database still find it?"""
+    if state.kind is not IdKind.PENDING:
+        return True
+    key = keys.due_key(state.at_ms, state.offset)
+    if new.get(key) is not None or _aside(new, state):
+        return True
+    try:
+        value = old.get(key)
+    except DamagedError:
+        return False
+    if value is None or not _sound(keys.DUE, value):
+        return False
+    writer.put(key, value)
+    return True
+
+
+def _aside(database: Rocks, state: IdState) -> bool:
+    """Is its message among those put aside? Topic by topic, which are few."""
+    at = keys.ASIDE
+    while (key := database.first(at, keys.ASIDE_END)) is not None:
+        topic = key[1 : key.index(b"\0")].decode()
+        if database.get(keys.aside_key(topic, state.at_ms, state.offset)) is not None:
+            return True
+        at = keys.after(keys.aside_prefix(topic))
+    return False
+
+
+def _count_and_complete(new: Rocks, writer: _Writer) -> None:
+    """Counts, states of messages without one, and when to forget the others."""
+    pending, aside = Counter[str](), Counter[str]()
+    for prefix, counter in ((keys.DUE, None), (keys.ASIDE, aside)):
+        for message in _messages(new, prefix):
+            pending[message.topic] += 1
+            if counter is not None:
+                counter[message.topic] += 1
+            if new.get(keys.ID + message.uuid) is None:
+                state = IdState(IdKind.PENDING, message.due_ms, message.offset)
+                writer.put(keys.ID + message.uuid, encode_state(state))
+    for topic, count in pending.items():
+        writer.put(keys.COUNT + topic.encode(), encode_count(count, aside[topic]))
+    writer.flush()
+    for uuid, state in _states(new):
+        if state.forget_ms > 0:
+            writer.put(keys.forget_key(state.forget_ms, uuid), b"")
+    writer.flush()
+
+
+def _messages(database: Rocks, prefix: bytes) -> Iterator[Pending]:
+    for chunk in database.chunks(prefix, keys.after(prefix)):
+        for _, value in chunk:
+            yield decode_pending(value)
+
+
+class _Writer:
+    """Writes in batches."""
+
+    def __init__(self, database: Rocks) -> None:
+        self._db = database
+        self.batch = Batch()
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.batch.put(key, value)
+        if len(self.batch) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        self._db.write(self.batch)
+        self.batch = Batch()
