@@ -1,4 +1,5 @@
-"""What keeps delayed messages of the levels from being deleted before they have fired.
+"""What keeps delayed messages of the levels from being deleted before they have fired, and orders to the
+delay service before its store has them: what a group of ours has not finished of a topic of ours.
 
 Asked by retention at each round, in its greenlet. Over the port only, so it knows no files. Cheap: a level
 is looked at again only when its progress has moved, or when it was empty and is not any more.
@@ -25,18 +26,27 @@ class _Head(NamedTuple):
 
 
 class LevelHolds:
-    """Call it for the holds. Raises as the port does."""
+    """Call it for the holds. Raises as the port does. `reason`: what is held, for people."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        topic: str = SCHEDULE_TOPIC,
+        group: str = LEVELS_GROUP,
+        reason: str = "messages of delay levels that are not fired",
+    ) -> None:
         self._backend = backend
+        self._topic = topic
+        self._group = group
+        self._reason = reason
         self._known: dict[QueueRef, _Head] = {}
 
     def __call__(self) -> list[Hold]:
-        info = self._backend.topic(SCHEDULE_TOPIC)
+        info = self._backend.topic(self._topic)
         if info is None:
             return []
         refs = [QueueRef(info.name, info.incarnation, queue_id) for queue_id in range(info.queues)]
-        views = self._backend.progress(LEVELS_GROUP, refs).wait(WAIT_S)
+        views = self._backend.progress(self._group, refs).wait(WAIT_S)
         bounds = self._backend.bounds(refs).wait(WAIT_S)
         heads = {
             ref: self._head(ref, max(view.committed or 0, limits.min), limits.next)
@@ -45,7 +55,7 @@ class LevelHolds:
         }
         self._known = heads
         positions = [head.position for head in heads.values() if head.position >= 0]
-        return [Hold(min(positions), "messages of delay levels that are not fired")] if positions else []
+        return [Hold(min(positions), self._reason)] if positions else []
 
     def _head(self, ref: QueueRef, offset: int, end: int) -> _Head:
         if offset >= end:

@@ -48,7 +48,7 @@ from ddmq_common.errors import (
     TryLaterError,
 )
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import SCHEDULE_TOPIC, is_internal
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, SCHEDULE_TOPIC, is_internal
 
 log = logging.getLogger(__name__)
 CLOSE_WAIT_S = 10.0  # for native threads, before the directory is given back
@@ -77,6 +77,7 @@ class FileLog(Backend):
         self._holders: list[Callable[[], Iterable[Hold]]] = [
             DeadLetterHolds(self, clock),
             LevelHolds(self),
+            LevelHolds(self, DELAY_TOPIC, DELAY_GROUP, "orders that the delay service has not stored"),
         ]
         self._watchers = Watchers(self._later)
         self._drains: list[tuple[float, Completion[None]]] = []
