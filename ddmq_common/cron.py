@@ -41,7 +41,8 @@ class CronError(ValueError):
 
 
 class _Walk(CronSim):
-    """cronsim's walk, with our horizon."""
+    """cronsim's walk, with our horizon, and right where clocks change by half an hour (Lord Howe): it steps to
+    the next hour or minute on the clock, not by 60 minutes."""
 
     def advance(self) -> None:
         last = self.dt.year + HORIZON_YEARS
@@ -53,6 +54,32 @@ class _Walk(CronSim):
                 self.advance_day() or self.advance_hour() or self.advance_minute() or self.advance_second()
             ):
                 return
+
+    def advance_hour(self) -> bool:
+        if self.dt.hour in self.hours:
+            return False
+        self.dt = self.dt.replace(minute=0, second=0)
+        while self.dt.hour not in self.hours:
+            self.tick(seconds=3_600 - self.dt.minute * 60)
+            if self.dt.hour == 0:
+                break  # another day: month and day are looked at again
+        return True
+
+    def advance_minute(self) -> bool:
+        if self.dt.minute in self.minutes:
+            return False
+        self.dt = start = self.dt.replace(second=0)
+        if len(self.minutes) == 1:
+            (target,) = self.minutes
+            self.tick(seconds=(target - start.minute) % 60 * 60)
+            if self.dt.minute == target:
+                return True
+            self.dt = start  # the clock changed on the way
+        while self.dt.minute not in self.minutes:
+            self.tick(seconds=60)
+            if self.dt.hour != start.hour:
+                break
+        return True
 
 
 class Cron:

@@ -72,10 +72,11 @@ def next_after(
     return Next(following, due_ms(order, following), following - occurrence - 1)
 
 
-def to_fire(order: DelayOrder, occurrence: int, now_ms: int) -> Next | None:
+def to_fire(order: DelayOrder, occurrence: int, now_ms: int, at_ms: int | None = None) -> Next | None:
     """What to do with an occurrence whose due time has come: fire it (it is returned as it is), wait for a
-    later one instead, or None: this one is not to be fired, and it was the last."""
-    due = due_ms(order, occurrence)
+    later one instead, or None: this one is not to be fired, and it was the last. `at_ms`: the due time that it
+    waited for, when it was rescheduled."""
+    due = due_ms(order, occurrence) if at_ms is None else at_ms
     schedule = order.schedule
     if schedule is None or schedule.catch_up != "skip" or now_ms - due <= schedules.MISSED_AFTER_MS:
         return Next(occurrence, due)
