@@ -181,10 +181,15 @@ class PendingBatch(Completion[list[AppendResult]]):
             record.queue_id = choose(member.partition_id, member.hash_id, topic.queues, turn)
         self.sent = True
         try:
-            self.flow.append([member.record for member in self.members], self.deadline, self)
+            self.flow.append([self._stored_as(member) for member in self.members], self.deadline, self)
         except BaseException:
             self._forget()
             raise
+
+    def _stored_as(self, member: Member) -> NewRecord:
+        if not member.chronos:
+            return member.record
+        return self.flow.plain.relayed(member.record, (member.partition_id, member.hash_id))
 
     # --- the answer
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ddmq_common.config.loader import rules
 from ddmq_common.names import QUEUES_DEFAULT, topic_fault
+from proxy_producer.core.dialects import dialects
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class DelayLimits:
     """For so long no delay service may be seen (a takeover, a restart) before orders get code 21."""
     waiters_max: int = field(default=10_000, metadata=rules(low=0))
     """Callers that wait for the outcome of a cancel. Above: the order is stored, the answer "pending"."""
-    dialect_topics: tuple[str, ...] = ()
-    """Topics where delay properties of other systems mean a delay (docs/delay.md)."""
+    dialects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By topic: whose delay properties mean a delay there (docs/delay.md); else they are ordinary ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,10 @@ class ProducerConfig:
                 f"body_bytes_max is {self.body_bytes_max}; allowed: at most batch_bytes_max"
                 f" ({self.batch_bytes_max})"
             )
-        for name in self.delay.dialect_topics:
+        for name, spoken in self.delay.dialects.items():
             if fault := topic_fault(name):
-                raise ValueError(f"delay.dialect_topics: {fault}")
+                raise ValueError(f"delay.dialects: {fault}")
+            dialects(spoken)
         for name in self.topic_rates:
             if fault := topic_fault(name):
                 raise ValueError(f"topic_rates: {fault}")

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from backend.completion import Completion
 from backend.port import Backend
+from backend.records import NewRecord
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from proxy_producer.config import ProducerConfig
@@ -50,13 +51,22 @@ class Ticker(Protocol):
     def stop(self) -> None: ...
 
 
+class Relays(Protocol):
+    """What an old delay server sends: delay/plain.py."""
+
+    def relayed(self, record: NewRecord, place: tuple[int, int]) -> NewRecord: ...
+
+
 class Flow:
-    """Shared by all requests of one proxy; fields are plain because the hot path touches them."""
+    """Shared by all requests of one proxy; fields are plain because the hot path touches them.
+
+    `plain`: set by whoever puts the proxy together, before the first send.
+    """
 
     __slots__ = (
         "_config", "_deferred", "_drain_deadline", "_drained", "_period", "_sequence", "_ticker", "append",
-        "counts", "draining", "earliest", "inflight", "inflight_bytes", "monotonic", "schedule", "ticking",
-        "topics", "unanswered", "wall_ms",
+        "counts", "draining", "earliest", "inflight", "inflight_bytes", "monotonic", "plain", "schedule",
+        "ticking", "topics", "unanswered", "wall_ms",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +85,7 @@ class Flow:
         self.counts = counts
         self.topics = topics
         self.schedule = schedule
+        self.plain: Relays
         self.draining = False
         self.inflight = 0
         self.inflight_bytes = 0

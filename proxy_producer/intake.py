@@ -7,14 +7,16 @@ Nothing here changes anything: no topic is created, no token taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from backend.records import NewRecord
 from ddmq_client.idl.codes import Code
+from ddmq_common.delay_order import DelayOrder
 from ddmq_common.delivery import encode
 from proxy_producer.batches import Member
 from proxy_producer.config import ProducerConfig
+from proxy_producer.core.dialects import Dialects
 from proxy_producer.core.refusal import Refusal, refusal
 from proxy_producer.core.validation import (
     HEARTBEAT,
@@ -24,16 +26,26 @@ from proxy_producer.core.validation import (
     topic_name_fault,
 )
 from proxy_producer.flow import Flow
-from proxy_producer.messages import delayed_in_batch, marks, record_of
+from proxy_producer.messages import DIALECT_IN_BATCH, delayed_in_batch, marks, record_of
 from proxy_producer.topics import Topic, TopicTable
 
 DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one")
 
 
-class Intake:
-    """The checks of one proxy."""
+class PlainReader(Protocol):
+    """Delays asked for by properties: delay/plain.py."""
 
-    __slots__ = ("_config", "_flow", "_new_id", "_topics", "_wall_ms")
+    spoken: dict[bytes, Dialects]
+
+    def read(
+        self, topic: bytes, properties: Mapping[bytes, bytes]
+    ) -> tuple[Mapping[bytes, bytes], DelayOrder | Refusal | None]: ...
+
+
+class Intake:
+    """The checks of one proxy. `plain`: set by whoever puts the proxy together, before the first send."""
+
+    __slots__ = ("_config", "_flow", "_new_id", "_topics", "_wall_ms", "plain")
 
     def __init__(
         self,
@@ -47,6 +59,7 @@ class Intake:
         self._topics = topics
         self._flow = flow
         self._wall_ms = wall_ms
+        self.plain: PlainReader
         self._new_id = new_id
 
     def reconfigure(self, config: ProducerConfig) -> None:
@@ -67,11 +80,21 @@ class Intake:
             return None, fault
         return self._topics.find(name.decode()), None
 
-    def mode_fault(self, topic: Topic | None, name: bytes, level: int, chronos: bool) -> Refusal | None:
-        """Code 13, then 18 and 19. `level`: the delay level asked for; `chronos`: from_chronos."""
+    def mode_fault(
+        self,
+        topic: Topic | None,
+        name: bytes,
+        level: int,
+        chronos: bool,
+        order: DelayOrder | Refusal | None = None,
+    ) -> Refusal | None:
+        """Code 13, then 18 and 19. `level`: the delay level asked for; `chronos`: from_chronos; `order`: what
+        a dialect asked for, or why it cannot."""
+        if isinstance(order, Refusal):
+            return order
         if topic is None:
             return self._topics.creation_fault(name.decode())
-        if level:
+        if level or order is not None:
             return topic.write_fault() or topic.delayed_fault()
         return topic.write_fault() or topic.plain_fault(chronos)
 
@@ -129,6 +152,10 @@ class Intake:
             return fault
         flags, chronos = 0, False
         if properties:
+            if self.plain.spoken:
+                properties, order = self.plain.read(message.topic, properties)
+                if order is not None:
+                    return order if isinstance(order, Refusal) else DIALECT_IN_BATCH
             properties, flags, level, chronos = marks(properties)
             if level:
                 return delayed_in_batch(level)

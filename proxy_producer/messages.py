@@ -29,6 +29,13 @@ def marks(properties: Mapping[bytes, bytes]) -> tuple[Mapping[bytes, bytes], int
     return {name: value for name, value in properties.items() if name != DELAY}, flags, level, chronos
 
 
+DIALECT_IN_BATCH = illegal(
+    "delayed_in_batch",
+    "the batch holds a message whose properties ask for a delay",
+    "allowed in a batch: messages without a delay; send it alone",
+)
+
+
 def delayed_in_batch(level: int) -> Refusal:
     """Code 11: batches hold plain messages only."""
     return illegal(

@@ -74,6 +74,7 @@ class ProducerService:
             backend, config, clock, self._counts, random, self.flow, self.topics, self._intake, self._new_id,
             later,
         )  # fmt: skip
+        self._plain = self._intake.plain = self.flow.plain = self._delay.plain
         self._known = self.topics.known
         self._config = config
         self._use(config)
@@ -146,12 +147,14 @@ class ProducerService:
         properties = message.properties
         limits = self.topics.default_limits if topic is None else topic.limits
         fault = content_fault(key, tags, body, properties, limits)
-        flags, level, chronos = 0, 0, False
+        flags, level, chronos, order = 0, 0, False, None
         if fault is None:
             if properties:
+                if self._plain.spoken:
+                    properties, order = self._plain.read(message.topic, properties)
                 properties, flags, level, chronos = marks(properties)
-            if topic is None or level or not topic.plain_now:
-                fault = self._intake.mode_fault(topic, message.topic, level, chronos)
+            if topic is None or level or order or not topic.plain_now:
+                fault = self._intake.mode_fault(topic, message.topic, level, chronos, order)
         frame_bytes = call.frame_bytes
         if fault is None and (
             flow.inflight >= self._inflight_max
@@ -164,6 +167,11 @@ class ProducerService:
         name = message.topic.decode() if topic is None else topic.name
         record = record_of(name, -1, self._new_id(), self._wall_ms(), key, tags, body, properties, flags)
         ours = message.clientId is not None or message.producerGroup is not None
+        if chronos or order:
+            place = message.partitionId, message.hashId
+            asked = None if isinstance(order, Refusal) else order
+            if self._plain.send(call, record, deadline, len(body), ours, topic, place, asked):
+                return
         pending = PendingSend(flow, call, record, deadline, len(body), ours, topic)
         flow.inflight += 1
         flow.inflight_bytes += frame_bytes

@@ -40,6 +40,7 @@ from proxy_producer.delay.inner_topic import InnerTopic
 from proxy_producer.delay.intake import DelayIntake
 from proxy_producer.delay.outcomes import OutcomeDesk
 from proxy_producer.delay.pending import DelayLane, PendingDelay
+from proxy_producer.delay.plain import PlainDelays
 from proxy_producer.delay.presence import Presence
 from proxy_producer.delay.tail import Later
 from proxy_producer.delay.wire import Asked, asked_of, with_due
@@ -78,6 +79,7 @@ class DelayDesk:
         heard = InnerTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
         self.outcomes = OutcomeDesk(backend, clock, random, counts, heard, delay.waiters_max, later)
         self.lane = DelayLane(flow, self.inner, self.outcomes)
+        self.plain = PlainDelays(delay, self.lane, self.presence, random, clock.wall_ms)
         self._rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards)
         self._intake = DelayIntake(intake, topics, self.presence)
         self._delay_s_max = delay.delay_s_max

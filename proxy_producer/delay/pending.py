@@ -175,9 +175,14 @@ class PendingDelay(PendingSend):
 
 
 class PendingDialect(PendingDelay):
-    """A plain send that is an order all the same: it is answered as a plain send."""
+    """A plain send that is an order all the same: it is answered as a plain send. `level` 0: not a delay,
+    but what an old delay server sends.
+    """
 
     __slots__ = ()
+
+    def _mode_fault(self, topic: Topic) -> Refusal | None:
+        return topic.delayed_fault() if self.level else topic.plain_fault(True)
 
     def _tell(self, code: int, outcome: DelayOutcome | None = None) -> None:
         call, flow = self.call, self.flow

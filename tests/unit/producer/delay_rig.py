@@ -1,4 +1,4 @@
-"""A producer rig beside which a delay service seems to run: it holds the shards, and the test speaks for it."""
+"""A producer rig beside which a delay service seems to run: it holds the shards, the test speaks for it."""
 
 from __future__ import annotations
 

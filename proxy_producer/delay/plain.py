@@ -1,0 +1,129 @@
+"""Plain sends that the delay service has to see: delays in the words of other systems, and what an old delay
+server still sends.
+
+An old server's message carries from_chronos and an occurrence's id as its key; a cancel of that id may have
+reached us instead of it. Who knows is the delay service, so the message goes through it, due at once and only
+unless that uuid was cancelled: one decision, in one place, in the order in which both came. Its own uuid is
+made of the key, so that what the old server resends is delivered once. While no delay service is seen the
+message is stored as it is: cancels find nobody either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from random import Random
+
+import msgspec
+
+from backend.records import NewRecord
+from ddmq_common.delay_id import DelayId, parse_delay_id, shard_of
+from ddmq_common.delay_order import ORDER_PROPERTY, DelayOrder, encode_order
+from ddmq_common.names import DELAY_TOPIC
+from ddmq_common.schedules import ScheduleLimits
+from ddmq_rpc.api import Call
+from proxy_producer.config import DelayLimits
+from proxy_producer.core.delay_orders import relay_order, uuid_of
+from proxy_producer.core.dialects import Dialects, dialect_of, dialects, without_dialects
+from proxy_producer.core.refusal import Refusal
+from proxy_producer.delay.pending import DelayLane, PendingDialect
+from proxy_producer.delay.presence import Presence
+from proxy_producer.messages import NO_DELAY_SERVICE
+from proxy_producer.topics import Topic
+
+Place = tuple[int, int]  # partitionId, hashId
+
+
+class PlainDelays:
+    """Of one producer proxy. `spoken`: by topic, as it comes on the wire; empty for nearly everyone."""
+
+    def __init__(
+        self,
+        limits: DelayLimits,
+        lane: DelayLane,
+        presence: Presence,
+        random: Random,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self.spoken: dict[bytes, Dialects] = {
+            name.encode(): dialects(names) for name, names in limits.dialects.items()
+        }
+        self._limits = ScheduleLimits(limits.delay_s_max * 1_000, limits.occurrences_max)
+        self._lane = lane
+        self._presence = presence
+        self._random = random
+        self._wall_ms = wall_ms
+
+    def read(
+        self, topic: bytes, properties: Mapping[bytes, bytes]
+    ) -> tuple[Mapping[bytes, bytes], DelayOrder | Refusal | None]:
+        """(the properties to deliver, the order they ask for or what forbids it); they have been checked."""
+        spoken = self.spoken.get(topic)
+        if spoken is None:
+            return properties, None
+        asked = dialect_of(properties, spoken, self._wall_ms(), self._limits)
+        if isinstance(asked, DelayOrder) and self._presence.absent():
+            asked = NO_DELAY_SERVICE
+        return without_dialects(properties, spoken), asked
+
+    def send(
+        self,
+        call: Call,
+        record: NewRecord,
+        deadline: float,
+        body_bytes: int,
+        ours: bool,
+        topic: Topic | None,
+        place: Place,
+        order: DelayOrder | None,
+    ) -> bool:
+        """Take over a send that passed its checks; False: it is a plain one. `order`: of `read`; without
+        one it carries from_chronos."""
+        key = None if order is not None else self._old_servers(record.key)
+        if order is None and key is None:
+            return False
+        delay_id = b""
+        if order is not None:
+            order, delay_id = self._placed(order, record.topic, place)
+        elif key is not None:
+            order = self._relay(key, record, place)
+        inner = NewRecord(
+            DELAY_TOPIC, -1, record.message_id, record.born_ms, record.delivery, flags=record.flags
+        )
+        pending = PendingDialect(self._lane, call, inner, deadline, body_bytes, ours, topic, delay_id, order)
+        pending.level = 1 if delay_id else 0
+        flow = self._lane.flow
+        flow.inflight += 1
+        flow.inflight_bytes += call.frame_bytes
+        pending.advance((*place, True))
+        return True
+
+    def relayed(self, record: NewRecord, place: Place) -> NewRecord:
+        """For a message with from_chronos in a batch: the record to append, often the same."""
+        key = self._old_servers(record.key)
+        if key is None or not self._lane.inner.ready:
+            return record
+        order = self._relay(key, record, place)
+        return NewRecord(
+            DELAY_TOPIC, order.shard % self._lane.inner.queues, record.message_id, record.born_ms,
+            record.delivery, flags=record.flags, system={ORDER_PROPERTY: encode_order(order)},
+        )  # fmt: skip
+
+    def _old_servers(self, key: bytes) -> DelayId | None:
+        found = parse_delay_id(key)
+        if found is None or found.shard < 0 or self._presence.absent():
+            return None
+        return found
+
+    def _relay(self, key: DelayId, record: NewRecord, place: Place) -> DelayOrder:
+        uuid = uuid_of(blake2b(record.topic.encode() + b" " + record.key, digest_size=16).digest())
+        return relay_order(key, record.topic, uuid, self._wall_ms(), place)
+
+    def _placed(self, order: DelayOrder, topic: str, place: Place) -> tuple[DelayOrder, bytes]:
+        uuid = uuid_of(self._random.randbytes(16))
+        shard = shard_of(uuid, self._lane.inner.queues)
+        whole = msgspec.structs.replace(
+            order, uuid=uuid, topic=topic, shard=shard, partition=place[0], hash_id=place[1]
+        )
+        second = whole.timestamp_s
+        return whole, DelayId(second, whole.kind, 0, 0, 0, 0, shard, uuid).text().encode()

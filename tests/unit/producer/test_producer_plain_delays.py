@@ -1,0 +1,131 @@
+"""Plain sends that the delay service has to see: other systems' words, and what an old delay server sends."""
+
+from __future__ import annotations
+
+import pytest
+from delay_rig import TOPICS, DelayRig
+from producer_rig import Rig, message, until
+
+from ddmq_common.delay_id import parse_delay_id
+from ddmq_common.delay_order import SCHEDULE, Schedule
+from ddmq_common.delivery import decode
+from ddmq_common.names import DELAY_TOPIC
+from proxy_producer.config import DelayLimits, ProducerConfig
+
+OLD_ID = b"1700000060-3-1700172860-9-4-30-7-a4207970-e5e1-11f1-a4e0-02fc00000001"
+CHRONOS = {b"from_chronos": b"from_chronos", b"a": b"b"}
+
+
+@pytest.fixture
+def rig() -> DelayRig:
+    return DelayRig(delay=DelayLimits(dialects={"orders": ("amq", "rabbit"), "none": ("rabbit",)}))
+
+
+class TestDialects:
+    def test_a_delay_in_other_words_becomes_an_order(self, rig):
+        call = rig.send(properties={b"x-delay": b"5000", b"a": b"b"}, key=b"k", partitionId=3, clientId=b"me")
+        (record,), order = rig.records(), rig.order()
+        assert (record.topic, order.topic, order.kind) == (DELAY_TOPIC, "orders", SCHEDULE)
+        assert order.due_ms == rig.clock.wall_ms() + 5_000
+        assert (order.partition, order.shard) == (3, record.queue_id)
+        found = decode(record.delivery)
+        assert (found.key, found.properties) == (b"k", {b"a": b"b"})
+        rig.backend.sent[0].answer()
+        assert call.answer.code == 0
+        assert parse_delay_id(call.answer.delayId).uuid == order.uuid
+        assert call.answer.messageId == record.message_id.hex()
+        assert call.answer.offset is None
+        assert rig.counted("orders", 0) == 1
+
+    def test_old_clients_see_a_plain_0(self, rig):
+        call = rig.send(properties={b"AMQ_SCHEDULED_CRON": b"0 9 * * *"})
+        assert rig.order().schedule == Schedule(cron="0 9 * * *")
+        rig.backend.sent[0].answer()
+        assert (call.answer.code, call.answer.delayId, call.answer.messageId) == (0, None, None)
+
+    def test_where_nobody_asked_for_it_they_are_ordinary_properties(self, rig):
+        rig.send(topic=b"only", properties={b"x-delay": b"5000", b"from_chronos": b"x"})
+        (record,) = rig.records()
+        assert record.topic == "only"
+        assert b"x-delay" in decode(record.delivery).properties
+
+    def test_what_is_no_delay_is_sent_at_once_without_the_words(self, rig):
+        rig.send(properties={b"x-delay": b"-5"})
+        (record,) = rig.records()
+        assert (record.topic, decode(record.delivery).properties) == ("orders", {})
+
+    @pytest.mark.parametrize(
+        "properties",
+        [
+            {b"x-delay": b"soon"},
+            {b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"5"},
+            {b"x-delay": b"5", b"DELAY": b"3"},
+            {b"AMQ_SCHEDULED_CRON": b"never"},
+        ],
+    )
+    def test_what_cannot_be_is_11(self, rig, properties):
+        assert rig.code(properties=properties) == 11
+
+    def test_a_topic_that_takes_no_delays_is_18(self, rig):
+        assert rig.code(topic=b"none", properties={b"x-delay": b"5000"}) == 18
+
+    def test_in_a_batch_it_is_11(self, rig):
+        call = rig.call("sendBatchSync", messages=[message(properties={b"x-delay": b"5"})])
+        assert call.answer.code == 11
+        rig.call("sendBatchSync", messages=[message(properties={b"x-delay": b"-5"})])
+        assert rig.records()[0].topic == "orders"
+
+    def test_without_a_delay_service_it_is_21(self):
+        rig = Rig(TOPICS[:3], delay=DelayLimits(dialects={"orders": ("rabbit",)}))
+        assert rig.code(properties={b"x-delay": b"5"}) == 21
+        rig.send(properties={b"a": b"b"})
+        assert len(rig.backend.sent) == 1
+
+    def test_a_dialect_that_nobody_speaks_is_refused_in_the_configuration(self):
+        with pytest.raises(ValueError, match="klingon"):
+            ProducerConfig(delay=DelayLimits(dialects={"orders": ("klingon",)}))
+
+
+class TestOldServers:
+    def test_their_messages_go_through_the_delay_service(self, rig):
+        call = rig.send(properties=CHRONOS, key=OLD_ID, clientId=b"me")
+        (record,), order = rig.records(), rig.order()
+        assert (record.topic, record.queue_id, order.shard) == (DELAY_TOPIC, 7, 7)
+        assert order.unless_cancelled == "a4207970-e5e1-11f1-a4e0-02fc00000001"
+        assert order.due_ms == rig.clock.wall_ms()
+        assert (decode(record.delivery).key, decode(record.delivery).properties) == (OLD_ID, CHRONOS)
+        rig.backend.sent[0].answer()
+        assert (call.answer.code, call.answer.delayId) == (0, None)
+
+    def test_each_occurrence_is_an_order_of_its_own_and_a_resent_one_is_the_same(self, rig):
+        for key in (OLD_ID, OLD_ID.replace(b"-4-30", b"-5-30"), OLD_ID):
+            rig.send(properties=CHRONOS, key=key)
+        first, other, again = (rig.order(at) for at in range(3) if rig.records(3))
+        assert first.uuid == again.uuid != other.uuid
+        assert first.unless_cancelled == other.unless_cancelled
+
+    @pytest.mark.parametrize("key", [b"k", b"", OLD_ID.replace(b"-7-a4", b"--7-a4")])
+    def test_without_an_id_in_the_key_it_is_a_plain_send(self, rig, key):
+        rig.send(properties=CHRONOS, key=key)
+        assert rig.records()[0].topic == "orders"
+
+    @pytest.mark.parametrize("topic", [b"none", b"only", b"fresh"])
+    def test_any_topic_takes_them(self, rig, topic):
+        call = rig.send(topic=topic, properties=CHRONOS, key=OLD_ID)
+        until(lambda: rig.backend.sent)
+        assert rig.order().topic == topic.decode()
+        rig.backend.sent[0].answer()
+        assert call.answer.code == 0
+
+    def test_without_a_delay_service_they_are_stored_as_they_are(self):
+        rig = Rig(TOPICS[:3])
+        rig.send(properties=CHRONOS, key=OLD_ID)
+        assert rig.backend.sent[0].records[0].topic == "orders"
+
+    def test_in_a_batch_too(self, rig):
+        members = [message(), message(properties=CHRONOS, key=OLD_ID), message(properties=CHRONOS)]
+        call = rig.call("sendBatchSync", messages=members)
+        (sent,) = rig.backend.sent
+        assert [record.topic for record in sent.records] == ["orders", DELAY_TOPIC, "orders"]
+        sent.answer()
+        assert call.answer.code == 0
