@@ -145,7 +145,8 @@ class Rocks:
             wanted = min(size, left)
             found, error = _take(pairs, wanted)
             if found and found[-1][0] >= end:
-                yield found[: bisect_left(found, end, key=_key_of)]
+                if inside := found[: bisect_left(found, end, key=_key_of)]:
+                    yield inside
                 return
             if found:
                 yield found

@@ -7,8 +7,9 @@ database whose blocks, tables, log or list of tables are damaged:
 * a message that was lost is named by its state: it is listed in `lost-ids.txt` (uuid, due time, offset, one
   a line) and its state is forgotten, so that its order, read again from the inner topic, counts as new;
 * counts, and when to forget an id, are made anew.
-From damage in the write-ahead log on nothing of that log counts, because later changes may rest on lost ones:
-then `Damage.log_cut` is set (also when the list of tables is damaged, to be safe), and whoever reads the inner topic goes back to where this store stands.
+From damage in the write-ahead log on nothing of that log counts, because later changes may rest on lost ones.
+Then `Damage.log_cut` is set (also when the list of tables is damaged, to be safe), and whoever reads the
+inner topic goes back to where this store stands.
 """
 
 from __future__ import annotations

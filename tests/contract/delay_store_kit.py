@@ -1,0 +1,45 @@
+"""What the tests of delay stores share: messages, ids, and the stores under test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ddmq_common.rocks import RocksOptions
+from delay_service.store.memory import MemoryStore
+from delay_service.store.opening import open_store
+from delay_service.store.port import Changes, DelayStore, IdKind, IdState, Pending
+
+SMALL = RocksOptions(write_buffer_bytes=64 << 10, block_bytes=1 << 10, file_bytes=64 << 10)
+MANY = 1 << 40  # more bytes than any test has
+
+
+def uuid_of(number: int) -> bytes:
+    return b"u" * 8 + number.to_bytes(8, "big")
+
+
+def message(
+    due_ms: int, offset: int, topic: str = "t", body: bytes = b"body", occurrence: int = 0
+) -> Pending:
+    return Pending(
+        due_ms, offset, occurrence, topic, uuid_of(offset), '{"op":"add"}', b"m" * 16, 5, 1, b"tag", body
+    )
+
+
+def adding(messages: list[Pending]) -> Changes:
+    """Messages and their ids."""
+    ids: dict[bytes, IdState | None] = {
+        one.uuid: IdState(IdKind.PENDING, one.due_ms, one.offset) for one in messages
+    }
+    return Changes(added=messages, ids=ids)
+
+
+def in_memory(folder: Path) -> DelayStore:
+    return MemoryStore()
+
+
+def in_rocks(folder: Path) -> DelayStore:
+    return open_store(folder, 3, 7, SMALL)
+
+
+STORES: dict[str, Callable[[Path], DelayStore]] = {"memory": in_memory, "rocks": in_rocks}

@@ -1,0 +1,217 @@
+"""Any mixture of batches and questions, both stores against a dict; RocksDB is also closed and opened."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+from delay_store_kit import MANY, SMALL, message, uuid_of
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from delay_service.store import front
+from delay_service.store.memory import MemoryStore
+from delay_service.store.opening import open_store
+from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending
+
+TOPICS = ("a", "ab", "b")
+DUES = st.integers(0, 12)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The model: where each message is, and what each id means."""
+
+    store: DelayStore
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: dict[DueKey, Pending] = {}
+        self.aside: dict[DueKey, Pending] = {}
+        self.known: dict[bytes, IdState] = {}
+        self.offset = 0
+
+    @initialize()
+    def start(self) -> None:
+        self.store = self.opened()
+
+    def opened(self) -> DelayStore:
+        return MemoryStore()
+
+    # --- batches
+
+    @rule(dues=st.lists(DUES, max_size=40), topic=st.sampled_from(TOPICS))
+    def add(self, dues: list[int], topic: str) -> None:
+        fresh = []
+        for due in dues:
+            self.offset += 1
+            fresh.append(message(due, self.offset, topic))
+        self.apply(Changes(added=fresh))
+
+    @rule(
+        until=DUES, limit=st.integers(1, 60), skip=st.integers(0, 5), again=st.booleans(), defer=st.booleans()
+    )
+    def fire(self, until: int, limit: int, skip: int, again: bool, defer: bool) -> None:
+        """What is due goes, or every n-th stays; some come again."""
+        scanned = self.store.due(until, limit, MANY)
+        assert scanned == [self.due[key] for key in sorted(self.due) if key.due_ms <= until][:limit]
+        gone = [one for place, one in enumerate(scanned) if not skip or place % (skip + 1)]
+        if defer:
+            self.apply(Changes(deferred=gone))
+            return
+        loops = [one._replace(due_ms=one.due_ms + 3, occurrence=one.occurrence + 1) for one in gone[:3]]
+        self.apply(Changes(removed=gone, added=loops if again else []))
+
+    @rule(data=st.data(), come=st.integers(0, 3))
+    def cancel_and_add(self, data: st.DataObject, come: int) -> None:
+        if self.due:
+            gone = data.draw(st.lists(st.sampled_from(sorted(self.due)), unique=True, max_size=5))
+            self.apply(
+                Changes(
+                    removed=[self.due[key] for key in gone],
+                    added=[self.due[key]._replace(occurrence=9) for key in gone[:come]],
+                )
+            )
+
+    @rule(topic=st.sampled_from(TOPICS), back=st.integers(0, 40), gone=st.integers(0, 40))
+    def undefer(self, topic: str, back: int, gone: int) -> None:
+        waiting = [self.aside[key] for key in sorted(self.aside) if self.aside[key].topic == topic]
+        assert self.store.put_aside(topic, 50) == waiting[:50]
+        self.apply(
+            Changes(
+                undeferred=waiting[:back], removed_deferred=waiting[back : min(back + gone, len(waiting))]
+            )
+        )
+
+    @rule(states=st.dictionaries(st.integers(0, 9), st.integers(0, 20), max_size=10))
+    def know(self, states: dict[int, int]) -> None:
+        self.apply(
+            Changes(
+                ids={
+                    uuid_of(number): IdState(IdKind.FIRED, number, number, moment) if moment != 1 else None
+                    for number, moment in states.items()
+                }
+            )
+        )
+
+    @rule(now=st.integers(0, 20), limit=st.integers(1, 9), really=st.booleans())
+    def forget(self, now: int, limit: int, really: bool) -> None:
+        passed = sorted(
+            (state.forget_ms, uuid) for uuid, state in self.known.items() if 0 < state.forget_ms <= now
+        )
+        told = self.store.forgettable(now, limit)
+        assert told == [uuid for _, uuid in passed][: len(told)]
+        assert told or not passed or len(self.known) > 2 * limit
+        if really:
+            self.apply(Changes(ids=dict.fromkeys(told)))
+
+    def apply(self, changes: Changes) -> None:
+        self.store.write(changes)
+        for one in (*changes.removed, *changes.deferred):
+            del self.due[one.key]
+        for one in (*changes.undeferred, *changes.removed_deferred):
+            del self.aside[one.key]
+        self.due |= {one.key: one for one in (*changes.undeferred, *changes.added)}
+        self.aside |= {one.key: one for one in changes.deferred}
+        for uuid, state in changes.ids.items():
+            if state is None:
+                self.known.pop(uuid, None)
+            else:
+                self.known[uuid] = state
+
+    # --- questions
+
+    @rule(
+        start=DUES,
+        length=DUES,
+        limit=st.integers(1, 9),
+        topic=st.sampled_from([None, *TOPICS]),
+        data=st.data(),
+    )
+    def scan(self, start: int, length: int, limit: int, topic: str | None, data: st.DataObject) -> None:
+        everything = self.due | self.aside
+        after = data.draw(st.none() | st.sampled_from(sorted(everything))) if everything else None
+        expected = [
+            everything[key]
+            for key in sorted(everything)
+            if start <= key.due_ms < start + length
+            and topic in (None, everything[key].topic)
+            and (after is None or key > after)
+        ]
+        assert self.store.scan(topic, start, start + length, limit, after) == expected[:limit]
+
+    @rule(data=st.data(), until=DUES, limit=st.integers(1, 30))
+    def look_behind(self, data: st.DataObject, until: int, limit: int) -> None:
+        if self.due:
+            after = data.draw(st.sampled_from(sorted(self.due)))
+            behind = [key for key in sorted(self.due) if key > after]
+            assert self.store.next_due(after) == (behind[0] if behind else None)
+            expected = [self.due[key] for key in behind if key.due_ms <= until]
+            assert self.store.due(until, limit, MANY, after) == expected[:limit]
+
+    @rule(numbers=st.lists(st.integers(0, 12), max_size=5))
+    def look_up(self, numbers: list[int]) -> None:
+        uuids = [uuid_of(number) for number in numbers]
+        assert self.store.ids(uuids) == [self.known.get(uuid) for uuid in uuids]
+
+    @rule(key=st.tuples(DUES, st.integers(0, 20)))
+    def get(self, key: tuple[int, int]) -> None:
+        wanted = DueKey(*key)
+        assert self.store.get(wanted) == (self.due.get(wanted) or self.aside.get(wanted))
+
+    @invariant()
+    def counted(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        counts: dict[str, int] = {}
+        for one in (*self.due.values(), *self.aside.values()):
+            counts[one.topic] = counts.get(one.topic, 0) + 1
+        assert dict(self.store.counts()) == counts
+        assert self.store.topics_put_aside() == sorted({one.topic for one in self.aside.values()})
+        assert self.store.next_due() == min(self.due, default=None)
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+
+
+class RocksMachine(StoreMachine):
+    """Opened under one epoch after the other; tidied and flushed in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="delay-store-"))
+        self.small_ranges = patch.object(front, "RANGE_MIN", 3)
+        self.small_ranges.start()
+        self.epoch = 0
+
+    def opened(self) -> DelayStore:
+        self.epoch += 1
+        return open_store(self.folder, 1, self.epoch, SMALL)
+
+    @rule(tidy=st.booleans())
+    def again(self, tidy: bool) -> None:
+        if tidy:
+            self.store.tidy()
+        self.store.close()
+        self.store = self.opened()
+
+    @rule()
+    def clone(self) -> None:
+        """The next owner comes while the last one still holds it."""
+        last, self.store = self.store, self.opened()
+        last.write(Changes(added=[message(0, 10_000 + self.epoch)]))  # into its own copy
+        last.close()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.small_ranges.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+TestMemory = StoreMachine.TestCase
+TestMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRocks = RocksMachine.TestCase
+TestRocks.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
