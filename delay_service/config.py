@@ -19,7 +19,7 @@ class DelayConfig:
     `refused_ms`: for so long a target that refuses a message holds up its level, then it is a dead letter.
     `pause_*`: between two tries of what failed, doubling. `commit_timeout_ms`: of one commit.
 
-    Any due time: `shards`: queues of the inner topic when it is made; they only grow. `dir`: where the
+    Any due time: `shards`: queues of the inner topic when it is made, for good. `dir`: where the
     stores are, None = `delay` inside the log's directory. `kept_ms`: how long the outcome of an id is known.
     `ingest_*`: one read of orders, and how many may be in a store before they are made durable.
     `fires_in_flight`: commits of due messages at a time, of one shard.

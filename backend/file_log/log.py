@@ -51,6 +51,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, SCHEDULE_TOPIC, is_internal
 
 log = logging.getLogger(__name__)
+_OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # delayed sends stand there; retries come by commit
 CLOSE_WAIT_S = 10.0  # for native threads, before the directory is given back
 
 
@@ -184,8 +185,8 @@ class FileLog(Backend):
 
     def _client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
         """Under the refusal mark clients' sends end here; what the system owes goes on."""
-        if all(is_internal(record.topic) and record.topic != SCHEDULE_TOPIC for record in records):
-            return None  # delayed sends stand in SCHEDULE_TOPIC; retries come there by commit
+        if all(is_internal(record.topic) and record.topic not in _OF_CLIENTS for record in records):
+            return None
         return self._retention.client_refusal
 
     def _published(self, frame: PackedFrame) -> None:

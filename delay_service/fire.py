@@ -1,0 +1,290 @@
+"""Fires what is due in one shard, and sleeps until the next is.
+
+Sleep ends with the next due time or an earlier one that comes in; while anything waits the clock is looked at
+every `LOOK_S`, so that steps of it are noticed. Several commits may be under way; each piece of work on the
+hub is one slice. What the backend says decides:
+* done: forgotten in the store, with the next occurrence of those that come again, in one batch.
+* nobody knows, or our claim is over: the shard is had anew; the log then says which.
+* not now: everything waits a little, and is tried again.
+* not this: the slice is divided by topics until it is known whose fault it is. A topic that takes nothing
+  is put aside; one that is gone, or a message that is never taken, becomes dead letters.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from backend.records import NewRecord
+from ddmq_common.delay_order import ALREADY_FIRED, DelayOutcome
+from ddmq_common.errors import (
+    BoundReachedError,
+    CallerError,
+    FencedError,
+    NoSuchTopicError,
+    RemoteError,
+)
+from delay_service.core.intake import FireNow, Reply
+from delay_service.core.outlets import GONE, REFUSED, Outlet
+from delay_service.firing import Firing
+from delay_service.holding import Holding, ranges_of
+from delay_service.levels.alarm import Alarm
+from delay_service.outcomes import outcome_record, tellable
+from delay_service.store.port import Changes
+
+log = logging.getLogger("ddmq.delay")
+LOOK_S = 0.25  # the longest sleep while anything waits
+IDLE_S = 10.0  # the longest sleep at all: ids are forgotten then
+FORGET_MAX = 500  # ids in one look
+CLOSED_S = 1.0  # how long a topic that would not take a message is left alone
+REMEMBERED_MAX = 10_000  # awaited outcomes, and messages refused once
+NEVER = 1 << 62
+
+
+class Fire:
+    """Of one shard. `settled()`: a commit has ended. Nothing fires before `open`."""
+
+    def __init__(self, holding: Holding, alarm: Alarm, settled: Callable[[], None]) -> None:
+        self._holding = holding
+        self._around = holding.around
+        self._lanes = holding.lanes
+        self._alarm = alarm
+        self._settled = settled
+        self._loop: Any = gevent.get_hub().loop
+        self._flights = 0
+        self._opened = self._pumping = self._stopped = False
+        self._pause_s = self._pause_min = self._around.config.pause_ms_min / 1e3
+        self._paused_until = float("-inf")
+        self._awaited: dict[int, FireNow] = {}
+        self._refused: set[int] = set()
+        self._over: list[int] = []
+        self._wake_ms = NEVER
+        self._look_at = float("-inf")
+        holding.woken = self._woken
+
+    @property
+    def opened(self) -> bool:
+        return self._opened
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way."""
+        return self._flights == 0
+
+    def open(self) -> None:
+        """From now on messages fire."""
+        self._opened = True
+        self.pump()
+
+    def stop(self) -> None:
+        """Begin nothing more; what is under way ends by itself. May be called twice."""
+        self._stopped = True
+        self._alarm.stop()
+
+    def awaits(self, fire_now: FireNow) -> None:
+        """Somebody wants to hear when this message has fired."""
+        if len(self._awaited) < REMEMBERED_MAX:
+            self._awaited[fire_now.offset] = fire_now
+        else:
+            self._around.counts.replies_dropped("bound", 1)
+
+    # --- when
+
+    def _woken(self, due_ms: int) -> None:
+        if due_ms < self._wake_ms and self._opened:
+            self._soon()
+
+    def _soon(self) -> None:
+        if not self._pumping and not self._stopped:
+            self._pumping = True
+            self._loop.run_callback(self._ring)
+
+    def _ring(self) -> None:
+        self._pumping = False
+        self.pump()
+
+    def pump(self) -> None:
+        """One slice, if there is one; then the next a moment later, or sleep."""
+        if self._stopped or not self._opened or not self._holding.running:
+            return
+        now = self._around.clock.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + IDLE_S / 2
+            self._forget()
+        if now < self._paused_until:
+            self._alarm.set(self._paused_until - now, self.pump)
+        elif self._flights < self._around.config.fires_in_flight:
+            if self._slice():
+                self._soon()
+            else:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        now_ms = self._around.clock.wall_ms()
+        due = self._lanes.wake_ms()
+        self._wake_ms = NEVER if due is None else due
+        if due is None:
+            self._alarm.set(LOOK_S if self._lanes.busy or self._lanes.aside else IDLE_S, self.pump)
+        elif due <= now_ms:
+            self._soon()
+        else:
+            self._alarm.set(min((due - now_ms) / 1e3, LOOK_S), self.pump)
+
+    def topic_changed(self, topic: str) -> None:
+        """It may take messages again, or be gone."""
+        self._holding.reopen(topic)
+        if topic in self._lanes.aside:
+            self._soon()
+
+    def _forget(self) -> None:
+        """Ids whose time is over."""
+        holding = self._holding
+        gone = holding.store.forgettable(self._around.clock.wall_ms(), FORGET_MAX)
+        if gone:
+            holding.write(Changes(ids=dict.fromkeys(gone)))
+            if len(gone) == FORGET_MAX:
+                self._look_at = self._around.clock.monotonic()
+
+    # --- one slice
+
+    def _slice(self) -> bool:
+        plan = self._lanes.plan(self._around.clock.wall_ms())
+        self._around.counts.stale.value += plan.stale
+        self._over += plan.over
+        if plan.changes is not None:
+            self._around.counts.aside(plan.changes.deferred)
+            if not self._holding.write(plan.changes):
+                return False
+        if plan.outlets:
+            over, self._over = self._over, []
+            self._launch(plan.outlets, over)
+        return bool(plan.outlets) or plan.changes is not None
+
+    def _launch(self, outlets: list[Outlet], over: list[int] | None = None) -> None:
+        self._flights += 1
+        Firing(self._holding, outlets, self._replies(outlets), over or [], self._ended).start()
+
+    def _replies(self, outlets: list[Outlet]) -> list[NewRecord]:
+        if not self._awaited:
+            return []
+        wall_ms = self._around.clock.wall_ms()
+        replies = []
+        for one in outlets:
+            wanted = self._awaited.pop(one.message.offset, None)
+            if wanted is not None:
+                outcome = DelayOutcome(reply_id=wanted.reply_id, code=ALREADY_FIRED, fired_at_ms=wall_ms)
+                replies.append(Reply(wanted.queue_id, outcome))
+        known = tellable(self._around.backend, replies)
+        if len(known) < len(replies):
+            self._around.counts.replies_dropped("nobody waits", len(replies) - len(known))
+        return [outcome_record(reply, wall_ms) for reply in known]
+
+    # --- what became of it
+
+    def _ended(self, firing: Firing, error: Exception | None) -> None:
+        self._flights -= 1
+        if error is None:
+            self._fired(firing)
+        elif self._holding.running:
+            self._not_fired(firing, error)
+        else:
+            self._lanes.settled(firing.outlets, False)
+        self._settled()
+        if self._holding.running:
+            self._soon()
+
+    def _fired(self, firing: Firing) -> None:
+        holding, outlets = self._holding, firing.outlets
+        wall_ms = self._around.clock.wall_ms()
+        self._around.counts.fired(outlets, wall_ms)
+        self._pause_s = self._pause_min
+        holding.acks.finish(ranges_of(firing.finished + firing.over))
+        for offset, attempts in firing.attempts:
+            holding.acks.attempt(offset, attempts)
+        if self._refused:
+            self._refused.difference_update(one.message.offset for one in outlets)
+        self._lanes.settled(outlets, True)
+        if holding.running:
+            holding.write(self._lanes.changes_of(outlets, wall_ms))
+
+    def _not_fired(self, firing: Firing, error: Exception) -> None:
+        if isinstance(error, FencedError) and firing.epoch < self._holding.epoch:
+            self._again_later(firing, error)  # it was granted to us anew meanwhile
+        elif isinstance(error, FencedError | RemoteError):
+            self._lanes.settled(firing.outlets, False)
+            log.warning("a delay shard's claim is renewed: %s", error)
+            self._holding.doubt("fire", error)
+        elif isinstance(error, CallerError | BoundReachedError):
+            self._around.counts.failed("fire", error)
+            self._over += firing.over
+            self._blame(firing, error)
+        else:
+            self._again_later(firing, error)
+
+    def _again_later(self, firing: Firing, error: Exception) -> None:
+        self._around.counts.failed("fire", error)
+        self._over += firing.over
+        self._lanes.settled(firing.outlets, False)
+        self._pause()
+        log.warning("delay messages are not taken now, tried again: %s", error)
+
+    def _pause(self) -> None:
+        self._paused_until = self._around.clock.monotonic() + self._pause_s
+        self._pause_s = min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)
+
+    # --- whose fault it is
+
+    def _blame(self, firing: Firing, error: Exception) -> None:
+        outlets = firing.outlets
+        if firing.replies and isinstance(error, NoSuchTopicError):
+            self._around.counts.replies_dropped("topic gone", len(firing.replies))
+            self._launch(outlets)
+            return
+        topics = sorted({one.record.topic for one in outlets})
+        if len(topics) > 1:
+            half = frozenset(topics[: len(topics) // 2])
+            self._launch([one for one in outlets if one.record.topic in half])
+            self._launch([one for one in outlets if one.record.topic not in half])
+        elif isinstance(error, NoSuchTopicError) and self._holding.look(topics[0]) is None:
+            log.warning("topic %s is gone: %d delay messages are dead letters", topics[0], len(outlets))
+            self._launch(self._lanes.dead(outlets, GONE))
+        elif isinstance(error, BoundReachedError):
+            self._pause()
+            self._put_aside(outlets)
+        elif isinstance(error, NoSuchTopicError) or self._closed(topics[0]):
+            self._put_aside(outlets)
+        elif len(outlets) > 1:
+            half_of = len(outlets) // 2
+            self._launch(outlets[:half_of])
+            self._launch(outlets[half_of:])
+        else:
+            self._refuse(outlets[0], error)
+
+    def _closed(self, topic: str) -> bool:
+        look = self._holding.look(topic)
+        return look is not None and not look.open
+
+    def _put_aside(self, outlets: list[Outlet]) -> None:
+        topic = outlets[0].message.topic
+        self._holding.close_for(topic, CLOSED_S)
+        self._around.counts.aside(one.message for one in outlets if not one.aside)
+        changes = self._lanes.put_aside(outlets)
+        self._lanes.settled(outlets, False)
+        self._holding.write(changes)
+
+    def _refuse(self, one: Outlet, error: Exception) -> None:
+        """The message itself, or its topic was closed before we knew: it is a dead letter the second time."""
+        if one.reason:
+            self._lanes.settled([one], False)
+            self._pause()
+        elif one.message.offset in self._refused:
+            log.warning("topic %s never takes a delay message: %s", one.message.topic, error)
+            self._launch(self._lanes.dead([one], REFUSED))
+        else:
+            if len(self._refused) >= REMEMBERED_MAX:
+                self._refused.clear()
+            self._refused.add(one.message.offset)
+            self._put_aside([one])

@@ -1,0 +1,166 @@
+"""One shard in the hands of its owner: its store and what the log says of it.
+
+`Holding.write` is the only way into the store, so that the lanes hear of everything that waits anew. What
+cannot go on by itself is told once through `doubt`: the claim to the shard is then given up and had anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backend.completion import Completion
+from backend.port import Backend
+from backend.progress.ack_map import AckMap
+from backend.records import ProgressDelta, QueueRef, TopicInfo
+from ddmq_common.clock import Clock
+from ddmq_common.errors import StorageError
+from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_GROUP, FIRED_GROUP
+from delay_service.config import DelayConfig
+from delay_service.core.intake import Intake
+from delay_service.core.lanes import Lanes, Limits, Look
+from delay_service.counts import DelayCounts
+from delay_service.store.port import Changes, DelayStore
+
+GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tried again
+
+
+class Around:
+    """What the shards of one service share."""
+
+    def __init__(self, backend: Backend, config: DelayConfig, clock: Clock, counts: DelayCounts) -> None:
+        self.backend = backend
+        self.config = config
+        self.clock = clock
+        self.counts = counts
+
+    def deadline(self) -> float:
+        """Of one commit; monotonic seconds."""
+        return self.clock.monotonic() + self.config.commit_timeout_ms / 1e3
+
+    def ready_dead_topic(self) -> Completion[TopicInfo] | None:
+        """Make the topic of dead letters; None when it is there."""
+        if self.backend.topic(DELAY_DLQ_TOPIC) is not None:
+            return None
+        return self.backend.put_topic(TopicInfo(DELAY_DLQ_TOPIC, 0, 1), self.deadline())
+
+
+class Generations:
+    """Of the two groups whose progress a shard's owner keeps."""
+
+    __slots__ = ("fired", "taken")
+
+    def __init__(self, taken: int, fired: int) -> None:
+        self.taken = taken
+        self.fired = fired
+
+
+class Holding:
+    """See the module's text. `doubt(error)` is called at most once. `woken(due_ms)`: something waits anew,
+    the earliest of it until then."""
+
+    def __init__(
+        self,
+        around: Around,
+        queue: QueueRef,
+        epoch: int,
+        generations: Generations,
+        store: DelayStore,
+        acks: AckMap,
+        doubt: Callable[[Exception], None],
+    ) -> None:
+        self.around = around
+        self.queue = queue
+        self.epoch = epoch
+        self.generations = generations
+        self.store = store
+        self.acks = acks
+        self.running = True
+        self.woken: Callable[[int], None] = _nobody
+        self._doubt = doubt
+        self._closed_until: dict[str, float] = {}
+        config = around.config
+        limits = Limits(config.fire_count_max, config.fire_bytes_max, config.kept_ms)
+        self.lanes = Lanes(store, acks, self.look, limits)
+        self.intake = Intake(store, acks, self.lanes.busy, config.kept_ms)
+
+    # --- topics
+
+    def look(self, topic: str) -> Look | None:
+        """What is known of a topic now."""
+        info = self.around.backend.topic(topic)
+        if info is None:
+            return None
+        return Look(info.queues, info.writable and not self._is_left_alone(topic))
+
+    def _is_left_alone(self, topic: str) -> bool:
+        until = self._closed_until.get(topic)
+        if until is None:
+            return False
+        if self.around.clock.monotonic() < until:
+            return True
+        del self._closed_until[topic]
+        return False
+
+    def close_for(self, topic: str, seconds: float) -> None:
+        """Do not try this topic for a while."""
+        if len(self._closed_until) >= GONE_MAX:
+            self._closed_until.clear()
+        self._closed_until[topic] = self.around.clock.monotonic() + seconds
+
+    def reopen(self, topic: str) -> None:
+        """It has changed: try it again."""
+        self._closed_until.pop(topic, None)
+
+    # --- changes
+
+    def write(self, changes: Changes) -> bool:
+        """Apply them; False when the store would not have them, and the shard is given up."""
+        keys = [message.key for message in changes.added]
+        keys += [message.key for message in changes.undeferred]
+        cursor = self.lanes.lowered(keys)
+        if cursor is not None:
+            changes.cursor_ms = cursor
+        try:
+            self.store.write(changes)
+        except StorageError as error:
+            self.doubt("store", error)
+            return False
+        if keys:
+            self.woken(min(keys).due_ms)
+        return True
+
+    def doubt(self, what: str, error: Exception) -> None:
+        """Our claim, or our store, is in doubt."""
+        self.around.counts.failed(what, error)
+        if self.running:
+            self.running = False
+            self._doubt(error)
+
+    def taken(self, start: int, end: int) -> ProgressDelta:
+        """Orders in [start, end) are in the store, durably."""
+        return ProgressDelta(DELAY_GROUP, self.queue, self.epoch, self.generations.taken, ((start, end),))
+
+    def done(self, offsets: list[int], attempts: list[tuple[int, int]]) -> ProgressDelta:
+        """Nothing waits under these offsets any more; of those in `attempts` so many occurrences fired."""
+        return ProgressDelta(
+            FIRED_GROUP, self.queue, self.epoch, self.generations.fired, ranges_of(offsets), attempts
+        )
+
+
+def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
+    """Whole numbers as ascending ranges `[start, end)` that do not touch."""
+    ranges: list[tuple[int, int]] = []
+    start = end = -1
+    for offset in sorted(offsets):
+        if offset > end:
+            if end > start:
+                ranges.append((start, end))
+            start = offset
+        end = offset + 1
+    if end > start:
+        ranges.append((start, end))
+    return ranges
+
+
+def _nobody(_: int) -> None:
+    """Before the shard runs nobody sleeps."""

@@ -1,0 +1,268 @@
+"""DelayService: messages with any due time, of the shards that this process owns.
+
+It makes the inner topic, joins the delay group (so that several processes share the shards, each with one
+owner) and runs a Shard for each that it is granted. When nobody knows what became of a commit, or a store
+fails, the group is left and joined again: the new epoch keeps the old commit out, or the progress that is
+then read has it. docs/decisions/0010 tells why a message fires once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from backend.completion import Completion, succeeded
+from backend.port import Assignment, Backend, Health, Membership
+from backend.records import Bounds, QueueRef, TopicInfo
+from ddmq_common.clock import Clock
+from ddmq_common.errors import DdmqError
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
+from delay_service.config import DelayConfig
+from delay_service.counts import DelayCounts
+from delay_service.holding import Around
+from delay_service.levels.alarm import Alarm, HubAlarm
+from delay_service.shard import Opener, Shard
+
+log = logging.getLogger("ddmq.delay")
+RETRY_S = 0.2  # pause after the topic or the group could not be had, or a claim was given up
+LOOK_S = 1.0  # between two looks at how much waits
+
+
+class DelayService:
+    """See the module's text. Make it on the hub that is to serve it.
+
+    `opener` opens a shard's store (it runs in a native thread). `address`: where others reach this process,
+    told to those who ask who owns a shard. `alarms` makes timers.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: DelayConfig,
+        metrics: Registry,
+        clock: Clock,
+        opener: Opener,
+        address: str = "",
+        alarms: Callable[[], Alarm] = HubAlarm,
+    ) -> None:
+        self._backend = backend
+        self._config = config
+        self._clock = clock
+        self._counts = DelayCounts(metrics)
+        self._around = Around(backend, config, clock, self._counts)
+        self._opener = opener
+        self._address = address
+        self._alarms = alarms
+        self._alarm = alarms()
+        self._membership: Membership | None = None
+        self._shards: dict[QueueRef, Shard] = {}
+        self._closing: dict[QueueRef, Shard] = {}
+        self._why = "it has not started"
+        self._stop_watching: Callable[[], None] | None = None
+        self._drained: Completion[None] | None = None
+        self._closed = False
+
+    # --- start, health, end
+
+    @property
+    def _stopping(self) -> bool:
+        return self._closed or self._drained is not None
+
+    @property
+    def shards(self) -> Mapping[int, Shard]:
+        """The shards that this process owns, by number."""
+        return {queue.queue_id: shard for queue, shard in sorted(self._shards.items())}
+
+    def start(self) -> None:
+        """Begin; what is not there yet (a writer, disk space) is tried again until it is."""
+        if self._stop_watching is None:
+            self._stop_watching = self._backend.watch_settings(self._changed)
+        try:
+            ready_delay_topic(self._backend, self._config.shards, self._around.deadline()).then(
+                self._topic_ready
+            )
+        except DdmqError as error:
+            self._not_started(error)
+
+    def _topic_ready(self, made: Completion[TopicInfo]) -> None:
+        if self._stopping:
+            return
+        if made.error is not None:
+            self._not_started(made.error)
+        else:
+            self._join()
+
+    def _join(self) -> None:
+        if self._stopping or self._membership is not None:
+            return
+        try:
+            self._membership = self._backend.join(DELAY_GROUP, DELAY_TOPIC, self, address=self._address)
+        except DdmqError as error:
+            self._not_started(error)
+        else:
+            self._alarm.set(LOOK_S, self._look)
+
+    def _not_started(self, error: Exception) -> None:
+        self._why = str(error)
+        self._counts.failed("start", error)
+        log.warning("the delay service does not run yet: %s", self._why)
+        self._alarm.set(RETRY_S, self.start)
+
+    def health(self) -> Health:
+        """Ready while it takes part, and fires in every shard that it owns."""
+        if self._membership is None or self._stopping:
+            return Health(False, f"no delay service: {self._why}")
+        for number, shard in self.shards.items():
+            if shard.why:
+                return Health(False, f"delay shard {number} does not fire: {shard.why}")
+        return Health(True, "")
+
+    def drain(self, deadline: float) -> Completion[None]:
+        """Begin nothing new, let commits under way end, close the stores, then give up the shards.
+
+        A commit ends by its own deadline; the caller waits as long as it likes (`deadline`, monotonic).
+        """
+        if self._drained is None:
+            self._drained = Completion()
+            self._why = "it is draining"
+            self._alarm.stop()
+            self._stop_all(Shard.stop)
+            self._end_when_closed()
+        return self._drained
+
+    def close(self) -> None:
+        """Stop at once; what is being committed counts or not, and the next owner sees which."""
+        self._closed = True
+        self._alarm.stop()
+        self._stop_all(Shard.abandon)
+        self._leave()
+        if self._stop_watching is not None:
+            self._stop_watching()
+
+    def _end_when_closed(self) -> None:
+        drained = self._drained
+        if drained is not None and not drained.done and not self._closing:
+            self._leave()
+            drained.succeed(None)
+
+    def _leave(self) -> None:
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            membership.leave()
+
+    # --- membership
+
+    def assigned(self, assignment: Assignment) -> None:
+        """Shards are ours under this epoch."""
+        for queue in assignment.queues:
+            shard = self._shards.get(queue)
+            if shard is not None:
+                shard.raised(assignment.epoch)
+            elif not self._stopping:
+                self._begin(queue, assignment.epoch)
+        self._counts.shards.value = len(self._shards)
+
+    def _begin(self, queue: QueueRef, epoch: int) -> None:
+        before = self._closing.get(queue)
+        shard = Shard(
+            self._around,
+            queue,
+            epoch,
+            self._opener,
+            self._alarms,
+            self._doubted,
+            None if before is None else before.closed,
+        )
+        self._shards[queue] = shard
+        shard.start()
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        """Give them up as soon as nothing of theirs is being committed and their store is closed."""
+        membership = self._membership
+        for queue in queues:
+            closed = self._end(queue, Shard.stop)
+            if membership is not None:
+                closed.then(lambda _, queue=queue: membership.release((queue,)))  # type: ignore[misc]
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        """They are someone else's; what we are committing of theirs counted in time, or is refused."""
+        for queue in queues:
+            self._end(queue, Shard.abandon)
+
+    def _end(self, queue: QueueRef, how: Callable[[Shard], None]) -> Completion[None]:
+        shard = self._shards.pop(queue, None)
+        if shard is None:
+            before = self._closing.get(queue)
+            return succeeded(None) if before is None else before.closed
+        self._counts.shards.value = len(self._shards)
+        self._closing[queue] = shard
+        shard.closed.then(lambda _: self._has_closed(queue, shard))
+        how(shard)
+        return shard.closed
+
+    def _has_closed(self, queue: QueueRef, shard: Shard) -> None:
+        if self._closing.get(queue) is shard:
+            del self._closing[queue]
+        self._end_when_closed()
+
+    def _stop_all(self, how: Callable[[Shard], None]) -> None:
+        for queue in list(self._shards):
+            self._end(queue, how)
+
+    def _doubted(self, shard: Shard, error: Exception) -> None:
+        """Our claim to a shard, or its store, is in doubt: a new epoch decides."""
+        if self._stopping or self._shards.get(shard.queue) is not shard:
+            return
+        log.warning("the delay shards are given up and had anew: %s", error)
+        self._why = str(error)
+        self._stop_all(Shard.abandon)
+        self._leave()
+        self._alarm.set(RETRY_S, self.start)
+
+    # --- looking
+
+    def _changed(self, key: str) -> None:
+        kind, _, topic = key.partition("/")
+        if kind == "topic":
+            for shard in self._shards.values():
+                shard.topic_changed(topic)
+
+    def _look(self) -> None:
+        if self._stopping or self._membership is None:
+            return
+        self._alarm.set(LOOK_S, self._look)
+        self._counts.pending(self.pending_counts())
+        queues = [queue for queue, shard in self._shards.items() if shard.position is not None]
+
+        def known(answer: Completion[list[Bounds | None]]) -> None:
+            if answer.error is None:
+                for queue, bounds in zip(queues, answer.value, strict=True):
+                    self._count_lag(queue, bounds)
+
+        if queues:
+            self._backend.bounds(queues).then(known)
+
+    def _count_lag(self, queue: QueueRef, bounds: Bounds | None) -> None:
+        shard = self._shards.get(queue)
+        position = None if shard is None else shard.position
+        if bounds is not None and position is not None:
+            self._counts.lag(queue.queue_id, max(bounds.next - position, 0))
+
+    def pending_counts(self) -> Counter[str]:
+        """What waits in the shards of this process, per topic."""
+        total: Counter[str] = Counter()
+        for shard in self._shards.values():
+            if shard.holding is not None and shard.holding.running:
+                total.update(shard.holding.store.counts())
+        return total
+
+
+def ready_delay_topic(backend: Backend, shards: int, deadline: float) -> Completion[TopicInfo]:
+    """Make the inner topic with a queue for each shard, unless it is there. It keeps the shards that it was
+    made with: orders find their message by them."""
+    found = backend.topic(DELAY_TOPIC)
+    if found is None:
+        return backend.put_topic(TopicInfo(DELAY_TOPIC, 0, shards), deadline)
+    return succeeded(found)

@@ -1,0 +1,236 @@
+"""One shard, from its grant to its end: opened, at work, closed.
+
+Opening, in this order: our epoch goes into the group of fired messages, which keeps every earlier owner's
+fires out; then its progress is read, so it is whole; then the store is opened in a native thread. Orders are
+taken in from where the store stands, and nothing fires before all orders that were there at the grant are in
+the store: a cancel that came in time counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import gevent
+
+from backend.completion import Completion
+from backend.file_log.pool import nothing, off_hub
+from backend.progress.ack_map import AckMap
+from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
+from ddmq_common.errors import DdmqError, FencedError, RemoteError, StorageError
+from ddmq_common.names import DELAY_GROUP, FIRED_GROUP
+from delay_service.core.intake import INGESTED
+from delay_service.fire import Fire
+from delay_service.holding import Around, Generations, Holding
+from delay_service.ingest import Ingest, taken_in
+from delay_service.levels.alarm import Alarm
+from delay_service.store.port import DelayStore
+
+log = logging.getLogger("ddmq.delay")
+T = TypeVar("T")
+Opener = Callable[[QueueRef, int], DelayStore]
+"""Opens the store of a shard for the owner with this epoch; blocks. Raises StorageError."""
+RETRY_S = 0.2  # pause after opening failed for a reason that passes
+
+
+class Shard:
+    """See the module's text. `doubt(shard, error)`: our claim has to be had anew. `closed` settles when the
+    store is given back."""
+
+    def __init__(
+        self,
+        around: Around,
+        queue: QueueRef,
+        epoch: int,
+        opener: Opener,
+        alarms: Callable[[], Alarm],
+        doubt: Callable[[Shard, Exception], None],
+        before: Completion[None] | None,
+    ) -> None:
+        self.queue = queue
+        self.epoch = epoch
+        self.closed: Completion[None] = Completion()
+        self.why = "it is being opened"  # it does not fire; "": it does
+        self.holding: Holding | None = None
+        self.store: DelayStore | None = None
+        self._around = around
+        self._opener = opener
+        self._alarms = alarms
+        self._doubt = doubt
+        self._before = before
+        self._fire: Fire | None = None
+        self._ingest: Ingest | None = None
+        self._opening = self._stopped = self._closing = False
+
+    # --- opening
+
+    def start(self) -> None:
+        """Begin, once whoever had the store here before has closed it."""
+        self._opening = True
+        if self._before is None:
+            gevent.spawn(self._open)
+        else:
+            self._before.then(lambda _: gevent.spawn(self._open))
+
+    def _open(self) -> None:
+        try:
+            while not self._stopped and self.holding is None:
+                self._try_to_open()
+        finally:
+            self._opening = False
+            self._close_when_idle()
+
+    def _try_to_open(self) -> None:
+        try:
+            self._load()
+        except (DdmqError, TimeoutError) as error:
+            self.why = str(error)
+            self._around.counts.failed("open", error)
+            log.warning("delay shard %d cannot be opened, tried again: %s", self.queue.queue_id, error)
+            if isinstance(error, FencedError | RemoteError) and not self._stopped:
+                self._stopped = True
+                self._doubt(self, error)
+            else:
+                gevent.sleep(RETRY_S)
+
+    def _load(self) -> None:
+        backend, queue = self._around.backend, self.queue
+        taken = self._wait(backend.progress(DELAY_GROUP, [queue]))[0]
+        fired = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
+        claim = ProgressDelta(FIRED_GROUP, queue, self.epoch, fired.generation)
+        self._wait(backend.commit(CommitBatch(progress=(claim,)), self._around.deadline()))
+        fired = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
+        bounds = self._wait(backend.bounds([queue]))[0]
+        if self._stopped or bounds is None:
+            self._stopped = True  # the topic is gone, and with it our membership
+            return
+        if self.store is None:
+            self.store = gevent.get_hub().threadpool.apply(self._opener, (queue, self.epoch))
+        if not self._stopped:
+            self._run(self.store, taken, fired, bounds)
+
+    def _wait(self, completion: Completion[T]) -> T:
+        return completion.wait(self._around.config.commit_timeout_ms / 1e3 + 1)
+
+    def _run(self, store: DelayStore, taken: ProgressView, fired: ProgressView, bounds: Bounds) -> None:
+        acks = _ack_map(fired)
+        generations = Generations(taken.generation, fired.generation)
+        start, known_to = _start(store, taken, bounds)
+        holding = Holding(
+            self._around,
+            self.queue,
+            self.epoch,
+            generations,
+            store,
+            acks,
+            lambda error: self._doubt(self, error),
+        )
+        fire = Fire(holding, self._alarms(), self._settled)
+        self.holding, self._fire = holding, fire
+        self._ingest = Ingest(
+            holding, fire, self._alarms(), start, known_to, bounds.next, self._caught_up, self._settled
+        )
+        self.why = "it takes in the orders that came before"
+        log.info(
+            "delay shard %d is ours (epoch %d): %d messages wait, orders taken in from offset %d, %d to go",
+            self.queue.queue_id, self.epoch, sum(store.counts().values()), start, bounds.next - start,
+        )  # fmt: skip
+        self._ingest.go()
+
+    def _caught_up(self) -> None:
+        self.why = ""
+        if self._fire is not None:
+            self._fire.open()
+
+    # --- at work
+
+    @property
+    def position(self) -> int | None:
+        """The next order to take in; None while opening."""
+        return None if self._ingest is None else self._ingest.position
+
+    def raised(self, epoch: int) -> None:
+        """It is ours under another epoch from now on."""
+        self.epoch = epoch
+        if self.holding is not None:
+            self.holding.epoch = epoch
+
+    def topic_changed(self, topic: str) -> None:
+        if self._fire is not None:
+            self._fire.topic_changed(topic)
+
+    def _settled(self) -> None:
+        if self._ingest is not None:
+            self._ingest.go()
+        self._close_when_idle()
+
+    # --- the end
+
+    def stop(self) -> None:
+        """Begin nothing more; what is under way ends, then the store is closed. May be called twice."""
+        self._stopped = True
+        if self._fire is not None:
+            self._fire.stop()
+        if self._ingest is not None:
+            self._ingest.stop()
+        self._close_when_idle()
+
+    def abandon(self) -> None:
+        """As `stop`; what is under way will not be told to the store any more: the log has it."""
+        if self.holding is not None:
+            self.holding.running = False
+        self.stop()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way."""
+        fire, ingest = self._fire, self._ingest
+        return not self._opening and (fire is None or fire.idle) and (ingest is None or ingest.idle)
+
+    def _close_when_idle(self) -> None:
+        if not self._stopped or self._closing or not self.idle:
+            return
+        self._closing = True
+        if self.holding is not None:
+            self.holding.running = False
+        if self.store is None:
+            self.closed.succeed(None)
+        else:
+            off_hub(self.store.close, lambda value, error: self._has_closed(value, error))
+
+    def _has_closed(self, value: object, error: Exception | None) -> None:
+        nothing(value, error)
+        if error is not None:
+            log.error("the store of delay shard %d does not close: %s", self.queue.queue_id, error)
+        self.closed.succeed(None)
+
+
+def _ack_map(view: ProgressView) -> AckMap:
+    acks = AckMap(view.committed or 0)
+    acks.finish(view.finished)
+    for offset, attempts in view.attempts.items():
+        acks.attempt(offset, attempts)
+    return acks
+
+
+def _start(store: DelayStore, taken: ProgressView, bounds: Bounds) -> tuple[int, int]:
+    """Where to take orders in from, and below which the store has them already.
+
+    A store that is behind the group's progress was restored from a backup, or is new: it takes what the log
+    still has. What it holds of that, and what has fired since, is recognised. Raises StorageError for a store
+    that knows more orders than the log ever had.
+    """
+    known_to = taken_in(store.meta(INGESTED))
+    committed = taken.committed or 0
+    if known_to is None:
+        if bounds.min and committed:
+            log.error("a delay store is empty although %d orders were taken in; those that the log still has "
+                      "are taken in again", committed)  # fmt: skip
+        return bounds.min, 0
+    if known_to > bounds.next:
+        raise StorageError(
+            f"the delay store has taken in orders up to {known_to}, the log's next is {bounds.next}: it "
+            "belongs to another log; put it away, or the log that it belongs to back"
+        )
+    return min(committed, known_to), known_to

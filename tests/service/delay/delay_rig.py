@@ -1,0 +1,254 @@
+"""The delay service over a backend and stores in memory, with a clock and alarms that tests move by hand.
+
+`Disks` keeps the stores across restarts of the service; `Disks.crash` takes back what was not flushed.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from itertools import count
+from uuid import UUID
+
+import gevent
+
+from backend.memory import MemoryBackend
+from backend.port import Backend
+from backend.records import AppendStatus, NewRecord, QueueRef, StoredRecord, TopicInfo
+from ddmq_common.clock import ManualClock
+from ddmq_common.delay_id import shard_of
+from ddmq_common.delay_order import (
+    ADD,
+    CANCEL,
+    FIRE,
+    ORDER_PROPERTY,
+    RESCHEDULE,
+    DelayOrder,
+    DelayOutcome,
+    decode_outcome,
+    encode_order,
+)
+from ddmq_common.delivery import decode, encode
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import DELAY_TOPIC, FIRED_GROUP, OUTCOME_TOPIC
+from delay_service.config import DelayConfig
+from delay_service.service import DelayService
+from delay_service.store.memory import MemoryStore
+from delay_service.store.port import DelayStore
+
+PATIENCE_S = 20.0
+
+
+class HandAlarms:
+    """Alarms that ring when told to."""
+
+    def __init__(self) -> None:
+        self.made: list[HandAlarm] = []
+
+    def __call__(self) -> HandAlarm:
+        self.made.append(HandAlarm())
+        return self.made[-1]
+
+    def ring(self, now: float) -> None:
+        """Those whose time has come. A set alarm counts from the rig's clock when it is first seen."""
+        for alarm in list(self.made):
+            alarm.ring()
+
+
+class HandAlarm:
+    """`seconds`: what it was set to last, None when it is not set."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        self._ring: Callable[[], object] = lambda: None
+
+    def set(self, seconds: float, ring: Callable[[], None]) -> None:
+        self.seconds, self._ring = seconds, ring
+
+    def stop(self) -> None:
+        self.seconds = None
+
+    def ring(self) -> None:
+        if self.seconds is not None:
+            self.seconds = None
+            self._ring()
+
+
+class KeptStore(MemoryStore):
+    """A store that outlives its owner; what was not flushed can be taken back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._durable = copy.deepcopy(self.__dict__)
+
+    def flush(self) -> None:
+        super().flush()
+        kept = {name: value for name, value in self.__dict__.items() if name != "_durable"}
+        self._durable = copy.deepcopy(kept)
+
+    def crash(self) -> None:
+        self.__dict__.update(copy.deepcopy(self._durable))
+
+    def close(self) -> None:
+        """It stays open for the next owner."""
+
+
+class Disks:
+    """The stores of all shards."""
+
+    def __init__(self) -> None:
+        self.stores: dict[int, KeptStore] = {}
+
+    def open(self, queue: QueueRef, epoch: int) -> DelayStore:
+        return self.stores.setdefault(queue.queue_id, KeptStore())
+
+    def crash(self) -> None:
+        for store in self.stores.values():
+            store.crash()
+
+
+class Rig:
+    """One service. The backend is the rig's own unless it is given."""
+
+    def __init__(
+        self,
+        config: DelayConfig | None = None,
+        backend: Backend | None = None,
+        clock: ManualClock | None = None,
+        disks: Disks | None = None,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.backend: Backend = backend or MemoryBackend(self.clock)
+        self.config = config or DelayConfig(shards=1)
+        self.disks = disks or Disks()
+        self._ids = count(1)
+        self.start()
+
+    def start(self) -> None:
+        """A service, as after a start of the process; it is to hold every shard and fire."""
+        self.metrics = Registry()
+        self.alarms = HandAlarms()
+        self.service = DelayService(
+            self.backend, self.config, self.metrics, self.clock, self.disks.open, alarms=self.alarms
+        )
+        self.service.start()
+        self.until(self.ready, "every shard fires")
+
+    def ready(self) -> bool:
+        return len(self.service.shards) == self.config.shards and self.service.health().ready
+
+    @property
+    def memory(self) -> MemoryBackend:
+        assert isinstance(self.backend, MemoryBackend)
+        return self.backend
+
+    def close(self) -> None:
+        self.service.close()
+        self.backend.close()
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        give_up = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < give_up, f"in {PATIENCE_S} s not seen: {what}; {self.service.health()}"
+            gevent.sleep(0.001)
+
+    def settle(self) -> None:
+        """Let everything that can happen at this time happen: until nothing has changed for a while."""
+        quiet = 0
+        before = None
+        while quiet < 3:
+            for _ in range(20):
+                gevent.sleep(0)
+            gevent.sleep(0.001)
+            shards = self.service.shards.values()
+            busy = [shard for shard in shards if not shard.idle]
+            now = [(shard.position, shard.holding and len(shard.holding.lanes.busy)) for shard in shards]
+            quiet = quiet + 1 if now == before and not busy else 0
+            before = now
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks, ring the alarms, let the hub run."""
+        self.clock.advance(seconds)
+        self.ring()
+
+    def ring(self) -> None:
+        for alarm in list(self.alarms.made):
+            alarm.ring()
+        self.settle()
+
+    # --- topics and orders
+
+    def make(self, name: str, queues: int = 1, **rest: object) -> TopicInfo:
+        info = TopicInfo(name, 0, queues, **rest)  # type: ignore[arg-type]
+        return self.backend.put_topic(info, self.clock.monotonic() + 60).wait(PATIENCE_S)
+
+    def change(self, info: TopicInfo) -> None:
+        self.backend.put_topic(info, self.clock.monotonic() + 60).wait(PATIENCE_S)
+
+    def delete(self, name: str) -> None:
+        self.backend.delete_topic(name, self.clock.monotonic() + 60).wait(PATIENCE_S)
+
+    def append(self, order: DelayOrder, delivery: bytes = b"", born_ms: int = 0) -> None:
+        record = NewRecord(
+            DELAY_TOPIC,
+            shard_of(order.uuid, self.config.shards),
+            next(self._ids).to_bytes(16, "big"),
+            born_ms,
+            delivery,
+            system={ORDER_PROPERTY: encode_order(order)},
+        )
+        results = self.backend.append([record], self.clock.monotonic() + 60).wait(PATIENCE_S)
+        assert results[0].status is AppendStatus.STORED, results
+
+    def add(self, number: int, due_ms: int, body: bytes = b"", **rest: object) -> None:
+        """One order `number` = its uuid; due at an epoch time in ms."""
+        rest = {"topic": "orders", "timestamp_s": due_ms // 1000, **rest}
+        order = DelayOrder(ADD, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
+        self.append(order, encode(b"", body or b"%d" % number, b"red", {b"a": b"b"}))
+
+    def cancel(self, number: int, due_ms: int = 0, **rest: object) -> None:
+        self.append(DelayOrder(CANCEL, uuid_of(number), due_ms=due_ms, **rest))  # type: ignore[arg-type]
+
+    def reschedule(self, number: int, due_ms: int, **rest: object) -> None:
+        self.append(DelayOrder(RESCHEDULE, uuid_of(number), due_ms=due_ms, **rest))  # type: ignore[arg-type]
+
+    def fire_now(self, number: int, **rest: object) -> None:
+        self.append(DelayOrder(FIRE, uuid_of(number), **rest))  # type: ignore[arg-type]
+
+    # --- looking
+
+    def queue(self, topic: str, queue_id: int = 0) -> QueueRef:
+        info = self.backend.topic(topic)
+        assert info is not None
+        return QueueRef(topic, info.incarnation, queue_id)
+
+    def stored(self, topic: str = "orders", queue_id: int = 0) -> list[StoredRecord]:
+        if self.backend.topic(topic) is None:
+            return []
+        batch = self.backend.read(self.queue(topic, queue_id), 0, 100_000, 1 << 30).wait(PATIENCE_S)
+        return [batch.record(index) for index in range(len(batch.offsets))]
+
+    def bodies(self, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
+        return [decode(record.delivery).value for record in self.stored(topic, queue_id)]
+
+    def outcomes(self) -> list[DelayOutcome]:
+        return [decode_outcome(body) for body in self.bodies(OUTCOME_TOPIC)]
+
+    def fired_to(self, shard: int = 0) -> int | None:
+        """Below this nothing is pending, on record."""
+        queue = self.queue(DELAY_TOPIC, shard)
+        return self.backend.progress(FIRED_GROUP, [queue]).wait(PATIENCE_S)[0].committed
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of a counter's cells that carry these labels."""
+        rows = self.metrics.snapshot().get(name, [])
+        return sum(
+            float(row["value"])
+            for row in rows
+            if all(row.get(key) == wanted for key, wanted in labels.items())
+        )
+
+
+def uuid_of(number: int) -> str:
+    return str(UUID(int=number))

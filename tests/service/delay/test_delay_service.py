@@ -1,0 +1,280 @@
+"""Any due time over the memory engine with a moved clock: never early, each once, cancels that tell the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from delay_rig import Rig, uuid_of
+
+from ddmq_common.delay_order import ADDED, ALREADY_FIRED, CANCELLED, LOOP, SCHEDULE, TOO_OLD, UNKNOWN
+from ddmq_common.delivery import decode
+from ddmq_common.names import DELAY_DLQ_TOPIC, OUTCOME_TOPIC
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def delay() -> Iterator[Rig]:
+    made = Rig()
+    made.make("orders")
+    made.make(OUTCOME_TOPIC)
+    yield made
+    made.close()
+
+
+def test_a_message_fires_when_it_is_due_and_not_a_millisecond_before(delay: Rig) -> None:
+    due = delay.clock.wall_ms() + 1_500
+    delay.add(1, due, b"\x00body")
+    delay.settle()
+    delay.advance(1.499)
+    assert delay.bodies() == []
+    delay.advance(0.001)
+    [record] = delay.stored()
+    content = decode(record.delivery)
+    assert content.value == b"\x00body"
+    assert content.tag == b"red"
+    assert content.properties == {b"a": b"b"}
+    assert content.key.decode() == f"{due // 1000}-2-0000000000-0-0-0-0-{uuid_of(1)}"
+    assert record.message_id == (1).to_bytes(16, "big")
+    found = delay.backend.find("orders", key=content.key).wait(5)
+    assert len(found) == 1, "it is found by its id"
+    assert delay.fired_to() == 1, "nothing is pending below"
+
+
+def test_messages_fire_in_the_order_of_their_due_times(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    for number in (5, 3, 1, 4, 2):
+        delay.add(number, now + number * 100)
+    delay.settle()
+    delay.advance(1)
+    assert delay.bodies() == [b"1", b"2", b"3", b"4", b"5"]
+    assert delay.value("ddmq_delay_fired_total", topic="orders") == 5
+    assert delay.service.pending_counts().total() == 0
+
+
+def test_an_earlier_one_that_comes_in_moves_the_alarm(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.add(1, now + 200)
+    delay.settle()
+    assert min(alarm.seconds for alarm in delay.alarms.made if alarm.seconds is not None) == pytest.approx(
+        0.2
+    )
+    delay.add(2, now + 50)
+    delay.settle()
+    assert min(alarm.seconds for alarm in delay.alarms.made if alarm.seconds is not None) == pytest.approx(
+        0.05
+    )
+
+
+def test_a_cancel_in_time_and_one_too_late(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.add(1, now + 1_000)
+    delay.add(2, now + 1_000)
+    delay.cancel(1, now + 1_000, reply_queue=0, reply_id=7)
+    delay.settle()
+    delay.advance(1)
+    assert delay.bodies() == [b"2"]
+    delay.cancel(2, reply_queue=0, reply_id=8)
+    delay.cancel(3, reply_queue=0, reply_id=9)
+    delay.cancel(4, now - 100 * HOUR_MS, reply_queue=0, reply_id=10)
+    delay.settle()
+    told = {outcome.reply_id: outcome for outcome in delay.outcomes()}
+    assert {number: one.code for number, one in told.items()} == {
+        7: CANCELLED, 8: ALREADY_FIRED, 9: UNKNOWN, 10: TOO_OLD,
+    }  # fmt: skip
+    assert told[8].fired_at_ms == now + 1_000
+    assert delay.fired_to() == 6, "orders and messages are all done"
+
+
+def test_adds_are_idempotent_and_a_tombstone_keeps_an_add_out(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.add(1, now + 100)
+    delay.add(1, now + 100)
+    delay.cancel(2, now + 100)
+    delay.add(2, now + 100)
+    delay.settle()
+    delay.advance(0.1)
+    delay.add(1, now + 200, b"again")
+    delay.settle()
+    delay.advance(1)
+    assert delay.bodies() == [b"1"]
+    delay.advance(3_600)
+    delay.add(1, delay.clock.wall_ms(), b"an hour later")
+    delay.settle()
+    assert delay.bodies() == [b"1", b"an hour later"]
+
+
+def test_a_message_with_the_key_of_a_cancelled_one_stores_nothing(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.cancel(1, now + 100)
+    delay.add(2, now + 100, unless_cancelled=uuid_of(1))
+    delay.add(3, now + 100, unless_cancelled=uuid_of(4))
+    delay.settle()
+    delay.advance(1)
+    assert delay.bodies() == [b"3"]
+
+
+def test_reschedule_and_fire_now(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    for number in (1, 2, 3):
+        delay.add(number, now + 1_000)
+    delay.reschedule(1, now + 2_000, reply_queue=0, reply_id=1)
+    delay.fire_now(2, reply_queue=0, reply_id=2)
+    delay.reschedule(9, now + 1, reply_queue=0, reply_id=3)
+    delay.settle()
+    assert delay.bodies() == [b"2"]
+    delay.advance(1)
+    assert delay.bodies() == [b"2", b"3"]
+    delay.advance(1)
+    assert delay.bodies() == [b"2", b"3", b"1"]
+    told = {
+        outcome.reply_id: (outcome.code, outcome.due_ms, outcome.fired_at_ms) for outcome in delay.outcomes()
+    }
+    assert told == {1: (ADDED, now + 2_000, 0), 2: (ALREADY_FIRED, 0, now), 3: (UNKNOWN, 0, 0)}
+
+
+def test_a_loop_fires_its_times_with_its_own_ids_until_it_is_cancelled(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.add(1, now, kind=LOOP, timestamp_s=now // 1000, interval_s=3, times=10, expire_s=now // 1000 + 100)
+    delay.settle()
+    assert len(delay.bodies()) == 1
+    for _ in range(9):
+        delay.advance(1)
+    assert len(delay.bodies()) == 4
+    keys = [decode(record.delivery).key.split(b"-") for record in delay.stored()]
+    assert [(int(key[0]) - now // 1000, int(key[4])) for key in keys] == [(0, 0), (3, 1), (6, 2), (9, 3)]
+    assert len({record.message_id for record in delay.stored()}) == 4
+    delay.cancel(1, reply_queue=0)
+    delay.settle()
+    delay.advance(100)
+    assert len(delay.bodies()) == 4
+    assert [one.code for one in delay.outcomes()] == [CANCELLED]
+    assert delay.fired_to() == 2
+
+
+def test_a_schedule_keeps_its_own_key(delay: Rig) -> None:
+    from ddmq_common.delay_order import ADD, DelayOrder, Schedule
+    from ddmq_common.delivery import encode
+
+    now = delay.clock.wall_ms()
+    order = DelayOrder(
+        ADD, uuid_of(1), "orders", SCHEDULE, now + 10, schedule=Schedule(delay_ms=10, period_ms=20, repeat=2)
+    )
+    delay.append(order, encode(b"my key", b"x", b"", None))
+    delay.settle()
+    for _ in range(20):
+        delay.advance(0.01)
+    assert [decode(record.delivery).key for record in delay.stored()] == [b"my key"] * 3
+
+
+# --- restarts
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_restart_goes_on_where_it_was(delay: Rig, crash: bool) -> None:
+    now = delay.clock.wall_ms()
+    for number in range(1, 101):
+        delay.add(number, now + number * 10)
+    delay.settle()
+    delay.advance(0.505)
+    assert len(delay.bodies()) == 50
+    delay.service.close()
+    delay.settle()
+    if crash:
+        delay.disks.crash()
+    delay.start()
+    delay.advance(0)
+    assert len(delay.bodies()) == 50, "nothing twice"
+    delay.advance(1)
+    assert sorted(delay.bodies(), key=int) == [b"%d" % number for number in range(1, 101)]
+    assert delay.fired_to() == 100
+
+
+def test_a_lost_store_is_filled_again_from_the_log(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    for number in range(1, 11):
+        delay.add(number, now + number * 1_000)
+    delay.cancel(7)
+    delay.settle()
+    delay.advance(3)
+    delay.service.close()
+    delay.settle()
+    delay.disks.stores.clear()
+    delay.start()
+    delay.advance(10)
+    assert delay.bodies() == [b"1", b"2", b"3", b"4", b"5", b"6", b"8", b"9", b"10"]
+
+
+def test_orders_that_came_while_nobody_ran_count_before_anything_fires(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.add(1, now + 1_000)
+    delay.settle()
+    delay.service.close()
+    delay.settle()
+    delay.clock.advance(10)
+    delay.cancel(1, reply_queue=0)
+    delay.start()
+    delay.advance(1)
+    assert delay.bodies() == []
+    assert [one.code for one in delay.outcomes()] == [CANCELLED]
+
+
+# --- what goes wrong
+
+
+def test_a_topic_that_is_gone_makes_dead_letters_and_the_others_fire(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.make("gone")
+    for number in range(20):
+        delay.add(number, now + 100, topic="gone" if number % 2 else "orders")
+    delay.settle()
+    delay.delete("gone")
+    delay.advance(0.1)
+    delay.advance(0.1)
+    assert len(delay.bodies()) == 10
+    letters = [decode(record.delivery) for record in delay.stored(DELAY_DLQ_TOPIC)]
+    assert len(letters) == 10
+    assert letters[0].properties[b"dead-letter-reason"] == b"topic gone"
+    assert letters[0].properties[b"dead-letter-topic"] == b"gone"
+    assert letters[0].properties[b"a"] == b"b"
+    assert delay.fired_to() == 20
+
+
+def test_a_closed_topic_waits_by_itself_and_comes_back(delay: Rig) -> None:
+    from dataclasses import replace
+
+    now = delay.clock.wall_ms()
+    info = delay.make("closed")
+    for number in range(20):
+        delay.add(number, now + 100, topic="closed" if number % 2 else "orders")
+    delay.settle()
+    delay.change(replace(info, writable=False))
+    delay.advance(0.1)
+    delay.advance(5)
+    assert len(delay.bodies()) == 10
+    assert delay.service.pending_counts() == {"closed": 10}
+    delay.cancel(1, reply_queue=0)
+    delay.reschedule(3, delay.clock.wall_ms() + 60_000)
+    delay.settle()
+    delay.change(replace(info, writable=True))
+    delay.settle()
+    delay.advance(1)
+    assert len(delay.bodies("closed")) == 8
+    delay.advance(60)
+    assert len(delay.bodies("closed")) == 9
+    assert [one.code for one in delay.outcomes()] == [CANCELLED]
+    assert delay.fired_to() == 22
+
+
+def test_a_record_that_does_not_say_what_it_wants_is_a_dead_letter(delay: Rig) -> None:
+    from backend.records import NewRecord
+    from ddmq_common.delivery import encode
+    from ddmq_common.names import DELAY_TOPIC
+
+    record = NewRecord(DELAY_TOPIC, 0, bytes(16), 1, encode(b"", b"who?", b"", None))
+    delay.backend.append([record], delay.clock.monotonic() + 60).wait(5)
+    delay.settle()
+    [letter] = [decode(one.delivery) for one in delay.stored(DELAY_DLQ_TOPIC)]
+    assert letter.value == b"who?"
+    assert letter.properties[b"dead-letter-reason"] == b"unreadable"
