@@ -41,8 +41,8 @@ class CronError(ValueError):
 
 
 class _Walk(CronSim):
-    """cronsim's walk, with our horizon, and right where clocks change by half an hour (Lord Howe): it steps to
-    the next hour or minute on the clock, not by 60 minutes."""
+    """cronsim's walk, with our horizon, and right where clocks change by half an hour (Lord Howe): it steps
+    to the next hour or minute on the clock, not by 60 minutes."""
 
     def advance(self) -> None:
         last = self.dt.year + HORIZON_YEARS

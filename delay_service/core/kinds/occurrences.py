@@ -74,8 +74,8 @@ def next_after(
 
 def to_fire(order: DelayOrder, occurrence: int, now_ms: int, at_ms: int | None = None) -> Next | None:
     """What to do with an occurrence whose due time has come: fire it (it is returned as it is), wait for a
-    later one instead, or None: this one is not to be fired, and it was the last. `at_ms`: the due time that it
-    waited for, when it was rescheduled."""
+    later one instead, or None: this one is not to be fired, and it was the last. `at_ms`: the due time that
+    it waited for, when it was rescheduled."""
     due = due_ms(order, occurrence) if at_ms is None else at_ms
     schedule = order.schedule
     if schedule is None or schedule.catch_up != "skip" or now_ms - due <= schedules.MISSED_AFTER_MS:

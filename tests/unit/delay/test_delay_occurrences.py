@@ -1,0 +1,197 @@
+"""When orders fire again, by examples: the wire's formulas, caps, late starts, ids."""
+
+import time
+from itertools import pairwise
+
+import pytest
+
+from ddmq_common.delay_order import ADD, EXPONENTIAL, LOOP, ONCE, SCHEDULE, DelayOrder, Schedule
+from delay_service.core.kinds import Next, delivered_before, due_ms, next_after, occurrence_id, to_fire
+
+UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
+T0 = 1_700_000_000
+T0_MS = T0 * 1_000
+DAY_MS = 86_400_000
+
+
+def order(kind, interval=0, times=0, lasts=10**9, first=T0):
+    return DelayOrder(
+        ADD, UUID, "t", kind, first * 1_000, first, first + lasts, interval, times, 7
+    )  # fmt: skip
+
+
+def scheduled(schedule, due=T0_MS):
+    return DelayOrder(ADD, UUID, "t", SCHEDULE, due, due // 1_000, shard=7, schedule=schedule)
+
+
+def dues(made, count, now_ms=0):
+    """Seconds after the first, as many as there are."""
+    found, occurrence = [0], 0
+    while len(found) < count and (following := next_after(made, occurrence, now_ms)):
+        occurrence = following.occurrence
+        found.append((following.due_ms - made.due_ms) // 1_000)
+    return found
+
+
+def test_once_is_once():
+    made = order(ONCE, lasts=172_800)
+    assert next_after(made, 0, T0_MS) is None
+    assert due_ms(made, 0) == T0_MS
+    assert occurrence_id(made, 0) == f"{T0}-2-{T0 + 172_800}-0-0-0-7-{UUID}"
+
+
+def test_a_loop_adds_its_interval():
+    assert dues(order(LOOP, 10, 5), 9) == [0, 10, 20, 30, 40]
+
+
+def test_a_loop_with_base_3_adds_3_9_27():
+    assert dues(order(EXPONENTIAL, 3, 100), 5) == [0, 3, 12, 39, 120]
+
+
+def test_a_distance_grows_to_a_day_and_no_more():
+    found = dues(order(EXPONENTIAL, 2, 100), 20)
+    steps = [later - earlier for earlier, later in pairwise(found)]
+    assert steps == [*[2**k for k in range(1, 17)], 86_400, 86_400, 86_400]
+    assert dues(order(EXPONENTIAL, 10**18, 4), 9) == [0, 86_400, 172_800, 259_200]
+
+
+def test_expire_is_included():
+    assert dues(order(LOOP, 10, 100, lasts=30), 9) == [0, 10, 20, 30]
+    assert dues(order(LOOP, 10, 100, lasts=29), 9) == [0, 10, 20]
+    assert dues(order(EXPONENTIAL, 3, 100, lasts=39), 9) == [0, 3, 12, 39]
+
+
+def test_a_single_occurrence_is_the_last():
+    assert next_after(order(LOOP, 10, 1), 0, T0_MS) is None
+
+
+def test_an_occurrence_carries_its_own_timestamp_and_number():
+    made = order(LOOP, 10, 5, lasts=1_000)
+    assert occurrence_id(made, 3) == f"{T0 + 30}-3-{T0 + 1_000}-5-3-10-7-{UUID}"
+
+
+def test_milliseconds_of_the_first_shift_all():
+    made = DelayOrder(ADD, UUID, "t", LOOP, T0_MS + 250, T0, T0 + 1_000, 10, 5)
+    assert next_after(made, 0, 0) == Next(1, T0_MS + 10_250)
+    assert occurrence_id(made, 1).startswith(f"{T0 + 10}-")
+    assert next_after(made, 0, T0_MS + 10_249, 1) == Next(1, T0_MS + 10_250)
+    assert next_after(made, 0, T0_MS + 20_249, 1) == Next(1, T0_MS + 10_250)
+    assert next_after(made, 0, T0_MS + 20_250, 1) == Next(2, T0_MS + 20_250, 1)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        order(LOOP, 3, 10**9, lasts=9_999_999_999, first=1_000_000_000),
+        order(EXPONENTIAL, 2, 10**9, lasts=9_999_999_999, first=1_000_000_000),
+        scheduled(Schedule(0, 1, -1, catch_up="all"), 1_000_000_000_000),
+        scheduled(Schedule(0, 1_000, -1), 1_000_000_000_000),
+        scheduled(Schedule(0, 1_000, 30, "* * * * *", "Europe/Berlin"), 1_000_000_020_000),
+        scheduled(Schedule(0, 1_000, 30, "* * * * *", "UTC", catch_up="all"), 1_000_000_020_000),
+        scheduled(Schedule(0, 0, 0, "* * * * *", "Australia/Lord_Howe", catch_up="skip"), 1_000_000_020_000),
+    ],
+)
+def test_a_loop_that_started_in_2001_costs_no_walk(made):
+    now, began = 1_800_000_000_000, time.perf_counter()
+    found = next_after(made, 0, now)
+    assert time.perf_counter() - began < 5.0
+    assert found is not None
+    assert found.skipped >= 20
+    assert now - DAY_MS * 1_000 < found.due_ms
+
+
+def test_2001_every_3_seconds_fires_the_last_thousand():
+    made = order(LOOP, 3, 10**9, lasts=9_999_999_999, first=1_000_000_000)
+    now = 1_800_000_000_000
+    found = next_after(made, 0, now)
+    passed_over = 800_000_000 // 3 - 1_000
+    assert found == Next(passed_over + 1, 1_000_000_000_000 + (passed_over + 1) * 3_000, passed_over)
+    assert next_after(made, found.occurrence, now) == Next(found.occurrence + 1, found.due_ms + 3_000)
+
+
+def test_a_loop_that_ended_long_ago_fires_its_last_ones_and_ends():
+    made = order(LOOP, 3, 2_000, lasts=9_999)
+    found = next_after(made, 0, 1_800_000_000_000)
+    assert found == Next(1_000, T0_MS + 3_000_000, 999)
+    assert next_after(made, 1_999, 1_800_000_000_000) is None
+
+
+# --- schedules
+
+
+def test_repeat_n_is_n_more():
+    assert dues(scheduled(Schedule(30_000, 10_000, 9)), 99) == [10 * k for k in range(10)]
+
+
+def test_a_cap_counts_deliveries():
+    assert dues(scheduled(Schedule(0, 10_000, -1, occurrences_max=4)), 99) == [0, 10, 20, 30]
+    daily = scheduled(Schedule(cron="0 0 * * *", occurrences_max=3), 1_700_006_400_000)
+    assert dues(daily, 99) == [0, 86_400, 172_800]
+
+
+def test_a_cron_starts_the_series_at_each_of_its_times():
+    hourly = scheduled(Schedule(1_000, 1_000, 9, "0 * * * *"), 1_700_002_801_000)
+    assert dues(hourly, 12) == [*range(10), 3_600, 3_601]
+
+
+def test_series_that_overlap_run_beside_each_other():
+    every_minute = scheduled(Schedule(0, 40_000, 3, "* * * * *"), 1_700_000_040_000)
+    assert dues(every_minute, 12) == [0, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220, 240]
+
+
+def test_weekdays_at_nine_in_shanghai():
+    made = scheduled(Schedule(cron="0 9 * * MON-FRI", zone="Asia/Shanghai"), 1_699_578_000_000)  # a Friday
+    assert dues(made, 4) == [0, 3 * 86_400, 4 * 86_400, 5 * 86_400]
+
+
+def test_numbers_say_due_time_and_count_by_themselves():
+    """Whoever knows only the order and the number of the last one fired goes on rightly."""
+    made = scheduled(Schedule(500, 1_000, 2, "*/5 * * * *"), 1_700_000_100_500)
+    occurrence = 0
+    for fired in range(30):
+        assert delivered_before(made, occurrence) == fired
+        following = next_after(made, occurrence, 0)
+        assert due_ms(made, following.occurrence) == following.due_ms
+        occurrence = following.occurrence
+
+
+LATE = T0_MS + 65_000  # 6 more were due by then, the last 5,000 ms ago
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "fires"),
+    [("fire_once", [0, 70]), ("all", [0, 10, 20, 30, 40, 50, 60, 70]), ("skip", [60, 70])],
+)
+def test_what_a_schedule_does_that_comes_late(catch_up, fires):
+    made, occurrence, found = scheduled(Schedule(0, 10_000, 7, catch_up=catch_up)), 0, []
+    while True:
+        at = max(LATE, due_ms(made, occurrence))
+        chosen = to_fire(made, occurrence, at)
+        if chosen is not None and chosen.occurrence == occurrence:
+            found.append((due_ms(made, occurrence) - T0_MS) // 1_000)
+            chosen = next_after(made, occurrence, at)
+        if chosen is None:
+            break
+        occurrence = chosen.occurrence
+    assert found == fires
+
+
+def test_skip_lets_a_single_delivery_fire_however_late():
+    made = scheduled(Schedule(catch_up="skip"))
+    assert to_fire(made, 0, T0_MS + DAY_MS) == Next(0, T0_MS)
+
+
+def test_skip_of_the_last_one_ends_the_schedule():
+    made = scheduled(Schedule(0, 10_000, 1, catch_up="skip"))
+    assert to_fire(made, 0, T0_MS + DAY_MS) is None
+
+
+def test_skip_goes_by_the_time_it_was_rescheduled_to():
+    made = scheduled(Schedule(0, 10_000, 9, catch_up="skip"))
+    later = T0_MS + 30_000
+    assert to_fire(made, 0, later, later) == Next(0, later)
+
+
+def test_fired_before_its_time_a_schedule_goes_on_after_it():
+    hourly = scheduled(Schedule(cron="0 * * * *"), 1_700_002_800_000)
+    assert next_after(hourly, 0, 1_700_000_000_000) == Next(3_600_000 << 20 | 1, 1_700_006_400_000)
