@@ -1,4 +1,4 @@
-"""T6: a key that fails for ever: delivery latency of the other keys, open loop at 2,000/s, durable.
+"""T6: a key that fails for ever: delivery latency of the other keys, open loop at 1,000/s, durable.
 
 `1 in 100`: every hundredth message has the key whose first message fails for ever (ordered_deliveries_max
 -1; retries after 100, 150, 300 ms, then every second). `a million behind it`: that many were stored behind
@@ -20,7 +20,7 @@ from bench.harness import CLIENT_CORE, Series, percentiles, pin, run, sized
 from bench.servers import Running, ddmq
 from bench.t04_latency import OpenLoop
 
-RATE = 2_000
+RATE = 1_000
 SECONDS = sized(6.0, 0.5)
 BODY = 1024
 WAITING_BODY = 128

@@ -36,6 +36,7 @@ HELD, OTHERS = 0, 1_000  # keys: the held message's, and how many others
 NEXT_SAMPLE = 100  # answers
 MIB = 1 << 20
 REACH = "≤ 300 MiB anonymous"
+AGAIN_S_MAX = 60.0
 ACK_TIMEOUT_MS = 3_600_000  # nothing comes again because of time
 
 
@@ -179,9 +180,7 @@ class AckMap:
             server.kill()
         with start_ddmq(self._data) as server:
             after = Sampled(server)
-            began = time.perf_counter()
-            redelivered = self._again(server, group)
-            seconds = time.perf_counter() - began
+            redelivered, seconds = self._again(server, group)
             after.look()
             groups.admin(server, "DELETE", f"/groups/{group.decode()}")
         if redelivered != [0]:
@@ -223,22 +222,26 @@ class AckMap:
                 f"{FINISHED} to be finished, {finished} were; at most {max(seen)} times each"
             )
 
-    def _again(self, server: Running, group: bytes) -> list[int]:
-        """What comes until nothing has come for a second; nothing is acknowledged."""
+    def _again(self, server: Running, group: bytes) -> tuple[list[int], float]:
+        """What comes, until nothing has come for a second, and after how long the first; none is acked."""
         connection = load.connect(server.addresses["consumer"], 1)
         came: list[int] = []
+        began, first_s = time.perf_counter(), 0.0
 
         def next_frame(_: int, reply: bytes | None) -> bytes | None:
+            nonlocal first_s
             if reply is not None:
                 messages = keyed.found(reply)
+                if not came:
+                    first_s = time.perf_counter() - began
                 came.extend(message.offset for message in messages)
-                if not messages:
+                if not messages and (came or first_s > AGAIN_S_MAX):
                     return None
             return frames.pull(group, self._topic, BATCH, 1_000, None)
 
         load.closed_loop(connection, next_frame)
         connection[0].close()
-        return came
+        return came, first_s
 
 
 def ack_series(folder: Path) -> list[Series]:
