@@ -1,0 +1,104 @@
+"""ActiveMQ's scheduler properties, by that system's own documentation.
+
+The page "Delay and Schedule Message Delivery" of ActiveMQ Classic
+(activemq.apache.org/components/classic/documentation/delay-and-schedule-message-delivery) names the four
+properties with their types, gives the three examples that are played here, and says that a message which
+carries scheduledJobId is sent at once. What the page leaves open (a period without a delay, a delay of 0, a
+repeat without end) is as its broker does it: JobSchedulerImpl.doSchedule and SchedulerBroker.doSchedule.
+"""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from ddmq_common.delay_order import DelayOrder
+from ddmq_common.schedules import ScheduleLimits
+from delay_service.core.kinds import next_after
+from proxy_producer.core.dialects import dialect_of, dialects
+
+NOW = 1_795_289_273_456
+AMQ = dialects(["amq"])
+
+
+def ask(now=NOW, **properties):
+    given = {f"AMQ_SCHEDULED_{name}".encode(): str(value).encode() for name, value in properties.items()}
+    return dialect_of(given, AMQ, now, ScheduleLimits())
+
+
+def deliveries(order, count):
+    """Milliseconds after the send, of those in time."""
+    found, occurrence = [order.due_ms - NOW], 0
+    while len(found) < count and (following := next_after(order, occurrence, 0)):
+        occurrence = following.occurrence
+        found.append(following.due_ms - NOW)
+    return found
+
+
+def test_a_delay_of_60_seconds():
+    assert deliveries(ask(DELAY=60_000), 9) == [60_000]
+
+
+def test_a_delay_and_ten_deliveries_ten_seconds_apart():
+    assert deliveries(ask(DELAY=30_000, PERIOD=10_000, REPEAT=9), 99) == [
+        30_000 + 10_000 * n for n in range(10)
+    ]
+
+
+def test_every_hour():
+    found = deliveries(ask(CRON="0 * * * *"), 3)
+    assert [datetime.fromtimestamp((NOW + ms) // 1_000, UTC).minute for ms in found] == [0, 0, 0]
+    assert found[1] - found[0] == 3_600_000
+
+
+def test_ten_times_every_hour_one_second_apart():
+    hour = ask(CRON="0 * * * *").due_ms - NOW
+    found = deliveries(ask(CRON="0 * * * *", DELAY=1_000, PERIOD=1_000, REPEAT=9), 12)
+    assert found == [hour + 1_000 * n for n in range(1, 11)] + [hour + 3_601_000, hour + 3_602_000]
+
+
+def test_a_message_that_was_scheduled_before_goes_at_once():
+    given = {b"scheduledJobId": b"ID:1", b"AMQ_SCHEDULED_DELAY": b"60000"}
+    assert dialect_of(given, AMQ, NOW, ScheduleLimits()) is None
+
+
+def test_a_period_alone_is_the_first_wait():
+    assert deliveries(ask(PERIOD=5_000), 9) == [5_000]
+    assert deliveries(ask(PERIOD=5_000, REPEAT=2), 9) == [5_000, 10_000, 15_000]
+    assert deliveries(ask(DELAY=0, PERIOD=5_000, REPEAT=1), 9) == [5_000, 10_000]
+
+
+def test_without_a_wait_there_is_nothing_to_schedule():
+    assert ask(DELAY=0) is None
+    assert ask(DELAY=-5) is None
+    assert ask(REPEAT=3) is None
+
+
+def test_a_repeat_of_minus_one_has_no_end():
+    order = ask(DELAY=1_000, PERIOD=1_000, REPEAT=-1)
+    assert len(deliveries(order, 500)) == 500
+
+
+def test_a_zone_of_ours_beside_the_cron():
+    order = ask(CRON="0 9 * * *", ZONE="Asia/Shanghai")
+    assert datetime.fromtimestamp(order.due_ms // 1_000, UTC).hour == 1
+    assert "without a cron" in ask(DELAY=5, ZONE="Asia/Shanghai").text
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ({"DELAY": "soon"}, "property AMQ_SCHEDULED_DELAY has the value 'soon'; allowed: a whole number"),
+        ({"DELAY": "1.5"}, "'1.5'"),
+        ({"PERIOD": "-10", "REPEAT": "1"}, "allowed: 0 to"),
+        ({"DELAY": "5", "REPEAT": "x"}, "AMQ_SCHEDULED_REPEAT"),
+        ({"DELAY": "5", "REPEAT": "-2", "PERIOD": "1000"}, "repeat is -2"),
+        ({"DELAY": "5", "REPEAT": "5"}, "the period is 0 ms with repeat 5"),
+        ({"DELAY": "5", "PERIOD": "1000", "REPEAT": "2000000"}, "repeat is 2000000"),
+        ({"CRON": "every hour"}, "has 2 fields"),
+        ({"CRON": "0 * * * *", "ZONE": "Moon"}, "time zone 'Moon'"),
+    ],
+)
+def test_what_is_refused(properties, words):
+    found = ask(**properties)
+    assert not isinstance(found, DelayOrder)
+    assert words in found.text

@@ -1,0 +1,56 @@
+"""RocketMQ 5's timer properties, by that system's own documentation.
+
+"Delay Message" (rocketmq.apache.org/docs/featureBehavior/02delaymessage) sets a delivery timestamp in
+milliseconds since the epoch, lets a moment that has passed be delivered at once, and refuses one beyond the
+longest delay. The property names, and which of several holds, are those of MessageConst and of
+HookUtils.transformTimerMessage in apache/rocketmq. Levels ("Delayed Message Sending",
+rocketmq.apache.org/docs/4.x/producer/04message3) are tests/unit/producer/test_producer_levels.py.
+"""
+
+import pytest
+
+from ddmq_common.delay_order import DelayOrder
+from ddmq_common.schedules import ScheduleLimits
+from proxy_producer.core.dialects import dialect_of, dialects
+
+NOW = 1_795_289_273_456
+ROCKETMQ = dialects(["rocketmq"])
+
+
+def ask(**properties):
+    given = {f"TIMER_{name}".encode(): str(value).encode() for name, value in properties.items()}
+    return dialect_of(given, ROCKETMQ, NOW, ScheduleLimits(delay_ms_max=3 * 86_400_000))
+
+
+def test_the_three_ways():
+    assert ask(DELAY_SEC=10).due_ms == NOW + 10_000
+    assert ask(DELAY_MS=10).due_ms == NOW + 10
+    assert ask(DELIVER_MS=NOW + 600_000).due_ms == NOW + 600_000
+
+
+def test_which_of_several_holds():
+    assert ask(DELAY_SEC=10, DELAY_MS=20, DELIVER_MS=NOW + 30).due_ms == NOW + 10_000
+    assert ask(DELAY_MS=20, DELIVER_MS=NOW + 30).due_ms == NOW + 20
+
+
+@pytest.mark.parametrize(
+    "properties", [{"DELIVER_MS": NOW}, {"DELIVER_MS": 1}, {"DELAY_SEC": 0}, {"DELAY_MS": -1}]
+)
+def test_what_has_passed_goes_at_once(properties):
+    assert ask(**properties) is None
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ({"DELAY_SEC": 3 * 86_400 + 1}, "allowed: at most 259200000"),
+        ({"DELIVER_MS": NOW + 259_200_001}, "allowed: at most 259200000"),
+        ({"DELAY_SEC": "ten"}, "TIMER_DELAY_SEC has the value 'ten'"),
+        ({"DELAY_SEC": "10", "DELIVER_MS": "later"}, "TIMER_DELIVER_MS has the value 'later'"),
+        ({"DELAY_MS": "1.5"}, "a whole number"),
+    ],
+)
+def test_what_is_refused(properties, words):
+    found = ask(**properties)
+    assert not isinstance(found, DelayOrder)
+    assert words in found.text

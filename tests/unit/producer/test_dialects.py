@@ -1,0 +1,110 @@
+"""Dialects as a whole: who speaks them, what is refused, what is delivered."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddmq_client.idl.codes import Code
+from ddmq_common.delay_order import ADD, SCHEDULE, DelayOrder, Schedule
+from ddmq_common.schedules import ScheduleLimits
+from proxy_producer.core.dialects import DIALECTS, dialect_of, dialects, without_dialects
+from proxy_producer.core.refusal import Refusal
+
+NOW = 1_795_289_273_456
+LIMITS = ScheduleLimits()
+ALL = dialects(DIALECTS)
+NAMES = sorted(ALL.properties)
+
+
+def test_an_order_of_a_dialect_keeps_the_message_as_it_is():
+    found = dialect_of({b"x-delay": b"1500", b"mine": b"1"}, ALL, NOW, LIMITS)
+    due = NOW + 1_500
+    assert found == DelayOrder(
+        ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=Schedule(delay_ms=1_500)
+    )
+
+
+def test_what_no_topic_speaks_is_an_ordinary_property():
+    properties = dict.fromkeys(NAMES, b"5000")
+    nothing = dialects(())
+    assert dialect_of(properties, nothing, NOW, LIMITS) is None
+    assert without_dialects(properties, nothing) == properties
+    rabbit = dialects(["rabbit"])
+    assert dialect_of({b"TIMER_DELAY_MS": b"x"}, rabbit, NOW, LIMITS) is None
+    assert without_dialects({b"TIMER_DELAY_MS": b"x", b"x-delay": b"0"}, rabbit) == {b"TIMER_DELAY_MS": b"x"}
+
+
+def test_names_of_a_dialect_are_never_delivered():
+    properties = {b"mine": b"1", b"scheduledJobId": b"7"} | dict.fromkeys(NAMES, b"1")
+    assert without_dialects(properties, ALL) == {b"mine": b"1", b"scheduledJobId": b"7"}
+
+
+def test_two_dialects_are_refused_by_name():
+    refusal = dialect_of({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, ALL, NOW, LIMITS)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.reason) == (Code.ILLEGAL_MESSAGE, "delay_dialects_mixed")
+    assert "AMQ_SCHEDULED_DELAY x-delay" in refusal.text
+    assert dialect_of({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, dialects(["amq"]), NOW, LIMITS)
+
+
+def test_a_dialect_beside_a_level_is_refused():
+    refusal = dialect_of({b"x-delay": b"5", b"DELAY": b"3"}, ALL, NOW, LIMITS)
+    assert refusal.code == Code.ILLEGAL_MESSAGE
+    assert "x-delay DELAY=3" in refusal.text
+    assert dialect_of({b"DELAY": b"3"}, ALL, NOW, LIMITS) is None
+    assert isinstance(dialect_of({b"x-delay": b"5", b"DELAY": b"0"}, ALL, NOW, LIMITS), DelayOrder)
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ({b"deliver-after": b"63d"}, "the delay is 5443200000 ms; allowed: 0 to 5356800000"),
+        ({b"deliver-at": b"1895289273"}, "from now; allowed: at most 5356800000"),
+        ({b"TIMER_DELAY_SEC": b"5356801"}, "the due time is 5356801000 ms from now"),
+        ({b"AMQ_SCHEDULED_CRON": b"0 0 30 2 *"}, "day-of-month"),
+        ({b"deliver-period": b"10ms", b"deliver-repeat": b"3"}, "the period is 10 ms"),
+        ({b"deliver-after": b"9" * 18}, "allowed: 0 to"),
+    ],
+)
+def test_limits_hold_for_every_dialect(properties, words):
+    refusal = dialect_of(properties, ALL, NOW, LIMITS)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == Code.ILLEGAL_MESSAGE
+    assert refusal.text.startswith("FAILED: ")
+    assert words in refusal.text
+
+
+def test_a_limit_of_years_is_a_limit_of_years():
+    years = ScheduleLimits(delay_ms_max=10 * 366 * 86_400_000)
+    assert isinstance(dialect_of({b"deliver-after": b"3650d"}, ALL, NOW, years), DelayOrder)
+
+
+def test_an_unknown_dialect_is_named():
+    with pytest.raises(ValueError, match=r"'redis' is not known; allowed: amq, rabbit, rocketmq, ddmq"):
+        dialects(["rabbit", "redis"])
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
+def test_no_value_raises(properties):
+    for name in DIALECTS:
+        found = dialect_of(properties, dialects([name]), NOW, LIMITS)
+        assert found is None or isinstance(found, DelayOrder | Refusal)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(NAMES),
+        st.sampled_from(
+            [b"0", b"-1", b"1000", b"99999999999999999", b"* * * * *", b"0 9 * * 1-5", b"UTC", b"1h", b"all"]
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_what_is_accepted_is_due_within_the_limits(properties):
+    for name in DIALECTS:
+        found = dialect_of(properties, dialects([name]), NOW, LIMITS)
+        if isinstance(found, DelayOrder):
+            assert found.schedule is not None
+            assert found.schedule.cron or found.due_ms <= NOW + LIMITS.delay_ms_max
+            assert found.schedule.repeat or found.due_ms > NOW
