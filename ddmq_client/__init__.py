@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddmq_client.consumer import Consumer
+    from ddmq_client.delays import CancelOutcome, DelayResult, DelayStatus
     from ddmq_client.errors import (
         BusyError,
         ClientError,
@@ -34,9 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BusyError",
+    "CancelOutcome",
     "ClientError",
     "ClosedError",
     "Consumer",
+    "DelayResult",
+    "DelayStatus",
     "Durability",
     "FetchConsumer",
     "FetchedQueue",
@@ -56,6 +60,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CancelOutcome": "delays",
+    "DelayResult": "delays",
+    "DelayStatus": "delays",
     "Consumer": "consumer",
     "Durability": "idl.codes",
     "FetchConsumer": "fetching",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from uuid import uuid4
 
 from ddmq_client.core import frames
 from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone
 from ddmq_client.core.selectors import placer
-from ddmq_client.core.sending import SendJob, result_of
+from ddmq_client.core.sending import SEND_DELAYED, SendJob, result_of
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check
 from ddmq_client.core.splitter import split
-from ddmq_client.errors import InvalidMessageError
+from ddmq_client.delays import When
+from ddmq_client.errors import InvalidMessageError, OptionError
+from ddmq_client.idl.codes import DelayAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult
-from ddmq_client.wire.producing import encode_message
+from ddmq_client.wire.producing import encode_change, encode_delayed, encode_message
 
 SEND_ONEWAY = b"sendOneway"
 Member = tuple[int, bytes]  # index in the application's list, encoded message
@@ -54,6 +57,25 @@ class Outbox:
     def job(self, encoded: Sequence[bytes], deadline: float) -> SendJob:
         """One request's job: sendSync for one message, sendBatch for several."""
         return SendJob(encoded, len(encoded) > 1, deadline, self._policy)
+
+    def delayed(self, message: OutgoingMessage, when: When, deadline: float) -> SendJob:
+        """The job of a delayed message. Its uuid is fixed here, so sending it again makes no second one."""
+        placement, client_id = self._place(message), self.settings.client_id
+        encoded = encode_delayed(message, placement, client_id, str(uuid4()), when)
+        return self._repeatable(encoded, deadline)
+
+    def change(
+        self, action: DelayAction, delay: str | SendResult, deadline: float, when: When | None = None
+    ) -> SendJob:
+        """The job of a change of a delayed message; carried out twice it is as once."""
+        delay_id = delay.delay_id if isinstance(delay, SendResult) else delay
+        if not isinstance(delay_id, str) or not delay_id:
+            raise OptionError(f"{delay!r} names no delayed message; allowed: the delay_id of a delayed send")
+        return self._repeatable(encode_change(action, delay_id, self.settings.client_id, when), deadline)
+
+    def _repeatable(self, encoded: bytes, deadline: float) -> SendJob:
+        policy = self._policy._replace(retry_unknown=True)
+        return SendJob([encoded], False, deadline, policy, SEND_DELAYED)
 
     def plan(self, messages: Iterable[OutgoingMessage]) -> BatchPlan:
         """Encode and cut. Messages that ask for a delay go alone, after the others."""

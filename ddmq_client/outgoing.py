@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddmq_client.errors import SendError
-from ddmq_client.idl.codes import Durability
+from ddmq_client.errors import OptionError, SendError
+from ddmq_client.idl.codes import DELAY_PROPERTY, Durability
 
 ShardKey = str | bytes | int
 
@@ -32,6 +32,17 @@ class OutgoingMessage:
     queue: int | None = None
 
 
+def with_level(properties: Mapping[str, str] | None, level: int | None) -> Mapping[str, str] | None:
+    """The properties that ask for a delay level, too; OptionError for one below 1."""
+    if level is None:
+        return properties
+    if not isinstance(level, int) or isinstance(level, bool) or level < 1:
+        raise OptionError(
+            f"level={level!r}; allowed: a whole number from 1 (levels above the last mean the last)"
+        )
+    return {**(properties or {}), DELAY_PROPERTY: str(level)}
+
+
 class SendResult:
     """The outcome for one message. Read only.
 
@@ -41,11 +52,14 @@ class SendResult:
     queue_id     queue it was stored in, None as above
     offset       its index in that queue, None as above
     durability   what the stored message survives (`ddmq_client.idl.codes.Durability`), None as above
+    delay_id     of a delayed message: what `Producer.cancel` takes; None for others
     proxy        "host:port" of the proxy that answered
     error        None when stored; else the exception that `Producer.send` would raise
     """
 
-    __slots__ = ("code", "durability", "error", "message_id", "offset", "proxy", "queue_id", "text")
+    __slots__ = (
+        "code", "delay_id", "durability", "error", "message_id", "offset", "proxy", "queue_id", "text",
+    )  # fmt: skip
 
     code: int
     text: str
@@ -53,13 +67,14 @@ class SendResult:
     queue_id: int | None
     offset: int | None
     durability: int | None
+    delay_id: str | None
     proxy: str
     error: SendError | None
 
     def __init__(self) -> None:
         self.code = -1
         self.text = self.proxy = ""
-        self.message_id = self.queue_id = self.offset = self.durability = self.error = None
+        self.message_id = self.queue_id = self.offset = self.durability = self.error = self.delay_id = None
 
     @property
     def durability_class(self) -> Durability | None:
@@ -80,5 +95,7 @@ class SendResult:
     def __repr__(self) -> str:
         if self.error is not None:
             return f"SendResult(error={self.error!r})"
+        if self.delay_id is not None:
+            return f"{type(self).__name__}(code={self.code}, delay_id={self.delay_id!r})"
         where = f"queue_id={self.queue_id}, offset={self.offset}"
         return f"SendResult(code={self.code}, message_id={self.message_id!r}, {where})"

@@ -13,20 +13,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime, timedelta
 from types import TracebackType
 
 from ddmq_client.core import addresses
 from ddmq_client.core.pipeline import Waiting, goes_alone
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
-from ddmq_client.errors import ClosedError
+from ddmq_client.delays import CancelOutcome, When, outcome_of, when_of
+from ddmq_client.errors import ClosedError, OptionError
 from ddmq_client.identity import new_client_id
-from ddmq_client.idl.codes import PRODUCER_PORT
+from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.net.background import Background
 from ddmq_client.net.router import Router
 from ddmq_client.net.sender import Sender
 from ddmq_client.outbox import Outbox, hurry_at, oneway_frame
-from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey
+from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import heartbeat
 
 
@@ -107,16 +109,64 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         shard_key: ShardKey | None = None,
         queue: int | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        level: int | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        every: timedelta | None = None,
+        times: int | None = None,
+        catch_up: str | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Send one message and wait until it is stored. Arguments: see OutgoingMessage; timeout_ms: see
         the class.
 
+        delay, deliver_at  deliver it so much later, or at that moment (a datetime with a time zone)
+        level              deliver it after that delay level (1 to 18), without an id to cancel it by
+        cron, zone         deliver it at each time of a five-field cron, in that time zone (UTC)
+        every, times       deliver it again and again, `times` in all (for ever when absent); beside a cron:
+                           so often at each of its times
+        catch_up           deliveries missed while nothing ran: "fire_once" (default), "all" or "skip"
+
+        The result of a delayed message (but for `level`) is a DelayResult with `delay_id` and `due_at`.
+
         Raises InvalidMessageError, NoSuchTopicError, NotStoredError (ThrottledError, BusyError): certainly
         not stored; UnknownOutcomeError: it may be; ClosedError.
         """
-        message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue)
-        return self.send_message(message, timeout_ms=timeout_ms)
+        when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
+        message = OutgoingMessage(topic, body, key, tags, with_level(properties, level), shard_key, queue)
+        if when is None:
+            return self.send_message(message, timeout_ms=timeout_ms)
+        self._check_open()
+        job = self._outbox.delayed(message, when, self._deadline(timeout_ms))
+        return (self._sender.run(job))[0].raise_for_error()
+
+    def cancel(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
+        """Take a delayed message back, by its delay_id or the result of its send, and say what came of it.
+
+        Raises InvalidMessageError for what is no delay id; NotStoredError when the cancel did not get
+        through; UnknownOutcomeError when nobody answered: then cancel again.
+        """
+        return self._change(DelayAction.CANCEL, delay, None, timeout_ms)
+
+    def reschedule(
+        self,
+        delay_id: str | SendResult,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        timeout_ms: int | None = None,
+    ) -> CancelOutcome:
+        """Give a delayed message another due time (of a repeated one: of its next delivery)."""
+        when = when_of(delay, deliver_at)
+        if when is None:
+            raise OptionError("neither delay nor deliver_at is set; allowed: one of them")
+        return self._change(DelayAction.RESCHEDULE, delay_id, when, timeout_ms)
+
+    def fire_now(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
+        """Deliver a delayed message now, not when it is due (of a repeated one: its next delivery)."""
+        return self._change(DelayAction.FIRE, delay, None, timeout_ms)
 
     def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
         """`send`, for a message at hand."""
@@ -193,6 +243,13 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _change(
+        self, action: DelayAction, delay: str | SendResult, when: When | None, timeout_ms: int | None
+    ) -> CancelOutcome:
+        self._check_open()
+        job = self._outbox.change(action, delay, self._deadline(timeout_ms), when)
+        return outcome_of((self._sender.run(job))[0].raise_for_error())
 
     def _check_open(self) -> None:
         if self._closed:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 
 from ddmq_client.aio.connection import AsyncConnection
@@ -23,12 +24,13 @@ from ddmq_client.core.sending import SendJob
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import Verdict
-from ddmq_client.errors import BusyError, ClosedError, NotStoredError
+from ddmq_client.delays import CancelOutcome, When, outcome_of, when_of
+from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError
 from ddmq_client.identity import new_client_id
-from ddmq_client.idl.codes import PRODUCER_PORT
+from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.net.sender import ONEWAY_ATTEMPTS, UNRESOLVED
 from ddmq_client.outbox import Outbox, oneway_frame
-from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey
+from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import ProxyFault, heartbeat, read_results
 
 
@@ -84,11 +86,50 @@ class AsyncProducer:
         properties: Mapping[str, str] | None = None,
         shard_key: ShardKey | None = None,
         queue: int | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        level: int | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        every: timedelta | None = None,
+        times: int | None = None,
+        catch_up: str | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Send one message and wait until it is stored; arguments and errors as `Producer.send`."""
-        message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue)
-        return await self.send_message(message, timeout_ms=timeout_ms)
+        when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
+        message = OutgoingMessage(topic, body, key, tags, with_level(properties, level), shard_key, queue)
+        if when is None:
+            return await self.send_message(message, timeout_ms=timeout_ms)
+        self._check_open()
+        job = self._outbox.delayed(message, when, self._deadline(timeout_ms))
+        return (await self._run(job))[0].raise_for_error()
+
+    async def cancel(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
+        """Take a delayed message back, by its delay_id or the result of its send, and say what came of it.
+
+        Raises InvalidMessageError for what is no delay id; NotStoredError when the cancel did not get
+        through; UnknownOutcomeError when nobody answered: then cancel again.
+        """
+        return await self._change(DelayAction.CANCEL, delay, None, timeout_ms)
+
+    async def reschedule(
+        self,
+        delay_id: str | SendResult,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        timeout_ms: int | None = None,
+    ) -> CancelOutcome:
+        """Give a delayed message another due time (of a repeated one: of its next delivery)."""
+        when = when_of(delay, deliver_at)
+        if when is None:
+            raise OptionError("neither delay nor deliver_at is set; allowed: one of them")
+        return await self._change(DelayAction.RESCHEDULE, delay_id, when, timeout_ms)
+
+    async def fire_now(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
+        """Deliver a delayed message now, not when it is due (of a repeated one: its next delivery)."""
+        return await self._change(DelayAction.FIRE, delay, None, timeout_ms)
 
     async def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
         """`send`, for a message at hand."""
@@ -175,6 +216,13 @@ class AsyncProducer:
         job.failed(node, verdict, text, elsewhere)
         return elsewhere
 
+    async def _change(
+        self, action: DelayAction, delay: str | SendResult, when: When | None, timeout_ms: int | None
+    ) -> CancelOutcome:
+        self._check_open()
+        job = self._outbox.change(action, delay, self._deadline(timeout_ms), when)
+        return outcome_of((await self._run(job))[0].raise_for_error())
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the producer has been closed")
@@ -190,4 +238,4 @@ class AsyncProducer:
 async def _exchange(job: SendJob, connection: AsyncConnection) -> list[SendResult]:
     deadline = job.attempt_deadline(asyncio.get_running_loop().time())
     payload, sequence_id = await connection.call(job.frame, deadline)
-    return read_results(payload, sequence_id, job.batch)
+    return read_results(payload, sequence_id, job.method)

@@ -19,6 +19,7 @@ from ddmq_client.outgoing import SendResult
 
 SEND_ONE = b"sendSync"
 SEND_MANY = b"sendBatch"
+SEND_DELAYED = b"sendDelaySync"
 
 
 class RetryPolicy(NamedTuple):
@@ -47,12 +48,23 @@ class SendJob:
         "_pending",
         "_policy",
         "deadline",
+        "method",
         "results",
         "tried",
     )
 
-    def __init__(self, messages: Sequence[bytes], batch: bool, deadline: float, policy: RetryPolicy) -> None:
-        """`deadline` in monotonic seconds; `batch` chooses sendBatch, else sendSync of one message."""
+    def __init__(
+        self,
+        messages: Sequence[bytes],
+        batch: bool,
+        deadline: float,
+        policy: RetryPolicy,
+        method: bytes | None = None,
+    ) -> None:
+        """`deadline` in monotonic seconds; `batch` chooses sendBatch, else sendSync of one message, or
+        `method`, which takes one argument struct and a timeout as sendSync does.
+        """
+        self.method = method or (SEND_MANY if batch else SEND_ONE)
         self._messages = messages
         self._batch = batch
         self.deadline = deadline
@@ -62,11 +74,6 @@ class SendJob:
         self._maybe_stored: set[int] = set()
         self.results: list[SendResult] = [_UNTRIED] * len(messages)
         self.tried: set[Node] = set()
-
-    @property
-    def batch(self) -> bool:
-        """The answer is a list of results, not one."""
-        return self._batch
 
     def begin(self, node: Node) -> None:
         """An attempt at this node starts."""
@@ -84,10 +91,9 @@ class SendJob:
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
         pending = [self._messages[at] for at in self._pending]
+        head = frames.call_head(self.method, sequence_id)
         if self._batch:
-            head = frames.call_head(SEND_MANY, sequence_id)
             return frames.framed((head, *frames.many_messages_args(pending, timeout_ms)))
-        head = frames.call_head(SEND_ONE, sequence_id)
         return frames.framed((head, *frames.one_message_args(pending[0], timeout_ms)))
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> Verdict:

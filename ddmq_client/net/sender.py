@@ -98,7 +98,7 @@ class Sender:
         try:
             deadline = job.attempt_deadline(time.monotonic())
             payload, sequence_id = connection.call(job.frame, deadline)
-            return read_results(payload, sequence_id, job.batch)
+            return read_results(payload, sequence_id, job.method)
         except FrameError:
             connection.close()  # what comes next on it cannot be trusted
             raise

@@ -7,11 +7,12 @@ from typing import Any
 from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.selectors import Placement
-from ddmq_client.core.sending import SEND_MANY, SEND_ONE
+from ddmq_client.core.sending import SEND_DELAYED, SEND_MANY, SEND_ONE
 from ddmq_client.core.verdicts import Verdict
+from ddmq_client.delays import DelayResult, When
 from ddmq_client.errors import InvalidMessageError
 from ddmq_client.idl import producer as idl
-from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
+from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, DelayType
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.wire.codec import decode, encode
 from ddmq_client.wire.specs import Specs
@@ -41,17 +42,26 @@ class _Many:
     success: list[SendResult] | None = None
 
 
-# `key` and `delayId` of a result belong to delay messages.
+class _Delayed:
+    success: DelayResult | None = None
+
+
 _RESULT_NAMES = {
-    "msg": "text", "messageId": "message_id", "queueId": "queue_id", "key": None, "delayId": None,
+    "msg": "text", "messageId": "message_id", "queueId": "queue_id", "key": None, "delayId": "delay_id",
 }  # fmt: skip
+_DELAY_NAMES = {"msg": "text", "uniqDelayMsgId": "delay_id", "firedAtMs": "fired_at_ms", "dueMs": "due_ms"}
 _specs = Specs()
 _MESSAGE = _specs.register(idl.Message)
 _RESULT = _specs.register(idl.Result, SendResult, _RESULT_NAMES)
 _ONE = _specs.register(idl.ProducerService.sendSync_result, _One)
 _MANY = _specs.register(idl.ProducerService.sendBatch_result, _Many)
+_DELAY_MESSAGE = _specs.register(idl.DelayMessage)
+_specs.register(idl.DelayResult, DelayResult, _DELAY_NAMES)
+_DELAYED = _specs.register(idl.ProducerService.sendDelaySync_result, _Delayed)
+_ANSWERS = {SEND_ONE: _ONE, SEND_MANY: _MANY, SEND_DELAYED: _DELAYED}
 _FAULT = [_Fault, (None, (1, 11, "message", "UTF8", None), (2, 8, "type", None, None))]
 _WireMessage: Any = _MESSAGE[0]
+_WireDelay: Any = _DELAY_MESSAGE[0]
 
 
 def encode_message(
@@ -80,18 +90,50 @@ def encode_message(
     return encoded
 
 
-def read_results(payload: bytes, sequence_id: int, batch: bool) -> list[SendResult]:
-    """Results of sendSync or sendBatch; ProxyFault, or FrameError for what is no answer to this request."""
-    at = answer_at(payload, SEND_MANY if batch else SEND_ONE, sequence_id)
-    success = decode(payload, at, _MANY if batch else _ONE).success
+def encode_delayed(
+    message: OutgoingMessage, placement: Placement, client_id: str, uuid: str, when: When
+) -> bytes:
+    """The same for an add to the delay service; `uuid` makes it the same add when it is sent again."""
+    encode_message(message, placement, client_id, None)  # says what is wrong with the message itself
+    wire = _WireDelay()
+    wire.action, wire.dmsgtype = int(DelayAction.ADD), int(DelayType.SCHEDULE)
+    wire.topic, wire.key, wire.tags = message.topic, message.key or None, message.tags or None
+    body = message.body
+    wire.body = body.encode() if isinstance(body, str) else body
+    wire.properties = dict(message.properties) if message.properties else None
+    wire.partitionId, wire.hashId = placement
+    wire.clientId, wire.uuid = client_id, uuid
+    wire.dueMs, wire.delayMs = when.due_ms, when.delay_ms
+    wire.cron, wire.zone, wire.catchUp = when.cron, when.zone, when.catch_up
+    wire.periodMs, wire.repeat, wire.occurrencesMax = when.period_ms, when.repeat, when.occurrences_max
+    return encode(wire, _DELAY_MESSAGE)
+
+
+def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When | None = None) -> bytes:
+    """A cancel, a reschedule or a fire now of what `delay_id` names."""
+    wire = _WireDelay()
+    wire.action, wire.uniqDelayMsgId, wire.clientId = int(action), delay_id, client_id
+    if when is not None:
+        wire.dueMs, wire.delayMs = when.due_ms, when.delay_ms
+    try:
+        return encode(wire, _DELAY_MESSAGE)
+    except (TypeError, ValueError) as error:
+        raise _invalid(f"delay id {delay_id!r} is not text that UTF-8 can carry") from error
+
+
+def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
+    """Results of sendSync, sendBatch or sendDelaySync; ProxyFault, or FrameError for what is no answer to
+    this request."""
+    at = answer_at(payload, method, sequence_id)
+    success = decode(payload, at, _ANSWERS[method]).success
     if success is None:
         raise FrameError("answer without a result")
-    return success if batch else [success]
+    return success if method == SEND_MANY else [success]
 
 
 def heartbeat_verdict(payload: bytes, sequence_id: int) -> Verdict:
     """What the answer to a heartbeat says about a proxy: in rotation again only after code 0."""
-    (result,) = read_results(payload, sequence_id, batch=False)
+    (result,) = read_results(payload, sequence_id, SEND_ONE)
     return Verdict.STORED if result.code == Code.OK else Verdict.LOST
 
 

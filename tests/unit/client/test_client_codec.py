@@ -106,7 +106,7 @@ def test_results_with_and_without_our_fields() -> None:
     ours = producer_idl.Result(code=0, msg="OK", messageId="ab", queueId=2, offset=5, durability=1)
     old = producer_idl.Result(code=12, msg="FAILED: é", key="ignored", delayId="ignored")
     made = producer_idl.ProducerService.sendBatch_result(success=[ours, old])
-    first, second = producing.read_results(answer("sendBatch", 7, made), 7, batch=True)
+    first, second = producing.read_results(answer("sendBatch", 7, made), 7, b"sendBatch")
     assert (first.message_id, first.queue_id, first.offset) == ("ab", 2, 5)
     assert first.durability_class is not None
     assert first.durability_class.name == "DURABLE"

@@ -1,0 +1,198 @@
+"""Delayed messages: when they are due, and what became of a change. Pure.
+
+`when_of` turns the keyword arguments of `send` into the wire's numbers and says clearly what does not fit
+together; whether a cron expression or a zone is known is said by the proxy (InvalidMessageError).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import NamedTuple
+
+from ddmq_client.errors import OptionError
+from ddmq_client.idl.codes import DelayOutcome
+from ddmq_client.outgoing import SendResult
+
+CATCH_UPS = ("fire_once", "all", "skip")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+_FIRST_ALLOWED = "allowed: one of delay, deliver_at, cron, level; or every alone"
+
+
+class When(NamedTuple):
+    """When a message is due, as the wire says it; None: not said."""
+
+    due_ms: int | None = None
+    delay_ms: int | None = None
+    cron: str | None = None
+    zone: str | None = None
+    period_ms: int | None = None
+    repeat: int | None = None
+    occurrences_max: int | None = None
+    catch_up: str | None = None
+
+
+class DelayStatus(Enum):
+    """What became of a change."""
+
+    CANCELLED = "cancelled"  # it is not delivered any more
+    RESCHEDULED = "rescheduled"
+    FIRED = "already fired"  # delivered, before or (fire_now) by this call: `fired_at`
+    UNKNOWN = "unknown"  # there never was such a message; it will not be delivered if it comes now
+    TOO_OLD = "older than what is kept"
+    PENDING = "pending"  # the change is durable and will be carried out; its outcome did not come in time
+
+
+_STATUS = {
+    DelayOutcome.ADDED: DelayStatus.RESCHEDULED,
+    DelayOutcome.CANCELLED: DelayStatus.CANCELLED,
+    DelayOutcome.ALREADY_FIRED: DelayStatus.FIRED,
+    DelayOutcome.UNKNOWN: DelayStatus.UNKNOWN,
+    DelayOutcome.OLDER_THAN_KEPT: DelayStatus.TOO_OLD,
+    DelayOutcome.PENDING: DelayStatus.PENDING,
+}
+
+
+class DelayResult(SendResult):
+    """The proxy's answer to an add or a change. `outcome`: ddmq_client.idl.codes.DelayOutcome.
+
+    `due_ms`, `fired_at_ms`: epoch milliseconds, None where not told.
+    """
+
+    __slots__ = ("due_ms", "fired_at_ms", "outcome")
+
+    due_ms: int | None
+    fired_at_ms: int | None
+    outcome: int | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due_ms = self.fired_at_ms = self.outcome = None
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When the message is due (first), in UTC."""
+        return None if self.due_ms is None else moment(self.due_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOutcome:
+    """What became of a cancel, a reschedule or a fire_now. `fired_at`, `due_at`: in UTC, where they are
+    known: with FIRED, and with RESCHEDULED. `text`: what the delay service said beside it, "" for nothing.
+    """
+
+    status: DelayStatus
+    fired_at: datetime | None = None
+    due_at: datetime | None = None
+    text: str = ""
+
+    @property
+    def cancelled(self) -> bool:
+        """The message will not be delivered any more."""
+        return self.status is DelayStatus.CANCELLED
+
+
+def outcome_of(result: SendResult) -> CancelOutcome:
+    """The outcome that a confirmed answer carries; one without an outcome (an old proxy) is pending."""
+    if not isinstance(result, DelayResult) or result.outcome is None:
+        return CancelOutcome(DelayStatus.PENDING)
+    status = _STATUS.get(DelayOutcome(result.outcome), DelayStatus.PENDING)
+    fired = None if result.fired_at_ms is None else moment(result.fired_at_ms)
+    return CancelOutcome(status, fired, result.due_at, "" if result.text == "OK" else result.text)
+
+
+def when_of(
+    delay: timedelta | None = None,
+    deliver_at: datetime | None = None,
+    cron: str | None = None,
+    zone: str | None = None,
+    every: timedelta | None = None,
+    times: int | None = None,
+    catch_up: str | None = None,
+    level: int | None = None,
+) -> When | None:
+    """None: no delay of the delay service is asked for. OptionError for what does not fit together."""
+    firsts = {"delay": delay, "deliver_at": deliver_at, "cron": cron, "level": level}
+    given = [name for name, value in firsts.items() if value is not None]
+    others = {"zone": zone, "every": every, "times": times, "catch_up": catch_up}
+    extras = [name for name, value in others.items() if value is not None]
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(given)} are both set; {_FIRST_ALLOWED}")
+    if level is not None and extras:
+        raise OptionError(f"{extras[0]} is set beside level; allowed beside level: nothing")
+    if zone is not None and cron is None:
+        raise OptionError(f"zone={zone!r} without a cron; a datetime carries its own zone")
+    if not given and every is None:
+        if extras:
+            raise OptionError(f"{extras[0]} is set without a first delivery; {_FIRST_ALLOWED}")
+        return None
+    return None if level is not None else _when(delay, deliver_at, cron, zone, every, times, catch_up)
+
+
+def _when(
+    delay: timedelta | None,
+    deliver_at: datetime | None,
+    cron: str | None,
+    zone: str | None,
+    every: timedelta | None,
+    times: int | None,
+    catch_up: str | None,
+) -> When:
+    period = None if every is None else duration_ms("every", every, 1)
+    wait = None if delay is None else duration_ms("delay", delay, 0)
+    if delay is None and deliver_at is None and cron is None:
+        wait = period
+    if times is not None and (not isinstance(times, int) or isinstance(times, bool) or times < 1):
+        raise OptionError(f"times={times!r}; allowed: a whole number from 1, the deliveries in all")
+    if times is not None and every is None and cron is None:
+        raise OptionError(f"times={times} without every or cron: it is delivered once")
+    if every is not None and cron is not None and times is None:
+        raise OptionError("every beside cron without times; allowed: times, the deliveries at each cron time")
+    if catch_up is not None and catch_up not in CATCH_UPS:
+        raise OptionError(f"catch_up={catch_up!r}; allowed: {', '.join(CATCH_UPS)}")
+    if cron is not None and not (isinstance(cron, str) and cron.strip()):
+        raise OptionError(f"cron={cron!r}; allowed: five fields, as in '0 9 * * 1-5'")
+    repeat = None
+    if every is not None:
+        repeat = -1 if times is None else times - 1
+    return When(
+        None if deliver_at is None else epoch_ms("deliver_at", deliver_at),
+        wait,
+        cron,
+        zone,
+        period,
+        repeat,
+        times if cron is not None and every is None else None,
+        catch_up,
+    )
+
+
+def epoch_ms(name: str, value: datetime) -> int:
+    """Epoch milliseconds, rounded up; OptionError for a datetime without a zone: it names no moment."""
+    if not isinstance(value, datetime):
+        raise OptionError(f"{name}={value!r} is {type(value).__name__}; allowed: a datetime with a time zone")
+    if value.utcoffset() is None:
+        raise OptionError(
+            f"{name}={value.isoformat()} has no time zone; allowed:"
+            " datetime(..., tzinfo=ZoneInfo('Asia/Shanghai')), or value.astimezone() for this machine's zone"
+        )
+    return -((_EPOCH - value) // _MS)
+
+
+def duration_ms(name: str, value: timedelta, least: int) -> int:
+    """Milliseconds, rounded up; OptionError for what is no timedelta or less than `least`."""
+    if not isinstance(value, timedelta):
+        raise OptionError(
+            f"{name}={value!r} is {type(value).__name__}; allowed: a timedelta, as in timedelta(seconds=90)"
+        )
+    milliseconds = -(-value // _MS)
+    if milliseconds < least:
+        raise OptionError(f"{name}={value} is {milliseconds} ms; allowed: at least {least} ms")
+    return milliseconds
+
+
+def moment(epoch: int) -> datetime:
+    """Epoch milliseconds as a datetime in UTC."""
+    return _EPOCH + timedelta(milliseconds=epoch)
