@@ -34,7 +34,8 @@ class DelayService:
     """See the module's text. Make it on the hub that is to serve it.
 
     `opener` opens a shard's store (it runs in a native thread). `address`: where others reach this process,
-    told to those who ask who owns a shard. `alarms` makes timers.
+    told to those who ask who owns a shard. `alarms` makes timers. `started` settles when all shards that
+    were granted at the beginning fire, or others have them all.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class DelayService:
         self._membership: Membership | None = None
         self._shards: dict[QueueRef, Shard] = {}
         self._closing: dict[QueueRef, Shard] = {}
+        self.started: Completion[None] = Completion()
         self._why = "it has not started"
         self._stop_watching: Callable[[], None] | None = None
         self._drained: Completion[None] | None = None
@@ -173,10 +175,15 @@ class DelayService:
             self._opener,
             self._alarms,
             self._doubted,
+            self._shard_opened,
             None if before is None else before.closed,
         )
         self._shards[queue] = shard
         shard.start()
+
+    def _shard_opened(self) -> None:
+        if not self.started.done and self.health().ready:
+            self.started.succeed(None)
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
         """Give them up as soon as nothing of theirs is being committed and their store is closed."""
@@ -233,6 +240,8 @@ class DelayService:
         if self._stopping or self._membership is None:
             return
         self._alarm.set(LOOK_S, self._look)
+        if not self._shards:
+            self._shard_opened()
         self._counts.pending(self.pending_counts())
         queues = [queue for queue, shard in self._shards.items() if shard.position is not None]
 

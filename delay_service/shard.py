@@ -35,8 +35,9 @@ RETRY_S = 0.2  # pause after opening failed for a reason that passes
 
 
 class Shard:
-    """See the module's text. `doubt(shard, error)`: our claim has to be had anew. `closed` settles when the
-    store is given back."""
+    """See the module's text. `doubt(shard, error)`: our claim has to be had anew. `opened()`: it fires.
+    `closed`
+    settles when the store is given back, `before` when that of the last owner in this process is."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Shard:
         opener: Opener,
         alarms: Callable[[], Alarm],
         doubt: Callable[[Shard, Exception], None],
+        opened: Callable[[], None],
         before: Completion[None] | None,
     ) -> None:
         self.queue = queue
@@ -58,6 +60,7 @@ class Shard:
         self._opener = opener
         self._alarms = alarms
         self._doubt = doubt
+        self._opened = opened
         self._before = before
         self._fire: Fire | None = None
         self._ingest: Ingest | None = None
@@ -142,6 +145,7 @@ class Shard:
         self.why = ""
         if self._fire is not None:
             self._fire.open()
+        self._opened()
 
     # --- at work
 

@@ -16,6 +16,7 @@ import resource
 import socket
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -35,6 +36,8 @@ from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
+from delay_service.service import DelayService
+from delay_service.stores import stores_in
 from proxy_consumer.runtime import HubTicker
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
@@ -58,6 +61,7 @@ class ServerProcess:
         self.producer: ProducerService | None = None
         self.consumer: ConsumerService | None = None
         self.delay: LevelService | None = None
+        self.timers: DelayService | None = None
         self._scheduler: SchedulerWatch | None = None
         self._rpc: list[RpcServer] = []
         self._admin: WSGIServer | None = None
@@ -99,8 +103,9 @@ class ServerProcess:
     def _wait_for_levels(self) -> None:
         """So that who was told that the server is ready finds it so; a start that fails is tried again."""
         try:
-            if self.delay is not None:
-                self.delay.started.wait(LEVELS_WAIT_S)
+            for part in (self.delay, self.timers):
+                if part is not None:
+                    part.started.wait(LEVELS_WAIT_S)
         except TimeoutError:
             log.warning("ready is not true yet", extra={"reason": self.health().reason})
 
@@ -109,6 +114,10 @@ class ServerProcess:
         if "delay" in self.parts:
             self.delay = LevelService(backend, self.config.delay, self.metrics, self.clock)
             self.delay.start()
+            self.timers = DelayService(
+                backend, self.config.delay, self.metrics, self.clock, stores_in(*self._delay_stores())
+            )
+            self.timers.start()
         else:
             self._scheduler = SchedulerWatch(backend, self.clock)
         if "producer" in self.parts:
@@ -136,6 +145,10 @@ class ServerProcess:
             self.consumer.advertise(str(reachable(self.addresses["consumer"])))
         if "admin" in self.parts:
             self._listen_admin(backend)
+
+    def _delay_stores(self) -> tuple[Path, int]:
+        delay = self.config.delay
+        return delay.dir or self.config.serve.data_dir / "delay", delay.shards
 
     def _listen(self, part: str, proxy: ProducerService | ConsumerService) -> None:
         address = self.config.serve.address(part)
@@ -168,7 +181,7 @@ class ServerProcess:
         self.addresses["admin"] = Address(address.host, self._admin.server_port)
 
     def health(self) -> Health:
-        """Ready when the backend takes appends, someone fires the delay levels, and nothing is draining."""
+        """Ready when the backend takes appends, someone fires delayed messages, and nothing is draining."""
         if self._draining:
             return Health(False, "draining")
         if self.backend is None:
@@ -177,8 +190,11 @@ class ServerProcess:
         levels: LevelService | SchedulerWatch | None = self.delay or self._scheduler
         if not health.ready or levels is None:
             return health
-        scheduler = levels.health()
-        return health if scheduler.ready else scheduler
+        for part in (levels, self.timers):
+            scheduler = health if part is None else part.health()
+            if not scheduler.ready:
+                return scheduler
+        return health
 
     def run_until_stopped(self) -> None:
         """Blocks until `request_stop`, then drains and closes."""
@@ -206,7 +222,7 @@ class ServerProcess:
         log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
         for server in self._rpc:
             server.stop_accepting()
-        for part in (self.producer, self.consumer, self.delay):
+        for part in (self.producer, self.consumer, self.delay, self.timers):
             if part is not None:
                 _wait(part.drain(deadline), deadline - self.clock.monotonic())
         if self.producer is not None:
@@ -222,6 +238,8 @@ class ServerProcess:
             server.close()
         if self.delay is not None:
             self.delay.close()
+        if self.timers is not None:
+            self.timers.close()
         if self.backend is not None:
             self.backend.close()
         log.info("stopped")

@@ -1,4 +1,4 @@
-"""Any due time over the memory engine with a moved clock: never early, each once, cancels that tell the truth."""
+"""Any due time over the memory engine with a moved clock: never early, each once, cancels tell the truth."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from delay_rig import Rig, uuid_of
 from ddmq_common.delay_order import ADDED, ALREADY_FIRED, CANCELLED, LOOP, SCHEDULE, TOO_OLD, UNKNOWN
 from ddmq_common.delivery import decode
 from ddmq_common.names import DELAY_DLQ_TOPIC, OUTCOME_TOPIC
+from delay_service.queries import DelayQueries
 
 HOUR_MS = 3_600_000
 
@@ -278,3 +279,32 @@ def test_a_record_that_does_not_say_what_it_wants_is_a_dead_letter(delay: Rig) -
     [letter] = [decode(one.delivery) for one in delay.stored(DELAY_DLQ_TOPIC)]
     assert letter.value == b"who?"
     assert letter.properties[b"dead-letter-reason"] == b"unreadable"
+
+
+# --- questions
+
+
+def test_what_people_ask(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    for number in range(1, 8):
+        delay.add(number, now + 1_000 * (number % 4), topic="orders" if number % 2 else "others")
+    delay.cancel(7)
+    delay.settle()
+    queries = DelayQueries(delay.service)
+    assert queries.count() == {"orders": 3, "others": 2}, "number 4 is due and its topic is gone"
+    rows = queries.waiting("orders", limit=2)
+    assert [row.uuid for row in rows] == [uuid_of(1), uuid_of(5)]
+    assert [row.uuid for row in queries.waiting("orders", after=rows[-1].place)] == [uuid_of(3)]
+    assert [row.uuid for row in queries.waiting(from_ms=now + 2_000, to_ms=now + 3_000)] == [
+        uuid_of(2),
+        uuid_of(6),
+    ]
+    found = queries.find(rows[0].delay_id)
+    assert found is not None
+    assert (found.state, found.at_ms, found.message) == ("pending", now + 1_000, rows[0])
+    cancelled = queries.find(uuid_of(7))
+    assert cancelled is not None
+    assert (cancelled.state, cancelled.at_ms) == ("cancelled", now)
+    assert queries.find(uuid_of(99)) is None
+    [shard] = queries.shards()
+    assert (shard.reason, shard.taken_to, shard.pending) == ("", 8, 5)
