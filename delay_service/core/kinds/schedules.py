@@ -80,7 +80,7 @@ def _cron_after(
     if following is None or following > now_ms:
         return None if following is None else (following, 0)
     if schedule.catch_up == "all":
-        floor = _floor_of_all(schedule, now_ms, min(cap, CRON_CATCH_UP_MAX))
+        floor = _floor_of_all(order, schedule, following, now_ms, min(cap, CRON_CATCH_UP_MAX))
     else:
         floor = _floor_ms(schedule, now_ms)
     if following > floor:
@@ -89,20 +89,47 @@ def _cron_after(
     return None if kept is None else (kept, _between(order, schedule, following, kept))
 
 
-def _floor_of_all(schedule: Schedule, now_ms: int, cap: int) -> int:
-    """A moment after which about `cap` deliveries were missed, at most one series more or less."""
-    times = -(-cap // (schedule.repeat + 1))
-    at = Cron.of(schedule.cron, schedule.zone).back_ms(now_ms - schedule.delay_ms, times)
-    return now_ms if at is None else at + schedule.delay_ms - 1
+def _floor_of_all(order: DelayOrder, schedule: Schedule, first: int, now_ms: int, cap: int) -> int:
+    """The moment after which exactly the last `cap` of what was missed since `first` lie, or all of it."""
+    cron = _cron_of(schedule)
+    beside = schedule.period_ms * schedule.repeat // cron.gap_ms_min + 1
+    series = (now_ms - first) // cron.gap_ms_min + beside + 1
+    if series * (schedule.repeat + 1) <= cap:
+        return first - 1
+    back = cap // (schedule.repeat + 1) + beside + 1
+    while True:
+        start = cron.back_ms(now_ms - schedule.delay_ms, back)
+        start = first - 1 if start is None else max(start + schedule.delay_ms - 1, first - 1)
+        found = _deliveries(order, schedule, start, now_ms, slice(-cap, None), 64 * back)
+        if start < first or len(found) >= cap:
+            return found[-cap] - 1 if len(found) > cap else start
+        back *= 4  # deliveries of several series that are one
+
+
+def _deliveries(
+    order: DelayOrder, schedule: Schedule, after_ms: int, until_ms: int, of_each: slice, series_max: int
+) -> list[int]:
+    """Those after `after_ms` up to `until_ms`, in order: `of_each` series some, of `series_max` series."""
+    cron, delay, period = _cron_of(schedule), schedule.delay_ms, max(schedule.period_ms, 1)
+    length = schedule.period_ms * schedule.repeat
+    found: set[int] = set()
+    start = cron.next_ms(max(after_ms - delay - length, order.due_ms - delay - 1))
+    while start is not None and start + delay <= until_ms and series_max > 0:
+        series_max -= 1
+        first = start + delay
+        places = range(
+            max((after_ms - first) // period + 1, 0), min((until_ms - first) // period, schedule.repeat) + 1
+        )
+        found.update(first + place * period for place in places[of_each])
+        start = cron.next_ms(start)
+    return sorted(found)
 
 
 def _between(order: DelayOrder, schedule: Schedule, first: int, end: int) -> int:
     """How many deliveries lie in [first, end), counted up to a bound."""
-    count, at = 0, first
-    while at < end and count < CRON_SKIPPED_COUNTED_MAX:
-        count += 1
-        following = cron_delivery_after(schedule, order.due_ms, at)
-        if following is None:
-            break
-        at = following
-    return count
+    bound = CRON_SKIPPED_COUNTED_MAX
+    return min(len(_deliveries(order, schedule, first - 1, end - 1, slice(bound), bound)), bound)
+
+
+def _cron_of(schedule: Schedule) -> Cron:
+    return Cron.of(schedule.cron, schedule.zone)

@@ -88,6 +88,7 @@ def test_milliseconds_of_the_first_shift_all():
         scheduled(Schedule(0, 1_000, -1), 1_000_000_000_000),
         scheduled(Schedule(0, 1_000, 30, "* * * * *", "Europe/Berlin"), 1_000_000_020_000),
         scheduled(Schedule(0, 1_000, 30, "* * * * *", "UTC", catch_up="all"), 1_000_000_020_000),
+        scheduled(Schedule(0, 1_000, 690_000, "0 0 * * *", "UTC", catch_up="all"), 1_000_080_000_000),
         scheduled(Schedule(0, 0, 0, "* * * * *", "Australia/Lord_Howe", catch_up="skip"), 1_000_000_020_000),
     ],
 )
