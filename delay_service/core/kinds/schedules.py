@@ -100,7 +100,7 @@ def _floor_of_all(order: DelayOrder, schedule: Schedule, first: int, now_ms: int
     while True:
         start = cron.back_ms(now_ms - schedule.delay_ms, back)
         start = first - 1 if start is None else max(start + schedule.delay_ms - 1, first - 1)
-        found = _deliveries(order, schedule, start, now_ms, slice(-cap, None), 64 * back)
+        found = _deliveries(order, schedule, start, now_ms, slice(-cap - 1, None), 64 * back)
         if start < first or len(found) >= cap:
             return found[-cap] - 1 if len(found) > cap else start
         back *= 4  # deliveries of several series that are one
