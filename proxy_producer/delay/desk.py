@@ -46,7 +46,7 @@ from proxy_producer.delay.tail import Later
 from proxy_producer.delay.wire import Asked, asked_of, with_due
 from proxy_producer.flow import Flow
 from proxy_producer.intake import Intake
-from proxy_producer.messages import marks
+from proxy_producer.messages import NO_DELAY_SERVICE, marks
 from proxy_producer.topics import Topic, TopicTable
 
 OUTCOME_QUEUES = 64
@@ -153,10 +153,16 @@ class DelayDesk:
 
     def _careful(self, call: Call, message: Any, deadline: float) -> None:
         """Anything legal, and whatever is wrong with what is not."""
+        self._decide(call, asked_of(message, self._wall_ms()), deadline)
+
+    def _decide(self, call: Call, asked: Asked, deadline: float) -> None:
         now_ms = self._wall_ms()
-        asked = asked_of(message, now_ms)
         rules = self._rules._replace(shards=max(self._rules.shards, self.inner.queues))
         topic, fault = self._intake.look(asked, rules, now_ms)
+        if fault is NO_DELAY_SERVICE and self.presence.look_again(
+            lambda: self._decide(call, asked, deadline)
+        ):
+            return
         fault = fault or self._flow.bound_fault(call.frame_bytes)
         if fault is not None:
             self._refuse(call, topic, asked, fault)

@@ -62,7 +62,7 @@ class PlainDelays:
         if spoken is None:
             return properties, None
         asked = dialect_of(properties, spoken, self._wall_ms(), self._limits)
-        if isinstance(asked, DelayOrder) and self._presence.absent():
+        if isinstance(asked, DelayOrder) and self._presence.surely_absent():
             asked = NO_DELAY_SERVICE
         return without_dialects(properties, spoken), asked
 

@@ -2,12 +2,13 @@
 
 The backend is asked who holds the shards, when this proxy starts and now and then while delay requests come.
 As long as it has not answered, or cannot, the answer is yes: an order is durable all the same. Once a service
-has been seen, none for a short time is a takeover, not an absence.
+has been seen, none for a short time is a takeover, not an absence. Before a request is refused the backend is
+asked again, so that a service that has just begun is noticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from backend.completion import Completion
 from backend.port import Backend
@@ -17,14 +18,18 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 
 ASK_S = 2.0  # between two questions while one is there
-ASK_ABSENT_S = 0.1  # and while none is: a request waits for nobody, the next one is told the news
-ANSWER_S = 5.0
+FRESH_S = 0.05  # an answer "nobody" that is older is not good enough to refuse by
+ANSWER_S = 0.5
+WAITERS_MAX = 1_000
 
 
 class Presence:
     """Of one producer proxy. `grace_s`: so long a service that was seen may be away."""
 
-    __slots__ = ("_absent_since", "_ask_at", "_asking", "_backend", "_grace_s", "_monotonic", "_seen")
+    __slots__ = (
+        "_absent_since", "_ask_at", "_asking", "_backend", "_grace_s", "_heard_at", "_monotonic", "_seen",
+        "_waiting",
+    )  # fmt: skip
 
     def __init__(self, backend: Backend, clock: Clock, grace_s: float) -> None:
         self._backend = backend
@@ -34,6 +39,8 @@ class Presence:
         self._seen = False
         self._asking = False
         self._ask_at = 0.0
+        self._heard_at = 0.0
+        self._waiting: list[Callable[[], None]] = []
         self._ask(clock.monotonic())
 
     def absent(self) -> bool:
@@ -44,6 +51,25 @@ class Presence:
         since = self._absent_since
         return since is not None and (not self._seen or now - since > self._grace_s)
 
+    def surely_absent(self) -> bool:
+        """The same for those who cannot wait for a fresh answer: while there is none, an order is tried."""
+        if not self.absent():
+            return False
+        now = self._monotonic()
+        if now - self._heard_at > FRESH_S and not self._asking:
+            self._ask(now)
+        return self._absent_since is not None and now - self._heard_at <= FRESH_S
+
+    def look_again(self, call: Callable[[], None]) -> bool:
+        """True: `call` follows, when `absent` is as good as new; False: it is already."""
+        now = self._monotonic()
+        if now - self._heard_at <= FRESH_S or len(self._waiting) >= WAITERS_MAX:
+            return False
+        self._waiting.append(call)
+        if not self._asking:
+            self._ask(now)
+        return True
+
     def _ask(self, now: float) -> None:
         if self._backend.topic(DELAY_TOPIC) is None:
             self._heard({}, now)  # nobody can hold a shard of it
@@ -52,24 +78,32 @@ class Presence:
         try:
             self._backend.holders(DELAY_GROUP, DELAY_TOPIC, now + ANSWER_S).then(self._answered)
         except DdmqError:
-            self._asking = False
-            self._ask_at = now + ASK_S
+            self._unknown(now)
 
     def _answered(self, answer: Completion[Mapping[QueueRef, str]]) -> None:
-        self._asking = False
         now = self._monotonic()
         if answer.error is None:
             self._heard(answer.value, now)
         else:
-            self._absent_since = None  # not known: try
-            self._ask_at = now + ASK_S
+            self._unknown(now)
 
     def _heard(self, holders: Mapping[QueueRef, str], now: float) -> None:
         if holders:
             self._seen = True
             self._absent_since = None
-            self._ask_at = now + ASK_S
-        else:
-            if self._absent_since is None:
-                self._absent_since = now
-            self._ask_at = now + ASK_ABSENT_S
+        elif self._absent_since is None:
+            self._absent_since = now
+        self._tell(now)
+
+    def _unknown(self, now: float) -> None:
+        """Then an order is worth a try."""
+        self._absent_since = None
+        self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        self._asking = False
+        self._heard_at = now
+        self._ask_at = now + ASK_S
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
