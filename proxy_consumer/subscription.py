@@ -226,7 +226,8 @@ class Subscription:
                 self.runtime.agenda.set(self, step.deadline)
                 return step
             if step is None:
-                self.runtime.agenda.set(self, now + SOON_S if buffer.short else buffer.next_event())
+                soon = now + SOON_S
+                self.runtime.agenda.set(self, soon if buffer.short else max(soon, buffer.next_event()))
                 return None
             held: Held | None = step.state.label
             (self if held is None else held.subscription).read(step)

@@ -69,7 +69,6 @@ class PullBuffer:
         self._ordering = ordering
         self._gate = gate
         self._rate = Rate(config.rate_max)
-        self._limited = False  # the rate kept something back
         self._again = Redelivery(answer_bytes_max, tally)
         self._arrivals = Arrivals(tally)
         self.config = config
@@ -146,12 +145,9 @@ class PullBuffer:
         if not self.may_have:
             return None
         config, ready = self.config, self._ready
-        room = min(count, config.batch_max, config.concurrency - self.budget.leased)
-        if config.rate_max:
-            room = self._rate.room(room, now)
-            self._limited = room < 1
-            if self._limited:
-                return None
+        room = self._rate.room(min(count, config.batch_max, config.concurrency - self.budget.leased), now)
+        if room < 1:
+            return None
         only_again = self.budget.retrying >= config.retrying_max
         visits = len(ready)
         while visits > 0:
@@ -360,7 +356,7 @@ class PullBuffer:
     def next_event(self) -> float:
         """When `sweep` has something to do; may be early, never late. NEVER: nothing."""
         soonest = min((state.jobs.next_event() for state in self.queues.values()), default=NEVER)
-        return min(soonest, self._rate.next_time()) if self._limited else soonest
+        return min(soonest, self._rate.next_time())
 
     def data_arrived(self, state: QueueState) -> None:
         """There may be messages past the end seen last, or what failed may work again."""

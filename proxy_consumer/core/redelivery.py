@@ -76,7 +76,7 @@ class Redelivery:
             if refusal is None:
                 state.again[offset] = (batch, index)
             elif refusal.fault and not (jobs.lane is None or jobs.lane.leads(offset)):
-                jobs.send_back(offset)  # it fails when its turn comes
+                jobs.step_back(offset)  # it fails when its turn comes; those behind it must not go before
             elif refusal.fault:
                 jobs.refuse(offset, now, refusal.fault)
             else:

@@ -209,7 +209,7 @@ class QueueJobs(JobTable):
         job.fails += 1
         job.error = error or job.error
         self.owed.mark(offset, job.packed)
-        self._send_followers_back(offset)
+        self.step_back(offset)
         self.bury_now(offset, reason)
         return True
 
@@ -225,7 +225,7 @@ class QueueJobs(JobTable):
         job.since = job.since or now
         self.owed.mark(job.offset, job.packed)
         interval = self.policy.after_fail(job.fails, job.timeouts)
-        if self._send_followers_back(job.offset) and interval is not None:
+        if self.step_back(job.offset) and interval is not None:
             return
         if interval is None:
             self._bury(job, REASON_FAILED)
@@ -234,8 +234,8 @@ class QueueJobs(JobTable):
         else:
             self._wait(job, now + (interval if delay_ms is None else delay_ms) / 1000)
 
-    def _send_followers_back(self, offset: int) -> bool:
-        """Jobs behind a failed one go back into the chain; True when the failed one went back itself."""
+    def step_back(self, offset: int) -> bool:
+        """Jobs behind one that cannot go on return into the chain; True when it returned itself."""
         lane = self.lane
         if lane is None:
             return False

@@ -167,14 +167,15 @@ class OrderScope:
         return found
 
     def _next_in_turn(self, asking: OrderedLane, want: int) -> list[OrderedLane] | ReadRequest | None:
-        request: ReadRequest | None = None
         for _ in range(len(self.lanes)):
             self._turn = (self._turn + 1) % len(self.lanes)
             lane = self.lanes[self._turn]
             if lane.state.feed.buffered:
                 return [lane]
-            request = request or self._ask(asking, lane, want)
-        return request
+        count = len(self.lanes)
+        in_turn = (self.lanes[(self._turn + step) % count] for step in range(1, count + 1))
+        requests = (self._ask(asking, lane, want) for lane in in_turn)
+        return next((request for request in requests if request is not None), None)
 
     def _ask(self, asking: OrderedLane, lane: OrderedLane, want: int) -> ReadRequest | None:
         if asking.deliverable:
