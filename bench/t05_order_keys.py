@@ -8,14 +8,15 @@ deliveries and acknowledgements go over Thrift on loopback, and acknowledgements
 
 Set-ups as published, to stand side by side:
 * 1,000 keys × 100 ms: KPipe 5,210/s in key order (eschizoid/kpipe, benchmarks/results/2026-06-07.md; its
-  Confluent Parallel Consumer: 968/s). Equal: 25,000 records stored before, round robin over 1,000 keys, 8
-  queues, work by parking, from the first poll to the last record worked on. Different: theirs is a library
-  in one process on 6 cores of a laptop (12 threads), Java 25, bodies of about 100 B; the broker's offsets
-  are committed from time to time, while here the round ends when every single acknowledgement is durable.
+  Confluent Parallel Consumer: 968/s). Equal: 25,000 records stored before, 1,000 keys, 8 queues, work by
+  waiting, timed until the last record is worked on. Different: theirs is a library in one JVM (Java 25) on 6
+  cores (12 threads) of a laptop; here the round ends when every acknowledgement is durable. Not known: in
+  which turn their keys come, and how large the bodies of that run were.
 * 3 queues × 10 at once × 10 ms: Decaton 2,875/s (ocadaruma/decaton-benchmark-comparison, results/
   result.decaton10.10ms.json). Equal: 3 queues, 10 messages of each at once, 10 ms each. Different: 100,000
-  tasks there, 30,000 here; there 10 threads a queue take tasks whose records have no key, up to 10,000
-  fetched ahead into the process, on two 10-core processors; here 10 keys a queue make the 10 at once.
+  tasks there, 30,000 here; there 10 threads a queue with up to 10,000 tasks pending in the process,
+  on two 10-core processors; here 10 keys a queue make the 10 at once. Not known: whether the tasks of that
+  run had keys; a later version of its generator sends none.
 """
 
 from __future__ import annotations
