@@ -16,7 +16,7 @@ Set-ups as published, to stand side by side:
   result.decaton10.10ms.json). Equal: 3 queues, 10 messages of each at once, 10 ms each. Different: 100,000
   tasks there, 30,000 here; there 10 threads a queue with up to 10,000 tasks pending in the process,
   on two 10-core processors; here 10 keys a queue make the 10 at once. Not known: whether the tasks of that
-  run had keys; a later version of its generator sends none.
+  run had keys; the version of its generator that was read sends none.
 """
 
 from __future__ import annotations
