@@ -60,6 +60,7 @@ class DelayService:
         self._membership: Membership | None = None
         self._shards: dict[QueueRef, Shard] = {}
         self._closing: dict[QueueRef, Shard] = {}
+        self._lags: dict[int, int] = {}
         self.started: Completion[None] = Completion()
         self._why = "it has not started"
         self._stop_watching: Callable[[], None] | None = None
@@ -257,7 +258,12 @@ class DelayService:
         shard = self._shards.get(queue)
         position = None if shard is None else shard.position
         if bounds is not None and position is not None:
-            self._counts.lag(queue.queue_id, max(bounds.next - position, 0))
+            self._lags[queue.queue_id] = lag = max(bounds.next - position, 0)
+            self._counts.lag(queue.queue_id, lag)
+
+    def lags(self) -> Mapping[int, int]:
+        """Orders not taken in, per shard, as last looked at (every second)."""
+        return {number: self._lags.get(number, -1) for number in self.shards}
 
     def pending_counts(self) -> Counter[str]:
         """What waits in the shards of this process, per topic."""

@@ -1,0 +1,294 @@
+"""R1 for delay messages: a delay service is killed by SIGKILL at random moments while it takes in and fires.
+
+    python -m tests.crash.kill_delay --seed 7 --rounds 200
+
+A round is a life of the process that ends with a kill; some meet it while it starts. After every few of them
+a last life fires what is left, and everything is checked: each message once, none early, each cancel's
+answer true. Prints the seed and what was broken; the exit code is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from select import select
+from uuid import UUID
+
+from backend.file_log import open_log
+from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
+from ddmq_common.clock import SystemClock
+from ddmq_common.delay_id import shard_of
+from ddmq_common.delay_order import (
+    ADD,
+    ALREADY_FIRED,
+    CANCEL,
+    CANCELLED,
+    LOOP,
+    ORDER_PROPERTY,
+    SCHEDULE,
+    DelayOrder,
+    Schedule,
+    decode_outcome,
+    encode_order,
+)
+from ddmq_common.delivery import decode, encode
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
+from tests.crash.delaying_process import OPTIONS, SHARDS
+
+WAIT_S = 60.0
+LIVES = 6  # to one load
+MESSAGES = 240  # of one load
+SPREAD_MS = 2_500  # of their due times
+SERIES = 4  # deliveries of a schedule
+TARGETS = ("here", "there", "gone")
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Life:
+    """One process."""
+
+    def __init__(self, directory: Path, *rest: str) -> None:
+        command = [sys.executable, "-m", "tests.crash.delaying_process", str(directory), *rest]
+        self.log = (directory.parent / "process.log").open("ab")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, cwd=_REPOSITORY)
+
+    def says(self, word: bytes, seconds: float) -> bool:
+        """Whether it says `word` in time; so a random moment after its start, or after `ready`."""
+        assert self.process.stdout is not None
+        give_up = time.monotonic() + seconds
+        while (left := give_up - time.monotonic()) > 0:
+            if not select([self.process.stdout], [], [], left)[0]:
+                return False
+            line = self.process.stdout.readline()
+            if line.strip() == word or not line:
+                return bool(line)
+        return False
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.log.close()
+
+
+class Story:
+    """What was asked for in one directory, and what came."""
+
+    def __init__(self, folder: Path, random: Random) -> None:
+        self.folder = folder
+        self.directory = folder / "log"
+        self.random = random
+        self.clock = SystemClock()
+        self.due: dict[int, list[int]] = {}  # message → due times of its deliveries
+        self.dead: set[int] = set()  # to a topic that is gone
+        self.cancels: dict[int, int] = {}  # reply id → message
+        self.number = 0
+        self.log = open_log(self.directory, OPTIONS, clock=self.clock, metrics=Registry())
+        for name, queues in ((DELAY_TOPIC, SHARDS), (OUTCOME_TOPIC, 1), *((name, 1) for name in TARGETS)):
+            self.log.put_topic(TopicInfo(name, 0, queues), self.deadline()).wait(WAIT_S)
+        self.log.delete_topic("gone", self.deadline()).wait(WAIT_S)
+        self.shut()
+
+    def deadline(self) -> float:
+        return self.clock.monotonic() + WAIT_S
+
+    def open(self) -> None:
+        """Be the writer, while no process is there."""
+        self.log = open_log(self.directory, OPTIONS, clock=self.clock, metrics=Registry())
+
+    def shut(self) -> None:
+        self.log.drain(self.deadline()).wait(WAIT_S)
+        self.log.close()
+
+    # --- asking
+
+    def load(self) -> None:
+        """Messages of all kinds, some cancelled before or around their due times."""
+        self.open()
+        records: list[NewRecord] = []
+        now = self.clock.wall_ms()
+        for _ in range(MESSAGES):
+            self.number += 1
+            order = self._add(self.number, now)
+            records.append(self._record(order, encode(b"", b"%d" % self.number, b"", None)))
+            if self.random.random() < 0.1:
+                records.append(records[-1])  # sent again
+        for message in self.random.sample(range(self.number - MESSAGES + 1, self.number + 1), MESSAGES // 5):
+            if len(self.due[message]) == 1:
+                self.cancels[len(self.cancels) + 1] = message
+                cancel = DelayOrder(
+                    CANCEL, _uuid(message), reply_queue=0, reply_id=len(self.cancels), due_ms=now
+                )
+                records.insert(self.random.randint(0, len(records)), self._record(cancel, b""))
+        for start in range(0, len(records), 50):
+            results = self.log.append(records[start : start + 50], self.deadline()).wait(WAIT_S)
+            assert {result.status for result in results} == {AppendStatus.STORED}
+        self.shut()
+
+    def _add(self, number: int, now: int) -> DelayOrder:
+        due = now + self.random.randint(300, SPREAD_MS)
+        topic = self.random.choices(TARGETS, (10, 10, 1))[0]
+        kind = self.random.random()
+        if topic == "gone":
+            self.dead.add(number)
+            self.due[number] = [due]
+        elif kind < 0.1:
+            period = self.random.randint(1, 200)
+            self.due[number] = [due + period * one for one in range(SERIES)]
+            schedule = Schedule(period_ms=period, repeat=SERIES - 1, catch_up="all")
+            return DelayOrder(ADD, _uuid(number), topic, SCHEDULE, due, schedule=schedule)
+        elif kind < 0.15:
+            second = now // 1000 - 7
+            self.due[number] = [(second + 3 * one) * 1000 for one in range(SERIES)]
+            return DelayOrder(ADD, _uuid(number), topic, LOOP, second * 1000, second, second + 100, 3, SERIES)
+        else:
+            self.due[number] = [due]
+        return DelayOrder(ADD, _uuid(number), topic, due_ms=due, timestamp_s=due // 1000)
+
+    @staticmethod
+    def _record(order: DelayOrder, delivery: bytes) -> NewRecord:
+        shard = shard_of(order.uuid, SHARDS)
+        return NewRecord(
+            DELAY_TOPIC,
+            shard,
+            UUID(order.uuid).bytes,
+            1,
+            delivery,
+            system={ORDER_PROPERTY: encode_order(order)},
+        )
+
+    # --- lives
+
+    def life(self) -> str:
+        """One that is killed; when."""
+        life = Life(self.directory)
+        try:
+            if self.random.random() < 0.2:
+                life.says(b"never", self.random.uniform(0.1, 0.6))
+                return "starting"
+            assert life.says(b"ready", WAIT_S), f"it did not start; see {self.folder}/process.log"
+            life.says(b"never", self.random.uniform(0.0, 0.5))
+            return "running"
+        finally:
+            life.kill()
+
+    def last_life(self) -> None:
+        """Fire what is left."""
+        life = Life(self.directory, "until-idle")
+        try:
+            assert life.says(b"ready", WAIT_S), f"it did not start; see {self.folder}/process.log"
+            assert life.says(b"idle", WAIT_S), f"it does not come to an end; see {self.folder}/process.log"
+        finally:
+            life.kill()
+
+    # --- checking
+
+    def faults(self) -> list[str]:
+        """What is not as it should be."""
+        self.open()
+        try:
+            return [*self._faults()]
+        finally:
+            self.shut()
+
+    def _faults(self) -> list[str]:
+        faults, fired = [], Counter[int]()
+        times: dict[int, list[int]] = {}
+        for topic in ("here", "there"):
+            for value, stored_ms in self._read(topic):
+                fired[int(value)] += 1
+                times.setdefault(int(value), []).append(stored_ms)
+        letters = Counter(int(value) for value, _ in self._read("%DLQ%%DELAY"))
+        cancelled = self._answers(faults, fired, letters)
+        for message, due in self.due.items():
+            wanted = 0 if message in cancelled else len(due)
+            came = letters[message] if message in self.dead else fired[message]
+            if came != wanted:
+                faults.append(f"message {message} came {came} times, wanted {wanted}")
+            early = [
+                at for at, stored in zip(due, sorted(times.get(message, [])), strict=False) if stored < at
+            ]
+            faults += [f"message {message} due at {at} came early" for at in early]
+        return faults
+
+    def _answers(self, faults: list[str], fired: Counter[int], letters: Counter[int]) -> set[int]:
+        """Messages whose cancel was in time; each told the truth, as often as it was told."""
+        told: dict[int, set[int]] = {}
+        for value, _ in self._read(OUTCOME_TOPIC):
+            outcome = decode_outcome(value)
+            told.setdefault(outcome.reply_id, set()).add(outcome.code)
+        cancelled = set()
+        for reply, message in self.cancels.items():
+            came = fired[message] + letters[message]
+            codes = told.get(reply, set())
+            if len(codes) != 1:
+                faults.append(f"cancel of message {message} was told {sorted(codes)}")
+            if codes == {ALREADY_FIRED} and not came:
+                faults.append(f"message {message} 'already fired' and is not there")
+            if codes == {CANCELLED} and came:
+                faults.append(f"message {message} 'cancelled' and came")
+            if codes != {ALREADY_FIRED}:
+                cancelled.add(message)
+        return cancelled
+
+    def _read(self, topic: str) -> list[tuple[bytes, int]]:
+        info = self.log.topic(topic)
+        if info is None:
+            return []
+        found: list[tuple[bytes, int]] = []
+        at = 0
+        while True:
+            batch = self.log.read(QueueRef(topic, info.incarnation, 0), at, 1_000, 1 << 24).wait(WAIT_S)
+            if not batch.offsets:
+                return found
+            for index in range(len(batch.offsets)):
+                record = batch.record(index)
+                found.append((decode(record.delivery).value, record.stored_ms))
+            at = batch.next_offset
+
+
+def _uuid(number: int) -> str:
+    return str(UUID(int=number * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)))
+
+
+def run(folder: Path, seed: int, rounds: int) -> tuple[list[str], Counter[str]]:
+    """Faults, and how often what was killed."""
+    random = Random(seed)
+    kills: Counter[str] = Counter()
+    faults: list[str] = []
+    story = Story(folder, random)
+    while kills.total() < rounds and not faults:
+        story.load()
+        for _ in range(min(LIVES, rounds - kills.total())):
+            kills[story.life()] += 1
+        story.last_life()
+        faults = story.faults()
+        print(f"{kills.total()} kills, {story.number} messages, {len(faults)} faults", flush=True)
+    return faults, kills
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill a delay service at random moments, check what it did.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=200)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kill-delay-") as folder:
+        faults, kills = run(Path(folder), chosen.seed, chosen.rounds)
+        print(f"seed {chosen.seed}: {dict(kills)}")
+        print("\n".join(faults[:50]) or "each message once, none early, every cancel told the truth")
+        if faults:
+            print((Path(folder) / "process.log").read_text()[-3_000:])
+            print(f"again: python -m tests.crash.kill_delay --seed {chosen.seed} --rounds {chosen.rounds}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
