@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
 from tests.property.test_assignment import AssignmentMachine
-from tests.property.test_consumer_order import OrderInBatchesMachine, OrderMachine
+from tests.property.test_consumer_order import OrderInBatchesMachine, OrderInTurnMachine, OrderMachine
 from tests.property.test_consumer_pull_buffer import PullBufferMachine
 from tests.property.test_delay_levels import LevelMachine
 from tests.property.test_fetch_property import PositionMachine, RosterMachine
@@ -29,6 +29,7 @@ from tests.property.test_progress_ack_map import AckMapMachine
 MACHINES: dict[str, tuple[type[RuleBasedStateMachine], int]] = {  # and the steps of one example
     "order": (OrderMachine, 60),
     "order-in-batches": (OrderInBatchesMachine, 60),
+    "order-in-turn": (OrderInTurnMachine, 60),
     "pull-buffer": (PullBufferMachine, 60),
     "ack-map": (AckMapMachine, 50),
     "assignment": (AssignmentMachine, 50),

@@ -95,9 +95,14 @@ class OrderMachine(RuleBasedStateMachine):
     """See the module."""
 
     batch = 1
+    merged = True
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
+        self.set_up()
+        self.append(data.draw(st.lists(self.kinds(), min_size=5, max_size=30)))
+
+    def set_up(self) -> None:
         self.now = 100.0
         self.messages: list[Message] = []
         self.queues: list[list[Message]] = [[] for _ in range(QUEUES)]
@@ -106,7 +111,6 @@ class OrderMachine(RuleBasedStateMachine):
         self.lease_ids = count(1)
         self.gate = Filter()
         self.load()
-        self.append(data.draw(st.lists(self.kinds(), min_size=5, max_size=30)))
 
     @staticmethod
     def kinds() -> Any:
@@ -130,7 +134,7 @@ class OrderMachine(RuleBasedStateMachine):
             concurrency=10,
         )
         table: ChainTable[OrderedLane] = ChainTable(self.batch, 2, 6)
-        self.scope = OrderScope(table, merged=True, look_max=5)
+        self.scope = OrderScope(table, merged=self.merged, look_max=5)
         self.buffer = PullBuffer(
             config,
             10_000,
@@ -169,6 +173,10 @@ class OrderMachine(RuleBasedStateMachine):
     def unseen_burial(other: Message) -> bool:
         """Found spent when the process started: it moves on without its chain."""
         return other.state == "burying" and other.lease == 0
+
+    def may_fail_unseen(self, message: Message) -> bool:
+        """Whether it can be its turn."""
+        return not self.blocked(message)
 
     # --- rules
 
@@ -247,7 +255,7 @@ class OrderMachine(RuleBasedStateMachine):
                 continue
             job = self.lane_state(message.queue).jobs.jobs.get(message.offset)
             if job is not None and job.fails + job.timeouts > message.tries:
-                assert not self.blocked(message)
+                assert self.may_fail_unseen(message)
                 message.lease = -1
                 self.one_more_try(message, failed=True)
 
@@ -416,6 +424,26 @@ class OrderInBatchesMachine(OrderMachine):
     batch = 3
 
 
+class OrderInTurnMachine(OrderMachine):
+    """An engine without an order over its queues: order within each, and one job of a key at a time."""
+
+    merged = False
+
+    def stands_before(self, other: Message, message: Message) -> bool:
+        return other.queue == message.queue and super().stands_before(other, message)
+
+    def blocked(self, message: Message) -> bool:
+        """Whether anything of its key, in whichever queue, may have come before it."""
+        return any(
+            other.key == message.key != "" and other is not message and other.state != "done"
+            for other in self.messages
+            if not self.unseen_burial(other)
+        )
+
+    def may_fail_unseen(self, message: Message) -> bool:
+        return not any(self.stands_before(other, message) for other in self.messages)
+
+
 LIMITS = settings(
     max_examples=int(EXAMPLES or 40),
     stateful_step_count=30,
@@ -426,3 +454,30 @@ TestOrder = OrderMachine.TestCase
 TestOrder.settings = LIMITS
 TestOrderInBatches = OrderInBatchesMachine.TestCase
 TestOrderInBatches.settings = LIMITS
+TestOrderInTurn = OrderInTurnMachine.TestCase
+TestOrderInTurn.settings = settings(LIMITS, max_examples=int(EXAMPLES or 20))
+
+
+def with_messages(machine: OrderMachine, kinds: list[tuple[int, str, str]]) -> OrderMachine:
+    """Found by a run: what the machine does with just these messages."""
+    machine.set_up()
+    machine.append(kinds)
+    return machine
+
+
+def test_what_stands_behind_a_faulty_one_does_not_go_before_it() -> None:
+    kinds = [(1, "a", "plain"), (1, "a", "faulty"), (1, "a", "plain"), (0, "a", "plain"), (0, "a", "plain")]
+    machine = with_messages(OrderInBatchesMachine(), kinds)
+    delivery = machine.pull_once(2)
+    assert delivery is not None
+    assert list(delivery.messages.offsets) == [0]
+    machine.teardown()
+
+
+def test_in_turn_no_queue_is_forgotten_while_another_has_messages() -> None:
+    kinds = [(1, "a", "plain"), (1, "c", "plain"), (2, "b", "plain"), (1, "c", "plain")]
+    machine = with_messages(OrderInTurnMachine(), kinds)
+    for _ in range(2 * len(kinds)):
+        machine.pull_once(2)
+        machine.ack_everything()
+    assert {message.state for message in machine.messages} == {"done"}
