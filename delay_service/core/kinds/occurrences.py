@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ddmq_common.cron import CronError
 from ddmq_common.delay_id import DelayId
 from ddmq_common.delay_order import EXPONENTIAL, LOOP, SCHEDULE, DelayOrder
+from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import loops, schedules
 
 CATCH_UP_MAX = 1_000
@@ -59,10 +61,12 @@ def delivered_before(order: DelayOrder, occurrence: int) -> int:
 def next_after(
     order: DelayOrder, occurrence: int, now_ms: int, catch_up_max: int = CATCH_UP_MAX
 ) -> Next | None:
-    """What comes after `occurrence` has fired (or was passed over), or None: it was the last."""
+    """What comes after `occurrence` has fired (or was passed over), or None: it was the last.
+
+    Raises DamagedError for a cron or a zone that cannot be read here.
+    """
     if order.kind == SCHEDULE:
-        found = schedules.after(order, occurrence, now_ms, catch_up_max)
-        return None if found is None else Next(*found)
+        return _scheduled(order, occurrence, now_ms, catch_up_max)
     last = loops.last_of(order)
     if occurrence >= last:
         return None
@@ -75,12 +79,23 @@ def next_after(
 def to_fire(order: DelayOrder, occurrence: int, now_ms: int, at_ms: int | None = None) -> Next | None:
     """What to do with an occurrence whose due time has come: fire it (it is returned as it is), wait for a
     later one instead, or None: this one is not to be fired, and it was the last. `at_ms`: the due time that
-    it waited for, when it was rescheduled."""
+    it waited for, when it was rescheduled. Raises as `next_after`.
+    """
     due = due_ms(order, occurrence) if at_ms is None else at_ms
     schedule = order.schedule
     if schedule is None or schedule.catch_up != "skip" or now_ms - due <= schedules.MISSED_AFTER_MS:
         return Next(occurrence, due)
     if not (schedule.cron or schedule.repeat):
         return Next(occurrence, due)  # a single delivery has no later one to wait for
-    found = schedules.after(order, occurrence, now_ms, 1, delivered=False)
-    return None if found is None else Next(found[0], found[1], found[2] + 1)
+    found = _scheduled(order, occurrence, now_ms, 1, delivered=False)
+    return None if found is None else found._replace(skipped=found.skipped + 1)
+
+
+def _scheduled(
+    order: DelayOrder, occurrence: int, now_ms: int, catch_up_max: int, delivered: bool = True
+) -> Next | None:
+    try:
+        found = schedules.after(order, occurrence, now_ms, catch_up_max, delivered)
+    except CronError as error:  # accepted by a producer proxy that knows more time zones, or a newer cron
+        raise DamagedError(f"schedule of {order.uuid} cannot go on: {error}") from error
+    return None if found is None else Next(*found)

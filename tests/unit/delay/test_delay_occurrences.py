@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from ddmq_common.delay_order import ADD, EXPONENTIAL, LOOP, ONCE, SCHEDULE, DelayOrder, Schedule
+from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import Next, delivered_before, due_ms, next_after, occurrence_id, to_fire
 
 UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
@@ -191,6 +192,16 @@ def test_skip_goes_by_the_time_it_was_rescheduled_to():
     made = scheduled(Schedule(0, 10_000, 9, catch_up="skip"))
     later = T0_MS + 30_000
     assert to_fire(made, 0, later, later) == Next(0, later)
+
+
+@pytest.mark.parametrize("catch_up", ["fire_once", "skip"])
+def test_a_zone_that_is_not_known_here_is_damage(catch_up):
+    made = scheduled(Schedule(cron="0 9 * * *", zone="Moon/Sea", catch_up=catch_up))
+    with pytest.raises(DamagedError, match=r"Moon/Sea"):
+        next_after(made, 0, T0_MS)
+    if catch_up == "skip":
+        with pytest.raises(DamagedError, match=r"Moon/Sea"):
+            to_fire(made, 0, T0_MS + DAY_MS)
 
 
 def test_fired_before_its_time_a_schedule_goes_on_after_it():
