@@ -123,3 +123,13 @@ class Raw:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def without_shard(answer: Frame) -> Frame:
+    """An answer to sendDelaySync whose id has no shard: every server has its own number of them."""
+    (kind, fields) = answer.fields[0]
+    groups = fields[3][1].split(b"-", 7)
+    if len(groups) != 8:
+        return answer
+    ident = b"-".join([*groups[:6], b"?", groups[7]])
+    return answer._replace(fields={0: (kind, {**fields, 3: (fields[3][0], ident)})})

@@ -7,6 +7,7 @@ engine fails on command. 12 and 20 have servers of their own: one whose writer i
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -130,8 +131,19 @@ def test_18_and_19_by_the_delay_mode_of_the_topic(client: Client) -> None:
     assert client.send("none", properties={"DELAY": "0"}).code == 0, "level 0 is no delay"
 
 
-def test_21_no_delay_service(client: Client) -> None:
-    says(client.call("sendDelaySync", delayMessage=delayed(), timeout=5_000), 21, "delay")
+def test_21_no_delay_service(tmp_path: Path, protocol: str) -> None:
+    """Producer and log alone."""
+    server = RealServer(tmp_path, command="producer")
+    try:
+        with Client(server.start().ports["producer"], protocol) as client:
+            result = client.call("sendDelaySync", delayMessage=delayed(), timeout=5_000)
+            says(result, 21, "delay")
+            assert result.uniqDelayMsgId == ""
+            cancel = delayed(action=2, uniqDelayMsgId=ID)
+            says(client.call("sendDelaySync", delayMessage=cancel, timeout=5_000), 21)
+            assert client.send("both").code == 0
+    finally:
+        server.end()
 
 
 def delayed(**fields: Any) -> DelayMessage:
@@ -163,9 +175,9 @@ DELAY_FAULTS: dict[str, tuple[int, dict[str, Any], str]] = {
     "expire": (36, {**LOOP, "expire": 1_000_000_000}, ""),
     "interval": (37, {**LOOP, "interval": 2}, ""),
     "base": (38, {**LOOP, "dmsgtype": 4, "interval": 1}, ""),
-    "add that is fine": (21, {}, ""),
-    "loop that is fine": (21, LOOP, ""),
-    "cancel that is fine": (21, {"action": 2, "uniqDelayMsgId": ID}, ""),
+    "uuid": (30, {"uuid": "A4207970-E5E1-11F1-A4E0-02FC00000001"}, ""),
+    "reschedule": (32, {"action": 100, "uniqDelayMsgId": ID}, ""),
+    "fire now": (32, {"action": 101, "uniqDelayMsgId": ID}, ""),
     "unknown topic": (13, {"topic": "unheard-of"}, ""),
     "body": (11, {"body": b""}, ""),
     "body goes before topic": (11, {"body": b"", "topic": "unheard-of"}, ""),
@@ -181,6 +193,30 @@ def test_30_to_38_of_delay_requests(client: Client, case: str) -> None:
     says(result, code)
     assert set(result.given()) == {"code", "msg", "uniqDelayMsgId"}
     assert result.uniqDelayMsgId == (fields["uniqDelayMsgId"] if echoed == "echo" else echoed)
+
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+@pytest.mark.parametrize("fields", [{}, {**LOOP, "uuid": "cd724bc0-e5e4-11f1-9717-02fc00000001"}])
+def test_0_of_an_add(client: Client, fields: dict[str, Any]) -> None:
+    message = delayed(**fields)
+    result = client.call("sendDelaySync", delayMessage=message, timeout=5_000)
+    assert set(result.given()) == {"code", "msg", "uniqDelayMsgId"}
+    assert (result.code, result.msg) == (0, "OK")
+    due, kind, expire, times, timed, interval, shard, uuid = result.uniqDelayMsgId.split("-", 7)
+    assert (int(due), int(kind)) == (message.timestamp, message.dmsgtype)
+    loop = (str(LATE), "2", "3") if fields else (str(message.timestamp + 172_800), "0", "0")
+    assert (expire, times, interval, timed) == (*loop, "0")
+    assert int(shard) >= 0
+    assert uuid == fields.get("uuid", uuid)
+    assert UUID.fullmatch(uuid)
+
+
+def test_0_of_a_cancel_with_the_id_as_it_came(client: Client) -> None:
+    cancel = delayed(action=2, uniqDelayMsgId=ID)
+    result = client.call("sendDelaySync", delayMessage=cancel, timeout=5_000)
+    assert result.given() == {"code": 0, "msg": "OK", "uniqDelayMsgId": ID}
 
 
 # --- codes that a healthy server does not give
