@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 READY_MAX = 4_096
 LOOK_MAX = 1_024
+READ_MIN = 256  # records of one read: reads of several queues go on at the same time
 
 
 class OrderScope:
@@ -114,10 +115,7 @@ class OrderScope:
     # --- reading on
 
     def advance(self, lane: OrderedLane, want: int) -> ReadRequest | None:
-        """Place messages until `want` more may be delivered, and at least one of `lane`.
-
-        Returns the read that is needed before that, unless `lane` has something by then.
-        """
+        """Place messages until `want` more of `lane` may be delivered; or the read that is needed before."""
         self.short = False
         if not self.open:
             return None
@@ -125,30 +123,29 @@ class OrderScope:
             request = self._look_back()
             if request is not None or lane.state.jobs.released:
                 return request
-        looked = placed = 0
-        while (placed < want or not lane.deliverable) and self.waiting < READY_MAX:
+        looked, enough = 0, len(lane.deliverable) + want
+        while len(lane.deliverable) < enough and self.waiting < READY_MAX:
             if looked >= self._look_max:
                 self.short = True
                 return None
-            chosen = self._choose(lane, want)
+            chosen = self._choose(want)
             if chosen is None or isinstance(chosen, ReadRequest):
                 return chosen
-            seen, ready = self._place(chosen, lane, want - placed, self._look_max - looked)
+            seen = self._place(chosen, lane, enough, self._look_max - looked)
             if not seen:
                 return None
             looked += seen
-            placed += ready
         return None
 
-    def _choose(self, asking: OrderedLane, want: int) -> list[OrderedLane] | ReadRequest | None:
+    def _choose(self, want: int) -> list[OrderedLane] | ReadRequest | None:
         """The lanes to merge now; or the read that has to come first."""
         if self._merged or len(self.lanes) == 1:
-            return self._to_merge(asking, want)
-        return self._next_in_turn(asking, want)
+            return self._to_merge(want)
+        return self._next_in_turn(want)
 
-    def _to_merge(self, asking: OrderedLane, want: int) -> list[OrderedLane] | ReadRequest | None:
+    def _to_merge(self, want: int) -> list[OrderedLane] | ReadRequest | None:
         """All lanes that have something, once it is certain that the others have nothing older."""
-        found, empty = [], []
+        found, empty, blind = [], [], False
         for lane in self.lanes:
             feed = lane.state.feed
             if feed.buffered:
@@ -156,17 +153,20 @@ class OrderScope:
             elif feed.state is FeedState.TAIL:
                 empty.append(lane)
             else:
-                return self._ask(asking, lane, want)
-        if not found:
+                request = self._ask(lane, want)
+                if request is not None:
+                    return request
+                blind = True
+        if blind or not found:
             return None
         latest = max(lane.read_at for lane in found)
         for lane in empty:
             if lane.tail_at <= latest:
                 lane.state.feed.state = FeedState.READABLE
-                return self._ask(asking, lane, want)
+                return self._ask(lane, want)
         return found
 
-    def _next_in_turn(self, asking: OrderedLane, want: int) -> list[OrderedLane] | ReadRequest | None:
+    def _next_in_turn(self, want: int) -> list[OrderedLane] | ReadRequest | None:
         for _ in range(len(self.lanes)):
             self._turn = (self._turn + 1) % len(self.lanes)
             lane = self.lanes[self._turn]
@@ -174,13 +174,11 @@ class OrderScope:
                 return [lane]
         count = len(self.lanes)
         in_turn = (self.lanes[(self._turn + step) % count] for step in range(1, count + 1))
-        requests = (self._ask(asking, lane, want) for lane in in_turn)
+        requests = (self._ask(lane, want) for lane in in_turn)
         return next((request for request in requests if request is not None), None)
 
-    def _ask(self, asking: OrderedLane, lane: OrderedLane, want: int) -> ReadRequest | None:
-        if asking.deliverable:
-            return None
-        request = lane.state.read_on(want)
+    def _ask(self, lane: OrderedLane, want: int) -> ReadRequest | None:
+        request = lane.state.read_on(want if self._single else max(want, READ_MIN))
         if request is not None:
             self._reads += 1
             lane.asked_at = self._reads
@@ -194,23 +192,20 @@ class OrderScope:
         else:
             lane.tail_at = lane.asked_at
 
-    def _place(
-        self, lanes: list[OrderedLane], asking: OrderedLane, want: int, look_max: int
-    ) -> tuple[int, int]:
-        """Place messages in order until one lane has run out: how many were seen, how many may go."""
+    def _place(self, lanes: list[OrderedLane], asking: OrderedLane, enough: int, look_max: int) -> int:
+        """Place messages in order until `asking` has enough or one lane has run out: how many were seen."""
         parts = [_Part(lane) for lane in lanes]
         place, single, alone = self.action.place, self._single, len(parts) == 1
         heap = [] if alone else [(part.position(), number) for number, part in enumerate(parts)]
         heapify(heap)
-        part, seen, ready = parts[0], 0, 0
-        while seen < look_max and (ready < want or not asking.deliverable):
+        part, seen, lying = parts[0], 0, asking.deliverable
+        while seen < look_max and len(lying) < enough:
             if not alone:
                 part = parts[heap[0][1]]
             if single and len(self.table) and not self._may_follow():
                 break
             at = part.at
-            if place(part.lane, part.offsets[at], part.deliveries[at], part.batch, part.indexes[at]):
-                ready += 1
+            place(part.lane, part.offsets[at], part.deliveries[at], part.batch, part.indexes[at])
             seen += 1
             part.at = at + 1
             if part.at == part.end:
@@ -219,7 +214,7 @@ class OrderScope:
                 heapreplace(heap, (part.position(), heap[0][1]))
         for part in parts:
             self.waiting += part.settle()
-        return seen, ready
+        return seen
 
     def _may_follow(self) -> bool:
         chain = next(iter(self.table))
