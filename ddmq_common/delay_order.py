@@ -37,7 +37,8 @@ class DelayOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     occurrences of kinds 2, 3 and 4. `partition`, `hash_id`: queue choice as in a plain send (compat.md).
     `reply_queue` −1: nobody waits for the outcome. `unless_cancelled`: the 36 characters of another uuid, on
     whose shard this order goes; if that one was cancelled, this add stores nothing (compat.md: what an old
-    delay server still sends).
+    delay server still sends). `occurrence`, `at_ms`: of an add that goes on with what a backup held: the
+    occurrence that is pending, and when it is due (0: as `due_ms` says).
     """
 
     op: str
@@ -56,6 +57,8 @@ class DelayOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     reply_queue: int = -1
     reply_id: int = 0
     unless_cancelled: str = ""
+    occurrence: int = 0
+    at_ms: int = 0
 
 
 class DelayOutcome(msgspec.Struct, frozen=True, omit_defaults=True):

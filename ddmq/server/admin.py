@@ -11,6 +11,9 @@
 | /groups… | the consumer groups: group_routes.py |
 | GET /dlq · /dlq/GROUP?reason=·topic=·since_ms=·from=·count= | groups with dead letters · the open ones |
 | POST /dlq/GROUP/resend {all, offsets, …} · POST /dlq/GROUP/purge {all, before_ms} | what was done |
+| GET /delay · /delay/messages?topic=·from_ms=·to_ms=·count=·after= | what waits, counted · by due time |
+| GET /delay/messages/ID · /delay/count?topic=·from_ms=·to_ms= | one by its delay id or uuid · how many |
+| POST /delay/backup {folder} | a copy of the pending messages in a new folder of the server |
 | GET /stats | everything `ddmq stats` shows |
 """
 
@@ -24,12 +27,14 @@ import msgspec
 from backend.port import Backend, Health
 from backend.records import StoredRecord
 from ddmq.server import dlq, dlq_changes, groups, queries, topics
+from ddmq.server.delay import DelayRoutes
 from ddmq.server.group_routes import GroupRoutes
 from ddmq.server.http import Request, Router, Text
 from ddmq.server.message_state import MessageStates
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
+from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
 
 
@@ -43,6 +48,7 @@ class AdminApi:
         metrics: Registry,
         clock: Clock,
         health: Callable[[], Health],
+        timers: DelayService | None = None,
     ) -> None:
         self._backend = backend
         self._consumer = consumer
@@ -50,6 +56,7 @@ class AdminApi:
         self._clock = clock
         self._health = health
         self.groups = GroupRoutes(backend, self._consumer_here, metrics, clock)
+        self._delay = DelayRoutes(backend, timers, clock)
         self.router = Router()
         self._add_routes()
 
@@ -74,7 +81,7 @@ class AdminApi:
             ),
             ("GET", "/stats"): lambda _: self._stats(),
         }
-        for (method, pattern), handler in (routes | self.groups.table()).items():
+        for (method, pattern), handler in (routes | self.groups.table() | self._delay.table()).items():
             self.router.add(method, pattern, handler)
 
     def _ready(self) -> Text:

@@ -163,7 +163,7 @@ class ServerProcess:
         self.addresses[part] = Address(*server.address[:2])
 
     def _listen_admin(self, backend: Backend) -> None:
-        api = AdminApi(backend, self.consumer, self.metrics, self.clock, self.health)
+        api = AdminApi(backend, self.consumer, self.metrics, self.clock, self.health, self.timers)
         if self.consumer is not None:
             HubTicker(rates.PERIOD_S, api.groups.sample).start()
         address = self.config.serve.address("admin")

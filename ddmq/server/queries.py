@@ -97,10 +97,11 @@ def message_row(record: StoredRecord, *, body: bool = True) -> dict[str, Any]:
         "stored_ms": record.stored_ms,
         "body_bytes": len(content.value),
     }
-    return row | _body_fields(content.value) if body else row
+    return row | body_fields(content.value) if body else row
 
 
-def _body_fields(value: bytes) -> dict[str, str]:
+def body_fields(value: bytes) -> dict[str, str]:
+    """A body whole: `body`, or `body_base64` where it is not UTF-8."""
     try:
         return {"body": value.decode()}
     except UnicodeDecodeError:

@@ -44,9 +44,9 @@ def pending_of(order: Order) -> Pending:
         raise DamagedError(f"order at offset {order.offset} does not parse")
     delivery = bytes(record.delivery)
     return Pending(
-        max(said.due_ms, 0),
+        max(said.at_ms or said.due_ms, 0),
         order.offset,
-        0,
+        said.occurrence,
         said.topic,
         order.uuid,
         order.text,

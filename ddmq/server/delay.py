@@ -1,0 +1,296 @@
+"""Questions about delayed messages, and backups of them: what the admin API tells and does.
+
+Only the process that owns a shard can look into it; an answer names the shards that are held elsewhere, so
+that nobody takes a part for the whole. Looking is done page by page in native threads: a search for a rare
+topic among millions takes a while, and the service goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from heapq import merge
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import gevent
+import msgspec
+
+from backend.port import Backend
+from backend.progress.ack_map import OFFSET_END
+from ddmq.server.http import Request
+from ddmq.server.queries import body_fields
+from ddmq_common import delivery
+from ddmq_common.clock import Clock
+from ddmq_common.delay_id import is_uuid, parse_delay_id, shard_of, uuid_bytes
+from ddmq_common.delay_order import DelayOrder, decode_order
+from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
+from ddmq_common.names import DELAY_TOPIC
+from delay_service.core.kinds import occurrence_id
+from delay_service.service import DelayService
+from delay_service.store.port import DelayStore, DueKey, IdKind, Pending
+
+PAGE = 500
+SHOWN_MAX = 1_000
+COUNTED_MAX = 1_000_000
+FOREVER_MS = 1 << 62
+MANIFEST = "delay-backup.json"
+T = TypeVar("T")
+
+
+class Held(NamedTuple):
+    """A shard of this process whose store is open."""
+
+    number: int
+    store: DelayStore
+
+
+class Cursor(NamedTuple):
+    """A place in the order of all shards."""
+
+    due_ms: int
+    shard: int
+    offset: int
+
+    def after_in(self, shard: int) -> DueKey:
+        """The last place of that shard at or before this one."""
+        if shard == self.shard:
+            return DueKey(self.due_ms, self.offset)
+        return DueKey(self.due_ms, OFFSET_END) if shard < self.shard else DueKey(self.due_ms - 1, OFFSET_END)
+
+
+class DelayRoutes:
+    """`timers`: the delay service of this process, None where it runs elsewhere."""
+
+    def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock) -> None:
+        self._backend = backend
+        self._timers = timers
+        self._clock = clock
+
+    def table(self) -> dict[tuple[str, str], Callable[[Request], Any]]:
+        """Routes by method and path."""
+        return {
+            ("GET", "/delay"): lambda _: self._overview(),
+            ("GET", "/delay/messages"): self._list,
+            ("GET", "/delay/messages/{id}"): self._show,
+            ("GET", "/delay/count"): self._count,
+            ("POST", "/delay/backup"): self._backup,
+        }
+
+    # --- what there is
+
+    def _overview(self) -> dict[str, Any]:
+        service = self._service()
+        lags, rows = service.lags(), []
+        for number, shard in service.shards.items():
+            held = shard.holding
+            pending = sum(held.store.counts().values()) if held is not None and held.running else 0
+            rows.append({
+                "shard": number, "epoch": shard.epoch, "fires": not shard.why, "why": shard.why,
+                "pending": pending, "orders_waiting": max(lags.get(number, -1), 0),
+            })  # fmt: skip
+        topics = dict(sorted(service.pending_counts().items()))
+        whole = {"pending": sum(topics.values()), "elsewhere": self._elsewhere(service)}
+        return {"health": service.health()._asdict(), "topics": topics, "shards": rows} | whole
+
+    def _list(self, request: Request) -> dict[str, Any]:
+        query = request.query
+        topic, (start, end) = query.get("topic"), _range(query)
+        count = min(max(_number(query, "count", 20), 1), SHOWN_MAX)
+        cursor = _cursor(query["after"]) if "after" in query else None
+        held = self._held()
+        walks = [self._walk(one, topic, start, end, cursor) for one in held]
+        found = list(islice(merge(*walks, key=lambda each: each[0]), count + 1))
+        rows = [_row(message) for _, message in found[:count]]
+        last = found[count - 1][0] if len(found) > count else None
+        follows = None if last is None else ".".join(str(part) for part in last)
+        return {"messages": rows, "next": follows, "elsewhere": self._elsewhere(self._service())}
+
+    def _walk(
+        self, held: Held, topic: str | None, start: int, end: int, cursor: Cursor | None
+    ) -> Iterator[tuple[Cursor, Pending]]:
+        after = None if cursor is None else cursor.after_in(held.number)
+        while True:
+            page = _thread(held.store.scan, topic, start, end, PAGE, after)
+            for message in page:
+                yield Cursor(message.due_ms, held.number, message.offset), message
+            if len(page) < PAGE:
+                return
+            after = page[-1].key
+
+    def _count(self, request: Request) -> dict[str, Any]:
+        query, service = request.query, self._service()
+        topic = query.get("topic")
+        if "from_ms" not in query and "to_ms" not in query:
+            counts = service.pending_counts()
+            number, exact = counts[topic] if topic is not None else counts.total(), True
+        else:
+            walks = [self._walk(one, topic, *_range(query), None) for one in self._held()]
+            number = sum(1 for _ in islice((each for walk in walks for each in walk), COUNTED_MAX + 1))
+            number, exact = min(number, COUNTED_MAX), number <= COUNTED_MAX
+        return {"topic": topic, "count": number, "exact": exact, "elsewhere": self._elsewhere(service)}
+
+    def _show(self, request: Request) -> dict[str, Any]:
+        """One message by its delay id or its uuid."""
+        text = request.path["id"]
+        parsed = parse_delay_id(text.encode())
+        if parsed is None and not is_uuid(text.encode()):
+            raise CallerError(f"{text[:140]!r} is neither a delay id nor a uuid")
+        uuid = text if parsed is None else parsed.uuid
+        queues = self._queues()
+        shard = shard_of(uuid, queues) if parsed is None else parsed.shard % queues
+        store = self._store_of(shard)
+        state = store.ids([uuid_bytes(uuid)])[0]
+        found: dict[str, Any] = {"uuid": uuid, "shard": shard, "state": "unknown"}
+        if state is None:
+            return found
+        found["state"] = {IdKind.TOMBSTONE: "cancelled before it was known"}.get(
+            state.kind, state.kind.name.lower()
+        )
+        if state.kind is not IdKind.PENDING:
+            return found | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
+        message = store.get(DueKey(state.at_ms, state.offset))
+        return found if message is None else found | _row(message, whole=True)
+
+    # --- backup
+
+    def _backup(self, request: Request) -> dict[str, Any]:
+        """A copy of every shard, each as at one moment, into a new folder on the server's machine."""
+        given = request.body.get("folder")
+        if not isinstance(given, str) or not os.path.isabs(given):
+            raise CallerError(f"folder is {given!r}; an absolute path on the server's machine is wanted")
+        folder = Path(given)
+        service = self._service()
+        elsewhere = self._elsewhere(service)
+        if elsewhere:
+            raise TryLaterError(f"shards {elsewhere} are held by another delay service; back up there, too")
+        held = self._held()
+        if len(held) < self._queues():
+            raise TryLaterError("not every shard is open yet; try again")
+        shards = _thread(_make_backup, folder, held, self._clock.wall_ms())
+        return {"folder": str(folder), "shards": shards}
+
+    # --- who holds what
+
+    def _service(self) -> DelayService:
+        service = self._timers
+        if service is None:
+            raise UnsupportedError(
+                "no delay service in this process; ask the admin port of the one that has it"
+            )
+        return service
+
+    def _held(self) -> list[Held]:
+        return [
+            Held(number, shard.holding.store)
+            for number, shard in self._service().shards.items()
+            if shard.holding is not None and shard.holding.running
+        ]
+
+    def _store_of(self, number: int) -> DelayStore:
+        for held in self._held():
+            if held.number == number:
+                return held.store
+        if number in self._service().shards:
+            raise TryLaterError(f"delay shard {number} is not open yet; try again")
+        raise TryLaterError(f"delay shard {number} is held by another delay service; ask its admin port")
+
+    def _elsewhere(self, service: DelayService) -> list[int]:
+        return [number for number in range(self._queues()) if number not in service.shards]
+
+    def _queues(self) -> int:
+        info = self._backend.topic(DELAY_TOPIC)
+        if info is None:
+            raise TryLaterError("the delay service has not started yet; try again")
+        return info.queues
+
+
+def _make_backup(folder: Path, held: list[Held], wall_ms: int) -> int:
+    """Native thread. The manifest comes last: a folder without one is no whole backup."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise CallerError(f"{folder} is not empty; a backup goes into a new folder")
+        for number, store in held:
+            store.checkpoint(folder / str(number))
+        facts = {"format": 1, "made_ms": wall_ms, "shards": [number for number, _ in held]}
+        making = folder / (MANIFEST + ".making")
+        making.write_bytes(msgspec.json.encode(facts))
+        making.rename(folder / MANIFEST)
+        for path in (folder / MANIFEST, folder, folder.parent):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+    except OSError as error:
+        raise CallerError(f"cannot write a backup to {folder}: {error.strerror or error}") from error
+    return len(held)
+
+
+def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
+    """One pending message as people and programs read it."""
+    row: dict[str, Any] = {
+        "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
+        "message_id": message.message_id.hex(), "born_ms": message.born_ms,
+    }  # fmt: skip
+    try:
+        order = decode_order(message.order)
+        content = delivery.decode(message.delivery)
+    except DamagedError as error:
+        return row | {"id": "", "error": str(error)}
+    row["id"] = occurrence_id(order, 0)
+    row |= _repeats(order)
+    row["key"] = content.key.decode("utf-8", "replace")
+    row["tags"] = content.tag.decode("utf-8", "replace")
+    row["body_bytes"] = len(content.value)
+    if not whole:
+        return row | {"preview": content.value[:80].decode("utf-8", "replace")}
+    row["properties"] = {
+        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+        for name, value in content.properties.items()
+    }
+    return row | body_fields(content.value)
+
+
+def _repeats(order: DelayOrder) -> dict[str, Any]:
+    """How it comes again, in numbers and in words; empty words for once."""
+    schedule = order.schedule
+    facts: dict[str, Any] = {"kind": order.kind}
+    if schedule is None:
+        words = {3: f"every {order.interval_s} s", 4: f"in steps of {order.interval_s}^n s"}.get(
+            order.kind, ""
+        )
+        return facts | {"repeats": f"{words}, {order.times} times" if words else ""}
+    words = f"cron {schedule.cron} in {schedule.zone}" if schedule.cron else ""
+    if schedule.repeat:
+        often = "without end" if schedule.repeat < 0 else f"{schedule.repeat + 1} times"
+        words = ", ".join(filter(None, (words, f"every {schedule.period_ms / 1000:g} s {often}")))
+    if schedule.occurrences_max and words:
+        words += f", {schedule.occurrences_max} in all"
+    return facts | {"repeats": words}
+
+
+def _range(query: Mapping[str, str]) -> tuple[int, int]:
+    return _number(query, "from_ms", 0), _number(query, "to_ms", FOREVER_MS)
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 18:
+        raise CallerError(f"{name} is {text!r}; a whole number of 0 or more is wanted")
+    return int(text)
+
+
+def _cursor(text: str) -> Cursor:
+    parts = text.split(".")
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 19 for part in parts):
+        raise CallerError(f"after is {text!r}; the `next` of an earlier answer is wanted")
+    return Cursor(*map(int, parts))
+
+
+def _thread(act: Callable[..., T], *args: Any) -> T:
+    """Run something that blocks without holding the hub up."""
+    found: T = gevent.get_hub().threadpool.apply(act, args)
+    return found
