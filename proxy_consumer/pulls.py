@@ -13,15 +13,15 @@ from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, Draini
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
-from proxy_consumer.consistency import Consistency, stated
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import LingerWheel, Waiter
-from proxy_consumer.directory import Directory
-from proxy_consumer.groups import Group, PullWaiter
-from proxy_consumer.reads import Held
-from proxy_consumer.results import Results
+from proxy_consumer.groups.consistency import Consistency, stated
+from proxy_consumer.groups.directory import Directory
+from proxy_consumer.groups.group import Group, PullWaiter
+from proxy_consumer.results.results import Results
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription import Subscription
+from proxy_consumer.subscription.reads import Held
+from proxy_consumer.subscription.subscription import Subscription
 
 
 class Pull(PullWaiter):

@@ -24,20 +24,21 @@ from ddmq_common.errors import TryLaterError
 from ddmq_common.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
-from proxy_consumer import answers, stats
-from proxy_consumer.blocked_keys import BlockedKey
-from proxy_consumer.changes import Change, Changes
+from proxy_consumer import answers
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
-from proxy_consumer.consistency import Difference
-from proxy_consumer.directory import Directory
 from proxy_consumer.fetches.service import Fetches
-from proxy_consumer.groups import SOURCE_LOG, Stored
-from proxy_consumer.message_states import LiveState, live_state
+from proxy_consumer.groups import stats
+from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.changes import Change, Changes
+from proxy_consumer.groups.consistency import Difference
+from proxy_consumer.groups.directory import Directory
+from proxy_consumer.groups.group import SOURCE_LOG, Stored
+from proxy_consumer.groups.message_states import LiveState, live_state
+from proxy_consumer.groups.stats import GroupSummary, SubscriptionStats
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
-from proxy_consumer.results import Results
+from proxy_consumer.results.results import Results
 from proxy_consumer.runtime import HubTicker, Runtime
-from proxy_consumer.stats import GroupSummary, SubscriptionStats
 
 
 class ConsumerService:

@@ -22,8 +22,8 @@ from ddmq_common.config.loader import resolved
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
+from proxy_consumer.groups.stats import QueueStats, SubscriptionStats
 from proxy_consumer.service import ConsumerService
-from proxy_consumer.stats import QueueStats, SubscriptionStats
 
 AGED_MAX = 50  # subscriptions of a list whose oldest waiting message is looked at
 AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at

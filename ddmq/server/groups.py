@@ -11,7 +11,7 @@ from ddmq.server.queries import WAIT_S
 from ddmq.settings import BY_NAME
 from ddmq_common import names
 from ddmq_common.errors import CallerError
-from proxy_consumer.changes import Change, owned
+from proxy_consumer.groups.changes import Change, owned
 from proxy_consumer.service import ConsumerService
 
 

@@ -16,10 +16,10 @@ import msgspec
 from backend.completion import Completion
 from ddmq.server.queries import WAIT_S
 from ddmq_common.errors import CallerError
-from proxy_consumer.blocked_keys import BlockedKey
+from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.stats import GroupSummary
 from proxy_consumer.order_keys.canonical import bounded, text_of_raw
 from proxy_consumer.service import ConsumerService
-from proxy_consumer.stats import GroupSummary
 
 LIMIT_DEFAULT = 20
 LIMIT_MAX = 1_000

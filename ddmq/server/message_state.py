@@ -14,8 +14,8 @@ from backend.records import ProgressView, QueueRef, StoredRecord
 from ddmq.server.queries import WAIT_S
 from ddmq_common import names
 from ddmq_common.errors import CallerError, UnsupportedError
-from proxy_consumer.groups import group_key, subscription_key
-from proxy_consumer.message_states import DONE, NOT_YET, RETRYING, LiveState
+from proxy_consumer.groups.group import group_key, subscription_key
+from proxy_consumer.groups.message_states import DONE, NOT_YET, RETRYING, LiveState
 
 COUNT_MAX = 100
 DEAD = "dead"

@@ -21,7 +21,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.config.loader import Place, build
 from ddmq_common.errors import CallerError, FencedError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups import (
+from proxy_consumer.groups.group import (
     RESET_PREFIX,
     SUBSCRIPTION_PREFIX,
     group_key,

@@ -20,7 +20,7 @@ from proxy_consumer.departures.departure import Departure
 from proxy_consumer.departures.retry_queues import RetryQueueGrant, retry_queue_of
 
 if TYPE_CHECKING:
-    from proxy_consumer.subscription import Subscription
+    from proxy_consumer.subscription.subscription import Subscription
 
 AT_ONCE_MAX = 256  # of one subscription under way at a time: they share group commits
 BYTES_AT_ONCE_MAX = 16 << 20

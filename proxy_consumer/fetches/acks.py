@@ -16,10 +16,10 @@ from ddmq_common.errors import FencedError
 from ddmq_common.metrics.catalogue import ACKED
 from ddmq_common.metrics.registry import Cell
 from ddmq_rpc.api import Call
-from proxy_consumer.directory import Directory
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.core.position import Position
 from proxy_consumer.fetches.group import FetchedGroup
+from proxy_consumer.groups.directory import Directory
 from proxy_consumer.runtime import Runtime
 
 

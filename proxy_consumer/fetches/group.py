@@ -15,9 +15,9 @@ from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.holding import HeldTopic
 from proxy_consumer.filters.gates import gate_for
-from proxy_consumer.groups import Group
+from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription import Subscription
+from proxy_consumer.subscription.subscription import Subscription
 
 BROADCASTING = "broadcasting"
 Offsets = dict[bytes, dict[bytes, int]]

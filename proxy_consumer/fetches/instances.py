@@ -17,14 +17,14 @@ from ddmq_common.names import group_fault
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.core.waiting_room import LingerWheel
-from proxy_consumer.directory import Directory
 from proxy_consumer.fetches.answers import pulled
 from proxy_consumer.fetches.core.instance import Instance
 from proxy_consumer.fetches.fetch import Fetch, Plan
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.group import broadcast_queues, is_broadcasting
 from proxy_consumer.filters.gates import gate_for
-from proxy_consumer.groups import Group
+from proxy_consumer.groups.directory import Directory
+from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
 
 INSTANCES_MAX = 1_000

@@ -17,14 +17,14 @@ from ddmq_common.errors import DdmqError, TryLaterError
 from ddmq_common.metrics.catalogue import FETCHED, FETCHERS, FETCHES
 from ddmq_rpc.api import Call
 from proxy_consumer.core.waiting_room import LingerWheel
-from proxy_consumer.directory import Directory
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.acks import Acks
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.group import BROADCASTING, FetchedGroup, is_broadcasting
 from proxy_consumer.fetches.instances import Instances
-from proxy_consumer.groups import Group
+from proxy_consumer.groups.directory import Directory
+from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime, log
 
 IDS_MAX = 1_000  # consumer ids of one group at one proxy

@@ -14,15 +14,15 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
 from proxy_consumer.actions.config import PushConfig
 from proxy_consumer.actions.targets import AllowList
-from proxy_consumer.directory import Directory
-from proxy_consumer.groups import SUBSCRIPTION_PREFIX
+from proxy_consumer.groups.directory import Directory
+from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX
 from proxy_consumer.push.runner import PushRunner
 from proxy_consumer.push.verdict import Sink
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.sinks.file import FileSink
 from proxy_consumer.sinks.files_folder import FilesFolder
 from proxy_consumer.sinks.http import HttpSink
-from proxy_consumer.subscription import Subscription
+from proxy_consumer.subscription.subscription import Subscription
 
 KAFKA_SOURCE, LOG_SOURCE = "KAFKA", "RMQ"
 Made = tuple[tuple[str, ...], PushConfig]

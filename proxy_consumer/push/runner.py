@@ -21,18 +21,18 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.metrics import catalogue
 from proxy_consumer.actions.job import Ending, Outcome, Place, job_of
-from proxy_consumer.commits import ProgressCommit, collect
 from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.steps import Delivery, QueueState
 from proxy_consumer.departures.trail import attempts_before
-from proxy_consumer.groups import PullWaiter
+from proxy_consumer.groups.group import PullWaiter
 from proxy_consumer.push.verdict import DONE, Kind, Pushed, Sink, Verdict
-from proxy_consumer.reads import Held
+from proxy_consumer.results.commits import ProgressCommit, collect
 from proxy_consumer.runtime import log
+from proxy_consumer.subscription.reads import Held
 
 if TYPE_CHECKING:
     from proxy_consumer.actions.chain import Chain
-    from proxy_consumer.subscription import Subscription
+    from proxy_consumer.subscription.subscription import Subscription
 
 EXTENSIONS_PER_LEASE = 4  # how often a lease is extended within one ack time-out
 REMEMBERED_MAX = 10_000  # failed messages whose tries are remembered; beyond, the oldest start again

@@ -18,7 +18,7 @@ from proxy_consumer.push.verdict import DONE, Kind, Pushed, Verdict
 from proxy_consumer.sinks import http_request
 from proxy_consumer.sinks.http_answer import Meaning, Reading, read_answer
 from proxy_consumer.sinks.http_pool import HttpPool, NoAnswerError
-from proxy_consumer.subscription import Subscription
+from proxy_consumer.subscription.subscription import Subscription
 
 BACKOFF_S = 1.0
 DOUBLINGS_MAX = 7

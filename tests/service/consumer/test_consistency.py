@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from consumer_rig import FIRST, FakeCall, Rig
 
-from proxy_consumer import consistency
+from proxy_consumer.groups import consistency
 
 
 def told(

@@ -6,7 +6,7 @@ import pytest
 from consumer_rig import FIRST, Rig, result
 
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
-from proxy_consumer.subscription import Subscription
+from proxy_consumer.subscription.subscription import Subscription
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.server import RpcServer
-from proxy_consumer import peers
+from proxy_consumer.results import peers
 
 
 class Pair:

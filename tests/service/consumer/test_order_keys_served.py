@@ -11,8 +11,8 @@ from backend.records import NewRecord
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups import Group
-from proxy_consumer.ordering import PARKED_MAX
+from proxy_consumer.groups.group import Group
+from proxy_consumer.groups.ordering import PARKED_MAX
 from tests.service.consumer.consumer_rig import IDL, Rig
 
 BY_KEY = SubscriptionDefaults(

@@ -10,9 +10,9 @@ from backend.completion import Completion, succeeded
 from ddmq.server import keys
 from ddmq.server.rates import Rates
 from ddmq_common.errors import CallerError
-from proxy_consumer.blocked_keys import BlockedKey
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.stats import GroupSummary
+from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.stats import GroupSummary
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from proxy_consumer.actions.gate import gate_for_actions
 from proxy_consumer.actions.job import ABSENT, Ending, Job, Place, compact
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.gate import FILTERED
-from proxy_consumer.groups import decode_subscription, encode_subscription
+from proxy_consumer.groups.group import decode_subscription, encode_subscription
 
 HTTP = HttpConfig(urls=("http://127.0.0.1:1/x",))
 PLACE = Place("T", "G", "R_default_a_0", 7)

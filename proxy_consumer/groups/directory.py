@@ -10,9 +10,9 @@ from backend.records import AppendResult, CommitBatch
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.creation import Creation
 from proxy_consumer.departures.retry_queues import group_concerned
-from proxy_consumer.groups import (
+from proxy_consumer.groups.creation import Creation
+from proxy_consumer.groups.group import (
     GROUP_PREFIX,
     RESET_PREFIX,
     SOURCE_LOG,
@@ -23,9 +23,9 @@ from proxy_consumer.groups import (
     group_key,
     subscription_key,
 )
-from proxy_consumer.ordering import PARKED_PREFIX
+from proxy_consumer.groups.ordering import PARKED_PREFIX
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription import Subscription
+from proxy_consumer.subscription.subscription import Subscription
 
 
 class Directory:

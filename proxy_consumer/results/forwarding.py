@@ -17,8 +17,8 @@ from backend.records import QueueRef
 from ddmq_common.errors import DdmqError, TryLaterError
 from ddmq_common.metrics.catalogue import FORWARDED
 from ddmq_common.names import RETRY_PREFIX, retry_topic
-from proxy_consumer.groups import Group
-from proxy_consumer.peers import Peers
+from proxy_consumer.groups.group import Group
+from proxy_consumer.results.peers import Peers
 from proxy_consumer.runtime import Runtime
 
 HOLDERS_AGE_S = 1.0

@@ -18,7 +18,7 @@ from ddmq_common.config.loader import Overlay, Place, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.completions import all_of
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
-from proxy_consumer.groups import (
+from proxy_consumer.groups.group import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
     Stored,
@@ -29,7 +29,7 @@ from proxy_consumer.groups import (
 from proxy_consumer.runtime import Runtime, log
 
 if TYPE_CHECKING:
-    from proxy_consumer.directory import Directory
+    from proxy_consumer.groups.directory import Directory
 
 SETTINGS = tuple(field.name for field in dataclasses.fields(SubscriptionDefaults))
 

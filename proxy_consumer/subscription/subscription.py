@@ -17,7 +17,6 @@ from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import DrainingError
 from ddmq_common.names import retry_qid, retry_topic
 from proxy_consumer.answers import Place
-from proxy_consumer.commits import Part, ProgressCommit, collect
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.order.lane import OrderedLane
@@ -25,14 +24,15 @@ from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, Loaded, QueueState, ReadRequest
 from proxy_consumer.departures.retry_queues import retry_queue_of
 from proxy_consumer.departures.undertaker import Undertaker
-from proxy_consumer.gates import gate_of, same_gate
-from proxy_consumer.ordering import SubscriptionOrder, same_order, sharing_of
-from proxy_consumer.reads import DataWait, Held, QueueRead
+from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharing_of
+from proxy_consumer.results.commits import Part, ProgressCommit, collect
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.seat import RETRY_S, Seat
+from proxy_consumer.subscription.gates import gate_of, same_gate
+from proxy_consumer.subscription.reads import DataWait, Held, QueueRead
+from proxy_consumer.subscription.seat import RETRY_S, Seat
 
 if TYPE_CHECKING:
-    from proxy_consumer.groups import Group
+    from proxy_consumer.groups.group import Group
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 NEXT_OFFSET_AGE_S = 0.1

@@ -20,7 +20,7 @@ from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.filters.expressions import expression_fault
 from proxy_consumer.filters.sql_parser import parse_sql
 from proxy_consumer.filters.tags import parse_tags
-from proxy_consumer.groups import Group
+from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime, log
 
 CLIENTS_MAX = 10_000  # remembered at one proxy; further ones are checked and not listed

@@ -22,14 +22,14 @@ from backend.records import AppendResult
 from ddmq_common.config.loader import Place as ConfigPlace
 from ddmq_common.config.loader import build
 from ddmq_common.errors import ConfigError
-from proxy_consumer.blocked_keys import BlockedKey
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import Waiter, WaitingRoom
-from proxy_consumer.ordering import GroupOrdering
-from proxy_consumer.reads import Held
+from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription import Subscription
+from proxy_consumer.subscription.reads import Held
+from proxy_consumer.subscription.subscription import Subscription
 
 GROUP_PREFIX = "group/"
 SUBSCRIPTION_PREFIX = "subscription/"

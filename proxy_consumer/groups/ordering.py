@@ -16,19 +16,19 @@ from backend.completion import Completion
 from backend.port import Sharing
 from backend.records import AppendResult, CommitBatch, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError
-from proxy_consumer.blocked_keys import BlockedKey
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob
 from proxy_consumer.core.order.chains import Chain, ChainTable
 from proxy_consumer.core.order.lane import KeyReader, OrderedLane
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import QueueState
+from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.order_keys.reader import QID, key_reader
 from proxy_consumer.runtime import Runtime, log
 
 if TYPE_CHECKING:
-    from proxy_consumer.groups import Group
-    from proxy_consumer.subscription import Subscription
+    from proxy_consumer.groups.group import Group
+    from proxy_consumer.subscription.subscription import Subscription
 
 PARKED_PREFIX = "parked/"
 PARKED_MAX = 1_000

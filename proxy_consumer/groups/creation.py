@@ -13,7 +13,7 @@ from backend.completion import Completion
 from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups import (
+from proxy_consumer.groups.group import (
     SOURCE_LOG,
     differences,
     encode_group,

@@ -13,12 +13,12 @@ from backend.completion import Completion
 from backend.port import Assignment, Membership, Sharing
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
-from proxy_consumer.commits import ProgressCommit, collect
 from proxy_consumer.core.steps import QueueState
+from proxy_consumer.results.commits import ProgressCommit, collect
 from proxy_consumer.runtime import log
 
 if TYPE_CHECKING:
-    from proxy_consumer.subscription import Subscription
+    from proxy_consumer.subscription.subscription import Subscription
 
 RETRY_S = 0.5  # pause after the backend refused or failed a call
 

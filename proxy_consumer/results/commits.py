@@ -12,7 +12,7 @@ from proxy_consumer.core.steps import QueueState
 from proxy_consumer.runtime import Runtime
 
 if TYPE_CHECKING:
-    from proxy_consumer.subscription import Subscription
+    from proxy_consumer.subscription.subscription import Subscription
 
 TRIES_MAX = 3
 

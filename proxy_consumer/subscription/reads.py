@@ -11,7 +11,7 @@ from proxy_consumer.answers import Place
 from proxy_consumer.core.steps import Loaded, QueueState, ReadRequest
 
 if TYPE_CHECKING:
-    from proxy_consumer.subscription import Subscription
+    from proxy_consumer.subscription.subscription import Subscription
 
 
 class Held:

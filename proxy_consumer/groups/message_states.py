@@ -7,7 +7,7 @@ from typing import NamedTuple
 from backend.records import QueueRef
 from proxy_consumer.core.jobs.upstream_job import JobState
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.subscription import Subscription
+from proxy_consumer.subscription.subscription import Subscription
 
 IN_FLIGHT = "in flight"
 RETRYING = "retrying"

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddmq_common.errors import TryLaterError
-from proxy_consumer.commits import Part, ProgressCommit, collect
 from proxy_consumer.departures.trail import error_text
-from proxy_consumer.forwarding import Forwarding
-from proxy_consumer.groups import Group
-from proxy_consumer.reads import Held
+from proxy_consumer.groups.group import Group
+from proxy_consumer.results.commits import Part, ProgressCommit, collect
+from proxy_consumer.results.forwarding import Forwarding
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.reads import Held
 
 NO_OFFSETS: Sequence[int] = ()
 

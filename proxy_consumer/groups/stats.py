@@ -11,9 +11,9 @@ from proxy_consumer.completions import gather
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.departures.retry_queues import retry_queue_of
-from proxy_consumer.groups import Group
+from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription import Subscription
+from proxy_consumer.subscription.subscription import Subscription
 
 
 @dataclass(frozen=True, slots=True)
