@@ -8,6 +8,8 @@ import re
 ALLOWED = "epoch milliseconds, a time like 2026-11-21T12:00+01:00, or so long ago: -2h, -90s, -1d12h"
 WALL_MS_MIN = 1_000_000_000_000  # September 2001; where an offset may stand too, smaller numbers are offsets
 _AGO = re.compile(r"-(\d{1,9}(ms|s|m|h|d))+\Z")
+DURATION_ALLOWED = "numbers with units ms, s, m, h, d, as in 90s, 1h30m or 2d"
+_SPAN = re.compile(r"(\d{1,9}(ms|s|m|h|d))+\Z")
 _STEP = re.compile(r"(\d+)(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -31,6 +33,13 @@ def moment(text: str, now_ms: int, *, local: bool = False) -> int:
         if "time zone" in str(error):
             raise
         raise ValueError(f"{text!r} is no moment; allowed: {ALLOWED}") from error
+
+
+def duration(text: str) -> int:
+    """Milliseconds of `90s`, `1h30m`, `2d`, `250ms`. Raises ValueError with what is allowed."""
+    if not _SPAN.match(text):
+        raise ValueError(f"{text!r} is no duration; allowed: {DURATION_ALLOWED}")
+    return sum(int(count) * _UNIT_MS[unit] for count, unit in _STEP.findall(text))
 
 
 def is_relative(text: str) -> bool:

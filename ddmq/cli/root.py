@@ -29,6 +29,7 @@ COMMANDS = {
     "stats": ("ddmq.cli.stats", "stats", "Rates, lag and what is in flight; live with --watch."),
     "lag": ("ddmq.cli.lag", "lag", "How far behind groups are, and for how long; live with --watch."),
     "message": ("ddmq.cli.message", "message", "Find messages by id, key, offset or time."),
+    "delay": ("ddmq.cli.delay", "delay", "Later deliveries: add, list, cancel, move, back up."),
     "dlq": ("ddmq.cli.dlq", "dlq", "Dead letters: list, show, resend, purge."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),

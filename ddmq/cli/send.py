@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 from rich.console import Console
@@ -21,8 +21,10 @@ from rich.progress import (
 )
 
 from ddmq.address import ADDRESS, PRODUCER, Address
+from ddmq.cli.delayed import add_all, client_of
 from ddmq.cli.output import hint, json_option, print_json
-from ddmq_client import ClientError, OutgoingMessage, Producer, SendResult, UnknownOutcomeError
+from ddmq.cli.when import when, when_options
+from ddmq_client import OutgoingMessage, Producer, SendResult, UnknownOutcomeError
 from ddmq_client.idl.codes import DELAY_PROPERTY
 
 PATIENCE_S = 1.0  # then people are told that the first request has no answer yet
@@ -42,6 +44,7 @@ WINDOW = 500  # messages a request when many are sent
 @click.option(
     "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property; may be repeated."
 )
+@when_options
 @click.option("--delay-level", type=click.IntRange(0),
               help="Deliver after this delay level: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
 @click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
@@ -75,13 +78,20 @@ def send(
     timeout_ms: int,
     producer: Address,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Send BODIES (one message each), files, or lines to TOPIC; answered when they are durable.
+
+    With --delay, --at, --cron or --every they are delivered later, and the id of each is printed, by which
+    `ddmq delay` shows, cancels and moves it.
 
     A topic that does not exist is created. Exit code 1 when any message was not stored; the first 20 of those
     are named by their place in what was sent, with the reason.
     """
     named = dict(_property(text) for text in properties)
+    wanted = when(given)
+    if wanted and delay_level is not None:
+        raise click.UsageError("--delay-level stands beside another delay; choose one")
     if delay_level is not None:
         named[DELAY_PROPERTY] = str(delay_level)
     payloads = _payloads(bodies, files, lines, stdin, repeat)
@@ -89,11 +99,14 @@ def send(
     known = None if lines is not None else (len(bodies) + len(files) + int(stdin)) * repeat
     if known == 0:
         raise click.UsageError("nothing to send: give a BODY, --file, --lines or --stdin")
+    if wanted:
+        add_all(producer, timeout_ms, messages, wanted, as_json)
+        return
     waiting = threading.Timer(
         PATIENCE_S, hint, [f"no answer from {producer} yet; trying for {timeout_ms:,} ms"]
     )
     waiting.daemon = True
-    with _client(producer, timeout_ms) as client:
+    with client_of(producer, timeout_ms) as client:
         report = _send_all(client, messages, known, as_json, waiting)
     if as_json:
         print_json(report.as_json())
@@ -236,10 +249,3 @@ def _property(text: str) -> tuple[str, str]:
     if not equals or not name.strip() or not value.strip():
         raise click.UsageError(f"--property {text!r} is not NAME=VALUE")
     return name, value
-
-
-def _client(address: Address, timeout_ms: int) -> Producer:
-    try:
-        return Producer(str(address), timeout_ms=timeout_ms)
-    except ClientError as error:
-        raise click.ClickException(str(error)) from error

@@ -1,0 +1,153 @@
+"""A backup of pending messages put back, while no server runs over the directory.
+
+Two ways, chosen by what is there:
+* The log is there and its delay stores are not: the copies become the stores. What the log knows to have been
+  fired or cancelled since is not fired again; orders that came after the backup are taken in from the log, as
+  far as it still has them.
+* The directory is empty, log and all: a new log is begun, and every pending message becomes an order in it,
+  with its own id and its place in its series. Nothing else is known there: not what was fired or cancelled
+  before, which consumers were where, or what other topics held.
+
+Anything else is refused: a restore never mixes with what is there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from backend.capabilities import Durability
+from backend.file_log import open_shared
+from backend.file_log.options import FileLogOptions
+from backend.port import Backend
+from backend.records import AppendStatus, NewRecord, TopicInfo
+from ddmq.server.delay import MANIFEST
+from ddmq_common.clock import Clock, SystemClock
+from ddmq_common.delay_order import ORDER_PROPERTY, decode_order, encode_order
+from ddmq_common.errors import CallerError, RemoteError
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
+from delay_service.store.opening import open_store, restore
+from delay_service.store.port import DelayStore, DueKey, Pending
+
+PAGE = 500
+WAIT_S = 30.0
+FOREVER_MS = 1 << 62
+
+
+class Restored(NamedTuple):
+    """What was done. `way`: "stores" or "new log"; `messages`: sent as orders, None for stores."""
+
+    way: str
+    shards: int
+    messages: int | None
+
+
+class Backup(NamedTuple):
+    """A whole backup."""
+
+    folder: Path
+    shards: tuple[int, ...]
+
+
+def read_backup(folder: Path) -> Backup:
+    """Raises CallerError for what is none, or not a whole one."""
+    try:
+        facts: Any = msgspec.json.decode((folder / MANIFEST).read_bytes())
+        made = facts["format"]
+        shards = tuple(int(number) for number in facts["shards"])
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise CallerError(f"{folder} is no whole backup: {MANIFEST} cannot be read ({error})") from error
+    if made != 1:
+        raise CallerError(f"{folder} has format {made}; this program knows 1: use the newer one")
+    return Backup(folder, shards)
+
+
+def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: FileLogOptions) -> Restored:
+    """Put the backup in `folder` back into `data_dir`. Raises DdmqError; then nothing is to be used there.
+
+    `delay_dir`: where the stores are, when the configuration has them elsewhere than in `data_dir`/delay.
+    """
+    backup = read_backup(folder)
+    stores = delay_dir or data_dir / "delay"
+    if _filled(stores):
+        raise CallerError(f"{stores} is not empty; a restore needs a directory without delay stores")
+    if (data_dir / "commitlog").is_dir():
+        for number in backup.shards:
+            restore(folder / str(number), stores, number)
+        return Restored("stores", len(backup.shards), None)
+    if _filled(data_dir):
+        raise CallerError(f"{data_dir} is not empty and has no log; choose an empty directory, or the log's")
+    return Restored("new log", len(backup.shards), _into_new_log(backup, data_dir, log))
+
+
+def _filled(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> int:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    clock = SystemClock()
+    work = data_dir / "delay-restore"
+    backend = open_shared(data_dir, log, clock=clock, metrics=Registry())
+    try:
+        queues = max(backup.shards, default=0) + 1
+        _make(backend, clock, TopicInfo(DELAY_TOPIC, 0, queues, durability=Durability.DURABLE))
+        count = 0
+        for number in backup.shards:
+            restore(backup.folder / str(number), work, number)
+            store = open_store(work, number, 0)
+            try:
+                count += _send_all(backend, clock, store, queues)
+            finally:
+                store.close()
+        backend.drain(clock.monotonic() + WAIT_S).wait(WAIT_S)
+    finally:
+        backend.close()
+    shutil.rmtree(work)
+    return count
+
+
+def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int) -> int:
+    count = 0
+    for page in _pages(store):
+        for topic in {message.topic for message in page}:
+            if backend.topic(topic) is None:
+                _make(backend, clock, TopicInfo(topic, 0, QUEUES_DEFAULT))
+        records = [_order_record(message, queues) for message in page]
+        results = backend.append(records, clock.monotonic() + WAIT_S).wait(WAIT_S)
+        for result in results:
+            if result.status is not AppendStatus.STORED:
+                raise result.error or RemoteError("a message may or may not be stored; begin anew, elsewhere")
+        count += len(records)
+    return count
+
+
+def _pages(store: DelayStore) -> Iterator[list[Pending]]:
+    after: DueKey | None = None
+    while page := store.scan(None, 0, FOREVER_MS, PAGE, after):
+        yield page
+        after = page[-1].key
+
+
+def _order_record(message: Pending, queues: int) -> NewRecord:
+    order = msgspec.structs.replace(
+        decode_order(message.order), occurrence=message.occurrence, at_ms=message.due_ms, reply_queue=-1
+    )
+    return NewRecord(
+        DELAY_TOPIC,
+        order.shard % queues,
+        message.message_id,
+        message.born_ms,
+        message.delivery,
+        flags=message.flags,
+        system={ORDER_PROPERTY: encode_order(order)},
+    )
+
+
+def _make(backend: Backend, clock: Clock, info: TopicInfo) -> None:
+    backend.put_topic(info, clock.monotonic() + WAIT_S).wait(WAIT_S)
