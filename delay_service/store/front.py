@@ -52,12 +52,17 @@ class Front:
         """The first live key, when it is known."""
         return self._known[self._head] if self._head < len(self._known) else None
 
+    @property
+    def known(self) -> int:
+        """How many keys it holds."""
+        return len(self._known) - self._head
+
     def found(self, begin: bytes, keys: list[bytes]) -> None:
         """A scan from `begin` came upon these live keys first, all of them, in order."""
         if begin > self._horizon or not keys or keys[-1] < self._horizon:
             return
         fresh = keys[bisect_left(keys, self._horizon) :] if keys[0] < self._horizon else keys
-        room = KNOWN_MAX - (len(self._known) - self._head)
+        room = KNOWN_MAX - self.known
         fresh = fresh[:room]
         if fresh:
             if self._head == len(self._known):
@@ -78,7 +83,7 @@ class Front:
             self._known = sorted({*self._known[self._head :], *fresh})
             self._head = 0
         self.start = min(self.start, self._known[self._head])
-        if len(self._known) - self._head > KNOWN_MAX:
+        if self.known > KNOWN_MAX:
             self.forget()
 
     def _insert(self, key: bytes) -> None:

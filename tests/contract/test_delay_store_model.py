@@ -10,7 +10,7 @@ from unittest.mock import patch
 from delay_store_kit import MANY, SMALL, message, uuid_of
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delay_service.store import front
 from delay_service.store.memory import MemoryStore
@@ -19,6 +19,7 @@ from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdStat
 
 TOPICS = ("a", "ab", "b")
 DUES = st.integers(0, 12)
+LIMITS = st.integers(1, 60)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -36,23 +37,23 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.store = self.opened()
+        self.add(1, 30, 3, 2)
 
     def opened(self) -> DelayStore:
         return MemoryStore()
 
     # --- batches
 
-    @rule(dues=st.lists(DUES, max_size=40), topic=st.sampled_from(TOPICS))
-    def add(self, dues: list[int], topic: str) -> None:
+    @rule(first=DUES, count=st.integers(1, 30), spread=st.integers(1, 5), topics=st.integers(1, 3))
+    def add(self, first: int, count: int, spread: int, topics: int) -> None:
         fresh = []
-        for due in dues:
+        for number in range(count):
             self.offset += 1
-            fresh.append(message(due, self.offset, topic))
+            fresh.append(message(first + number % spread, self.offset, TOPICS[number % topics]))
         self.apply(Changes(added=fresh))
 
-    @rule(
-        until=DUES, limit=st.integers(1, 60), skip=st.integers(0, 5), again=st.booleans(), defer=st.booleans()
-    )
+    @precondition(lambda self: self.due)
+    @rule(until=DUES, limit=LIMITS, skip=st.integers(0, 3), again=st.booleans(), defer=st.booleans())
     def fire(self, until: int, limit: int, skip: int, again: bool, defer: bool) -> None:
         """What is due goes, or every n-th stays; some come again."""
         scanned = self.store.due(until, limit, MANY)
@@ -64,17 +65,14 @@ class StoreMachine(RuleBasedStateMachine):
         loops = [one._replace(due_ms=one.due_ms + 3, occurrence=one.occurrence + 1) for one in gone[:3]]
         self.apply(Changes(removed=gone, added=loops if again else []))
 
+    @precondition(lambda self: self.due)
     @rule(data=st.data(), come=st.integers(0, 3))
     def cancel_and_add(self, data: st.DataObject, come: int) -> None:
-        if self.due:
-            gone = data.draw(st.lists(st.sampled_from(sorted(self.due)), unique=True, max_size=5))
-            self.apply(
-                Changes(
-                    removed=[self.due[key] for key in gone],
-                    added=[self.due[key]._replace(occurrence=9) for key in gone[:come]],
-                )
-            )
+        gone = data.draw(st.lists(st.sampled_from(sorted(self.due)), unique=True, min_size=1, max_size=5))
+        same = [self.due[key]._replace(occurrence=9) for key in gone[:come]]
+        self.apply(Changes(removed=[self.due[key] for key in gone], added=same))
 
+    @precondition(lambda self: self.aside)
     @rule(topic=st.sampled_from(TOPICS), back=st.integers(0, 40), gone=st.integers(0, 40))
     def undefer(self, topic: str, back: int, gone: int) -> None:
         waiting = [self.aside[key] for key in sorted(self.aside) if self.aside[key].topic == topic]
@@ -142,14 +140,14 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         assert self.store.scan(topic, start, start + length, limit, after) == expected[:limit]
 
+    @precondition(lambda self: self.due)
     @rule(data=st.data(), until=DUES, limit=st.integers(1, 30))
     def look_behind(self, data: st.DataObject, until: int, limit: int) -> None:
-        if self.due:
-            after = data.draw(st.sampled_from(sorted(self.due)))
-            behind = [key for key in sorted(self.due) if key > after]
-            assert self.store.next_due(after) == (behind[0] if behind else None)
-            expected = [self.due[key] for key in behind if key.due_ms <= until]
-            assert self.store.due(until, limit, MANY, after) == expected[:limit]
+        after = data.draw(st.sampled_from(sorted(self.due)))
+        behind = [key for key in sorted(self.due) if key > after]
+        assert self.store.next_due(after) == (behind[0] if behind else None)
+        expected = [self.due[key] for key in behind if key.due_ms <= until]
+        assert self.store.due(until, limit, MANY, after) == expected[:limit]
 
     @rule(numbers=st.lists(st.integers(0, 12), max_size=5))
     def look_up(self, numbers: list[int]) -> None:
@@ -214,4 +212,4 @@ class RocksMachine(StoreMachine):
 TestMemory = StoreMachine.TestCase
 TestMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestRocks = RocksMachine.TestCase
-TestRocks.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+TestRocks.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -6,12 +6,12 @@ from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delay_service.store import front
 from delay_service.store.front import Front
 
-KEYS = st.binary(min_size=1, max_size=2).filter(lambda key: b"a" <= key < b"f")
+PLACES = st.integers(0, 99)
 
 
 class FrontMachine(RuleBasedStateMachine):
@@ -21,43 +21,65 @@ class FrontMachine(RuleBasedStateMachine):
         super().__init__()
         self.front = Front(b"")
         self.live: set[bytes] = set()
+        self.seen = b""
+        self.left: list[bytes] = []
         self.patches = [patch.object(front, name, value) for name, value in SMALL.items()]
         for each in self.patches:
             each.start()
 
-    @rule(keys=st.lists(KEYS, unique=True, max_size=30))
-    def add(self, keys: list[bytes]) -> None:
+    @initialize(known=st.integers(1, 25))
+    def begin_with_some(self, known: int) -> None:
+        self.add(0, 60, 1)
+        self.scan_on(known)
+
+    @rule(begin=PLACES, count=st.integers(1, 30), step=st.integers(1, 3))
+    def add(self, begin: int, count: int, step: int) -> None:
+        keys = [b"k%03d" % number for number in range(begin, begin + count * step, step)]
         self.front.add(keys)
         self.live.update(keys)
 
-    @rule(limit=st.integers(0, 30), behind=st.none() | KEYS)
-    def scan(self, limit: int, behind: bytes | None) -> None:
-        begin = self.front.start if behind is None else max(behind, self.front.start)
+    @precondition(lambda self: self.left)
+    @rule(step=st.integers(1, 3))
+    def add_again(self, step: int) -> None:
+        """Keys that left in the last removal."""
+        self.front.add(self.left[::step])
+        self.live.update(self.left[::step])
+
+    @rule(limit=st.integers(1, 30))
+    def scan_on(self, limit: int) -> None:
+        """As the engine does: from behind the last one seen."""
+        begin = max(self.seen, self.front.start)
+        found = [key for key in sorted(self.live) if key >= begin][:limit]
+        self.front.found(begin, found)
+        self.seen = found[-1] + b"\0" if found else b""
+
+    @rule(limit=st.integers(1, 30), place=PLACES)
+    def scan_somewhere(self, limit: int, place: int) -> None:
+        begin = max(b"k%03d" % place, self.front.start)
         self.front.found(begin, [key for key in sorted(self.live) if key >= begin][:limit])
 
-    @rule(first=st.integers(0, 30))
-    def remove_first(self, first: int) -> None:
-        self.removed(sorted(self.live)[:first])
+    @precondition(lambda self: self.live)
+    @rule(count=st.integers(1, 40))
+    def remove_first(self, count: int) -> None:
+        self.removed(sorted(self.live)[:count])
 
-    @rule(data=st.data())
-    def remove_some(self, data: st.DataObject) -> None:
-        if self.live:
-            self.removed(sorted(data.draw(st.sets(st.sampled_from(sorted(self.live)), max_size=9))))
+    @precondition(lambda self: self.live)
+    @rule(begin=st.integers(0, 3), count=st.integers(1, 10), step=st.integers(1, 4))
+    def remove_some(self, begin: int, count: int, step: int) -> None:
+        self.removed(sorted(self.live)[begin : begin + count * step : step])
 
     def removed(self, keys: list[bytes]) -> None:
         removal = self.front.remove(keys)
         inside = {key for key in self.live if removal.is_range and removal.start <= key < removal.end}
         assert inside | set(removal.keys) == set(keys)
         self.live.difference_update(keys)
-
-    @rule()
-    def forget(self) -> None:
-        self.front.forget()
+        self.left = keys
 
     @invariant()
     def bounded_and_right(self) -> None:
         assert all(key >= self.front.start for key in self.live)
         assert self.front.first in (None, min(self.live, default=None))
+        assert self.front.known <= front.KNOWN_MAX
 
     def teardown(self) -> None:
         for each in self.patches:
