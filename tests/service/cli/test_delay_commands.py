@@ -1,0 +1,250 @@
+"""`ddmq delay …` and the delays of `ddmq send` on a real server."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from tests.scenarios.real_server import RealServer, ddmq, running, until
+
+
+def added(shell: Any, topic: str, *options: str, body: str = "tea") -> dict[str, Any]:
+    """One message sent by `ddmq delay add`; its row."""
+    (row,) = shell.json("delay", "add", topic, body, *options)["results"]
+    return row
+
+
+def bodies(shell: Any, topic: str) -> list[str]:
+    return delivered(shell.server, topic)
+
+
+def exists(shell: Any, topic: str) -> bool:
+    return any(row["topic"] == topic for row in shell.json("topic", "list"))
+
+
+def test_remind_me_in_90_seconds_no_cancel_that_every_weekday_at_9_in_shanghai(shell, topic):
+    said = shell("delay", "add", topic, "tea", "--delay", "90s")
+    found = re.search(r"due .* \(in 1 m (30|29) s\), id (\S+)", said)
+    assert found, said
+    ident = found[2]
+    assert shell.error.strip() == f"`ddmq delay cancel {ident}` takes it back"
+    assert shell("delay", "cancel", ident).strip() == "cancelled"
+    said = shell("delay", "add", topic, "stand-up", "--cron", "0 9 * * 1-5", "--zone", "Asia/Shanghai")
+    assert re.match(r"first due \d{4}-\d\d-\d\d 09:00:00\+08:00 \(in ", said)
+    (row,) = shell.json("delay", "list", topic)["messages"]
+    assert row["repeats"] == "cron 0 9 * * 1-5 in Asia/Shanghai"
+    assert row["preview"] == "stand-up"
+    assert bodies(shell, topic) == []
+
+
+def test_what_is_due_is_delivered_with_its_key_and_then_known_as_fired(shell, topic):
+    row = added(shell, topic, "--delay", "50ms", "--key", "k", "--tags", "red")
+    until(lambda: bodies(shell, topic) == ["tea"], "the delivery")
+    (message,) = shell.json("message", topic)
+    assert (message["key"], message["tags"]) == ("k", "red")
+    state = shell.json("delay", "show", row["id"])
+    assert state["state"] == "fired"
+    assert state["at_ms"] >= row["due_ms"]
+    assert shell("delay", "cancel", row["id"], code=1).startswith("already fired ")
+
+
+def test_show_says_everything_about_one(shell, topic):
+    row = added(shell, topic, "--delay", "1h", "--every", "10m", "--times", "3", "--key", "k")
+    found = shell.json("delay", "show", row["id"])
+    assert (found["state"], found["topic"], found["key"], found["body"]) == ("pending", topic, "k", "tea")
+    assert (found["due_ms"], found["repeats"]) == (row["due_ms"], "every 600 s 3 times")
+    uuid = row["id"].split("-", 7)[7]
+    assert shell.json("delay", "show", uuid) == found
+    said = shell("delay", "show", row["id"])
+    assert re.search(r"^state +pending$", said, re.MULTILINE)
+    assert re.search(r"^body +tea$", said, re.MULTILINE)
+
+
+def test_reschedule_and_fire(shell, topic):
+    row = added(shell, topic, "--delay", "1h")
+    assert re.match(
+        r"rescheduled, due .* \(in [12] h", shell("delay", "reschedule", row["id"], "--delay", "2h")
+    )
+    moved = shell.json("delay", "show", row["id"])
+    assert moved["due_ms"] > row["due_ms"]
+    (outcome,) = shell.json("delay", "reschedule", row["id"], "--at", "2099-01-01T00:00Z", code=1)
+    assert (outcome["outcome"], "33" in outcome["error"]) == (None, True)
+    (outcome,) = shell.json("delay", "fire", row["id"])
+    assert outcome["outcome"] == "fired"
+    assert bodies(shell, topic) == ["tea"]
+    assert shell("delay", "reschedule", row["id"], "--delay", "1h", code=1).startswith("already fired")
+
+
+def test_several_ids_are_each_told_their_own(shell, topic):
+    first, second = (added(shell, topic, "--delay", "1h")["id"] for _ in range(2))
+    shell("delay", "cancel", second)
+    said = shell("delay", "fire", first, second, code=1).splitlines()
+    assert said[0].startswith(f"{first}: fired ")
+    assert said[1] == f"{second}: not done: it was cancelled before"
+    outcomes = shell.json("delay", "cancel", second, "nonsense", code=1)
+    assert [one["outcome"] for one in outcomes] == ["cancelled", None]
+    assert "code 30" in outcomes[1]["error"]
+
+
+def test_a_message_that_never_was(shell):
+    ident = "1795289273-2-1795462073-0-0-0-1-b4207970-e5e1-11f1-a4e0-02fc00000001"
+    assert shell("delay", "cancel", ident, code=1).startswith("unknown")
+    assert "cancelled before it was known" in shell("delay", "show", ident)
+    assert "nothing is known" in shell.refused("delay", "show", ident.replace("b42", "c42"))
+    assert "neither a delay id nor a uuid" in shell.refused("delay", "show", "x")
+
+
+def test_listing_goes_on_where_it_ended_over_all_shards(shell, topic):
+    dues = [added(shell, topic, "--delay", f"{3600 + n}s", body=f"m{n}")["due_ms"] for n in range(7)]
+    seen, after = [], None
+    while True:
+        page = shell.json("delay", "list", topic, "--limit", "3", *(["--after", after] if after else []))
+        seen += page["messages"]
+        after = page["next"]
+        if after is None:
+            break
+    assert [row["due_ms"] for row in seen] == dues
+    assert [row["preview"] for row in seen] == [f"m{n}" for n in range(7)]
+    span = ("--from", str(dues[2]), "--to", str(dues[5]))
+    assert [row["preview"] for row in shell.json("delay", "list", topic, *span)["messages"]] == [
+        "m2",
+        "m3",
+        "m4",
+    ]
+    assert shell("delay", "count", topic, *span).strip() == "3"
+    assert shell("delay", "count", topic).strip() == "7"
+    assert shell.json("delay", "count")["topics"][topic] == 7
+    said = shell("delay", "list", topic, "--limit", "3")
+    assert "m2" in said
+    assert "go on with --after" in shell.error
+
+
+def test_nothing_waits(shell, topic):
+    shell("delay", "list", topic)
+    assert shell.error.strip() == f"nothing waits for topic {topic}"
+
+
+def test_send_takes_the_same_words(shell, topic):
+    moment = (datetime.now(ZoneInfo("Asia/Kathmandu")) + timedelta(days=30)).replace(second=0, microsecond=0)
+    at = moment.strftime("%Y-%m-%dT%H:%M")
+    answer = shell.json("send", topic, "a", "b", "--at", at, "--zone", "Asia/Kathmandu")
+    assert answer["stored"] == 2
+    assert {row["due_ms"] for row in answer["results"]} == {round(moment.timestamp() * 1000)}
+    assert shell("delay", "count", topic).strip() == "2"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ((), 2, "say when"),
+        (("--delay", "5"), 2, "'5' is no duration"),
+        (("--delay", "1s", "--at", "2026-12-24T18:00"), 1, "delay and deliver_at are both set"),
+        (("--at", "tomorrow"), 2, "tomorrow"),
+        (("--zone", "Asia/Shanghai", "--delay", "1s"), 2, "--zone goes with"),
+        (("--cron", "* * * * *", "--zone", "Mars/Base"), 2, "Mars/Base"),
+        (("--cron", "61 * * * *"), 1, "bad minute"),
+        (("--times", "2", "--delay", "1s"), 1, "without every or cron"),
+        (("--delay", "400d"), 1, "code 11"),
+    ],
+)
+def test_what_cannot_be_is_said(shell, topic, options, code, said):
+    shell("delay", "add", topic, "x", *options, code=code)
+    assert said in shell.error
+    assert not exists(shell, topic)
+
+
+def test_level_and_delay_do_not_go_together(shell, topic):
+    assert "choose one" in shell.refused("send", topic, "x", "--delay", "1s", "--delay-level", "2", code=2)
+
+
+# --- backup and restore
+
+
+def pending(server: RealServer) -> dict[str, int]:
+    found: dict[str, int] = server.admin("GET", "delay")["topics"]
+    return found
+
+
+def delivered(server: RealServer, topic: str) -> list[str]:
+    _, rows = server.ask("GET", f"/topics/{topic}/messages?count=1000")
+    return sorted(row["body"] for row in rows) if isinstance(rows, list) else []
+
+
+def add(server: RealServer, *arguments: str) -> str:
+    """The id of one message sent to `orders`."""
+    port = f"127.0.0.1:{server.ports['producer']}"
+    done = ddmq("delay", "add", "orders", *arguments, "--producer", port, "--json")
+    assert done.returncode == 0, done.stderr
+    return str(re.search(r'"id":"([^"]+)"', done.stdout)[1])  # type: ignore[index]
+
+
+def change(server: RealServer, what: str, ident: str, *more: str) -> None:
+    done = ddmq("delay", what, ident, *more, "--producer", f"127.0.0.1:{server.ports['producer']}")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+
+
+@pytest.mark.slow
+def test_a_backup_is_made_while_it_runs_and_put_back_beside_the_log(tmp_path: Path) -> None:
+    """What fired or was cancelled after the backup stays so; what came after it is there again."""
+    with running(tmp_path) as server:
+        kept, fired, gone = (add(server, body, "--delay", "1h") for body in ("kept", "fired", "gone"))
+        admin = f"127.0.0.1:{server.ports['admin']}"
+        folder = str(tmp_path / "backup")
+        assert ddmq("delay", "backup", folder, "--admin", admin).returncode == 0
+        again = ddmq("delay", "backup", folder, "--admin", admin)
+        assert (again.returncode, "not empty" in again.stderr) == (1, True)
+        change(server, "fire", fired)
+        change(server, "cancel", gone)
+        later = add(server, "later", "--delay", "1h")
+        restore = ("delay", "restore", folder, "--data-dir", str(server.data_dir))
+        refused = ddmq(*restore)
+        assert (refused.returncode, "is not empty" in refused.stderr) == (1, True)
+        server.kill()
+        (server.data_dir / "delay").rename(tmp_path / "lost")
+        done = ddmq(*restore)
+        assert done.returncode == 0, done.stderr
+        server.start()
+        until(lambda: pending(server) == {"orders": 2}, "kept and later wait")
+        assert delivered(server, "orders") == ["fired"]
+        for ident in (kept, later):
+            change(server, "fire", ident)
+        assert delivered(server, "orders") == ["fired", "kept", "later"]
+
+
+@pytest.mark.slow
+def test_a_backup_put_into_an_empty_directory_fires_there(tmp_path: Path) -> None:
+    with running(tmp_path / "old") as server:
+        once = add(server, "once", "--delay", "1h", "--key", "k")
+        add(server, "soon", "--delay", "1s")
+        again = add(server, "again", "--delay", "1h", "--every", "2h", "--times", "3")
+        change(server, "fire", again)
+        shown = server.admin("GET", "delay", "messages", again)
+        folder = str(tmp_path / "backup")
+        server.admin("POST", "delay", "backup", body={"folder": folder})
+    fresh = RealServer(tmp_path / "new")
+    done = ddmq("delay", "restore", folder, "--data-dir", str(fresh.data_dir), "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"way":"new log"' in done.stdout
+    try:
+        fresh.start()
+        until(lambda: "soon" in delivered(fresh, "orders"), "what is due by now")
+        assert delivered(fresh, "orders") == ["soon"]
+        found = fresh.admin("GET", "delay", "messages", again)
+        assert (found["due_ms"], found["occurrence"]) == (shown["due_ms"], shown["occurrence"])
+        assert found["occurrence"] > 0, "it goes on where it was"
+        change(fresh, "fire", once)
+        assert delivered(fresh, "orders") == ["once", "soon"]
+    finally:
+        fresh.end()
+
+
+def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    done = ddmq("delay", "restore", str(tmp_path / "x"), "--data-dir", str(tmp_path / "data"))
+    assert (done.returncode, "no whole backup" in done.stderr) == (1, True)
+    assert not (tmp_path / "data").exists()
