@@ -96,6 +96,29 @@ def test_putting_aside_and_back(store: DelayStore) -> None:
     assert dict(store.counts()) == {"a": 1, "ab": 1}
 
 
+def test_earlier_ones_put_aside_after_some_went_back(store: DelayStore) -> None:
+    first = [message(100, offset) for offset in range(200)]
+    early = [message(50, offset) for offset in range(1000, 1003)]
+    store.write(Changes(added=[*first, *early]))
+    store.write(Changes(deferred=first))
+    assert store.put_aside("t", 150) == first[:150]
+    store.write(Changes(undeferred=first[:100]))
+    store.write(Changes(deferred=early))
+    assert store.put_aside("t", 500) == [*early, *first[100:]]
+    store.write(Changes(removed_deferred=[*early, *first[100:150]]))
+    assert store.put_aside("t", 500) == first[150:]
+    assert store.due(100, 500, MANY) == first[:100]
+
+
+def test_ids_to_forget_earlier_than_those_forgotten(store: DelayStore) -> None:
+    late = {uuid_of(number): IdState(IdKind.FIRED, 1, number, 100) for number in range(100)}
+    store.write(Changes(ids={**late}))
+    assert store.forgettable(100, 70) == [uuid_of(number) for number in range(70)]
+    store.write(Changes(ids={uuid_of(500): IdState(IdKind.FIRED, 1, 500, 50)}))
+    store.write(Changes(ids={uuid_of(number): None for number in range(70)}))
+    assert store.forgettable(100, 70) == [uuid_of(500), *(uuid_of(number) for number in range(70, 100))]
+
+
 def test_ids_are_known_until_forgotten(store: DelayStore) -> None:
     fired = IdState(IdKind.FIRED, 7, 1, 100)
     tomb = IdState(IdKind.TOMBSTONE, 8, 0, 50)

@@ -101,6 +101,7 @@ class StoreMachine(RuleBasedStateMachine):
         )
         told = self.store.forgettable(now, limit)
         assert told == [uuid for _, uuid in passed][: len(told)]
+        assert len(told) <= limit
         assert told or not passed or len(self.known) > 2 * limit
         if really:
             self.apply(Changes(ids=dict.fromkeys(told)))
