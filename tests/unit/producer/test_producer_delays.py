@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from delay_rig import TOPICS, DelayRig, Shards
+from producer_delay_rig import TOPICS, DelayRig, Shards
 from producer_rig import Rig, delay_message, until
 
 from backend.records import AppendStatus, TopicInfo

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from delay_rig import TOPICS, DelayRig
+from producer_delay_rig import TOPICS, DelayRig
 from producer_rig import Rig, message, until
 
 from ddmq_common.delay_id import parse_delay_id
