@@ -45,7 +45,7 @@ class DelayStatus(Enum):
     PENDING = "pending"  # the change is durable and will be carried out; its outcome did not come in time
 
 
-_STATUS = {
+_STATUS: dict[int, DelayStatus] = {
     DelayOutcome.ADDED: DelayStatus.RESCHEDULED,
     DelayOutcome.CANCELLED: DelayStatus.CANCELLED,
     DelayOutcome.ALREADY_FIRED: DelayStatus.FIRED,
@@ -98,7 +98,7 @@ def outcome_of(result: SendResult) -> CancelOutcome:
     """The outcome that a confirmed answer carries; one without an outcome (an old proxy) is pending."""
     if not isinstance(result, DelayResult) or result.outcome is None:
         return CancelOutcome(DelayStatus.PENDING)
-    status = _STATUS.get(DelayOutcome(result.outcome), DelayStatus.PENDING)
+    status = _STATUS.get(result.outcome, DelayStatus.PENDING)
     fired = None if result.fired_at_ms is None else moment(result.fired_at_ms)
     return CancelOutcome(status, fired, result.due_at, "" if result.text == "OK" else result.text)
 

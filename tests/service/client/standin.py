@@ -9,6 +9,8 @@ wrong with the next calls of a method, in order:
     HALF            store, answer half of the frame, close
     GARBAGE, WRONG_SEQUENCE, FAULT, PULL_ERROR             answers of those kinds
 
+A delayed message waits in `delayed` by its uuid; one added, cancelled or fired before is known as such.
+
 A fetch gives one queue for each topic, where the messages have the offsets that they have in `stored`.
 """
 
@@ -61,6 +63,8 @@ class Standin:
         self.results: list[Any] = []  # every element of every ConsumeResult taken
         self.leases: dict[int, tuple[str, int]] = {}  # lease -> (topic, offset)
         self.done: set[tuple[str, int]] = set()
+        self.delayed: dict[str, Any] = {}  # uuid -> DelayMessage that waits
+        self.past: dict[str, int] = {}  # uuid -> outcome of one that waits no more
         self.acked: dict[str, int] = {}  # topic -> next offset, by ack
         self.assigned = True  # whether a fetch gets any queues
         self.heartbeats = 0
@@ -202,6 +206,33 @@ class Standin:
 
     def _sendOneway(self, args: Any, fault: Fault | None) -> Any:  # noqa: N802
         self._store(args.message, 0)
+
+    def _sendDelaySync(self, args: Any, fault: Fault | None) -> Any:  # noqa: N802
+        message = args.delayMessage
+        if fault is not None and fault.code:
+            return producer_idl.DelayResult(code=fault.code, msg=f"FAILED: told to answer {fault.code}")
+        ident = message.uniqDelayMsgId or f"1700000000-5-0000000000-0-0-0-0-{message.uuid}"
+        with self.changed:
+            outcome, fired, due = self._delay(message, ident.split("-", 7)[7])
+            self.changed.notify_all()
+        return producer_idl.DelayResult(
+            code=0, msg="OK", uniqDelayMsgId=ident, outcome=outcome, firedAtMs=fired, dueMs=due
+        )
+
+    def _delay(self, message: Any, uuid: str) -> tuple[int, int | None, int | None]:
+        """(outcome, firedAtMs, dueMs)."""
+        due = message.dueMs or 1_700_000_000_000 + (message.delayMs or 0)
+        if message.action == 1:
+            self.delayed.setdefault(uuid, message)
+            return 1, None, due
+        if uuid not in self.delayed:
+            outcome = self.past.get(uuid, 4)
+            return outcome, 1_700_000_000_123 if outcome == 3 else None, None
+        if message.action == 100:
+            return 1, None, due
+        self.past[uuid] = 2 if message.action == 2 else 3
+        del self.delayed[uuid]
+        return self.past[uuid], None if message.action == 2 else 1_700_000_000_123, None
 
     def _store(self, message: Any, code: int) -> Any:
         if code:
