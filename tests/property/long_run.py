@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_mach
 from tests.property.test_assignment import AssignmentMachine
 from tests.property.test_consumer_order import OrderInBatchesMachine, OrderInTurnMachine, OrderMachine
 from tests.property.test_consumer_pull_buffer import PullBufferMachine
+from tests.property.test_delay_engine import DelayMachine
 from tests.property.test_delay_levels import LevelMachine
 from tests.property.test_fetch_property import PositionMachine, RosterMachine
 from tests.property.test_progress_ack_map import AckMapMachine
@@ -34,6 +35,7 @@ MACHINES: dict[str, tuple[type[RuleBasedStateMachine], int]] = {  # and the step
     "ack-map": (AckMapMachine, 50),
     "assignment": (AssignmentMachine, 50),
     "levels": (LevelMachine, 50),
+    "delay": (DelayMachine, 50),
     "roster": (RosterMachine, 50),
     "position": (PositionMachine, 50),
 }

@@ -1,0 +1,348 @@
+"""What the delay service decides, against a naive account of what was asked and what came.
+
+Orders, fires, clock steps both ways, commits that succeed, are refused, or of which nobody knows, owners that
+die with and without what they had not flushed, in any order. At the end everything left is fired. Then:
+nothing came early, nothing is lost, nothing came twice, and every answer to a cancel is true.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+from uuid import UUID
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from backend.progress.ack_map import AckMap
+from backend.records import StoredRecord
+from ddmq_common.delay_order import (
+    ADD,
+    ALREADY_FIRED,
+    CANCEL,
+    CANCELLED,
+    FIRE,
+    ONCE,
+    ORDER_PROPERTY,
+    RESCHEDULE,
+    SCHEDULE,
+    UNKNOWN,
+    DelayOrder,
+    Schedule,
+    encode_order,
+)
+from ddmq_common.delivery import encode
+from ddmq_common.names import DELAY_TOPIC
+from delay_service.core.intake import INGESTED, Intake, Taken
+from delay_service.core.lanes import Lanes, Limits, Look
+from delay_service.core.orders import order_of
+from delay_service.core.outlets import Outlet
+from delay_service.store.port import Changes
+from tests.service.delay.delay_rig import KeptStore
+
+BEGIN_MS = 1_700_000_000_000
+KEPT_MS = 72 * 3_600_000
+SERIES = 3
+NUMBERS = st.integers(1, 6)
+ALL = "all"
+CLOSED = "closed"
+
+
+class Flight(NamedTuple):
+    """A commit under way, decided at a wall time."""
+
+    at: int
+    outlets: list[Outlet]
+    over: list[int]
+
+
+class Process:
+    """One owner's memory."""
+
+    def __init__(self, world: World) -> None:
+        store, log = world.disk, world.log
+        self.acks = AckMap()
+        self.acks.finish((offset, offset + 1) for offset in log.finished)
+        for offset, attempts in log.attempts.items():
+            self.acks.attempt(offset, attempts)
+        self.lanes = Lanes(store, self.acks, world.look, Limits(4, 1 << 20, KEPT_MS))
+        self.intake = Intake(store, self.acks, self.lanes.busy, KEPT_MS)
+        known = store.meta(INGESTED)
+        self.known_to = 0 if known is None else int(known)
+        self.position = min(log.committed, self.known_to)
+        self.caught_up = len(log.orders)
+        self.flights: list[Flight] = []
+        self.ready: list[Taken] = []
+        self.ready_end = self.position
+
+
+class Log:
+    """What is durable."""
+
+    def __init__(self) -> None:
+        self.orders: list[StoredRecord] = []
+        self.committed = 0
+        self.finished: set[int] = set()
+        self.attempts: dict[int, int] = {}
+        self.fired: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # number → (delivery, when)
+        self.told: defaultdict[int, set[int]] = defaultdict(set)  # reply → codes
+
+
+class World:
+    """Log, disk, clock."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.disk = KeptStore()
+        self.now = BEGIN_MS
+        self.open = True
+
+    def look(self, topic: str) -> Look | None:
+        return Look(1, topic != CLOSED or self.open)
+
+
+class DelayMachine(RuleBasedStateMachine):
+    """See the module's text."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World()
+        self.process = Process(self.world)
+        self.added: dict[int, DelayOrder] = {}
+        self.floor: dict[int, int] = {}  # number → it may not fire before
+        self.changed: set[int] = set()  # rescheduled, or told to fire
+        self.cancels: dict[int, int] = {}  # reply → number
+
+    # --- asking
+
+    def _append(self, order: DelayOrder, number: int) -> None:
+        orders = self.world.log.orders
+        delivery = encode(b"", b"%d" % number, b"", None)
+        offset = len(orders)
+        system = {ORDER_PROPERTY: encode_order(order)}
+        orders.append(
+            StoredRecord(DELAY_TOPIC, 0, offset, -1, offset.to_bytes(16, "big"), 1, 1, 0, 0, delivery, system)
+        )
+
+    @rule(number=NUMBERS, wait=st.integers(-5, 12), series=st.booleans(), closing=st.booleans())
+    def add(self, number: int, wait: int, series: bool, closing: bool) -> None:
+        order = self.added.get(number)
+        if order is None:
+            schedule = Schedule(period_ms=7, repeat=SERIES - 1, catch_up=ALL) if series else None
+            due = self.world.now + wait
+            order = DelayOrder(
+                ADD,
+                _uuid(number),
+                CLOSED if closing else "open",
+                SCHEDULE if series else ONCE,
+                due,
+                due // 1000,
+                schedule=schedule,
+            )
+            self.added[number] = order
+            self.floor[number] = min(due, self.floor.get(number, due))
+        self._append(order, number)
+
+    @rule(number=NUMBERS)
+    def cancel(self, number: int) -> None:
+        reply = len(self.cancels) + 1
+        self.cancels[reply] = number
+        self._append(DelayOrder(CANCEL, _uuid(number), reply_queue=0, reply_id=reply), number)
+
+    @rule(number=NUMBERS, wait=st.integers(-5, 40))
+    def reschedule(self, number: int, wait: int) -> None:
+        self.changed.add(number)
+        due = self.world.now + wait
+        self.floor[number] = min(due, self.floor.get(number, due))
+        self._append(DelayOrder(RESCHEDULE, _uuid(number), due_ms=due), number)
+
+    @rule(number=NUMBERS)
+    def fire_now(self, number: int) -> None:
+        self.changed.add(number)
+        self.floor[number] = 0
+        self._append(DelayOrder(FIRE, _uuid(number)), number)
+
+    # --- the world
+
+    @rule(step=st.sampled_from((-30, 1, 3, 10, 10, 40)))
+    def time_passes(self, step: int) -> None:
+        self.world.now += step
+
+    @rule(count=st.sampled_from((1, 50, 50)), step=st.integers(0, 10))
+    def take_in_and_fire(self, count: int, step: int) -> None:
+        """The usual course, so that what is unusual meets it often."""
+        self.world.now += step
+        self.take_in(count)
+        if self.process.position >= self.process.caught_up:
+            self.fire()
+
+    @rule()
+    def closed_topic_opens_or_closes(self) -> None:
+        self.world.open = not self.world.open
+
+    # --- the owner's steps
+
+    def _write(self, changes: Changes) -> None:
+        keys = [message.key for message in changes.added]
+        cursor = self.process.lanes.lowered(keys)
+        if cursor is not None:
+            changes.cursor_ms = cursor
+        self.world.disk.write(changes)
+
+    @rule(count=st.sampled_from((1, 2, 50, 50)))
+    def take_in(self, count: int) -> None:
+        process = self.process
+        end = min(process.position + count, len(self.world.log.orders))
+        again = process.position < process.known_to
+        if again:
+            end = min(end, process.known_to)
+        orders = [order_of(record) for record in self.world.log.orders[process.position : end]]
+        if not orders:
+            return
+        intake = process.intake
+        taken = intake.again(orders, self.world.now) if again else intake.take(orders, self.world.now)
+        process.position += taken.orders
+        if not again and taken.orders:
+            taken.changes.meta[INGESTED] = b"%d" % process.position
+            self._write(taken.changes)
+        process.ready.append(taken)
+        process.ready_end = process.position
+
+    @rule(lives=st.booleans(), applied=st.booleans())
+    def flush_and_commit(self, lives: bool, applied: bool) -> None:
+        process = self.process
+        self.world.disk.flush()
+        ready, process.ready = process.ready, []
+        if lives or applied:
+            self._commit_taken(ready, process.ready_end)
+        if not lives:
+            self._new_owner()
+
+    def _commit_taken(self, ready: list[Taken], end: int) -> None:
+        log = self.world.log
+        log.committed = max(log.committed, end)
+        for taken in ready:
+            log.finished.update(taken.done)
+            self.process.acks.finish((offset, offset + 1) for offset in taken.done)
+            for reply in taken.replies:
+                log.told[reply.outcome.reply_id].add(reply.outcome.code)
+
+    @precondition(lambda self: self.process.position >= self.process.caught_up)
+    @rule()
+    def fire(self) -> None:
+        process = self.process
+        plan = process.lanes.plan(self.world.now)
+        if plan.changes is not None:
+            self._write(plan.changes)
+        if plan.outlets:
+            process.flights.append(Flight(self.world.now, plan.outlets, plan.over))
+
+    @precondition(lambda self: self.process.flights)
+    @rule(which=st.integers(0, 3), fate=st.sampled_from(("stored", "stored", "refused", "aside")))
+    def settle(self, which: int, fate: str) -> None:
+        process = self.process
+        flight = process.flights.pop(which % len(process.flights))
+        if fate == "stored":
+            self._commit_fired(flight)
+            process.acks.finish((one.message.offset, one.message.offset + 1) for one in _ended(flight))
+            for one in flight.outlets:
+                if one.following is not None:
+                    process.acks.attempt(one.message.offset, one.message.occurrence + 1)
+            process.lanes.settled(flight.outlets, True)
+            self._write(process.lanes.changes_of(flight.outlets, self.world.now))
+            return
+        changes = process.lanes.put_aside(flight.outlets) if fate == "aside" else None
+        process.lanes.settled(flight.outlets, False)
+        if changes is not None:
+            self._write(changes)
+
+    def _commit_fired(self, flight: Flight) -> None:
+        log = self.world.log
+        log.finished.update(flight.over)
+        for one in flight.outlets:
+            number = int(one.record.delivery[-1:])
+            delivery = one.message.occurrence
+            log.fired[number].append((delivery, flight.at))
+            if one.following is None:
+                log.finished.add(one.message.offset)
+            else:
+                log.attempts[one.message.offset] = delivery + 1
+
+    @rule(applied=st.booleans(), kept=st.booleans())
+    def owner_dies(self, applied: bool, kept: bool) -> None:
+        """Commits under way count or not; what was not flushed is there or not."""
+        for flight in self.process.flights:
+            if applied:
+                self._commit_fired(flight)
+        if not kept:
+            self.world.disk.crash()
+        self._new_owner()
+
+    @rule(step=st.integers(0, 10), applied=st.booleans(), kept=st.booleans())
+    def fires_and_dies(self, step: int, applied: bool, kept: bool) -> None:
+        self.take_in_and_fire(50, step)
+        self.owner_dies(applied, kept)
+
+    def _new_owner(self) -> None:
+        self.process = Process(self.world)
+
+    # --- the account
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self._finish()
+        log = self.world.log
+        assert log.finished == set(range(len(log.orders))), "something is never done"
+        assert not self.world.disk.counts()
+        for number, order in self.added.items():
+            self._check(number, order, log.fired[number])
+        assert set(log.fired) <= set(self.added) | {n for n, one in log.fired.items() if not one}
+
+    def _finish(self) -> None:
+        self.world.open = True
+        for _ in range(200):
+            self.world.now += 10
+            while self.process.position < len(self.world.log.orders):
+                before = self.process.position
+                self.take_in(5)
+                if self.process.position == before:
+                    break
+            if self.process.position >= self.process.caught_up:
+                self.fire()
+            while self.process.flights:
+                self.settle(0, "stored")
+            self.flush_and_commit(True, True)
+            if len(self.world.log.finished) == len(self.world.log.orders) and not self.world.disk.counts():
+                return
+
+    def _check(self, number: int, order: DelayOrder, fired: list[tuple[int, int]]) -> None:
+        deliveries = [delivery for delivery, _ in fired]
+        assert len(set(deliveries)) == len(deliveries), f"{number} came twice: {fired}"
+        assert all(when >= self.floor[number] for _, when in fired), f"{number} came early: {fired}"
+        if number not in self.changed:
+            for delivery, when in fired:
+                assert when >= order.due_ms + (delivery >> 20), f"{number} came early: {fired}"
+        wanted = SERIES if order.schedule is not None else 1
+        cancels = [reply for reply, what in self.cancels.items() if what == number]
+        codes = [self.world.log.told[reply] for reply in cancels]
+        assert all(len(found) <= 1 for found in codes), f"two answers for one cancel of {number}: {codes}"
+        told = {code for found in codes for code in found}
+        if not cancels or told == {ALREADY_FIRED}:
+            assert len(fired) == wanted, f"{number} came {len(fired)} times of {wanted}"
+        if told & {CANCELLED, UNKNOWN}:
+            assert len(fired) < wanted, f"{number} was cancelled and came"
+            assert ALREADY_FIRED not in told
+
+
+def _ended(flight: Flight) -> list[Outlet]:
+    return [one for one in flight.outlets if one.following is None]
+
+
+def _uuid(number: int) -> str:
+    return str(UUID(int=number))
+
+
+TestDelay = DelayMachine.TestCase
+TestDelay.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
