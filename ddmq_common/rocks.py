@@ -231,6 +231,8 @@ def _raw_options(options: RocksOptions, recovery: Recovery) -> Any:
     _set_memory(raw, options)
     raw.set_max_background_jobs(options.background_threads)
     raw.set_compression_per_level([rocksdict.DBCompressionType.none()] * 2 + _packed(5))
+    raw.set_allow_concurrent_memtable_write(False)  # there is one writer
+    raw.set_level_zero_file_num_compaction_trigger(8)
     raw.set_level_compaction_dynamic_level_bytes(True)
     raw.set_target_file_size_base(options.file_bytes)
     raw.set_max_bytes_for_level_base(8 * options.write_buffer_bytes)

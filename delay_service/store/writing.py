@@ -107,8 +107,9 @@ def make_batch(changes: Changes, fronts: Fronts, counts: Counts) -> Batch:
 
 
 def _put(batch: Batch, names: Iterable[bytes], values: Iterable[bytes]) -> None:
+    """Sorted, because RocksDB then finds the places of neighbours much faster."""
     put = batch.put
-    for name, value in zip(names, values, strict=True):
+    for name, value in sorted(zip(names, values, strict=True)):
         put(name, value)
 
 
@@ -143,21 +144,20 @@ def _put_aside(batch: Batch, changes: Changes, fronts: Fronts) -> None:
 def _put_ids(batch: Batch, ids: Mapping[bytes, IdState | None], fronts: Fronts) -> None:
     leaving, fronts.stale = fronts.stale, []
     came: list[bytes] = []
-    put, told = batch.put, fronts.told
-    for uuid, state in ids.items():
-        if state is None:
+    told = fronts.told
+    for uuid, state in sorted(ids.items()):
+        if state is not None:
+            batch.put(keys.ID + uuid, encode_state(state))
+            if state.forget_ms > 0:
+                came.append(keys.forget_key(state.forget_ms, uuid))
+        else:
             batch.delete(keys.ID + uuid)
             if uuid in told:
                 leaving.append(told.pop(uuid))
-            continue
-        put(keys.ID + uuid, encode_state(state))
-        if state.forget_ms > 0:
-            came.append(keys.forget_key(state.forget_ms, uuid))
     leaving.sort()
     _delete(batch, fronts.forget, leaving)
     fronts.forget.add(came)
-    for key in came:
-        put(key, b"")
+    _put(batch, came, [b""] * len(came))
 
 
 def _put_counts(batch: Batch, topics: Iterable[str], counts: Counts) -> None:
