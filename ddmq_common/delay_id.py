@@ -24,7 +24,6 @@ _ID = re.compile(
     + _UUID
     + rb")\Z"
 )
-_HEXADECIMAL = re.compile(r"[0-9a-f]{32}\Z")
 ID_BYTES_MAX = 137
 EXPIRE_AFTER_S = 172_800
 """What expire of a one-shot (type 2) is after its timestamp."""
@@ -74,6 +73,10 @@ def shard_of(uuid: str, shards: int) -> int:
 def uuid_bytes(uuid: str) -> bytes:
     """The 16 bytes under which a uuid is kept; with other letters than a to f it is hashed."""
     digits = uuid.replace("-", "")
-    if _HEXADECIMAL.match(digits):
-        return bytes.fromhex(digits)
+    try:
+        found = bytes.fromhex(digits)
+    except ValueError:
+        found = b""
+    if found and found.hex() == digits and len(found) == 16:
+        return found
     return blake2b(uuid.encode(), digest_size=16).digest()

@@ -74,6 +74,9 @@ class DelayOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
 ADDED, CANCELLED, ALREADY_FIRED, UNKNOWN, TOO_OLD, PENDING = 1, 2, 3, 4, 5, 6
 
 
+_ORDERS = msgspec.json.Decoder(DelayOrder)
+
+
 def encode_order(order: DelayOrder) -> str:
     """The value of the system property."""
     return msgspec.json.encode(order).decode()
@@ -82,7 +85,7 @@ def encode_order(order: DelayOrder) -> str:
 def decode_order(text: str) -> DelayOrder:
     """Raises DamagedError for anything `encode_order` does not write."""
     try:
-        return msgspec.json.decode(text, type=DelayOrder)
+        return _ORDERS.decode(text)
     except msgspec.DecodeError as error:
         raise DamagedError(f"delay order {text[:80]!r} does not parse: {error}") from error
 

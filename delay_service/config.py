@@ -22,7 +22,7 @@ class DelayConfig:
     Any due time: `shards`: queues of the inner topic when it is made, for good. `dir`: where the
     stores are, None = `delay` inside the log's directory. `kept_ms`: how long the outcome of an id is known.
     `ingest_*`: one read of orders, and how many may be in a store before they are made durable.
-    `fires_in_flight`: commits of due messages at a time, of one shard.
+    `fires_in_flight`: commits of due messages under way at a time.
     """
 
     levels: tuple[str, ...] = DEFAULT_WAITS
@@ -40,7 +40,7 @@ class DelayConfig:
     ingest_count: int = field(default=512, metadata=rules(low=1, high=10_000))
     ingest_bytes: int = field(default=1 << 20, metadata=rules(low=1, high=1 << 30))
     ingest_unflushed_max: int = field(default=8_192, metadata=rules(low=1, high=1_000_000))
-    fires_in_flight: int = field(default=3, metadata=rules(low=1, high=64))
+    fires_in_flight: int = field(default=4, metadata=rules(low=1, high=64))
 
     def __post_init__(self) -> None:
         Levels(self.levels)

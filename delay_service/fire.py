@@ -55,7 +55,7 @@ class Fire:
         self._settled = settled
         self._loop: Any = gevent.get_hub().loop
         self._flights = 0
-        self._opened = self._pumping = self._stopped = False
+        self._opened = self._pumping = self._stopped = self._queued = False
         self._pause_s = self._pause_min = self._around.config.pause_ms_min / 1e3
         self._paused_until = float("-inf")
         self._awaited: dict[int, FireNow] = {}
@@ -116,11 +116,26 @@ class Fire:
             self._forget()
         if now < self._paused_until:
             self._alarm.set(self._paused_until - now, self.pump)
-        elif self._flights < self._around.config.fires_in_flight:
-            if self._slice():
-                self._soon()
-            else:
-                self._sleep()
+        elif self._around.flights >= self._around.config.fires_in_flight:
+            self._wait_for_turn()
+        elif self._slice():
+            self._soon()
+        else:
+            self._sleep()
+            self._around.pass_on()
+
+    def _wait_for_turn(self) -> None:
+        if not self._queued:
+            self._queued = True
+            self._around.waiting.append(self._turn)
+        self._alarm.set(LOOK_S, self.pump)
+
+    def _turn(self) -> None:
+        self._queued = False
+        if self._stopped or not self._holding.running:
+            self._around.pass_on()
+        else:
+            self._soon()
 
     def _sleep(self) -> None:
         now_ms = self._around.clock.wall_ms()
@@ -165,6 +180,7 @@ class Fire:
 
     def _launch(self, outlets: list[Outlet], over: list[int] | None = None) -> None:
         self._flights += 1
+        self._around.flights += 1
         Firing(self._holding, outlets, self._replies(outlets), over or [], self._ended).start()
 
     def _replies(self, outlets: list[Outlet]) -> list[NewRecord]:
@@ -186,6 +202,7 @@ class Fire:
 
     def _ended(self, firing: Firing, error: Exception | None) -> None:
         self._flights -= 1
+        self._around.landed()
         if error is None:
             self._fired(firing)
         elif self._holding.running:

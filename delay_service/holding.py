@@ -6,6 +6,7 @@ cannot go on by itself is told once through `doubt`: the claim to the shard is t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from backend.completion import Completion
@@ -25,13 +26,26 @@ GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tr
 
 
 class Around:
-    """What the shards of one service share."""
+    """What the shards of one service share. `flights`: commits of due messages under way; more of them only
+    make a message wait longer behind others. `waiting`: shards that want one, in turn."""
 
     def __init__(self, backend: Backend, config: DelayConfig, clock: Clock, counts: DelayCounts) -> None:
         self.backend = backend
         self.config = config
         self.clock = clock
         self.counts = counts
+        self.flights = 0
+        self.waiting: deque[Callable[[], None]] = deque()
+
+    def landed(self) -> None:
+        """A commit has ended: the next shard has its turn."""
+        self.flights -= 1
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """The next shard in turn may fire."""
+        if self.waiting:
+            self.waiting.popleft()()
 
     def deadline(self) -> float:
         """Of one commit; monotonic seconds."""

@@ -19,8 +19,8 @@ import gevent
 from backend.completion import Completion
 from backend.file_log.pool import off_hub
 from backend.port import Wait
-from backend.records import CommitBatch, NewRecord
-from ddmq_common.errors import CallerError, FencedError, RemoteError
+from backend.records import CommitBatch, NewRecord, ReadBatch
+from ddmq_common.errors import CallerError, DamagedError, FencedError, RemoteError
 from delay_service.core.intake import INGESTED, Reply, Taken
 from delay_service.core.orders import Order, order_of
 from delay_service.core.outlets import UNREADABLE, dead_record
@@ -34,6 +34,24 @@ from delay_service.store.port import Changes
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
 RUN_MAX = 256  # orders in one step on the hub
+
+
+class OrderRead(LevelRead):
+    """The answer to a read of orders."""
+
+    __slots__ = ("orders",)
+
+    def __init__(self, offset: int, answer: Completion[ReadBatch]) -> None:
+        self.orders: list[Order] = []
+        super().__init__(offset, answer)
+
+    def _records(self, batch: ReadBatch) -> int:
+        for index in range(len(batch.offsets)):
+            try:
+                self.orders.append(order_of(batch.record(index)))
+            except DamagedError:
+                continue
+        return len(self.orders)
 
 
 class Ready:
@@ -130,9 +148,9 @@ class Ingest:
         read = self._around.backend.read(
             self._holding.queue, offset, config.ingest_count, config.ingest_bytes
         )
-        read.then(lambda answer: self._read_ended(LevelRead(offset, answer)))
+        read.then(lambda answer: self._read_ended(OrderRead(offset, answer)))
 
-    def _read_ended(self, read: LevelRead) -> None:
+    def _read_ended(self, read: OrderRead) -> None:
         self._reading = False
         if self._stopped:
             return
@@ -152,9 +170,9 @@ class Ingest:
             self._pause_s = self._pause_min
             self._arrived(read)
 
-    def _arrived(self, read: LevelRead) -> None:
+    def _arrived(self, read: OrderRead) -> None:
         self._end = read.next_offset
-        self._orders = [order_of(record) for record in read.records]
+        self._orders = read.orders
         if read.at_end and not self._orders and self.position == self._end:
             self._tell_caught_up()
             self._wait_for_data()
@@ -287,7 +305,7 @@ def _dead(order: Order, wall_ms: int) -> NewRecord:
     """The dead letter of an order that does not say what it wants."""
     record = order.record
     facts = {"dead-letter-reason": UNREADABLE, "dead-letter-time": str(wall_ms)}
-    return dead_record(bytes(record.delivery), record.message_id, record.born_ms, record.flags, facts)
+    return dead_record(order.delivery, record.message_id, record.born_ms, record.flags, facts)
 
 
 def taken_in(text: bytes | None) -> int | None:

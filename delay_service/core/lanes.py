@@ -200,7 +200,8 @@ class Lanes:
             if not found:
                 self._aside.discard(topic)
                 continue
-            outlets = self._outlets(found, aside=True)
+            due = [message for message in found if message.due_ms <= self._now]  # the clock was set back
+            outlets = self._outlets(due, aside=True)
             if outlets:
                 self._coming_back.add(topic)
             return outlets

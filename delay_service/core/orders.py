@@ -16,25 +16,30 @@ OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE))
 
 
 class Order(NamedTuple):
-    """One order. `said` is None when the record does not say what is wanted: it becomes a dead letter."""
+    """One order. `said` is None when the record does not say what is wanted: it becomes a dead letter.
+
+    `delivery`: the record's own bytes, which a reader may give back.
+    """
 
     offset: int
     record: StoredRecord
     said: DelayOrder | None
     uuid: bytes
     text: str
+    delivery: bytes
 
 
 def order_of(record: StoredRecord) -> Order:
     """The order that an inner record holds."""
     text = record.system.get(ORDER_PROPERTY, "")
+    offset, delivery = record.offset, bytes(record.delivery)
     try:
         said = decode_order(text)
     except DamagedError:
-        return Order(record.offset, record, None, b"", text)
+        return Order(offset, record, None, b"", text, delivery)
     if said.op not in OPS or (said.op == ADD and not said.topic):
-        return Order(record.offset, record, None, b"", text)
-    return Order(record.offset, record, said, uuid_bytes(said.uuid), text)
+        return Order(offset, record, None, b"", text, delivery)
+    return Order(offset, record, said, uuid_bytes(said.uuid), text, delivery)
 
 
 def pending_of(order: Order) -> Pending:
@@ -42,7 +47,7 @@ def pending_of(order: Order) -> Pending:
     record, said = order.record, order.said
     if said is None:
         raise DamagedError(f"order at offset {order.offset} does not parse")
-    delivery = bytes(record.delivery)
+    delivery = order.delivery
     return Pending(
         max(said.at_ms or said.due_ms, 0),
         order.offset,

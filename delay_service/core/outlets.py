@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from backend.records import NewRecord
-from ddmq_common.delay_order import SCHEDULE, DelayOrder, decode_order
+from ddmq_common.delay_order import ONCE, SCHEDULE, DelayOrder, decode_order
 from ddmq_common.delivery import decode, encode, varint
 from ddmq_common.delivery_parts import key_of
 from ddmq_common.errors import DamagedError
@@ -59,6 +59,8 @@ def outlet(
 
 def following(message: Pending, order: DelayOrder, now_ms: int) -> Pending | None:
     """The next occurrence."""
+    if order.kind == ONCE:
+        return None
     found = next_after(order, message.occurrence, now_ms)
     return None if found is None else later(message, found.occurrence, found.due_ms)
 
@@ -80,7 +82,7 @@ def record_of(message: Pending, order: DelayOrder, queue_id: int) -> NewRecord:
     if order.kind == SCHEDULE:
         key = key_of(delivery)
     else:
-        key = occurrence_id(order, message.occurrence).encode()
+        key = _id_of(order, message.occurrence)
         delivery = with_key(delivery, key)
     return NewRecord(
         message.topic,
@@ -91,6 +93,21 @@ def record_of(message: Pending, order: DelayOrder, queue_id: int) -> NewRecord:
         key,
         message.tags,
         message.flags,
+    )
+
+
+def _id_of(order: DelayOrder, occurrence: int) -> bytes:
+    """As `occurrence_id`; that of a single delivery is written at once, a storm asks for nothing else."""
+    if order.kind != ONCE or occurrence:
+        return occurrence_id(order, occurrence).encode()
+    return b"%010d-%d-%010d-%d-0-%d-%d-%b" % (
+        order.timestamp_s,
+        ONCE,
+        order.expire_s,
+        order.times,
+        order.interval_s,
+        order.shard,
+        order.uuid.encode(),
     )
 
 

@@ -30,8 +30,7 @@ class LevelRead:
         if batch.status in (ReadStatus.DATA, ReadStatus.NONE):
             self.at_end = batch.status is ReadStatus.NONE
             self.next_offset = batch.next_offset
-            self._records(batch)
-            self.missing = batch.next_offset - self.offset - len(self.records)
+            self.missing = batch.next_offset - self.offset - self._records(batch)
         elif batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds and batch.bounds.min > self.offset:
             self.oldest = batch.bounds.min
         elif batch.status is ReadStatus.OUT_OF_RANGE:
@@ -39,10 +38,12 @@ class LevelRead:
         else:
             self.error = TryLaterError(f"the level's queue is {batch.status.value}")
 
-    def _records(self, batch: ReadBatch) -> None:
+    def _records(self, batch: ReadBatch) -> int:
+        """Take them; how many there are."""
         for index in range(len(batch.offsets)):
             try:
                 record = batch.record(index)
             except DamagedError:
                 continue
             self.records.append(record._replace(delivery=bytes(record.delivery)))
+        return len(self.records)
