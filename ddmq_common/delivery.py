@@ -75,6 +75,13 @@ def encode(key: bytes, value: bytes, tag: bytes, properties: Mapping[bytes, byte
     return b"%b%b%b%b" % (head, varint(len(value)), value, end)
 
 
+def keyless(value: bytes, tag: bytes, properties: bytes) -> bytes:
+    """As `encode` without a key, of properties that `encode_properties` gave; they are not empty."""
+    if tag:
+        return b"\x28%b%b\x18%b%b\x2b%b" % (varint(len(value)), value, varint(len(tag)), tag, properties)
+    return b"\x28%b%b\x3b%b" % (varint(len(value)), value, properties)
+
+
 def tail(offset: int) -> bytes:
     """Field 4 and the stop byte: what turns delivery bytes into an old client's Message."""
     return b"\x06\x08%b\x00" % zigzag(offset)

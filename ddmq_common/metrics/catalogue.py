@@ -58,8 +58,8 @@ DELAY_OUTCOMES = _metric(
     "ddmq_delay_order_outcomes_total",
     "counter",
     ("what",),
-    "Outcomes of delay orders at a producer proxy: heard, pending (the caller's time ran out), nobody (waits for "
-    "it any more), waiters_max (the bound of waiting callers: told pending at once).",
+    "Outcomes of delay orders at a producer proxy: heard, pending (the caller's time ran out), nobody (waits "
+    "for it any more), waiters_max (the bound of waiting callers: told pending at once).",
 )
 TOPICS_CREATED = _metric("ddmq_topics_created_total", "counter", ("outcome",), "Topics created on first use.")
 # --- consumer proxy

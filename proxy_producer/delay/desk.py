@@ -19,7 +19,7 @@ from ddmq_client.idl.codes import FROM_CHRONOS, DelayAction, DelayType
 from ddmq_common.clock import Clock
 from ddmq_common.delay_id import EXPIRE_AFTER_S, is_uuid
 from ddmq_common.delay_order import ONCE, ORDER_PROPERTY, DelayOrder, encode_order
-from ddmq_common.delivery import encode, encode_properties
+from ddmq_common.delivery import encode, encode_properties, keyless
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from ddmq_rpc.api import Call
 from proxy_producer import replies
@@ -138,7 +138,7 @@ class DelayDesk:
             return
         shard, expire, name = crc32(uuid) % self.inner.queues, second + EXPIRE_AFTER_S, uuid.decode()
         order = DelayOrder("add", name, topic.name, ONCE, second * 1_000, second, expire, 0, 0, shard)
-        delivery = b"%b%b%b" % (encode(b"", body, tags, None), b"\x2b" if tags else b"\x3b", _CHRONOS_ONLY)
+        delivery = keyless(body, tags, _CHRONOS_ONLY)
         record = NewRecord(
             DELAY_TOPIC, shard, self._new_id(), born_ms, delivery, b"", b"", 0, 0,
             {ORDER_PROPERTY: encode_order(order)},

@@ -72,3 +72,14 @@ def test_changed_bytes_give_a_content_or_an_error_never_a_crash(
 @pytest.mark.parametrize(("number", "wire"), [(0, "00"), (-1, "01"), (1, "02"), (-64, "7f"), (64, "8001")])
 def test_zigzag(number: int, wire: str) -> None:
     assert delivery.zigzag(number).hex() == wire
+
+
+@given(
+    st.binary(max_size=20_000), st.binary(max_size=300), st.dictionaries(st.binary(min_size=1), st.binary())
+)
+def test_without_a_key_it_is_the_same_from_parts(
+    value: bytes, tag: bytes, properties: dict[bytes, bytes]
+) -> None:
+    properties[b"one"] = b"more"
+    parts = delivery.keyless(value, tag, delivery.encode_properties(properties))
+    assert parts == delivery.encode(b"", value, tag, properties)

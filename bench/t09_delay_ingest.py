@@ -1,0 +1,132 @@
+"""T9: sendDelaySync, one add a call, fsync before the answer, 64 connections, server on one core.
+
+Floor: sendSync at the same server in the same run. The delay service is a process of its own on the other
+core, beside the load. Every add has its own uuid; in the end all of them wait in the delay store.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench import frames, load
+from bench.harness import CLIENT_CORE, Series, percentiles, pin, run, sized
+from bench.servers import Running, scratch, start
+from ddmq_common.delivery import zigzag
+
+CONNECTIONS = 64
+CALLS = sized(30_000, 1_000)
+BODY = 1024
+WAIT_S = 60.0
+REACH = "≥ 0.85 of sendSync"
+
+
+def delay_add(body: bytes, due_s: int, uuid: bytes, timeout_ms: int = 5_000) -> bytes:
+    """sendDelaySync of an add of type 2, as the Java client writes it."""
+    message = (
+        b"\x18" + frames.text(b"later") + b"\x28" + frames.text(body) + b"\x18" + frames.text(b"tag")
+        + b"\x15" + zigzag(1) + b"\x16" + zigzag(due_s) + b"\x15" + zigzag(2)
+        + b"\x16\x00\x16\x00\x16\x00" + b"\x18" + frames.text(uuid)
+        + b"\x28" + frames.text(b"bench") + b"\x00"
+    )  # fmt: skip
+    return frames.call("sendDelaySync", b"\x1c" + message + b"\x16" + zigzag(timeout_ms) + b"\x00")
+
+
+class Adds:
+    """The requests: one frame, cut around its uuid, which counts up over all rounds."""
+
+    def __init__(self) -> None:
+        mark = b"?" * 36
+        whole = delay_add(bytes(BODY), int(time.time()) + 3_600, mark)
+        self._head, _, self._tail = whole.partition(mark)
+        self._number = 0
+
+    def frame(self) -> bytes:
+        self._number += 1
+        return b"%b00000000-0000-0000-0000-%012x%b" % (self._head, self._number, self._tail)
+
+    def requests(self, calls: int) -> load.Next:
+        left = calls
+
+        def next_frame(index: int, reply: bytes | None) -> bytes | None:
+            nonlocal left
+            if reply is not None and b"\x02OK" not in reply:
+                raise AssertionError(f"not stored: {reply!r}")
+            left -= 1
+            return self.frame() if left >= 0 else None
+
+        return next_frame
+
+
+def measure(server: Running, requests: load.Next, calls: int) -> dict[str, float]:
+    connections = load.connect(server.addresses["producer"], CONNECTIONS)
+    latencies: list[float] = []
+
+    def act() -> int:
+        latencies.extend(load.closed_loop(connections, requests))
+        return calls
+
+    began = time.perf_counter()
+    cost_us = server.cpu_us(act)
+    seconds = time.perf_counter() - began
+    for one in connections:
+        one.close()
+    if len(latencies) != calls:
+        raise AssertionError(f"{len(latencies)} answers to {calls} calls")
+    return {"per_s": calls / seconds} | percentiles(latencies) | {"cpu_us": cost_us}
+
+
+def pending(service: Running) -> int:
+    """How many messages the delay service holds."""
+    connection = http.client.HTTPConnection(*service.addresses["admin"], timeout=10)
+    connection.request("GET", "/delay")
+    found: dict[str, int] = json.loads(connection.getresponse().read())
+    connection.close()
+    return found["pending"]
+
+
+def measure_adds(server: Running, service: Running, adds: Adds, calls: int = CALLS) -> dict[str, float]:
+    """One round; `stored_s`: until the store had all of them."""
+    before, began = pending(service), time.perf_counter()
+    found = measure(server, adds.requests(calls), calls)
+    while pending(service) - before != calls:
+        if time.perf_counter() - began > WAIT_S:
+            raise AssertionError(f"{calls} answered OK, {pending(service) - before} in the store")
+        time.sleep(0.02)
+    return found | {"to_store_per_s": calls / (time.perf_counter() - began)}
+
+
+def measure_sends(server: Running) -> dict[str, float]:
+    requests = [frames.send_sync(b"now", b"key-%d" % n, bytes(BODY), n) for n in range(CONNECTIONS)]
+    return measure(server, load.answered_ok(requests, CALLS), CALLS)
+
+
+def alone(part: str, data_dir: Path, *flags: str, cores: set[int] | None = None) -> Running:
+    """One part as its own process."""
+    return start(["ddmq", part, "--data-dir", str(data_dir), "--admin", "127.0.0.1:0", *flags], cores)
+
+
+def main() -> None:
+    pin(CLIENT_CORE)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=scratch())))
+        server = stack.enter_context(alone("producer", folder / "data", "--producer", "127.0.0.1:0"))
+        service = stack.enter_context(alone("delay-service", folder / "data", cores={CLIENT_CORE}))
+        adds = Adds()
+        measure_adds(server, service, adds, sized(2_000, 200))
+        every = [
+            Series(f"sendSync, {BODY} B", lambda: measure_sends(server)),
+            Series(
+                f"sendDelaySync, {BODY} B", lambda: measure_adds(server, service, adds),
+                f"sendSync, {BODY} B", REACH,
+            ),
+        ]  # fmt: skip
+        run("t09_delay_ingest", __doc__ or "", every, connections=CONNECTIONS, calls=CALLS, body=BODY)
+
+
+if __name__ == "__main__":
+    main()
