@@ -129,9 +129,7 @@ class Holding:
 
     def write(self, changes: Changes) -> bool:
         """Apply them; False when the store would not have them, and the shard is given up."""
-        keys = [message.key for message in changes.added]
-        keys += [message.key for message in changes.undeferred]
-        cursor = self.lanes.lowered(keys)
+        cursor = self.lanes.added(changes.added)
         if cursor is not None:
             changes.cursor_ms = cursor
         try:
@@ -139,8 +137,8 @@ class Holding:
         except StorageError as error:
             self.doubt("store", error)
             return False
-        if keys:
-            self.woken(min(keys).due_ms)
+        if changes.added:
+            self.woken(min(message.due_ms for message in changes.added))
         return True
 
     def doubt(self, what: str, error: Exception) -> None:

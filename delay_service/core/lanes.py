@@ -4,7 +4,8 @@
   settled, and `_after` remembers how far it is, so that nothing is read twice.
 * When the head lane's slice is full there is a backlog. A second lane then looks ahead, behind the slice:
   it leaves out the topics that crowd the head, and jumps over milliseconds that hold nothing else, further
-  each time, so that it reaches what is due now within a few slices however long the storm is.
+  each time, so that it reaches what is due now within a few slices however long the storm is. Who stands in
+  the middle of a storm is found by what is remembered of lately added messages (nearby.py).
 * Messages of a topic that takes nothing now are put aside in the store and come back by a lane of their own
   as soon as their topic takes messages again.
 
@@ -15,11 +16,12 @@ those changes need no commit (`Plan.changes`). Pure; the store's calls do not yi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from backend.progress.ack_map import OFFSET_END, AckMap
 from ddmq_common.errors import DamagedError
+from delay_service.core.nearby import Nearby
 from delay_service.core.orders import before
 from delay_service.core.outlets import (
     GONE,
@@ -34,6 +36,8 @@ from delay_service.core.outlets import (
 from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending
 
 JUMP_MS_MAX = 64
+NEARBY_MAX = 50_000  # keys remembered of each shard, some 150 bytes each
+TRIM_MS = 1_000
 CROWD = 4  # a topic with a CROWDth of the head slice is left out of the second lane
 
 
@@ -79,11 +83,14 @@ class Lanes:
         self._crowd: frozenset[str] = frozenset()
         self._aside: set[str] = set(store.topics_put_aside())
         self._coming_back: set[str] = set()  # with messages from aside in flight
+        self._nearby = Nearby(NEARBY_MAX)
+        self._trimmed_ms = 0
         self._turns: dict[str, int] = {}
         self._now = 0
         self._changes: Changes | None = None
         self._stale = 0
         self._over: list[int] = []
+        self._seen: set[int] = set()  # by this plan; the lanes may cross
 
     # --- what others tell
 
@@ -91,6 +98,14 @@ class Lanes:
     def aside(self) -> frozenset[str]:
         """Topics with messages put aside."""
         return frozenset(self._aside)
+
+    def added(self, messages: Sequence[Pending]) -> int | None:
+        """These wait from now on; what `lowered` says of them."""
+        keys = [message.key for message in messages]
+        add = self._nearby.add
+        for message, key in zip(messages, keys, strict=True):
+            add(message.topic, key)
+        return self.lowered(keys)
 
     def lowered(self, keys: Iterable[DueKey]) -> int | None:
         """These wait now. Where the head lane is past one it goes back: then the due cursor to write."""
@@ -150,6 +165,7 @@ class Lanes:
     def plan(self, now_ms: int) -> Plan:
         """What fires now; its messages are busy from here on."""
         self._now, self._changes, self._stale, self._over = now_ms, None, 0, []
+        self._seen.clear()
         outlets = self._head()
         outlets += self._second()
         outlets += self._back()
@@ -162,6 +178,7 @@ class Lanes:
         found = self._store.due(self._now, limits.count_max, limits.bytes_max, self._after)
         if not found:
             self._ahead = None
+            self._trim()
             return []
         full = len(found) >= limits.count_max or _size(found) >= limits.bytes_max // 2
         if full:
@@ -177,11 +194,12 @@ class Lanes:
         if self._ahead is None:
             return []
         limits = self._limits
+        outlets = self._outlets(self._near(max(limits.count_max // 4, 1)))
         found = self._store.due(
             self._now, max(limits.count_max // 4, 1), max(limits.bytes_max // 4, 1), self._ahead
         )
         if not found:
-            return []
+            return outlets
         others = [message for message in found if message.topic not in self._crowd]
         if others:
             self._jump_ms, self._ahead = 0, found[-1].key
@@ -189,7 +207,19 @@ class Lanes:
             self._jump_ms = min(self._jump_ms * 2 + 1, JUMP_MS_MAX)
             to = min(found[-1].due_ms + self._jump_ms - 1, max(self._now - 1, found[-1].due_ms))
             self._ahead = DueKey(to, OFFSET_END)
-        return self._outlets(others)
+        return outlets + self._outlets(others)
+
+    def _near(self, limit: int) -> list[Pending]:
+        """Messages in the middle of the storm, behind what the head lane has read."""
+        without = self._crowd | self._aside
+        found = [self._store.get(key) for key in self._nearby.due(self._now, without, limit)]
+        after = self._after
+        return [one for one in found if one is not None and (after is None or one.key > after)]
+
+    def _trim(self) -> None:
+        if self._after is not None and self._nearby and not 0 <= self._now - self._trimmed_ms < TRIM_MS:
+            self._trimmed_ms = self._now
+            self._nearby.trim(self._after)
 
     def _back(self) -> list[Outlet]:
         for topic in self._aside - self._coming_back:
@@ -210,14 +240,15 @@ class Lanes:
     # --- one message
 
     def _outlets(self, messages: list[Pending], aside: bool = False) -> list[Outlet]:
-        busy, acks = self.busy, self._acks
+        busy, acks, seen = self.busy, self._acks, self._seen
         attempts, finished = acks.attempts, acks.is_finished
         outlets: list[Outlet] = []
         looks: dict[str, Look | None] = {}
         for message in messages:
             offset = message.offset
-            if offset in busy:
+            if offset in busy or offset in seen:
                 continue
+            seen.add(offset)
             if finished(offset):
                 self._forget(message, aside)
             elif attempts and attempts.get(offset, 0) > message.occurrence:
@@ -270,7 +301,7 @@ class Lanes:
         if following is not None:
             changes.added.append(following)
             changes.ids[message.uuid] = IdState(IdKind.PENDING, following.due_ms, message.offset)
-            self.lowered((following.key,))
+            self.added((following,))
         else:
             kept = self._now + self._limits.kept_ms
             changes.ids[message.uuid] = IdState(IdKind.FIRED, message.due_ms, message.offset, kept)

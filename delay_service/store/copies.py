@@ -140,15 +140,14 @@ def clone_files(source: Path, target: Path) -> None:
     Raises ChangedMeanwhileError when its holder is not stopped at all but busy.
     """
     for _ in range(_TRIES):
-        before = _moment(source)
         try:
+            before = _moment(source)
             for name in before:
                 _take_file(source / name, target / name)
-        except FileNotFoundError:
-            pass  # its holder removed it meanwhile
-        else:
             if _moment(source) == before:
                 return
+        except FileNotFoundError:
+            pass  # its holder removed one meanwhile
         for name in files_in(target):
             if name != LOCK_FILE:
                 (target / name).unlink()

@@ -77,10 +77,10 @@ class RocksStore(DelayStore):
     def due(self, until_ms: int, limit: int, bytes_max: int, after: DueKey | None = None) -> list[Pending]:
         front = self._fronts.due
         end = keys.due_key(min(until_ms, keys.DUE_MS_MAX) + 1, 0) if until_ms >= 0 else keys.DUE
-        if after is None and front.first is not None and front.first >= end:
-            return []
         start = front.start if after is None else keys.just_after(after)
         with self._watched():
+            if after is None and front.first is not None and front.first >= end:
+                return []
             return self._front_messages(front, start, end, limit, bytes_max)
 
     def _front_messages(
@@ -103,10 +103,10 @@ class RocksStore(DelayStore):
 
     def next_due(self, after: DueKey | None = None) -> DueKey | None:
         front = self._fronts.due
-        if after is None and front.first is not None:
-            return keys.read_due(front.first)
         start = front.start if after is None else keys.just_after(after)
         with self._watched():
+            if after is None and front.first is not None:
+                return keys.read_due(front.first)
             key = self._db.first(start, keys.DUE_END)
         if key is None:
             return None

@@ -184,8 +184,7 @@ class DelayMachine(RuleBasedStateMachine):
     # --- the owner's steps
 
     def _write(self, changes: Changes) -> None:
-        keys = [message.key for message in changes.added]
-        cursor = self.process.lanes.lowered(keys)
+        cursor = self.process.lanes.added(changes.added)
         if cursor is not None:
             changes.cursor_ms = cursor
         self.world.disk.write(changes)

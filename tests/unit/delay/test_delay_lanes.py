@@ -1,0 +1,102 @@
+"""Lanes: a storm of one topic, and who gets past it."""
+
+from __future__ import annotations
+
+from backend.progress.ack_map import AckMap
+from ddmq_common.delay_order import ADD, DelayOrder, encode_order
+from ddmq_common.delivery import decode, encode
+from delay_service.core.lanes import Lanes, Limits, Look
+from delay_service.core.outlets import with_key
+from delay_service.store.memory import MemoryStore
+from delay_service.store.port import Changes, Pending
+
+NOW = 1_700_000_000_000
+
+
+def message(offset: int, due_ms: int, topic: str) -> Pending:
+    uuid = f"00000000-0000-0000-0000-{offset:012d}"
+    order = encode_order(DelayOrder(ADD, uuid, topic, due_ms=due_ms, timestamp_s=due_ms // 1000))
+    return Pending(
+        due_ms,
+        offset,
+        0,
+        topic,
+        bytes.fromhex(uuid.replace("-", "")),
+        order,
+        bytes(16),
+        1,
+        0,
+        b"",
+        encode(b"", b"x", b"", None),
+    )
+
+
+class Firing:
+    """Lanes whose commits succeed at once."""
+
+    def __init__(self, messages: list[Pending]) -> None:
+        self.store = MemoryStore()
+        self.store.write(Changes(added=messages))
+        self.lanes = Lanes(self.store, AckMap(), lambda _: Look(1, True), Limits(64, 1 << 20, 1))
+        self.lanes.added(messages)
+        self.slices: list[list[Pending]] = []
+
+    def run(self, now: int) -> None:
+        """Until nothing is due."""
+        while self.slice(now):
+            pass
+
+    def slice(self, now: int) -> bool:
+        """One; False when nothing is due."""
+        plan = self.lanes.plan(now)
+        if plan.outlets:
+            self.slices.append([one.message for one in plan.outlets])
+            self.lanes.settled(plan.outlets, True)
+            self.store.write(self.lanes.changes_of(plan.outlets, now))
+        return bool(plan.outlets)
+
+    def slice_of(self, offset: int) -> int:
+        return next(n for n, one in enumerate(self.slices) if any(m.offset == offset for m in one))
+
+
+def test_what_is_due_behind_a_storm_of_one_millisecond_does_not_wait_for_it() -> None:
+    storm = [message(offset, NOW, "storm") for offset in range(10_000)]
+    others = [message(20_000 + n, NOW + n, "other") for n in range(1, 200, 10)]
+    firing = Firing([*storm, *others])
+    firing.run(NOW + 200)
+    assert sum(map(len, firing.slices)) == 10_020
+    assert max(firing.slice_of(one.offset) for one in others) <= 2, "of more than 150 slices"
+
+
+def test_what_becomes_due_during_a_storm_is_not_late() -> None:
+    """Twenty messages of the storm become due in a millisecond, and a slice of 64 takes five."""
+    storm = [message(offset, NOW + offset // 20, "storm") for offset in range(20_000)]
+    others = [message(30_000 + n, NOW + n, "other") for n in range(3, 1_000, 7)]
+    firing = Firing([*storm, *others])
+    late: list[int] = []
+    now = NOW
+    while firing.slice(now):
+        late += [now - one.due_ms for one in firing.slices[-1] if one.topic == "other"]
+        now += 5
+    assert len(late) == len(others)
+    assert sum(map(len, firing.slices)) == 20_000 + len(others)
+    late.sort()
+    assert late[-1] <= 50, "the storm itself takes more than a second and a half"
+
+
+def test_every_message_of_many_topics_fires_once_though_the_lanes_cross() -> None:
+    messages = [message(offset, NOW + offset % 97, f"t{offset % 3}") for offset in range(5_000)]
+    firing = Firing(messages)
+    firing.run(NOW + 97)
+    fired = [one.offset for piece in firing.slices for one in piece]
+    assert sorted(fired) == list(range(5_000))
+    assert not firing.store.counts()
+
+
+def test_a_key_in_front_of_delivery_bytes_is_what_encoding_gives() -> None:
+    for tag, properties in ((b"", None), (b"t", None), (b"", {b"a": b"b"}), (b"t", {b"a": b"b"})):
+        for value in (b"", b"v" * 200, b"v" * 20_000):
+            put = with_key(encode(b"", value, tag, properties), b"k" * 90)
+            assert put == encode(b"k" * 90, value, tag, properties)
+            assert decode(put).key == b"k" * 90
+            assert with_key(put, b"another") == put
