@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
+import gevent
 from consumer_rig import Rig, until
 
 from backend.records import NewRecord
@@ -63,13 +65,15 @@ class PushRig(Rig):
     def until_committed(self, offset: int) -> None:
         until(lambda: self.progress().committed == offset)
 
-    def until_moved(self, condition: Any, step_s: float = 0.1, steps: int = 2_000) -> None:
-        """Move the clock in small steps until `condition` holds."""
-        for _ in range(steps):
+    def until_moved(self, condition: Any, step_s: float = 0.1, seconds: float = 30.0) -> None:
+        """Move the clock in small steps until `condition` holds, slowly enough for the receiver's thread."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             self.settle(condition)
             if condition():
                 return
             self.advance(step_s)
+            gevent.sleep(0.001)
         raise AssertionError("nothing happened")
 
     def outcomes(self) -> dict[str, float]:
