@@ -22,7 +22,7 @@ from delay_service.service import DelayService
 from delay_service.stores import stores_in
 
 SHARDS = 2
-CONFIG = DelayConfig(shards=SHARDS, fire_count_max=4, ingest_count=16, pause_ms_min=1)
+CONFIG = DelayConfig(shards=SHARDS, slice_count=4, ingest_count=16, pause_ms_min=1)
 OPTIONS = FileLogOptions(segment_bytes=1 << 20, allocate_bytes=1 << 18, checkpoint_bytes=1 << 19)
 PATIENCE_S = 60.0
 
