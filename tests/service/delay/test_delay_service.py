@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import gevent
 import pytest
 from delay_rig import Rig, uuid_of
 
-from ddmq_common.delay_order import ADDED, ALREADY_FIRED, CANCELLED, LOOP, SCHEDULE, TOO_OLD, UNKNOWN
+from backend.records import AppendStatus, StoredRecord
+from ddmq_common.delay_order import (
+    ADDED,
+    ALREADY_FIRED,
+    CANCEL,
+    CANCELLED,
+    LOOP,
+    ORDER_PROPERTY,
+    SCHEDULE,
+    TOO_OLD,
+    UNKNOWN,
+    DelayOrder,
+    encode_order,
+)
 from ddmq_common.delivery import decode
-from ddmq_common.names import DELAY_DLQ_TOPIC, OUTCOME_TOPIC
-from delay_service.queries import DelayQueries
+from ddmq_common.errors import DiskFullError, RemoteError
+from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_TOPIC, OUTCOME_TOPIC
+from delay_service.core.orders import Order, order_of
 
 HOUR_MS = 3_600_000
 
@@ -281,30 +296,78 @@ def test_a_record_that_does_not_say_what_it_wants_is_a_dead_letter(delay: Rig) -
     assert letter.properties[b"dead-letter-reason"] == b"unreadable"
 
 
-# --- questions
+# --- what nobody knows
 
 
-def test_what_people_ask(delay: Rig) -> None:
+def test_a_commit_of_which_nobody_knows_is_looked_up(delay: Rig) -> None:
     now = delay.clock.wall_ms()
-    for number in range(1, 8):
-        delay.add(number, now + 1_000 * (number % 4), topic="orders" if number % 2 else "others")
-    delay.cancel(7)
+    for stored in (True, False):
+        number = 1 + stored
+        delay.add(number, delay.clock.wall_ms() + 100)
+        delay.settle()
+        delay.memory.fail_next(RemoteError("no answer"), AppendStatus.UNKNOWN, stored=stored)
+        delay.advance(0.1)
+        assert delay.value("ddmq_delay_failed_total", what="fire") == 1 + (not stored)
+        delay.advance(1)
+        delay.until(delay.ready, "the shard is had anew")
+        delay.advance(1)
+        assert delay.bodies().count(b"%d" % number) == 1
+    assert delay.clock.wall_ms() > now
+
+
+def test_a_refusal_that_passes_is_tried_again(delay: Rig) -> None:
+    delay.add(1, delay.clock.wall_ms() + 100)
     delay.settle()
-    queries = DelayQueries(delay.service)
-    assert queries.count() == {"orders": 3, "others": 2}, "number 4 is due and its topic is gone"
-    rows = queries.waiting("orders", limit=2)
-    assert [row.uuid for row in rows] == [uuid_of(1), uuid_of(5)]
-    assert [row.uuid for row in queries.waiting("orders", after=rows[-1].place)] == [uuid_of(3)]
-    assert [row.uuid for row in queries.waiting(from_ms=now + 2_000, to_ms=now + 3_000)] == [
-        uuid_of(2),
-        uuid_of(6),
+    delay.memory.fail_next(DiskFullError("full"), times=2)
+    delay.advance(0.1)
+    assert delay.bodies() == []
+    for _ in range(10):
+        delay.advance(0.1)
+    assert delay.bodies() == [b"1"]
+
+
+def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.add(1, now + 100)
+    delay.settle()
+    delay.memory.hold()
+    delay.clock.advance(0.1)
+    for alarm in list(delay.alarms.made):
+        alarm.ring()
+    gevent.sleep(0.01)
+    shard = delay.service.shards[0]
+    assert shard.holding is not None
+    assert shard.holding.lanes.busy, "its commit is under way"
+    orders = [
+        (number, DelayOrder(CANCEL, uuid_of(number), reply_queue=0, reply_id=number)) for number in (1, 2)
     ]
-    found = queries.find(rows[0].delay_id)
-    assert found is not None
-    assert (found.state, found.at_ms, found.message) == ("pending", now + 1_000, rows[0])
-    cancelled = queries.find(uuid_of(7))
-    assert cancelled is not None
-    assert (cancelled.state, cancelled.at_ms) == ("cancelled", now)
-    assert queries.find(uuid_of(99)) is None
-    [shard] = queries.shards()
-    assert (shard.reason, shard.taken_to, shard.pending) == ("", 8, 5)
+    told = shard.holding.intake.take([order_at(number, order) for number, order in orders], now + 100)
+    assert (told.orders, told.replies) == (0, []), "nor does what stands behind it overtake"
+    delay.memory.release_held()
+    delay.settle()
+    told = shard.holding.intake.take([order_at(number, order) for number, order in orders], now + 100)
+    assert [reply.outcome.code for reply in told.replies] == [ALREADY_FIRED, UNKNOWN]
+
+
+def test_the_clock_is_set_back_and_forward(delay: Rig) -> None:
+    due = delay.clock.wall_ms() + 10_000
+    delay.add(1, due)
+    delay.settle()
+    delay.clock.step_wall(-600)
+    delay.advance(10)
+    assert delay.bodies() == []
+    delay.clock.step_wall(599)
+    delay.ring()
+    assert delay.bodies() == []
+    delay.clock.step_wall(1)
+    delay.advance(0.25)
+    assert delay.bodies() == [b"1"]
+    [record] = delay.stored()
+    assert record.stored_ms >= due
+
+
+def order_at(offset: int, order: DelayOrder) -> Order:
+    record = StoredRecord(
+        DELAY_TOPIC, 0, 100 + offset, -1, bytes(16), 1, 1, 0, 0, b"", {ORDER_PROPERTY: encode_order(order)}
+    )
+    return order_of(record)
