@@ -31,13 +31,13 @@ log = logging.getLogger("ddmq.delay")
 T = TypeVar("T")
 Opener = Callable[[QueueRef, int], DelayStore]
 """Opens the store of a shard for the owner with this epoch; blocks. Raises StorageError."""
-RETRY_S = 0.2  # pause after opening failed for a reason that passes
+RETRY_S = 0.2  # pause after opening failed for a reason that passes, doubling
 
 
 class Shard:
     """See the module's text. `doubt(shard, error)`: our claim has to be had anew. `opened()`: it fires.
-    `closed`
-    settles when the store is given back, `before` when that of the last owner in this process is."""
+    `closed` settles when the store is given back, `before` when that of the last owner in this process is.
+    """
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Shard:
         self._fire: Fire | None = None
         self._ingest: Ingest | None = None
         self._opening = self._stopped = self._closing = False
+        self._pause_s = RETRY_S
 
     # --- opening
 
@@ -95,7 +96,8 @@ class Shard:
                 self._stopped = True
                 self._doubt(self, error)
             else:
-                gevent.sleep(RETRY_S)
+                gevent.sleep(self._pause_s)
+                self._pause_s = min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)
 
     def _load(self) -> None:
         backend, queue = self._around.backend, self.queue
