@@ -73,9 +73,9 @@ def consumer(config_dir: Path | None, **flags: Any) -> None:
 @click.command("delay-service")
 @_options
 def delay_service(config_dir: Path | None, **flags: Any) -> None:
-    """Run the delay service alone: messages sent with DELAY=n, and retries, come back when they are due.
+    """Run the delay service alone: delayed messages of every kind, and retries, come back when they are due.
 
-    Several may run over one directory: they share the delay levels.
+    Several may run over one directory: they share the delay levels, and the shards of all other due times.
     """
     _run(config_dir, flags, ("delay", "admin"))
 

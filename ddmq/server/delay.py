@@ -1,8 +1,9 @@
 """Questions about delayed messages, and backups of them: what the admin API tells and does.
 
 Only the process that owns a shard can look into it; an answer names the shards that are held elsewhere, so
-that nobody takes a part for the whole. Looking is done page by page in native threads: a search for a rare
-topic among millions takes a while, and the service goes on meanwhile.
+that nobody takes a part for the whole. A process without a delay service passes questions on to one that has
+it, by the admin address that the owners of shards state. Looking is done page by page in native threads: a
+search for a rare topic among millions takes a while, and the service goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ import msgspec
 
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
+from ddmq.server.forwarding import FORWARDED, ask_other
 from ddmq.server.http import Request
-from ddmq.server.queries import body_fields
+from ddmq.server.queries import WAIT_S, body_fields
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
 from ddmq_common.delay_id import is_uuid, parse_delay_id, shard_of, uuid_bytes
 from ddmq_common.delay_order import DelayOrder, decode_order
 from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
-from ddmq_common.names import DELAY_TOPIC
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.core.kinds import occurrence_id
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, IdKind, Pending
@@ -70,13 +72,35 @@ class DelayRoutes:
 
     def table(self) -> dict[tuple[str, str], Callable[[Request], Any]]:
         """Routes by method and path."""
-        return {
+        here: dict[tuple[str, str], Callable[[Request], Any]] = {
             ("GET", "/delay"): lambda _: self._overview(),
             ("GET", "/delay/messages"): self._list,
             ("GET", "/delay/messages/{id}"): self._show,
             ("GET", "/delay/count"): self._count,
             ("POST", "/delay/backup"): self._backup,
         }
+        return {(method, path): self._routed(method, path, act) for (method, path), act in here.items()}
+
+    def _routed(self, method: str, path: str, act: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        def answer(request: Request) -> Any:
+            address = None if FORWARDED in request.query else self._other(request)
+            if address is None:
+                return act(request)
+            return _thread(ask_other, address, method, path, request)
+
+        return answer
+
+    def _other(self, request: Request) -> str | None:
+        """Whom to ask instead: the owner of the shard that is asked for, or anybody where nothing is here."""
+        service = self._timers
+        wanted = self._shard_of(request.path["id"])[1] if "id" in request.path else None
+        if service is not None and (wanted is None or wanted in service.shards):
+            return None
+        asked = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
+        addresses = {queue.queue_id: address for queue, address in asked.wait(WAIT_S).items() if address}
+        if wanted is not None:
+            return addresses.get(wanted)
+        return next(iter(addresses.values()), None)
 
     # --- what there is
 
@@ -133,13 +157,7 @@ class DelayRoutes:
 
     def _show(self, request: Request) -> dict[str, Any]:
         """One message by its delay id or its uuid."""
-        text = request.path["id"]
-        parsed = parse_delay_id(text.encode())
-        if parsed is None and not is_uuid(text.encode()):
-            raise CallerError(f"{text[:140]!r} is neither a delay id nor a uuid")
-        uuid = text if parsed is None else parsed.uuid
-        queues = self._queues()
-        shard = shard_of(uuid, queues) if parsed is None else parsed.shard % queues
+        uuid, shard = self._shard_of(request.path["id"])
         store = self._store_of(shard)
         state = store.ids([uuid_bytes(uuid)])[0]
         found: dict[str, Any] = {"uuid": uuid, "shard": shard, "state": "unknown"}
@@ -152,6 +170,14 @@ class DelayRoutes:
             return found | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
         message = store.get(DueKey(state.at_ms, state.offset))
         return found if message is None else found | _row(message, whole=True)
+
+    def _shard_of(self, text: str) -> tuple[str, int]:
+        """(uuid, shard) of a delay id or a uuid."""
+        parsed = parse_delay_id(text.encode())
+        if parsed is None and not is_uuid(text.encode()):
+            raise CallerError(f"{text[:140]!r} is neither a delay id nor a uuid")
+        uuid, queues = text if parsed is None else parsed.uuid, self._queues()
+        return uuid, shard_of(uuid, queues) if parsed is None else parsed.shard % queues
 
     # --- backup
 

@@ -65,6 +65,7 @@ class ServerProcess:
         self._scheduler: SchedulerWatch | None = None
         self._rpc: list[RpcServer] = []
         self._admin: WSGIServer | None = None
+        self._admin_socket: Any = None
         self._stop = Event()
         self._draining = False
 
@@ -115,7 +116,12 @@ class ServerProcess:
             self.delay = LevelService(backend, self.config.delay, self.metrics, self.clock)
             self.delay.start()
             self.timers = DelayService(
-                backend, self.config.delay, self.metrics, self.clock, stores_in(*self._delay_stores())
+                backend,
+                self.config.delay,
+                self.metrics,
+                self.clock,
+                stores_in(*self._delay_stores()),
+                self._bind_admin(),
             )
             self.timers.start()
         else:
@@ -162,13 +168,25 @@ class ServerProcess:
         self._rpc.append(server)
         self.addresses[part] = Address(*server.address[:2])
 
+    def _bind_admin(self) -> str:
+        """Take the admin port, and say where others will reach it; it answers once the parts are there."""
+        if "admin" not in self.parts:
+            return ""
+        address = self.config.serve.address("admin")
+        try:
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            self._admin_socket = WSGIServer.get_listener(tuple(address), family=family)
+        except OSError as error:
+            raise cannot_listen("admin", address, error) from error
+        return str(reachable(Address(address.host, self._admin_socket.getsockname()[1])))
+
     def _listen_admin(self, backend: Backend) -> None:
         api = AdminApi(backend, self.consumer, self.metrics, self.clock, self.health, self.timers)
         if self.consumer is not None:
             HubTicker(rates.PERIOD_S, api.groups.sample).start()
         address = self.config.serve.address("admin")
         self._admin = WSGIServer(
-            tuple(address),
+            tuple(address) if self._admin_socket is None else self._admin_socket,
             api.router,
             log=None,
             error_log=logging.getLogger("ddmq.admin"),
@@ -234,6 +252,8 @@ class ServerProcess:
         """Release ports and the log at once."""
         if self._admin is not None:
             self._admin.stop(timeout=0)
+        if self._admin_socket is not None:
+            self._admin_socket.close()
         for server in self._rpc:
             server.close()
         if self.delay is not None:

@@ -248,3 +248,15 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
     done = ddmq("delay", "restore", str(tmp_path / "x"), "--data-dir", str(tmp_path / "data"))
     assert (done.returncode, "no whole backup" in done.stderr) == (1, True)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
+def test_with_a_process_for_each_part_the_one_admin_port_answers(tmp_path: Path) -> None:
+    with running(tmp_path, processes=True) as server:
+        ident = add(server, "tea", "--delay", "1h")
+        assert server.admin("GET", "delay")["topics"] == {"orders": 1}
+        assert server.admin("GET", "delay", "messages", ident)["body"] == "tea"
+        status, found = server.ask("GET", "/delay/messages?topic=orders&count=5")
+        assert (status, [row["id"] for row in found["messages"]]) == (200, [ident])
+        assert server.ask("GET", "/delay/messages/nonsense")[0] == 400
+        assert server.admin("POST", "delay", "backup", body={"folder": str(tmp_path / "b")})["shards"] > 0
