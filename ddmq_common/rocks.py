@@ -7,13 +7,17 @@
   there too.
 * `close` keeps the folder locked while an iterator lives: none leaves this module, and `close` waits for
   calls in other threads.
+* A database that exists is opened with the options it was made with, unless those of its column family are
+  given by name.
 * Whatever goes wrong is raised there as a bare Exception with RocksDB's text: here it is a DamagedError
   (bytes do not match their checksum) or a StorageError.
 * After a failed write or sync RocksDB refuses more; close and open again. Whether the failed batch is there
   then is unknown, but it is there whole or not at all.
 
-Keys and values are bytes (raw mode), in one column family. Iterators stop at a damaged block with an
-error; reading behind it works, and `salvage_from` finds the way.
+* Its sequence of pairs ends at a damaged block as if that were the end: here the end is always asked again
+  of an iterator that says why it stopped. Reading behind the block works, and `salvage_from` finds the way.
+
+Keys and values are bytes (raw mode), in one column family.
 """
 
 from __future__ import annotations
@@ -92,8 +96,10 @@ class Rocks:
         self.folder = folder
         self._idle = threading.Condition()
         self._busy = 0
+        _check_files(folder)
         with _translated(f"cannot open the store in {folder}"):
-            self._db: Any = rocksdict.Rdict(str(folder), _raw_options(options or RocksOptions(), recovery))
+            raw = _raw_options(options or RocksOptions(), recovery)
+            self._db: Any = rocksdict.Rdict(str(folder), raw, {"default": raw})
         self._open = True
 
     def write(self, batch: Batch) -> None:
@@ -137,25 +143,30 @@ class Rocks:
 
         Raises DamagedError at a damaged block, after everything before it.
         """
-        with _translated(f"cannot read {self.folder}"):
-            pairs = self._db.items(from_key=start)
-        size = _FIRST_CHUNK
-        left = limit if limit is not None else 1 << 62
+        size, left = _FIRST_CHUNK, limit if limit is not None else 1 << 62
+        pairs = self._pairs(start)
         while left > 0:
             wanted = min(size, left)
-            found, error = _take(pairs, wanted)
+            with _translated(f"cannot read {self.folder}"):
+                found = list(islice(pairs, wanted))
             if found and found[-1][0] >= end:
                 if inside := found[: bisect_left(found, end, key=_key_of)]:
                     yield inside
                 return
             if found:
                 yield found
-            if error is not None:
-                raise _translation(error, f"cannot read {self.folder}") from error
+                start = found[-1][0] + b"\0"
+                left -= len(found)
+                size = min(4 * size, _LAST_CHUNK, 1 + _CHUNK_BYTES // (1 + len(found[-1][1])))
             if len(found) < wanted:
-                return
-            left -= wanted
-            size = min(4 * size, _LAST_CHUNK, 1 + _CHUNK_BYTES // (1 + len(found[-1][1])))
+                if self.first(start, end) is None:
+                    return
+                pairs = self._pairs(start)
+
+    def _pairs(self, start: bytes) -> Iterator[Pair]:
+        with _translated(f"cannot read {self.folder}"):
+            pairs: Iterator[Pair] = self._db.items(from_key=start)
+        return pairs
 
     def salvage_from(self, last: bytes) -> bytes | None:
         """Behind a damaged block: where reading can go on after `last`, the last key that was read."""
@@ -268,13 +279,17 @@ def _set_memory(raw: Any, options: RocksOptions) -> None:
     raw.set_block_based_table_factory(table)
 
 
-def _take(pairs: Iterator[Pair], size: int) -> tuple[list[Pair], Exception | None]:
-    found: list[Pair] = []
+def _check_files(folder: Path) -> None:
+    """A folder with data whose list of tables is gone is damaged; RocksDB itself would begin a new database
+    there, or say only that some file does not exist. One whose making was cut short has no data yet."""
     try:
-        found.extend(islice(pairs, size))
-    except Exception as error:  # rocksdict raises nothing narrower; what came before it counts
-        return found, error
-    return found, None
+        listed = (folder / "CURRENT").read_text("ascii", "replace").strip()
+    except FileNotFoundError:
+        listed = ""
+        if not any(file.stat().st_size for pattern in ("*.sst", "*.log") for file in folder.glob(pattern)):
+            return
+    if not (listed and (folder / listed).is_file()):
+        raise DamagedError(f"{folder}: damaged: CURRENT names {listed!r}, which is no list of tables there")
 
 
 def _behind_damage(readable: Callable[[bytes], bool], last: bytes) -> bytes | None:

@@ -8,6 +8,7 @@ Everything here blocks on the disk: native thread.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from delay_service.store.copies import (
 from delay_service.store.rocks_store import RocksStore
 from delay_service.store.salvage import Damage, damage_mark, mark_damaged, salvage
 from delay_service.store.writing import own_key
+
+log = logging.getLogger(__name__)
 
 SCHEMA = 1
 _TRIES = 50
@@ -131,6 +134,11 @@ def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOp
         newer_lock.release()
         raise
     lock.release()
+    log.error(
+        "the store of delay shard %d was damaged (%s): %d messages could not be read, %s lists them;"
+        " the old files are kept beside it, and orders that the log still has are taken in again",
+        *(shard, reason, damage.lost, damage.lost_file),
+    )
     return store
 
 
@@ -143,7 +151,7 @@ def _salvaged(
     finish(making, path)
     copy.path.rename(copy.path.with_name(copy.path.name + DAMAGED))
     sync_path(folder)
-    moved = Damage(damage.reason, damage.lost, damage.log_cut, path / damage.lost_file.name)
+    moved = Damage(reason, damage.lost, path / damage.lost_file.name)
     return Copy(copy.epoch, copy.revision + 1, path), lock, moved
 
 

@@ -6,10 +6,11 @@ database whose blocks, tables, log or list of tables are damaged:
 * a state that was lost comes back from its message;
 * a message that was lost is named by its state: it is listed in `lost-ids.txt` (uuid, due time, offset, one
   a line) and its state is forgotten, so that its order, read again from the inner topic, counts as new;
-* counts, and when to forget an id, are made anew.
-From damage in the write-ahead log on nothing of that log counts, because later changes may rest on lost ones.
-Then `Damage.log_cut` is set (also when the list of tables is damaged, to be safe), and whoever reads the
-inner topic goes back to where this store stands.
+* counts, and when to forget an id, are made anew;
+* named values of others are forgotten: whoever noted there how far the inner topic was taken in begins again
+  at its first order. So what was lost, listed or not (a state may be lost together with its message), comes
+  back as far as the log still has it, and what is there is recognised by its id.
+Of the write-ahead log everything from the first damage on is left out: later changes may rest on lost ones.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ class Damage:
 
     reason: str
     lost: int
-    log_cut: bool
     lost_file: Path
 
     def lost_ids(self) -> Iterator[tuple[bytes, int, int]]:
@@ -72,7 +72,6 @@ def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> D
     work.mkdir()
     clone_files(source, work)
     (work / MARK_FILE).unlink(missing_ok=True)
-    log_cut = not _opens(work, options)
     old = _open_at_any_price(work, options)
     new = Rocks(target, options)
     try:
@@ -82,15 +81,7 @@ def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> D
         old.close()
         new.close()
     shutil.rmtree(work)
-    return Damage(reason, lost, log_cut, target / LOST_FILE)
-
-
-def _opens(folder: Path, options: RocksOptions) -> bool:
-    try:
-        Rocks(folder, options).close()
-    except DamagedError:
-        return False
-    return True
+    return Damage(reason, lost, target / LOST_FILE)
 
 
 def _open_at_any_price(folder: Path, options: RocksOptions) -> Rocks:
@@ -103,7 +94,7 @@ def _open_at_any_price(folder: Path, options: RocksOptions) -> Rocks:
 
 def _copy(old: Rocks, new: Rocks, lost_file: Path) -> int:
     writer = _Writer(new)
-    for prefix in (keys.DUE, keys.ASIDE, keys.ID, keys.META):
+    for prefix in (keys.DUE, keys.ASIDE, keys.ID):
         for key, value in readable(old, prefix, keys.after(prefix)):
             if _sound(prefix, value):
                 writer.put(key, value)
@@ -115,6 +106,7 @@ def _copy(old: Rocks, new: Rocks, lost_file: Path) -> int:
                 file.write(f"{uuid.hex()} {state.at_ms} {state.offset}\n")
                 writer.batch.delete(keys.ID + uuid)
                 lost += 1
+    writer.flush()
     _count_and_complete(new, writer)
     sync_path(lost_file)
     return lost
