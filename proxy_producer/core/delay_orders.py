@@ -23,6 +23,7 @@ from ddmq_common.delay_order import (
 from proxy_producer.core.delay_checks import DelayRequest, due_s
 
 ANY_QUEUE = -2
+EXPIRE_S_MAX = 9_999_999_999  # ten digits, as an id has; what lies beyond (the year 2286) is cut
 _OPS = {DelayAction.CANCEL: CANCEL, DelayAction.RESCHEDULE: RESCHEDULE, DelayAction.FIRE: FIRE}
 
 
@@ -41,7 +42,8 @@ def add_order(request: DelayRequest, topic: str, uuid: str, shards: int) -> Plac
     if kind == DelayType.DELAY:
         expire, interval, times = second + EXPIRE_AFTER_S, 0, 0
     else:
-        expire, interval, times = request.expire or 0, request.interval or 0, request.times or 0
+        expire = min(request.expire or 0, EXPIRE_S_MAX)
+        interval, times = request.interval or 0, request.times or 0
     order = DelayOrder(ADD, uuid, topic, kind, due_ms, second, expire, interval, times, shard)
     return Placed(order, DelayId(second, kind, expire, times, 0, interval, shard, uuid).text().encode())
 

@@ -91,6 +91,24 @@ def test_loops_keep_what_makes_up_their_ids(rig, kind, interval):
     )
 
 
+def test_whatever_a_loop_asks_for_its_id_can_be_cancelled(rig):
+    most = (1 << 63) - 1
+    call = ask(rig, dmsgtype=LOOP, times=1_000_000, expire=most, interval=most)
+    rig.records()
+    rig.backend.sent[0].answer()
+    found = parse_delay_id(call.answer.uniqDelayMsgId)
+    assert (found.expire_s, found.interval_s) == (9_999_999_999, most)
+    change(rig, uniqDelayMsgId=call.answer.uniqDelayMsgId)
+    assert rig.order().op == "cancel"
+
+
+@pytest.mark.parametrize("name", ["dueMs", "delayMs", "periodMs", "repeat", "occurrencesMax", "hashId"])
+@pytest.mark.parametrize("value", [-(1 << 63), -1, (1 << 63) - 1])
+def test_numbers_at_the_ends_are_taken_or_refused(rig, name, value):
+    call = ask(rig, timestamp=None, dmsgtype=SCHEDULE, **{"delayMs": 5, name: value})
+    assert rig.backend.sent or call.answer.code in (11, 33)
+
+
 def test_a_missing_uuid_is_made(rig):
     calls = [ask(rig, uuid=None), ask(rig, uuid=b"")]
     for sent in list(rig.backend.sent):
