@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +32,7 @@ from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import rocksdict
 
@@ -101,6 +102,7 @@ class Rocks:
             raw = _raw_options(options or RocksOptions(), recovery)
             self._db: Any = rocksdict.Rdict(str(folder), raw, {"default": raw})
         self._open = True
+        self._reading: WeakSet[Generator[list[Pair], None, None]] = WeakSet()
 
     def write(self, batch: Batch) -> None:
         """All of it or nothing, visible at once, not yet durable."""
@@ -129,39 +131,40 @@ class Rocks:
     def first(self, start: bytes, end: bytes) -> bytes | None:
         """The first key in [start, end)."""
         with _translated(f"cannot read {self.folder}"):
-            iterator = self._db.iter()
-            iterator.seek(start)
-            if iterator.valid():
-                key: bytes = iterator.key()
-                return key if key < end else None
-            iterator.status()
-        return None
+            return _first(self._db.iter(), start, end)
 
     def chunks(self, start: bytes, end: bytes, limit: int | None = None) -> Iterator[list[Pair]]:
         """What stands in [start, end), in order, at most `limit` pairs, in lists that grow to about 1,000
-        pairs or 4 MiB. Finish or drop the iterator soon.
+        pairs or 4 MiB. Finish or drop the iterator soon; `close` ends it.
 
         Raises DamagedError at a damaged block, after everything before it.
         """
-        size, left = _FIRST_CHUNK, limit if limit is not None else 1 << 62
-        pairs = self._pairs(start)
-        while left > 0:
-            wanted = min(size, left)
-            with _translated(f"cannot read {self.folder}"):
-                found = list(islice(pairs, wanted))
-            if found and found[-1][0] >= end:
-                if inside := found[: bisect_left(found, end, key=_key_of)]:
-                    yield inside
-                return
-            if found:
-                yield found
-                start = found[-1][0] + b"\0"
-                left -= len(found)
-                size = min(4 * size, _LAST_CHUNK, 1 + _CHUNK_BYTES // (1 + len(found[-1][1])))
-            if len(found) < wanted:
-                if self.first(start, end) is None:
+        reading = self._chunks(start, end, limit if limit is not None else 1 << 62)
+        self._reading.add(reading)
+        return reading
+
+    def _chunks(self, start: bytes, end: bytes, left: int) -> Generator[list[Pair], None, None]:
+        size, pairs = _FIRST_CHUNK, self._pairs(start)
+        try:
+            while left > 0:
+                wanted = min(size, left)
+                with _translated(f"cannot read {self.folder}"):
+                    found = list(islice(pairs, wanted))
+                if found and found[-1][0] >= end:
+                    if inside := found[: bisect_left(found, end, key=_key_of)]:
+                        yield inside
                     return
-                pairs = self._pairs(start)
+                if found:
+                    yield found
+                    start = found[-1][0] + b"\0"
+                    left -= len(found)
+                    size = min(4 * size, _LAST_CHUNK, 1 + _CHUNK_BYTES // (1 + len(found[-1][1])))
+                if len(found) < wanted:
+                    if self.first(start, end) is None:
+                        return
+                    pairs = self._pairs(start)
+        finally:
+            del pairs  # not even the traceback of an error may keep it
 
     def _pairs(self, start: bytes) -> Iterator[Pair]:
         with _translated(f"cannot read {self.folder}"):
@@ -174,12 +177,8 @@ class Rocks:
             return _behind_damage(self._readable, last)
 
     def _readable(self, key: bytes) -> bool:
-        iterator = self._db.iter()
-        iterator.seek(key)
-        if iterator.valid():
-            return True
         try:
-            iterator.status()
+            _first(self._db.iter(), key, key)
         except Exception:  # rocksdict raises nothing narrower
             return False
         return True
@@ -209,6 +208,8 @@ class Rocks:
             if self._busy:
                 self._db.cancel_all_background(False)  # ends a compaction; a closed one starts no other
             self._idle.wait_for(lambda: not self._busy)
+        for reading in list(self._reading):
+            reading.close()
         with _translated(f"cannot close {self.folder}"):
             self._db.close()
 
@@ -277,6 +278,18 @@ def _set_memory(raw: Any, options: RocksOptions) -> None:
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     table.set_pin_top_level_index_and_filter(True)
     raw.set_block_based_table_factory(table)
+
+
+def _first(iterator: Any, start: bytes, end: bytes) -> bytes | None:
+    try:
+        iterator.seek(start)
+        if iterator.valid():
+            key: bytes = iterator.key()
+            return key if key < end else None
+        iterator.status()
+        return None
+    finally:
+        del iterator
 
 
 def _check_files(folder: Path) -> None:

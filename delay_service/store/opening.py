@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from ddmq_common.errors import CallerError, DamagedError, FencedError, StorageError
-from ddmq_common.rocks import Batch, Rocks, RocksOptions
+from ddmq_common.rocks import Batch, Recovery, Rocks, RocksOptions
 from delay_service.store.copies import (
     DAMAGED,
     Copy,
@@ -27,7 +27,7 @@ from delay_service.store.copies import (
     sync_path,
 )
 from delay_service.store.rocks_store import RocksStore
-from delay_service.store.salvage import Damage, damage_mark, mark_damaged, salvage
+from delay_service.store.salvage import Damage, cut_log, damage_mark, mark_damaged, salvage
 from delay_service.store.writing import own_key
 
 log = logging.getLogger(__name__)
@@ -120,45 +120,42 @@ def _cloned(newest: Copy, target: Path, epoch: int) -> tuple[Copy, CopyLock]:
 
 
 def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOptions) -> RocksStore:
+    """As it is; or without the end of a damaged log; or what can be read of it."""
     reason = damage_mark(copy.path)
     if reason is None:
         try:
             return _opened(folder, shard, copy, lock, options, None)
         except DamagedError as error:
             reason = str(error)
+        try:
+            return _opened(folder, shard, copy, lock, options, cut_log(copy.path, reason))
+        except DamagedError:
             mark_damaged(copy.path, reason)
-    newer, newer_lock, damage = _salvaged(folder, shard, copy, reason, options)
-    try:
-        store = _opened(folder, shard, newer, newer_lock, options, damage)
-    except BaseException:
-        newer_lock.release()
-        raise
+    store = _salvaged(folder, shard, copy, reason, options)
     lock.release()
-    log.error(
-        "the store of delay shard %d was damaged (%s): %d messages could not be read, %s lists them;"
-        " the old files are kept beside it, and orders that the log still has are taken in again",
-        *(shard, reason, damage.lost, damage.lost_file),
-    )
     return store
 
 
-def _salvaged(
-    folder: Path, shard: int, copy: Copy, reason: str, options: RocksOptions
-) -> tuple[Copy, CopyLock, Damage]:
+def _salvaged(folder: Path, shard: int, copy: Copy, reason: str, options: RocksOptions) -> RocksStore:
     path = folder / copy_name(shard, copy.epoch, copy.revision + 1)
     making, lock = new_folder(path)
-    damage = salvage(copy.path, making, reason, options)
-    finish(making, path)
-    copy.path.rename(copy.path.with_name(copy.path.name + DAMAGED))
-    sync_path(folder)
-    moved = Damage(reason, damage.lost, path / damage.lost_file.name)
-    return Copy(copy.epoch, copy.revision + 1, path), lock, moved
+    try:
+        damage = salvage(copy.path, making, reason, options)
+        finish(making, path)
+        copy.path.rename(copy.path.with_name(copy.path.name + DAMAGED))
+        sync_path(folder)
+        newer = Copy(copy.epoch, copy.revision + 1, path)
+        return _opened(folder, shard, newer, lock, options, damage.moved(path))
+    except BaseException:
+        lock.release()
+        raise
 
 
 def _opened(
     folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOptions, damage: Damage | None
 ) -> RocksStore:
-    database = Rocks(copy.path, options)
+    cut = damage is not None and damage.log_cut
+    database = Rocks(copy.path, options, Recovery.PREFIX if cut else Recovery.STRICT)
     try:
         _check_identity(database, shard)
         batch = Batch()
@@ -171,6 +168,8 @@ def _opened(
         database.close()
         raise
     sweep(folder, shard, copy.path)
+    if damage is not None:
+        log.error("the store of delay shard %d was damaged: %s", shard, damage)
     return store
 
 

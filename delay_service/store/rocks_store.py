@@ -37,7 +37,7 @@ class RocksStore(DelayStore):
         self._db = database
         self._released = released
         self._swept = swept
-        self._failed: StorageError | None = None
+        self._failed = ""
         self._closed = False
         self._removed = 0
         self.damage = damage
@@ -229,17 +229,17 @@ class RocksStore(DelayStore):
     @contextmanager
     def _watched(self, writing: bool = False) -> Iterator[None]:
         """Refuse after a failure; remember one."""
-        if self._failed is not None:
+        if self._failed:
             raise StorageError(f"the delay store failed before, close and open it: {self._failed}")
         try:
             yield
         except DamagedError as error:
-            self._failed = error
+            self._failed = str(error)
             mark_damaged(self.folder, str(error))
             raise
         except StorageError as error:
             if writing:
-                self._failed = error
+                self._failed = str(error)
             raise
 
 

@@ -10,7 +10,10 @@ database whose blocks, tables, log or list of tables are damaged:
 * named values of others are forgotten: whoever noted there how far the inner topic was taken in begins again
   at its first order. So what was lost, listed or not (a state may be lost together with its message), comes
   back as far as the log still has it, and what is there is recognised by its id.
-Of the write-ahead log everything from the first damage on is left out: later changes may rest on lost ones.
+
+Damage in nothing but the write-ahead log (or what power loss left behind its last sync) is simpler:
+everything from there on is left out, because later changes may rest on lost ones, and the store is as it was
+at an earlier moment, named values included. The whole log is kept in a folder `damaged-log-N` in the copy.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from pathlib import Path
 from ddmq_common.errors import DamagedError
 from ddmq_common.rocks import Batch, Pair, Recovery, Rocks, RocksOptions, repair
 from delay_service.store import keys
-from delay_service.store.copies import clone_files, sync_path
+from delay_service.store.copies import DAMAGED, clone_files, sync_path
 from delay_service.store.port import IdKind, IdState, Pending
 from delay_service.store.values import decode_pending, decode_state, encode_count, encode_state
 
@@ -34,14 +37,33 @@ _BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What an opening had to leave out. `lost`: how many messages `lost_file` lists."""
+    """What an opening had to leave out. `lost`: how many messages `lost_file` lists. `log_cut`: nothing but
+    the end of the write-ahead log, which is kept in the folder `lost_file`."""
 
     reason: str
     lost: int
     lost_file: Path
+    log_cut: bool = False
+
+    def __str__(self) -> str:
+        if self.log_cut:
+            return (
+                f"{self.reason}; the end of its write-ahead log is left out ({self.lost_file} keeps it), and"
+                " orders that were in it are taken in again"
+            )
+        return (
+            f"{self.reason}; {self.lost} messages could not be read ({self.lost_file} lists them), the old"
+            f" files are kept as *{DAMAGED}, and orders that the log still has are taken in again"
+        )
+
+    def moved(self, folder: Path) -> Damage:
+        """The same, when its copy is in `folder` by now."""
+        return Damage(self.reason, self.lost, folder / self.lost_file.name, self.log_cut)
 
     def lost_ids(self) -> Iterator[tuple[bytes, int, int]]:
         """Uuid, due time and offset of each."""
+        if self.log_cut:
+            return
         with open(self.lost_file, encoding="ascii") as file:
             for line in file:
                 uuid, due_ms, offset = line.split()
@@ -64,6 +86,17 @@ def damage_mark(folder: Path) -> str | None:
         return (folder / MARK_FILE).read_text(encoding="utf-8") or "unknown"
     except FileNotFoundError:
         return None
+
+
+def cut_log(copy: Path, reason: str) -> Damage:
+    """Keep the write-ahead log before its end is left out."""
+    number = 1
+    while (kept := copy / f"damaged-log-{number}").exists():
+        number += 1
+    kept.mkdir()
+    for file in copy.glob("*.log"):
+        shutil.copyfile(file, kept / file.name)
+    return Damage(reason, 0, kept, log_cut=True)
 
 
 def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> Damage:
