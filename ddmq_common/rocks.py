@@ -97,6 +97,7 @@ class Rocks:
         self.folder = folder
         self._idle = threading.Condition()
         self._busy = 0
+        self._compacting = False
         _check_files(folder)
         with _translated(f"cannot open the store in {folder}"):
             raw = _raw_options(options or RocksOptions(), recovery)
@@ -184,9 +185,17 @@ class Rocks:
         return True
 
     def compact(self, start: bytes, end: bytes) -> None:
-        """Give back the space of what was removed in [start, end). Blocks for seconds: native thread."""
-        with self._using(), _translated(f"cannot compact {self.folder}"):
-            self._db.compact_range(start, end)
+        """Give back the space of what was removed in [start, end). Blocks for seconds: native
+        thread. Closing ends it early."""
+        with self._using():
+            self._compacting = True
+            try:
+                self._db.compact_range(start, end)
+            except Exception as error:  # rocksdict raises nothing narrower
+                if self._open:
+                    raise _translation(error, f"cannot compact {self.folder}") from error
+            finally:
+                self._compacting = False
 
     def checkpoint(self, folder: Path) -> None:
         """A consistent copy into `folder`, which must not exist; hard links where that is possible."""
@@ -200,18 +209,21 @@ class Rocks:
             return int(self._db.property_int_value(name) or 0)
 
     def close(self) -> None:
-        """Waits for calls in other threads, then gives the folder back. May be called twice."""
+        """Ends a compaction, waits for calls in other threads, gives the folder back. May be called twice."""
         with self._idle:
             if not self._open:
                 return
             self._open = False
-            if self._busy:
-                self._db.cancel_all_background(False)  # ends a compaction; a closed one starts no other
+            if self._compacting:
+                self._db.cancel_all_background(False)
             self._idle.wait_for(lambda: not self._busy)
         for reading in list(self._reading):
             reading.close()
-        with _translated(f"cannot close {self.folder}"):
+        try:
             self._db.close()
+        except Exception as error:  # rocksdict raises nothing narrower
+            if not str(error).startswith("Shutdown in progress"):  # closed, with the log for the next opening
+                raise _translation(error, f"cannot close {self.folder}") from error
 
     @contextmanager
     def _using(self) -> Iterator[None]:

@@ -207,10 +207,11 @@ class RocksStore(DelayStore):
     # --- the folder
 
     def tidy(self) -> None:
-        if self._removed >= TIDY_AT or (self._removed and not self._counts.pending):
+        empty = not self._counts.pending
+        if self._removed >= TIDY_AT or (self._removed and empty):
             self._removed = 0
             with self._watched():
-                self._db.compact(keys.DUE, self._fronts.due.start)
+                self._db.compact(keys.DUE, keys.DUE_END if empty else self._fronts.due.start)
         self._swept()
 
     def checkpoint(self, folder: Path) -> None:

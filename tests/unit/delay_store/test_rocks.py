@@ -1,0 +1,149 @@
+"""The one module that knows RocksDB: its ranges, its errors, its closing."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ddmq_common.errors import DamagedError, StorageError
+from ddmq_common.rocks import Batch, Rocks, RocksOptions
+
+
+def filled(folder: Path, count: int = 3_000) -> Rocks:
+    database = Rocks(folder)
+    batch = Batch()
+    for number in range(count):
+        batch.put(b"k%06d" % number, b"v%d" % number)
+    batch.put(b"z", b"last")
+    database.write(batch)
+    return database
+
+
+def test_ranges_end_where_they_are_told_to(tmp_path: Path) -> None:
+    database = filled(tmp_path / "db")
+    found = [key for chunk in database.chunks(b"k000100", b"k002222") for key, _ in chunk]
+    assert found == [b"k%06d" % number for number in range(100, 2222)]
+    assert [key for chunk in database.chunks(b"k", b"l", 70) for key, _ in chunk] == found_first(70)
+    assert list(database.chunks(b"a", b"b")) == []
+    assert list(database.chunks(b"zz", b"zzz")) == []
+    assert database.first(b"k000100x", b"l") == b"k000101"
+    assert database.first(b"l", b"z") is None
+    assert database.first(b"zz", b"zzz") is None
+    database.close()
+
+
+def found_first(count: int) -> list[bytes]:
+    return [b"k%06d" % number for number in range(count)]
+
+
+def test_a_batch_is_applied_in_its_order(tmp_path: Path) -> None:
+    database = filled(tmp_path / "db", 10)
+    batch = Batch()
+    batch.delete_range(b"k", b"l")
+    batch.put(b"k000005", b"again")
+    batch.put(b"new", b"1")
+    batch.delete(b"new")
+    assert len(batch) == 4
+    database.write(batch)
+    assert list(database.chunks(b"", b"z")) == [[(b"k000005", b"again")]]
+    assert database.get_many([b"k000005", b"new", b"z"]) == [b"again", None, b"last"]
+    assert database.get_many([]) == []
+    database.close()
+
+
+def test_an_open_database_cannot_be_opened_again(tmp_path: Path) -> None:
+    database = filled(tmp_path / "db", 1)
+    with pytest.raises(StorageError, match="lock"):
+        Rocks(tmp_path / "db")
+    database.close()
+
+
+def test_closing_ends_those_that_read(tmp_path: Path) -> None:
+    """The folder is given back although somebody still holds an iterator."""
+    database = filled(tmp_path / "db")
+    reading = database.chunks(b"k", b"l")
+    next(iter(reading))
+    database.close()
+    database.close()
+    assert list(reading) == []
+    with pytest.raises(StorageError):
+        database.get(b"k")
+    with pytest.raises(StorageError, match="closed"):
+        database.sync()
+    Rocks(tmp_path / "db").close()
+
+
+def test_closing_waits_for_a_sync_in_another_thread(tmp_path: Path) -> None:
+    database = filled(tmp_path / "db")
+    errors: list[Exception] = []
+    started = threading.Event()
+
+    def sync_for_ever() -> None:
+        while True:
+            try:
+                database.sync()
+            except StorageError as error:
+                errors.append(error)
+                return
+            started.set()
+
+    thread = threading.Thread(target=sync_for_ever)
+    thread.start()
+    assert started.wait(30)
+    database.close()
+    thread.join(30)
+    assert [str(error) for error in errors] == [f"the store in {tmp_path / 'db'} is closed"]
+
+
+def test_closing_ends_a_compaction(tmp_path: Path) -> None:
+    database = filled(tmp_path / "db", 200_000)
+    started = threading.Event()
+
+    def compact() -> None:
+        started.set()
+        with suppress(StorageError):  # closed before it began
+            database.compact(b"", b"\xff")
+
+    thread = threading.Thread(target=compact)
+    thread.start()
+    assert started.wait(30)
+    database.close()
+    thread.join(30)
+    again = Rocks(tmp_path / "db")
+    assert sum(map(len, again.chunks(b"k", b"l"))) == 200_000
+    again.close()
+
+
+def test_options_hold_for_a_database_that_exists(tmp_path: Path) -> None:
+    """RocksDB's own log tells what it uses; the bindings would go by what the database was made with."""
+    filled(tmp_path / "db", 1).close()
+    Rocks(tmp_path / "db", RocksOptions(write_buffer_bytes=123_456, block_bytes=2_048)).close()
+    text = (tmp_path / "db" / "LOG").read_text()
+    assert "Options.write_buffer_size: 123456" in text
+    assert "block_size: 2048" in text
+
+
+def test_a_damaged_block_ends_a_range_with_an_error(tmp_path: Path) -> None:
+    database = filled(tmp_path / "db", 20_000)
+    database.compact(b"\0", b"\xff")
+    database.close()
+    table = next((tmp_path / "db").glob("*.sst"))
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2] ^= 4
+    table.write_bytes(content)
+    database = Rocks(tmp_path / "db")
+    read: list[bytes] = []
+    with pytest.raises(DamagedError) as caught:
+        read.extend(key for chunk in database.chunks(b"k", b"l") for key, _ in chunk)
+    assert read == found_first(len(read))
+    behind = database.salvage_from(read[-1])
+    assert behind is not None
+    rest = [key for chunk in database.chunks(behind, b"l") for key, _ in chunk]
+    assert rest[-1] == b"k019999"
+    assert 0 < 20_000 - len(read) - len(rest) < 4_000
+    assert caught.value  # with its traceback, and still the folder is given back
+    database.close()
+    Rocks(tmp_path / "db").close()
