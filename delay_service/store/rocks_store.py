@@ -21,7 +21,7 @@ from delay_service.store import keys
 from delay_service.store.front import Front
 from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Pending
 from delay_service.store.salvage import Damage, mark_damaged
-from delay_service.store.values import decode_count, decode_pending, decode_state
+from delay_service.store.values import decode_all, decode_count, decode_pending, decode_state
 from delay_service.store.writing import FRONT, Counts, Fronts, make_batch, own_key
 
 TIDY_AT = 100_000  # removed messages that make a compaction worth it
@@ -90,7 +90,7 @@ class RocksStore(DelayStore):
         names: list[bytes] = []
         left = bytes_max
         for chunk in self._db.chunks(start, end, limit):
-            messages = [decode_pending(value) for _, value in chunk]
+            messages = decode_all(chunk)
             sizes = [len(message.delivery) for message in messages]
             fit = _fitting(sizes, left, not found)
             found += messages[:fit]

@@ -6,6 +6,7 @@ docs/formats-delay.md tells the bytes. Whatever does not parse is a DamagedError
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
 import msgspec
 
@@ -18,6 +19,7 @@ _STATE = struct.Struct(">BBQQQ")
 _COUNT = struct.Struct(">BQQ")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Pending).decode
+_pack_state = _STATE.pack
 _KINDS = {int(kind): kind for kind in IdKind}
 
 
@@ -36,9 +38,22 @@ def decode_pending(value: bytes) -> Pending:
         raise DamagedError(f"a pending message of {len(value)} bytes does not parse: {error}") from error
 
 
+def encode_all(messages: Iterable[Pending]) -> list[bytes]:
+    """`encode_pending` of many, without a call for each."""
+    return [_PREFIX + _encode(message) for message in messages]
+
+
+def decode_all(pairs: Iterable[tuple[bytes, bytes]]) -> list[Pending]:
+    """`decode_pending` of the values of many pairs."""
+    try:
+        return [_decode(value[1:]) if value[0] == VERSION else decode_pending(value) for _, value in pairs]
+    except (msgspec.DecodeError, IndexError) as error:
+        raise DamagedError(f"a pending message does not parse: {error}") from error
+
+
 def encode_state(state: IdState) -> bytes:
     """Version, kind, at, offset, forget."""
-    return _STATE.pack(VERSION, state[0], state[1], state[2], state[3])
+    return _pack_state(VERSION, *state)
 
 
 def decode_state(value: bytes) -> IdState:

@@ -14,7 +14,7 @@ from ddmq_common.rocks import Batch
 from delay_service.store import keys
 from delay_service.store.front import Front
 from delay_service.store.port import Changes, IdState, Pending
-from delay_service.store.values import encode_count, encode_pending, encode_state
+from delay_service.store.values import encode_all, encode_count, encode_state
 
 OWN = "."  # names that start with it are the store's own
 FRONT = ".front"
@@ -90,7 +90,7 @@ def make_batch(changes: Changes, fronts: Fronts, counts: Counts) -> Batch:
         leaving.sort()
     coming = [*changes.undeferred, *changes.added]
     came = keys.due_keys(coming)
-    values = [encode_pending(message) for message in coming]
+    values = encode_all(coming)
     _delete(batch, fronts.due, leaving)
     fronts.due.add(came)
     _put(batch, came, values)
@@ -138,7 +138,7 @@ def _put_aside(batch: Batch, changes: Changes, fronts: Fronts) -> None:
     for topic, messages in _by_topic(changes.deferred).items():
         came = [keys.aside_key(topic, message.due_ms, message.offset) for message in messages]
         fronts.of_topic(topic).add(came)
-        _put(batch, came, map(encode_pending, messages))
+        _put(batch, came, encode_all(messages))
 
 
 def _put_ids(batch: Batch, ids: Mapping[bytes, IdState | None], fronts: Fronts) -> None:
