@@ -28,6 +28,7 @@ from delay_service.shard import Opener, Shard
 log = logging.getLogger("ddmq.delay")
 RETRY_S = 0.2  # pause after the topic or the group could not be had, or a claim was given up
 LOOK_S = 1.0  # between two looks at how much waits
+TIDY_LOOKS = 30  # looks between two times that the stores give back disk space
 
 
 class DelayService:
@@ -63,6 +64,7 @@ class DelayService:
         self._lags: dict[int, int] = {}
         self.started: Completion[None] = Completion()
         self._why = "it has not started"
+        self._looks = 0
         self._stop_watching: Callable[[], None] | None = None
         self._drained: Completion[None] | None = None
         self._closed = False
@@ -244,6 +246,10 @@ class DelayService:
         if not self._shards:
             self._shard_opened()
         self._counts.pending(self.pending_counts())
+        self._looks += 1
+        if self._looks % TIDY_LOOKS == 0:
+            for shard in self._shards.values():
+                shard.tidy()
         queues = [queue for queue, shard in self._shards.items() if shard.position is not None]
 
         def known(answer: Completion[list[Bounds | None]]) -> None:

@@ -64,7 +64,7 @@ class Shard:
         self._before = before
         self._fire: Fire | None = None
         self._ingest: Ingest | None = None
-        self._opening = self._stopped = self._closing = False
+        self._opening = self._stopped = self._closing = self._tidying = False
         self._pause_s = RETRY_S
 
     # --- opening
@@ -193,6 +193,19 @@ class Shard:
         """Nothing is under way."""
         fire, ingest = self._fire, self._ingest
         return not self._opening and (fire is None or fire.idle) and (ingest is None or ingest.idle)
+
+    def tidy(self) -> None:
+        """Let the store give back disk space of what left it, off the hub. For every now and then."""
+        if self.holding is not None and self.holding.running and not self._stopped and not self._tidying:
+            self._tidying = True
+            off_hub(self.holding.store.tidy, self._tidied)
+
+    def _tidied(self, value: object, error: Exception | None) -> None:
+        nothing(value, error)
+        self._tidying = False
+        if error is not None and not self._stopped:
+            self._around.counts.failed("tidy", error)
+            log.warning("delay shard %d gives back no disk space: %s", self.queue.queue_id, error)
 
     def _close_when_idle(self) -> None:
         if not self._stopped or self._closing or not self.idle:
