@@ -23,6 +23,7 @@ Keys and values are bytes (raw mode), in one column family.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -218,7 +219,7 @@ class Rocks:
                 self._db.cancel_all_background(False)
             self._idle.wait_for(lambda: not self._busy)
         for reading in list(self._reading):
-            reading.close()
+            _end(reading)
         try:
             self._db.close()
         except Exception as error:  # rocksdict raises nothing narrower
@@ -290,6 +291,17 @@ def _set_memory(raw: Any, options: RocksOptions) -> None:
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     table.set_pin_top_level_index_and_filter(True)
     raw.set_block_based_table_factory(table)
+
+
+def _end(reading: Generator[list[Pair], None, None]) -> None:
+    """Also one that another thread is in just now: a step of it takes a millisecond or so."""
+    while True:
+        try:
+            reading.close()
+        except ValueError:  # it is running
+            time.sleep(0.0005)
+        else:
+            return
 
 
 def _first(iterator: Any, start: bytes, end: bytes) -> bytes | None:

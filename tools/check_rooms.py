@@ -1,6 +1,7 @@
 """Enforce the table of rooms: which package may import which (docs/architecture.md).
 
-Also: a `core/` imports no gevent, socket, file, clock, random, logging, Thrift or RocksDB.
+Also: RocksDB is used through ddmq_common/rocks.py only, and a `core/` imports no gevent, socket, file, clock,
+random, logging, Thrift or RocksDB.
 Exit code 1 and one line per breach.
 """
 
@@ -20,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ddmq_common": set(),
     "ddmq_client": set(),
 }
+ROCKS = Path("ddmq_common", "rocks.py")
 ROOMS = {*MAY_IMPORT, "ddmq", "bench", "tests"}
 CORE_FORBIDS = {
     "gevent", "socket", "select", "time", "random", "secrets", "logging", "thrift", "thriftpy2",
@@ -51,6 +53,8 @@ def breaches(root: Path) -> Iterator[str]:
             for line, module in imports(path):
                 if not allowed(room, module):
                     yield f"{shown}:{line}: {room} may not import {module}"
+                if module.partition(".")[0] == "rocksdict" and shown != ROCKS:
+                    yield f"{shown}:{line}: only {ROCKS} imports rocksdict"
                 if "core" in shown.parts and module.partition(".")[0] in CORE_FORBIDS:
                     yield f"{shown}:{line}: a core imports no {module}: pass it in"
 

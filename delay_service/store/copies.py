@@ -24,6 +24,7 @@ from typing import NamedTuple
 from ddmq_common.errors import StorageError
 
 LOCK_FILE = "copy.lock"
+MARK_FILE = "DAMAGED"  # in a copy that is not to be trusted
 MAKING, GONE, DAMAGED = ".making", ".gone", ".damaged"
 _NAME = re.compile(r"(\d+)-(\d{12})-(\d{3})")
 _LEFT_OUT = re.compile(r"LOCK|LOG(\.old.*)?|.*\.dbtmp|copy\.lock")
@@ -98,7 +99,10 @@ def sweep(folder: Path, shard: int, newest: Path) -> None:
             continue
         lock = CopyLock.try_take(path)
         if lock is not None:
-            _remove(path)
+            if (path / MARK_FILE).exists() and not dot:
+                path.rename(path.with_name(name + DAMAGED))
+            else:
+                _remove(path)
             lock.release()
 
 

@@ -2,8 +2,8 @@
 
 What is read often from the beginning of a range (what is due, what is put aside, what to forget) is read
 from its front, see front.py. Rules:
-* One process, and in it one thread, writes and reads; `flush`, `tidy` and `checkpoint` are for native
-  threads beside it.
+* One process, and in it one thread, writes and reads; `flush`, `tidy`, `checkpoint` and `close` are for
+  native threads beside it, and `scan` may be called there.
 * After a failed write, or once damage was met, every call is refused. Damage also leaves a mark in the
   folder, so that the next opening copies what can be read into a new one.
 """
@@ -172,6 +172,8 @@ class RocksStore(DelayStore):
                     found.append(message)
                 if len(found) >= limit:
                     break
+        if self._closed:
+            raise StorageError("the delay store was closed while it was read")
         return found
 
     def _lanes(self, topic: str | None, first: DueKey, to_ms: int) -> Iterator[Iterator[Pending]]:

@@ -27,11 +27,11 @@ from pathlib import Path
 from ddmq_common.errors import DamagedError
 from ddmq_common.rocks import Batch, Pair, Recovery, Rocks, RocksOptions, repair
 from delay_service.store import keys
-from delay_service.store.copies import DAMAGED, clone_files, sync_path
+from delay_service.store.copies import DAMAGED, MARK_FILE, clone_files, sync_path
 from delay_service.store.port import IdKind, IdState, Pending
 from delay_service.store.values import decode_pending, decode_state, encode_count, encode_state
 
-MARK_FILE, LOST_FILE = "DAMAGED", "lost-ids.txt"
+LOST_FILE = "lost-ids.txt"
 _BATCH = 1_000
 
 

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from ddmq_common.errors import DamagedError
+from delay_service.store.copies import MARK_FILE, copy_name
 from delay_service.store.opening import open_store
 from delay_service.store.port import DueKey, IdKind, Pending
 from delay_service.store.rocks_store import RocksStore
-from delay_service.store.salvage import MARK_FILE
 from tests.crash.delay_store.store_images import SHARD, SMALL, Image, flip, unlocked
 from tests.crash.delay_store.store_load import FOREVER, TOPICS, UUIDS, model_of, written
 
@@ -126,3 +126,19 @@ def test_a_missing_list_of_tables(whole: Image, pattern: str, tmp_path: Path) ->
     image.newest(pattern).unlink()
     _, _, reported = check(image)
     assert reported
+
+
+def test_a_salvage_cut_short_keeps_the_damaged_copy(whole: Image, tmp_path: Path) -> None:
+    """The new revision has its name already, the old one still has its own."""
+    image = whole.again(tmp_path / "cut")
+    (image.copy / MARK_FILE).write_text("a test says so")
+    store = open_store(image.folder, SHARD, 2, SMALL)
+    store.close()
+    old = image.folder / copy_name(SHARD, 2)
+    old.with_name(old.name + ".damaged").rename(old)
+    store = open_store(image.folder, SHARD, 2, SMALL)
+    assert store.folder.name == copy_name(SHARD, 2, 1)
+    assert len(everything(store)) > 0
+    assert not old.exists()
+    assert old.with_name(old.name + ".damaged").is_dir()
+    store.close()

@@ -76,6 +76,28 @@ def test_closing_ends_those_that_read(tmp_path: Path) -> None:
     Rocks(tmp_path / "db").close()
 
 
+def test_closing_ends_those_that_read_in_another_thread(tmp_path: Path) -> None:
+    database = filled(tmp_path / "db", 20_000)
+    started = threading.Event()
+    errors: list[Exception] = []
+
+    def read_for_ever() -> None:
+        try:
+            while True:
+                for _ in database.chunks(b"k", b"l"):
+                    started.set()
+        except StorageError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read_for_ever)
+    thread.start()
+    assert started.wait(30)
+    database.close()
+    thread.join(30)
+    assert len(errors) == 1
+    Rocks(tmp_path / "db").close()
+
+
 def test_closing_waits_for_a_sync_in_another_thread(tmp_path: Path) -> None:
     database = filled(tmp_path / "db")
     errors: list[Exception] = []
