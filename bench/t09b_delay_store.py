@@ -1,4 +1,4 @@
-"""T9, T8: the delay store alone, from taken orders into RocksDB, and a storm out of it, in this process.
+"""T9b, T8: the delay store alone: from taken orders into RocksDB, and a storm out of it, in this process.
 
 Ingest: batches of 1,000 with their ids, flushed every ten batches. Floor: the same keys and bytes written by
 the bindings directly. Storm: 100,000 due in one millisecond, read from a store that was just opened and
@@ -105,7 +105,9 @@ def main() -> None:
                 Series(write, lambda body=body: bench.ingest(body), plain, reach),
                 Series(f"storm out of the store, {body} B", lambda body=body: bench.storm(body)),
             ]
-        run("t09_delay_store", __doc__ or "", every, count=COUNT, storm=STORM, rocksdict=version("rocksdict"))
+        run(
+            "t09b_delay_store", __doc__ or "", every, count=COUNT, storm=STORM, rocksdict=version("rocksdict")
+        )
         if sum(bench.store.counts().values()) != COUNT * 2 * len(every[0].rounds):
             raise AssertionError("what was put in is not counted")
         bench.store.close()

@@ -1,4 +1,4 @@
-"""T10–T12: a delay store with 10 million pending messages: memory, opening, the next due one, cancels.
+"""T12b (T10, T11): a delay store with 10 million pending: memory, opening, the next due one, cancels.
 
 One fill, then each figure in turn. Opening is measured after a kill -9: the filling process ends without
 closing, so the write-ahead log is replayed. `cancel`: the id, its message, its removal, made durable.
@@ -132,7 +132,9 @@ def main() -> None:
             Series("next due behind any moment", one.next_due),
             Series("cancel, durable", one.cancels, reach="p99 ≤ 5 ms"),
         ]
-        run("t12_delay_store", __doc__ or "", every, pending=COUNT, body=BODY, rocksdict=version("rocksdict"))
+        run(
+            "t12b_delay_store", __doc__ or "", every, pending=COUNT, body=BODY, rocksdict=version("rocksdict")
+        )
         if one.store is not None:
             one.store.close()
 
