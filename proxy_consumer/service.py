@@ -280,9 +280,9 @@ class ConsumerService:
         """Deliver a key's head again at once. Raises CallerError when it is not blocked or parked here."""
         return self._directory.named(group).replay_key(key)
 
-    def skip_key(self, group: str, key: str) -> None:
+    def skip_key(self, group: str, key: str) -> Completion[None]:
         """Move a key's head to the dead letters. Raises CallerError when it is not blocked here."""
-        self._directory.named(group).skip_key(key)
+        return self._directory.named(group).skip_key(key)
 
     def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or one of them; clients that wait are answered empty."""

@@ -15,6 +15,7 @@ from ddmq_common.errors import FencedError
 from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
+from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.departures.departure import Departure
 from proxy_consumer.departures.retry_queues import RetryQueueGrant, retry_queue_of
@@ -40,8 +41,18 @@ class Undertaker:
         self._busy_bytes = 0
         self._again_at = 0.0
         self._grants: dict[str, RetryQueueGrant] = {}
+        self._watched: dict[UpstreamJob, Completion[None]] = {}  # by who waits for their end
 
     # --- the subscription's calls
+
+    def watch(self, job: UpstreamJob) -> Completion[None]:
+        """Succeeds when this job has been moved, or its queue is lost: its next owner moves it then."""
+        return self._watched.setdefault(job, Completion())
+
+    def _no_longer_watched(self, job: UpstreamJob) -> None:
+        watched = self._watched.pop(job, None)
+        if watched is not None:
+            watched.succeed(None)
 
     def take(self, state: QueueState) -> None:
         """Take over what this queue decided to move."""
@@ -58,6 +69,8 @@ class Undertaker:
                 self._busy += 1
                 self._busy_bytes += departure.size
                 departure.start()
+            else:
+                self._no_longer_watched(departure.job)
 
     def _has_room(self) -> bool:
         if not self._busy:
@@ -122,6 +135,7 @@ class Undertaker:
         if subscription.holds(departure.state):
             subscription.buffer.buried(departure.state, departure.job)
             subscription.group.serve()
+        self._no_longer_watched(departure.job)
         self.go_on(subscription.runtime.now())
 
     def failed(self, departure: Departure, error: Exception) -> None:

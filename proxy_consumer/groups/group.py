@@ -109,9 +109,9 @@ class Group:
         """Deliver the head again at once, its attempts counted anew. Raises CallerError."""
         return self.ordering.replay(key)
 
-    def skip_key(self, key: str) -> None:
-        """Move the head to the dead letters. Raises CallerError."""
-        self.ordering.skip(key)
+    def skip_key(self, key: str) -> Completion[None]:
+        """Move the head to the dead letters; succeeds when it is there. Raises CallerError."""
+        return self.ordering.skip(key)
 
     # --- delivery
 

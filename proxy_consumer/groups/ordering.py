@@ -16,6 +16,7 @@ from backend.completion import Completion
 from backend.port import Sharing
 from backend.records import AppendResult, CommitBatch, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError
+from proxy_consumer.completions import all_of
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob
 from proxy_consumer.core.order.chains import Chain, ChainTable
@@ -193,17 +194,21 @@ class GroupOrdering:
             lane.wake()
         return self._store(self.parked - {key}) if key in self.parked else None
 
-    def skip(self, key: str) -> None:
-        """Move the head to the dead letters."""
+    def skip(self, key: str) -> Completion[None]:
+        """Move the head to the dead letters; succeeds when it is there."""
         heads = self._heads(key)
         if not heads:
             raise self._not_here(key)
+        moved: list[Completion[None]] = []
         touched: dict[int, QueueState] = {}
         for lane, offset in heads:
             lane.bury(offset, REASON_SKIPPED)
+            undertaker = lane.state.label.subscription.undertaker
+            moved.append(undertaker.watch(lane.state.jobs.jobs[offset]))
             touched[id(lane.state)] = lane.state
         for state in touched.values():
             state.label.subscription.settle_up((state,))
+        return all_of(moved)
 
     def _store(self, keys: frozenset[str]) -> Completion[list[AppendResult]]:
         value = msgspec.json.encode(sorted(keys)) if keys else None
