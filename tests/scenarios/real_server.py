@@ -200,7 +200,10 @@ class RealServer:
         """With `processes`: the process of each part, by its name."""
         found = {}
         for pid in _children(self.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it died since
             for part in ("producer", "consumer", "delay-service"):
                 if part.encode() in words:
                     found[part] = pid
