@@ -1,7 +1,6 @@
 """One fire at the backend: due messages to where they belong, and that they are done, as one commit.
 
-Where the engine is not atomic the records are appended first, those that were not stored again until all
-are, and the progress is committed then: a crash in between fires them twice, never not at all.
+How, where the engine is not atomic, is said in delay_service/storing.py.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from backend.completion import Completion
-from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord
-from ddmq_common.errors import RemoteError
+from backend.records import NewRecord
 from delay_service.core.outlets import Outlet
 from delay_service.holding import Holding
+from delay_service.storing import store
 
 
 class Firing:
@@ -61,30 +60,7 @@ class Firing:
     def _store(self) -> None:
         records = [outlet.record for outlet in self.outlets]
         records += self.replies
-        if self._around.backend.capabilities.atomic:
-            self._commit(records)
-        else:
-            self._append(records)
+        store(self._around.backend, records, self._delta, self._deadline, self._ended)
 
-    def _commit(self, records: list[NewRecord]) -> None:
-        batch = CommitBatch(records=records, progress=(self._delta,))
-        self._around.backend.commit(batch, self._deadline).then(self._ended)
-
-    def _append(self, records: list[NewRecord]) -> None:
-        def appended(answer: Completion[list[AppendResult]]) -> None:
-            if answer.error is not None:
-                self._done(self, answer.error)
-                return
-            pairs = list(zip(records, answer.value, strict=True))
-            left = [record for record, result in pairs if result.status is not AppendStatus.STORED]
-            if not left:
-                self._commit([])
-            elif len(left) < len(records):
-                self._append(left)
-            else:
-                self._done(self, pairs[0][1].error or RemoteError("messages may or may not be stored"))
-
-        self._around.backend.append(records, self._deadline).then(appended)
-
-    def _ended(self, stored: Completion[Any]) -> None:
-        self._done(self, stored.error)
+    def _ended(self, error: Exception | None) -> None:
+        self._done(self, error)

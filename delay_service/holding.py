@@ -129,9 +129,7 @@ class Holding:
 
     def write(self, changes: Changes) -> bool:
         """Apply them; False when the store would not have them, and the shard is given up."""
-        cursor = self.lanes.added(changes.added)
-        if cursor is not None:
-            changes.cursor_ms = cursor
+        self.lanes.added(changes.added)
         try:
             self.store.write(changes)
         except StorageError as error:

@@ -317,10 +317,6 @@ class FileLog(Backend):
         if at_once:
             self._opened.tails.flush()
 
-    def add_holds(self, holder: Callable[[], Iterable[Hold]]) -> None:
-        """Log positions that retention must keep, asked for at each round."""
-        self._holders.append(holder)
-
     def holds(self) -> list[Hold]:
         """What retention must keep. Blocks the calling greenlet."""
         own = Hold(self.retention_floor(), "the older checkpoint")

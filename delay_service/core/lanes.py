@@ -99,28 +99,19 @@ class Lanes:
         """Topics with messages put aside."""
         return frozenset(self._aside)
 
-    def added(self, messages: Sequence[Pending]) -> int | None:
-        """These wait from now on; what `lowered` says of them."""
+    def added(self, messages: Sequence[Pending]) -> None:
+        """These wait from now on."""
         keys = [message.key for message in messages]
         add = self._nearby.add
         for message, key in zip(messages, keys, strict=True):
             add(message.topic, key)
-        return self.lowered(keys)
+        self.lowered(keys)
 
-    def lowered(self, keys: Iterable[DueKey]) -> int | None:
-        """These wait now. Where the head lane is past one it goes back: then the due cursor to write."""
+    def lowered(self, keys: Iterable[DueKey]) -> None:
+        """These wait now: where the head lane is past one it goes back."""
         lowest = min(keys, default=None)
-        if lowest is None or self._after is None or lowest > self._after:
-            return None
-        self._after = before(lowest)
-        return self.cursor_ms()
-
-    def cursor_ms(self) -> int | None:
-        """Below this nothing waits in the due order; None when it is not known."""
-        if self._after is None:
-            return None
-        busy = min((message.due_ms for message in self.busy.values()), default=self._after.due_ms)
-        return min(busy, self._after.due_ms)
+        if lowest is not None and self._after is not None and lowest <= self._after:
+            self._after = before(lowest)
 
     def wake_ms(self) -> int | None:
         """When the next message that is not in flight is due; None when none waits."""

@@ -78,7 +78,7 @@ class Changes:
 
     `ids`: uuid (16 bytes) → its state from now on, None forgets it. `deferred`, `undeferred`: messages moved
     out of the due order because their topic takes nothing now, and back; `removed_deferred` are gone.
-    `cursor_ms`: nothing is due below it any more (a lower bound). `meta`: small named values.
+    `meta`: small named values.
     """
 
     added: list[Pending] = field(default_factory=list)
@@ -87,7 +87,6 @@ class Changes:
     deferred: list[Pending] = field(default_factory=list)
     undeferred: list[Pending] = field(default_factory=list)
     removed_deferred: list[Pending] = field(default_factory=list)
-    cursor_ms: int | None = None
     meta: dict[str, bytes | None] = field(default_factory=dict)
 
 

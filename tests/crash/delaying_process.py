@@ -64,7 +64,7 @@ def main() -> None:
         backend.close()
         print("idle", flush=True)
     else:
-        gevent.sleep(3_600)
+        gevent.get_hub().join()  # until it is killed
 
 
 if __name__ == "__main__":

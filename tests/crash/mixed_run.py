@@ -106,7 +106,7 @@ class MixedRun:
         consuming = [self.proxies[name] for name in names if "consumer" in self.servers[name].ports]
         self.around = Surroundings(self.history, consuming, threading.Event(), threading.Event())
         sent_to = Proxy(names[0], self._port(names[0], "producer"))
-        self.senders = [Sender(n, SENDERS, seed, load, self.history, sent_to) for n in range(SENDERS)]
+        self.senders = [Sender(n, SENDERS, seed, load, self.around, sent_to) for n in range(SENDERS)]
         for sender in self.senders:
             sender.pace_s = seconds / load.messages
         self._slots = [

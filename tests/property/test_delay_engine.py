@@ -184,9 +184,7 @@ class DelayMachine(RuleBasedStateMachine):
     # --- the owner's steps
 
     def _write(self, changes: Changes) -> None:
-        cursor = self.process.lanes.added(changes.added)
-        if cursor is not None:
-            changes.cursor_ms = cursor
+        self.process.lanes.added(changes.added)
         self.world.disk.write(changes)
 
     @rule(count=st.sampled_from((1, 2, 50, 50)))

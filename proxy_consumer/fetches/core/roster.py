@@ -76,11 +76,6 @@ class Roster:
             self._order = sorted(self._members)
         return over
 
-    def next_release(self) -> float | None:
-        """When the next id may be over; None while none is."""
-        times = [member.seen_at + self._release_s for member in self._members.values()]
-        return min(times, default=None)
-
     def share(self, consumer: bytes, queues: Sequence[T]) -> Sequence[T]:
         """The part of `queues` (in an order that all calls share) that is this id's."""
         if consumer not in self._members:

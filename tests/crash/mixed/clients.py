@@ -90,7 +90,7 @@ class Sender(threading.Thread):
     """Sends its share, one request at a time; what was not answered is not sent again."""
 
     def __init__(
-        self, number: int, senders: int, seed: int, load: Load, history: History, proxy: Proxy
+        self, number: int, senders: int, seed: int, load: Load, around: Surroundings, proxy: Proxy
     ) -> None:
         super().__init__(name=f"sender-{number}", daemon=True)
         self.random = Random(f"{seed}/{self.name}")
@@ -99,7 +99,8 @@ class Sender(threading.Thread):
         self.failure: BaseException | None = None
         self._senders = senders
         self._load = load
-        self._history = history
+        self._history = around.history
+        self._over = around.over
         self._proxy = proxy
         self._ours = number % 2 == 0  # it gives a clientId, and hears places
 
@@ -107,20 +108,20 @@ class Sender(threading.Thread):
         """Everything, over as many connections as it takes."""
         try:
             at = self.number
-            while at < self._load.messages:
+            while at < self._load.messages and not self._over.is_set():
                 try:
                     with Client(
                         self._proxy.port(), self.random.choice(("compact", "binary")), True, CALL_S
                     ) as client:
-                        while at < self._load.messages:
+                        while at < self._load.messages and not self._over.is_set():
                             count = 1 if self.random.random() < 0.5 else self.random.randrange(2, 30)
                             batch = [self._message(at + n * self._senders) for n in range(count)]
                             batch = [each for each in batch if each is not None]
                             at += count * self._senders
                             self._send(client, batch)
-                            time.sleep(self.pace_s * count)
+                            self._over.wait(self.pace_s * count)
                 except BROKEN:
-                    time.sleep(PAUSE_S)
+                    self._over.wait(PAUSE_S)
         except BaseException as error:
             self.failure = error
 
@@ -215,7 +216,7 @@ class OldVisit(Visit):
                         self._life = life
                         self._talk(client)
             except BROKEN:
-                time.sleep(PAUSE_S)
+                self.around.over.wait(PAUSE_S)
 
     def _talk(self, client: Client) -> None:
         while self.staying:
@@ -244,7 +245,7 @@ class OldVisit(Visit):
             client.submit(chained([each.result for each in waiting]))  # type: ignore[arg-type]
         except PullError:
             self._back(waiting)
-            time.sleep(PAUSE_S)
+            self.around.over.wait(PAUSE_S)
         except BROKEN:
             self._back(waiting)
             raise
@@ -263,7 +264,7 @@ class OldVisit(Visit):
             )
         except PullError:
             self._back(waiting)
-            time.sleep(PAUSE_S)
+            self.around.over.wait(PAUSE_S)
             return
         except BROKEN:
             self._missed(asked)
@@ -340,7 +341,7 @@ class OurVisit(Visit):
         with tap.installed():
             consumer.start()
         while self.staying:
-            time.sleep(PAUSE_S)
+            self.around.over.wait(PAUSE_S)
         consumer.stop(timeout_ms=self.random.choice((0, 3_000)))
 
     def _handle(self, message: OurMessage) -> None:

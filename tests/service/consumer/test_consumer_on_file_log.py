@@ -19,6 +19,7 @@ from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 
 PATIENCE_S = 30.0
+LINGER_MS = 20_000  # every pull here is answered by messages; only a failing test waits this long
 OPTIONS = FileLogOptions()
 
 
@@ -57,7 +58,7 @@ class Server:
         self.do(self.log.append(records, self.deadline()))
 
     def pull(self, group: bytes = b"G", topic: bytes = b"T", **request: Any) -> FakeCall:
-        asked = IDL.PullRequest(groupId=group, topic=topic, maxLingerTime=200, **request)
+        asked = IDL.PullRequest(groupId=group, topic=topic, maxLingerTime=LINGER_MS, **request)
         call = FakeCall("pull", METHODS["pull"].args[0](request=asked))
         self.handlers["pull"](call)
         until(lambda: call.answered)

@@ -15,7 +15,7 @@ from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.departures.letters import read_letter
-from tests.service.delay.levels_rig import HandAlarm
+from tests.service.delay.hand_alarm import HandAlarm
 
 STEPS_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 FIRST = SubscriptionDefaults(start="first", retry_intervals_ms=(100,))

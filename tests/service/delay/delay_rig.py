@@ -36,6 +36,7 @@ from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.store.memory import MemoryStore
 from delay_service.store.port import DelayStore
+from tests.service.delay.hand_alarm import HandAlarm
 
 PATIENCE_S = 20.0
 
@@ -54,25 +55,6 @@ class HandAlarms:
         """Those whose time has come. A set alarm counts from the rig's clock when it is first seen."""
         for alarm in list(self.made):
             alarm.ring()
-
-
-class HandAlarm:
-    """`seconds`: what it was set to last, None when it is not set."""
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None
-        self._ring: Callable[[], object] = lambda: None
-
-    def set(self, seconds: float, ring: Callable[[], None]) -> None:
-        self.seconds, self._ring = seconds, ring
-
-    def stop(self) -> None:
-        self.seconds = None
-
-    def ring(self) -> None:
-        if self.seconds is not None:
-            self.seconds = None
-            self._ring()
 
 
 class KeptStore(MemoryStore):

@@ -18,28 +18,10 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
+from tests.service.delay.hand_alarm import HandAlarm
 
 PATIENCE_S = 20.0
 FAR = float("inf")
-
-
-class HandAlarm:
-    """Rings when told to; `seconds` is what it was set to last, None when it is not set."""
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None
-        self._ring: Callable[[], None] = lambda: None
-
-    def set(self, seconds: float, ring: Callable[[], None]) -> None:
-        self.seconds, self._ring = seconds, ring
-
-    def stop(self) -> None:
-        self.seconds = None
-
-    def ring(self) -> None:
-        if self.seconds is not None:
-            self.seconds = None
-            self._ring()
 
 
 class Rig:

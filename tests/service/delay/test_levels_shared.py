@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from levels_rig import HandAlarm, Rig
+from levels_rig import Rig
 
 from backend.file_log import FileLogOptions, open_log
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import decode
 from ddmq_common.metrics.registry import Registry
 from delay_service.levels.service import LevelService
+from tests.service.delay.hand_alarm import HandAlarm
 
 
 def bodies(rig: Rig) -> list[bytes]:

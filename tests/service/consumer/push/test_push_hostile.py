@@ -17,7 +17,7 @@ from push_rig import PushRig
 from ddmq_common.metrics.registry import Registry
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
-from tests.service.delay.levels_rig import HandAlarm
+from tests.service.delay.hand_alarm import HandAlarm
 
 TLS = Path(__file__).resolve().parent / "tls"
 
