@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.registry import Cell, Registry
+from ddmq_common.metrics.registry import Cell, Histogram, Registry
 from delay_service.core.outlets import Outlet
 from delay_service.store.port import Pending
 
@@ -16,8 +16,7 @@ class DelayCounts:
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
-        self._lateness = metrics.histogram(catalogue.DELAY_LATENESS)
-        self._fired: dict[str, Cell] = {}
+        self._fired: dict[str, tuple[Cell, Histogram]] = {}
         self._pending: set[str] = set()
         self.shards: Cell = metrics.cell(catalogue.DELAY_SHARDS)
         self.stale: Cell = metrics.cell(catalogue.DELAY_STALE)
@@ -29,17 +28,20 @@ class DelayCounts:
 
     def fired(self, outlets: Iterable[Outlet], wall_ms: int) -> None:
         """They are durable in their topics."""
-        cells, observe = self._fired, self._lateness.observe
+        per_topic = self._fired
         for outlet in outlets:
             if outlet.reason:
                 self._metrics.cell(catalogue.DELAY_DEAD, outlet.reason).value += 1
                 continue
             topic = outlet.message.topic
-            cell = cells.get(topic)
-            if cell is None:
-                cell = cells[topic] = self._metrics.cell(catalogue.DELAY_FIRED, topic)
-            cell.value += 1
-            observe((wall_ms - outlet.message.due_ms) * 1_000)
+            cells = per_topic.get(topic)
+            if cells is None:
+                cells = per_topic[topic] = (
+                    self._metrics.cell(catalogue.DELAY_FIRED, topic),
+                    self._metrics.histogram(catalogue.DELAY_LATENESS, topic),
+                )
+            cells[0].value += 1
+            cells[1].observe((wall_ms - outlet.message.due_ms) * 1_000)
 
     def dead(self, reason: str, count: int) -> None:
         """Orders that became dead letters."""

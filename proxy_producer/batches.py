@@ -231,7 +231,6 @@ class PendingBatch(Completion[list[AppendResult]]):
         flow, call = self.flow, self.call
         faults = self.faults
         stored = self._count_stored(results)
-        flow.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
         if self.each:
             self._count_faults()
             call.reply(self._each_result(results))
@@ -250,7 +249,9 @@ class PendingBatch(Completion[list[AppendResult]]):
             for at in failed:
                 self.faults[self.members[at].place] = outcome_of(results[at])
             stored = [member for member in stored if member.place not in self.faults]
+        latency_us = (self.flow.monotonic() - self.call.received_at) * 1e6
         for topic, (messages, body_bytes) in self._tally(stored).items():
+            topic.counts.latency.observe(latency_us)
             topic.counts.stored.value += messages
             topic.counts.stored_bytes.value += body_bytes
         return len(stored)

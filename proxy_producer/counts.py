@@ -17,22 +17,22 @@ NO_TOPIC = "-"
 class TopicCounts:
     """The cells that a stored message of one topic adds to."""
 
-    __slots__ = ("stored", "stored_bytes")
+    __slots__ = ("latency", "stored", "stored_bytes")
 
     def __init__(self, metrics: Registry, topic: str) -> None:
         self.stored = metrics.cell(catalogue.SENDS, topic, "0")
         self.stored_bytes = metrics.cell(catalogue.SEND_BYTES, topic)
+        self.latency = metrics.histogram(catalogue.SEND_LATENCY, topic)
 
 
 class Counts:
     """All cells of one producer proxy."""
 
-    __slots__ = ("_metrics", "_refused", "deferred", "inflight", "latency")
+    __slots__ = ("_metrics", "_refused", "deferred", "inflight")
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
         self._refused: dict[tuple[str, int, str], tuple[Cell, Cell]] = {}
-        self.latency = metrics.histogram(catalogue.SEND_LATENCY)
         self.deferred = metrics.cell(catalogue.SEND_DEFERRED)
         self.inflight = metrics.cell(catalogue.SEND_INFLIGHT)
 

@@ -168,9 +168,9 @@ class PendingSend(Completion[list[AppendResult]]):
     def _answer_stored(self, result: AppendResult) -> None:
         call, flow = self.call, self.flow
         self.answered = True
-        flow.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
         if self.topic is not None:
             counts = self.topic.counts
+            counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
             counts.stored.value += 1
             counts.stored_bytes.value += self.body_bytes
         if self.ours:

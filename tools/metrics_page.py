@@ -3,28 +3,39 @@
 import sys
 from pathlib import Path
 
-from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.catalogue import CATALOGUE, Metric
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 HEAD = """# Metrics
 
 Made from `ddmq_common/metrics/catalogue.py` by `python tools/metrics_page.py`. Shown in Prometheus'
 text format at `http://ADMIN/metrics`. Counters count from the start of their process. Histograms
-are in µs, with buckets of at most 12.5 % width inside and powers of two on the page. Labels are
-bounded: past 10,000 label sets of one metric, new ones share the label "other".
+have buckets of at most 12.5 % width inside and powers of two on the page, whatever their unit. Labels
+are bounded: past 10,000 label sets of one metric (1,000 of a histogram), new ones share the label
+"other". A topic or group label is always the name of one that exists or existed, never what a client
+wrote; refusals that belong to none count under the topic `-`.
 
-| metric | kind | labels | meaning |
-|---|---|---|---|
+Units: `us` and `ms` are times, `bytes` sizes, `1` a flag or a state; without one it is a plain count.
+
+| metric | kind | unit | labels | meaning |
+|---|---|---|---|---|
 """
 
 
 def page() -> str:
     """The whole page."""
-    rows = (
-        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels) or '–'} | {metric.help} |"
-        for metric in CATALOGUE.values()
+    return HEAD + "\n".join(_row(metric) for metric in CATALOGUE.values()) + "\n"
+
+
+def _row(metric: Metric) -> str:
+    cells = (
+        f"`{metric.name}`",
+        metric.kind,
+        metric.unit or "–",
+        ", ".join(metric.labels) or "–",
+        metric.help,
     )
-    return HEAD + "\n".join(rows) + "\n"
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
-"""Every metric of the project, in one list: name, kind, labels, meaning. docs/metrics.md is made from it.
+"""Every metric of the project, in one list: name, kind, unit, labels, meaning.
 
-Labels are bounded (topic, group, queue, code, reason): never a key, an id or a client's text.
+docs/metrics.md is made from it, and the Spark tables, the dashboard and the report take their names and units
+from it. Labels are bounded (topic, group, queue, code, reason): never a key, an id or a client's text.
 """
 
 from __future__ import annotations
@@ -9,23 +10,59 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """One metric family. Kind is counter, gauge or histogram (µs, see registry.Histogram)."""
+    """One metric family. Kind is counter, gauge or histogram (registry.Histogram, its values in `unit`).
+
+    `unit`: "" (a count of what the name says), "us", "ms", "bytes", or "1" (a flag or a state).
+    """
 
     name: str
     kind: str
     labels: tuple[str, ...]
     help: str
+    unit: str
 
 
 CATALOGUE: dict[str, Metric] = {}
 
 
-def _metric(name: str, kind: str, labels: tuple[str, ...], text: str) -> Metric:
-    metric = Metric(name, kind, labels, text)
+def _metric(name: str, kind: str, labels: tuple[str, ...], text: str, unit: str = "") -> Metric:
+    metric = Metric(name, kind, labels, text, unit)
     CATALOGUE[name] = metric
     return metric
 
 
+# --- the process
+HUB_BLOCKED = _metric(
+    "ddmq_hub_blocked_us",
+    "histogram",
+    (),
+    "Time the event loop ran callbacks between two polls: how long everything else had to wait.",
+    "us",
+)
+COLLECT_FAILED = _metric(
+    "ddmq_collect_failed_total", "counter", (), "Collectors that failed; their gauges kept their last values."
+)
+SAMPLES_WRITTEN = _metric("ddmq_samples_written_total", "counter", (), "Sample files written.")
+SAMPLES_FAILED = _metric(
+    "ddmq_samples_failed_total",
+    "counter",
+    ("reason",),
+    "Sample files not written, merged or deleted, by reason: full, read-only, missing, denied, other. What they "
+    "would have held is in the next one.",
+)
+SAMPLES_DELETED = _metric(
+    "ddmq_samples_deleted_total",
+    "counter",
+    ("reason",),
+    "Sample files deleted, by reason: age, bytes, merged, left.",
+)
+SAMPLES_BYTES = _metric(
+    "ddmq_samples_bytes",
+    "gauge",
+    (),
+    "Sample files of all processes over this folder, as of the last sweep.",
+    "bytes",
+)
 # --- rpc
 RPC_CONNECTIONS = _metric("ddmq_rpc_connections", "gauge", ("service",), "Open client connections.")
 RPC_REFUSED = _metric(
@@ -39,8 +76,14 @@ RPC_ABANDONED = _metric(
 )
 # --- producer proxy
 SENDS = _metric("ddmq_sends_total", "counter", ("topic", "code"), "Messages answered, by result code.")
-SEND_BYTES = _metric("ddmq_send_bytes_total", "counter", ("topic",), "Body bytes stored.")
-SEND_LATENCY = _metric("ddmq_send_latency_us", "histogram", (), "Frame complete to answer, µs.")
+SEND_BYTES = _metric("ddmq_send_bytes_total", "counter", ("topic",), "Body bytes stored.", "bytes")
+SEND_LATENCY = _metric(
+    "ddmq_send_latency_us",
+    "histogram",
+    ("topic",),
+    "Frame complete to the answer of what is stored; a batch counts once for each topic in it.",
+    "us",
+)
 SEND_REFUSED = _metric(
     "ddmq_send_refused_total",
     "counter",
@@ -66,6 +109,26 @@ TOPICS_CREATED = _metric("ddmq_topics_created_total", "counter", ("outcome",), "
 DELIVERED = _metric("ddmq_delivered_total", "counter", ("group", "topic"), "Messages handed to clients.")
 ACKED = _metric("ddmq_acked_total", "counter", ("group", "topic"), "Messages finished by clients.")
 FAILED = _metric("ddmq_failed_total", "counter", ("group", "topic"), "Messages failed by clients.")
+REDELIVERED = _metric(
+    "ddmq_redelivered_total",
+    "counter",
+    ("group", "topic"),
+    "Messages handed out for the second time or later.",
+)
+QUEUE_WAIT = _metric(
+    "ddmq_queue_wait_us",
+    "histogram",
+    ("group", "topic"),
+    "Stored to handed out for the first time; once per answer to a pull, its oldest message.",
+    "us",
+)
+PROCESS = _metric(
+    "ddmq_process_us",
+    "histogram",
+    ("group", "topic"),
+    "Handed out to acknowledged; once per lease of one result, however many messages it finishes.",
+    "us",
+)
 LEASE_TIMEOUTS = _metric(
     "ddmq_lease_timeouts_total", "counter", ("group", "topic"), "Leases that ran into the ack timeout."
 )
@@ -125,6 +188,29 @@ INCONSISTENT = _metric(
 PROGRESS_FAILED = _metric(
     "ddmq_progress_failed_total", "counter", ("reason",), "Commits of progress or dead letters that failed."
 )
+# --- where messages wait: per subscription, from the proxy that holds its queues
+LAG = _metric("ddmq_lag", "gauge", ("group", "topic"), "Messages stored and not yet finished for this group.")
+LAG_AGE = _metric(
+    "ddmq_lag_age_ms",
+    "gauge",
+    ("group", "topic"),
+    "Age of the oldest unfinished message; 0 without lag.",
+    "ms",
+)
+INFLIGHT = _metric("ddmq_inflight", "gauge", ("group", "topic"), "Messages handed out and not finished.")
+RETRYING = _metric("ddmq_retrying", "gauge", ("group", "topic"), "Messages that wait to be handed out again.")
+BLOCKED_KEYS = _metric(
+    "ddmq_blocked_keys", "gauge", ("group", "topic"), "Order keys whose head failed: what follows waits."
+)
+BLOCKED_KEY_AGE = _metric(
+    "ddmq_blocked_key_age_ms", "gauge", ("group", "topic"), "How long the longest blocked key has been.", "ms"
+)
+ACK_SPAN = _metric(
+    "ddmq_ack_span",
+    "gauge",
+    ("group", "topic"),
+    "Committed offset to the highest finished one, of the queue where it is widest.",
+)
 # --- delay levels
 LEVELS_FIRED = _metric(
     "ddmq_levels_fired_total", "counter", ("level",), "Messages of a delay level appended to their topic."
@@ -143,7 +229,7 @@ LEVELS_PENDING = _metric(
 )
 LEVELS_HELD = _metric("ddmq_levels_held", "gauge", (), "Delay levels this process holds.")
 LEVELS_LATENESS = _metric(
-    "ddmq_levels_lateness_us", "histogram", (), "Due time to durable in the message's topic, µs."
+    "ddmq_levels_lateness_us", "histogram", (), "Due time to durable in the message's topic.", "us"
 )
 LEVELS_FAILED = _metric(
     "ddmq_levels_failed_total",
@@ -166,7 +252,7 @@ DELAY_FIRED = _metric(
     "ddmq_delay_fired_total", "counter", ("topic",), "Delay messages appended to their topic."
 )
 DELAY_LATENESS = _metric(
-    "ddmq_delay_lateness_us", "histogram", (), "Due time to durable in the message's topic, µs."
+    "ddmq_delay_lateness_us", "histogram", ("topic",), "Due time to durable in the message's topic.", "us"
 )
 DELAY_STALE = _metric(
     "ddmq_delay_stale_total",
@@ -200,7 +286,7 @@ PUSHES = _metric(
     ("group", "topic", "outcome"),
     "Messages through a push chain: done, filtered, failed, given up, again (an error, tried again), late.",
 )
-PUSH_LATENCY = _metric("ddmq_push_latency_us", "histogram", ("sink",), "One try of a sink, µs.")
+PUSH_LATENCY = _metric("ddmq_push_latency_us", "histogram", ("sink",), "One try of a sink.", "us")
 PUSHING = _metric("ddmq_pushing", "gauge", ("group", "topic"), "Messages in a push chain at this proxy.")
 PUSH_HELD = _metric("ddmq_push_held", "gauge", ("reason",), "Push subscriptions that may not run here.")
 SCRIPT_ERRORS = _metric(
@@ -215,10 +301,21 @@ PUSH_HEADERS_IGNORED = _metric(
 # --- file log
 LOG_COMMITS = _metric("ddmq_log_commits_total", "counter", (), "Group commits written.")
 LOG_RECORDS = _metric("ddmq_log_records_total", "counter", (), "Records written to the commit log.")
-LOG_SYNC = _metric("ddmq_log_sync_us", "histogram", (), "Write and fdatasync of one group commit, µs.")
+LOG_SYNC = _metric("ddmq_log_sync_us", "histogram", (), "Write and fdatasync of one group commit.", "us")
+LOG_COMMIT_RECORDS = _metric(
+    "ddmq_log_commit_records", "histogram", (), "Records in one group commit; buckets as those of times."
+)
+LOG_COMMIT_BYTES = _metric(
+    "ddmq_log_commit_bytes", "histogram", (), "Bytes of one group commit, frames included.", "bytes"
+)
+LOG_BYTES = _metric("ddmq_log_bytes", "gauge", (), "Bytes of all segments of the commit log.", "bytes")
 LOG_DAMAGED = _metric("ddmq_log_damaged_total", "counter", ("file",), "Damaged pieces found, never served.")
 LOG_TORN = _metric(
-    "ddmq_log_torn_bytes_total", "counter", (), "Bytes of torn tail cut at the start, never acknowledged."
+    "ddmq_log_torn_bytes_total",
+    "counter",
+    (),
+    "Bytes of torn tail cut at the start, never acknowledged.",
+    "bytes",
 )
 LOG_RESCUES = _metric(
     "ddmq_log_rescues_total", "counter", ("outcome",), "Failed writes or syncs: moved on, or stayed refused."
@@ -230,10 +327,10 @@ LOG_CHECKPOINTS = _metric("ddmq_log_checkpoints_total", "counter", ("outcome",),
 LOG_SEGMENTS_DELETED = _metric(
     "ddmq_log_segments_deleted_total", "counter", ("reason",), "Segments that retention deleted."
 )
-LOG_SEGMENTS_HELD = _metric("ddmq_log_segments_held", "gauge", (), "1 while a hold keeps a segment.")
+LOG_SEGMENTS_HELD = _metric("ddmq_log_segments_held", "gauge", (), "1 while a hold keeps a segment.", "1")
 LOG_RETENTION_FAILURES = _metric("ddmq_log_retention_failures_total", "counter", (), "Deletions that failed.")
-LOG_DISK_FREE = _metric("ddmq_log_disk_free_bytes", "gauge", (), "Free bytes where the log lies.")
-LOG_GATE = _metric("ddmq_log_gate", "gauge", (), "0 open, 1 client sends refused, 2 all writes refused.")
+LOG_DISK_FREE = _metric("ddmq_log_disk_free_bytes", "gauge", (), "Free bytes where the log lies.", "bytes")
+LOG_GATE = _metric("ddmq_log_gate", "gauge", (), "0 open, 1 client sends refused, 2 all writes refused.", "1")
 # --- sessions of several processes over one directory
 SESSIONS = _metric("ddmq_sessions", "gauge", (), "Open sessions at this writer.")
 SESSIONS_ENDED = _metric("ddmq_sessions_ended_total", "counter", ("reason",), "Sessions ended, by reason.")

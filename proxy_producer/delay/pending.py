@@ -140,7 +140,7 @@ class PendingDelay(PendingSend):
         if self.order is None and self.topic is not None:  # nearly all there are
             call, flow, counts = self.call, self.flow, self.topic.counts
             self.answered = True
-            flow.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
+            counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
             counts.stored.value += 1
             counts.stored_bytes.value += self.body_bytes
             replies.delay_stored(call, self.delay_id)
@@ -165,8 +165,8 @@ class PendingDelay(PendingSend):
         """Code 0, and with it `code`: DelayResult field 100."""
         call, flow = self.call, self.flow
         self.answered = True
-        flow.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
         if self.topic is not None:
+            self.topic.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
             self.topic.counts.stored.value += 1
             self.topic.counts.stored_bytes.value += self.body_bytes
         if code == PENDING:
@@ -208,8 +208,8 @@ class PendingDialect(PendingDelay):
     def _tell(self, code: int, outcome: DelayOutcome | None = None) -> None:
         call, flow = self.call, self.flow
         self.answered = True
-        flow.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
         if self.topic is not None:
+            self.topic.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
             self.topic.counts.stored.value += 1
             self.topic.counts.stored_bytes.value += self.body_bytes
         if self.ours:
