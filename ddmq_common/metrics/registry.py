@@ -1,23 +1,26 @@
 """Metric cells cheap enough for the hot path, shown to Prometheus when it asks.
 
 A cell is a plain number that its one owner adds to on the hub: `cell.value += 1`. Nothing locks;
-prometheus_client only formats. Label sets are bounded: past LABEL_SETS_MAX new ones share one cell
-labelled "other", so that no client can grow memory by inventing names.
+prometheus_client only formats. Label sets are bounded: past LABEL_SETS_MAX, or HISTOGRAM_LABEL_SETS_MAX of a
+histogram, new ones share one cell labelled "other", so that no client can grow memory by inventing names.
+What has to be computed is filled in by collectors, just before somebody looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from ddmq_common.metrics.catalogue import CATALOGUE, Metric
+from ddmq_common.metrics.buckets import BUCKETS, SUB_BUCKETS, bucket, upper_edge
+from ddmq_common.metrics.catalogue import CATALOGUE, COLLECT_FAILED, Metric
 
-LABEL_SETS_MAX = 10_000
-SUB_BUCKETS = 8  # per power of two: at most 12.5 % error
-BUCKETS = 27 * SUB_BUCKETS  # up to 2**27 µs, about 134 s; what is above counts in the last
+LABEL_SETS_MAX = 10_000  # of one counter or gauge
+HISTOGRAM_LABEL_SETS_MAX = 1_000  # of one histogram, whose cells are a hundred times the size
+log = logging.getLogger("ddmq.metrics")
 
 
 class Cell:
@@ -30,7 +33,7 @@ class Cell:
 
 
 class Histogram:
-    """Counts by logarithmic bucket, mergeable by adding; values in µs."""
+    """Counts by logarithmic bucket, mergeable by adding; values in the metric's unit, mostly µs."""
 
     __slots__ = ("counts", "total")
 
@@ -38,9 +41,9 @@ class Histogram:
         self.counts = [0] * BUCKETS
         self.total = 0.0
 
-    def observe(self, value_us: float) -> None:
-        self.counts[bucket(value_us)] += 1
-        self.total += value_us
+    def observe(self, value: float) -> None:
+        self.counts[bucket(value)] += 1
+        self.total += value
 
     def percentile(self, fraction: float) -> float:
         """The upper edge of the bucket that holds the given fraction of values; 0.0 when empty."""
@@ -53,7 +56,7 @@ class Histogram:
         return 0.0
 
     def summary(self) -> dict[str, float]:
-        """Count, mean and upper edges of the percentiles' buckets, µs."""
+        """Count, mean and upper edges of the percentiles' buckets, in the metric's unit."""
         count = sum(self.counts)
         return {
             "count": count,
@@ -64,36 +67,20 @@ class Histogram:
         }
 
 
-def bucket(value_us: float) -> int:
-    """Index of the bucket holding `value_us`."""
-    whole = int(value_us)
-    if whole < SUB_BUCKETS:
-        return max(whole, 0)
-    shift = whole.bit_length() - 4
-    return min((shift + 1) * SUB_BUCKETS + (whole >> shift) - SUB_BUCKETS, BUCKETS - 1)
-
-
-def upper_edge(index: int) -> float:
-    """The first value above the bucket, in µs."""
-    if index < SUB_BUCKETS:
-        return float(index + 1)
-    shift = index // SUB_BUCKETS - 1
-    return float((index % SUB_BUCKETS + SUB_BUCKETS + 1) << shift)
-
-
 C = TypeVar("C", bound=Cell | Histogram)
 
 
 class _Family(Generic[C]):
-    def __init__(self, metric: Metric, kind: type[C]) -> None:
+    def __init__(self, metric: Metric, kind: type[C], label_sets_max: int) -> None:
         self.metric = metric
         self.kind = kind
+        self.label_sets_max = label_sets_max
         self.cells: dict[tuple[str, ...], C] = {}
 
     def cell(self, labels: tuple[str, ...]) -> C:
         found = self.cells.get(labels)
         if found is None:
-            if len(self.cells) >= LABEL_SETS_MAX:
+            if len(self.cells) >= self.label_sets_max:
                 labels = ("other",) * len(labels)
             found = self.cells.setdefault(labels, self.kind())
         return found
@@ -105,19 +92,54 @@ class Registry:
     def __init__(self) -> None:
         self._numbers: dict[str, _Family[Cell]] = {}
         self._histograms: dict[str, _Family[Histogram]] = {}
+        self._collectors: list[Callable[[], None]] = []
 
     def cell(self, metric: Metric, *labels: str) -> Cell:
         """The counter or gauge of that label set; keep it, looking it up costs more than adding."""
         _check(metric, labels)
-        return self._numbers.setdefault(metric.name, _Family(metric, Cell)).cell(labels)
+        family = self._numbers.get(metric.name)
+        if family is None:
+            family = self._numbers[metric.name] = _Family(metric, Cell, LABEL_SETS_MAX)
+        return family.cell(labels)
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
         """The histogram of that label set."""
         _check(metric, labels)
-        return self._histograms.setdefault(metric.name, _Family(metric, Histogram)).cell(labels)
+        family = self._histograms.get(metric.name)
+        if family is None:
+            family = self._histograms[metric.name] = _Family(metric, Histogram, HISTOGRAM_LABEL_SETS_MAX)
+        return family.cell(labels)
+
+    def add_collector(self, fill: Callable[[], None]) -> None:
+        """Have `fill` called before every look at the cells, to set gauges that must be computed.
+
+        It runs on the hub and must be quick and not yield. One that raises is counted
+        (ddmq_collect_failed_total), logged the first time, and called again the next time.
+        """
+        self._collectors.append(fill)
+
+    def fill(self) -> None:
+        """Call the collectors: whoever reads cells by `numbers` or `histograms` does so first."""
+        for collector in self._collectors:
+            try:
+                collector()
+            except Exception:
+                failed = self.cell(COLLECT_FAILED)
+                if not failed.value:
+                    log.exception("a metrics collector failed; its gauges keep their last values")
+                failed.value += 1
+
+    def numbers(self) -> list[tuple[Metric, Mapping[tuple[str, ...], Cell]]]:
+        """The counters and gauges by family: the live cells, by the values of the metric's labels."""
+        return [(family.metric, family.cells) for family in self._numbers.values()]
+
+    def histograms(self) -> list[tuple[Metric, Mapping[tuple[str, ...], Histogram]]]:
+        """The histograms by family: the live ones, by the values of the metric's labels."""
+        return [(family.metric, family.cells) for family in self._histograms.values()]
 
     def snapshot(self) -> dict[str, list[dict[str, Any]]]:
-        """Every cell as plain data: labels with `value`, or with count, mean, p50, p99 and max in µs."""
+        """Every cell as plain data: labels with `value`, or with count, mean, p50, p99 and max."""
+        self.fill()
         found: dict[str, list[dict[str, Any]]] = {}
         for numbers in self._numbers.values():
             metric = numbers.metric
@@ -135,6 +157,7 @@ class Registry:
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
+        self.fill()
         registry = CollectorRegistry()
         registry.register(self)  # duck-typed collector
         return generate_latest(registry)
