@@ -1,0 +1,208 @@
+"""The shapes of what goes in and what comes out: one explicit StructType each, and where a table lies.
+
+A table is Parquet under `<out>/<table>/date=YYYY-MM-DD/`; `date` (UTC) is the partition column of all of
+them and stands last, `Table.schema` has it not, `Table.stored` has. `start` is the beginning of the minute
+or hour. `topic`, `group` and `detail` are "" where the metric has no such label; `detail` holds all other
+labels as "name=value,name=value" in the order of the names. An interval of a process belongs to the minute
+(and hour, and date) of its end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyspark.sql import types as T  # noqa: N812 - the name everyone uses
+
+from ddmq_common.metrics.catalogue import CATALOGUE
+
+VERSION = 1  # of the sample lines this job reads
+PROCESS_METRIC = "ddmq_process"  # the first line of a file: not a metric, says what the file is
+STATE_LABEL = "state"
+CORRUPT = "corrupt_line"  # where the reader keeps a line that is not a sample
+PARTITION = "date"
+
+STRING, LONG, DOUBLE, INT = T.StringType(), T.LongType(), T.DoubleType(), T.IntegerType()
+
+
+def label_names() -> list[str]:
+    """Every label of the catalogue and the state of a file's first line, sorted."""
+    return sorted({STATE_LABEL, *(label for metric in CATALOGUE.values() for label in metric.labels)})
+
+
+def line_schema() -> T.StructType:
+    """One line of a sample file: `from` and `to` in epoch ms, labels null where absent."""
+    labels = T.StructType([T.StructField(name, STRING) for name in label_names()])
+    return _struct(
+        v=LONG,
+        process=STRING,
+        instance=STRING,
+        seq=LONG,
+        **{"from": LONG},
+        to=LONG,
+        metric=STRING,
+        labels=labels,
+        value=DOUBLE,
+        sum=DOUBLE,
+        buckets=T.ArrayType(INT),
+        counts=T.ArrayType(LONG),
+        **{CORRUPT: STRING},
+    )
+
+
+class Table(NamedTuple):
+    """One output table: its folder's name, its columns, and the columns that are unique in a date."""
+
+    name: str
+    schema: T.StructType
+    key: tuple[str, ...]
+
+    @property
+    def stored(self) -> T.StructType:
+        """The columns with the partition, as a reader of the folder sees them."""
+        return T.StructType([*self.schema.fields, T.StructField(PARTITION, T.DateType())])
+
+
+def _struct(**columns: T.DataType) -> T.StructType:
+    return T.StructType([T.StructField(name, kind) for name, kind in columns.items()])
+
+
+def _series(**values: T.DataType) -> T.StructType:
+    keys = dict.fromkeys(SERIES_KEY, STRING)
+    return _struct(start=T.TimestampType(), **{**keys, **values})
+
+
+SERIES_KEY = ("metric", "process", "topic", "group", "detail")
+_KEY = ("start", *SERIES_KEY)
+
+_COUNTERS = _series(total=DOUBLE, seconds=DOUBLE, per_s=DOUBLE)
+_GAUGES = _series(last=DOUBLE, max=DOUBLE, min=DOUBLE, mean=DOUBLE)
+_LATENCIES = _series(
+    count=LONG,
+    sum=DOUBLE,
+    buckets=T.ArrayType(INT),
+    counts=T.ArrayType(LONG),
+    p50=DOUBLE,
+    p90=DOUBLE,
+    p99=DOUBLE,
+    p999=DOUBLE,
+    max=DOUBLE,
+)
+
+# `seconds`: what the process's intervals of that minute cover, so a counter that stood still for half a
+# minute has the same `seconds` as one that moved. `per_s` is total / seconds, null when that is 0.
+COUNTERS_MINUTE = Table("counters_minute", _COUNTERS, _KEY)
+COUNTERS_HOUR = Table("counters_hour", _COUNTERS, _KEY)
+GAUGES_MINUTE = Table("gauges_minute", _GAUGES, _KEY)
+GAUGES_HOUR = Table("gauges_hour", _GAUGES, _KEY)
+# Rows with process "" are the merge over all processes. Percentiles and max are upper edges of buckets.
+LATENCIES_MINUTE = Table("latencies_minute", _LATENCIES, _KEY)
+LATENCIES_HOUR = Table("latencies_hour", _LATENCIES, _KEY)
+
+LAG_MINUTE = Table(
+    "lag_minute",
+    _struct(
+        start=T.TimestampType(),
+        group=STRING,
+        topic=STRING,
+        lag=DOUBLE,
+        lag_age_ms=DOUBLE,
+        finished_per_s=DOUBLE,
+        arrived_per_s=DOUBLE,
+        time_to_drain_s=DOUBLE,  # null: never at present rates; 0: nothing to drain
+        blocked_keys=DOUBLE,
+        blocked_key_age_ms=DOUBLE,
+    ),
+    ("start", "group", "topic"),
+)
+RATIOS_HOUR = Table(
+    "ratios_hour",
+    _struct(
+        start=T.TimestampType(),
+        group=STRING,
+        topic=STRING,
+        delivered=DOUBLE,
+        acked=DOUBLE,
+        failed=DOUBLE,
+        retried=DOUBLE,
+        redelivered=DOUBLE,
+        timeouts=DOUBLE,
+        dead_lettered=DOUBLE,
+        error_ratio=DOUBLE,
+        retry_ratio=DOUBLE,
+        dead_letter_ratio=DOUBLE,
+    ),
+    ("start", "group", "topic"),
+)
+SLO_DAY = Table(
+    "slo_day",
+    _struct(
+        day=T.DateType(),
+        slo=STRING,
+        topic=STRING,
+        group=STRING,
+        target=DOUBLE,  # the share of good ones that was promised, 0 to 1
+        good=LONG,
+        total=LONG,
+        compliance=DOUBLE,
+        met=T.BooleanType(),
+    ),
+    ("day", "slo", "topic", "group"),
+)
+# One row per process and instance for every date on which it was seen; counts are of that date.
+PROCESSES = Table(
+    "processes",
+    _struct(
+        process=STRING,
+        instance=STRING,
+        first_seen=T.TimestampType(),
+        last_seen=T.TimestampType(),
+        samples=LONG,  # lines, duplicates not counted
+        files=LONG,  # sequence numbers seen
+        missing=LONG,  # sequence numbers not seen between the first and the last of the date
+        duplicates=LONG,  # lines dropped because they were there before
+        longest_gap_s=DOUBLE,  # between the end of an interval and the start of the next one seen
+        ended=STRING,  # last, vanished, running
+        clock_steps=LONG,  # intervals that end before they begin: the wall clock went back
+    ),
+    ("process", "instance"),
+)
+ANOMALIES_HOUR = Table(
+    "anomalies_hour",
+    _struct(
+        start=T.TimestampType(),
+        metric=STRING,
+        topic=STRING,
+        group=STRING,
+        value=DOUBLE,
+        usual=DOUBLE,
+        deviation=DOUBLE,
+        weeks=INT,
+    ),
+    ("start", "metric", "topic", "group"),
+)
+REJECTS = Table(
+    "rejects", _struct(file=STRING, reason=STRING, lines=LONG, example=STRING), ("file", "reason")
+)
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        COUNTERS_MINUTE,
+        COUNTERS_HOUR,
+        GAUGES_MINUTE,
+        GAUGES_HOUR,
+        LATENCIES_MINUTE,
+        LATENCIES_HOUR,
+        LAG_MINUTE,
+        RATIOS_HOUR,
+        SLO_DAY,
+        PROCESSES,
+        ANOMALIES_HOUR,
+        REJECTS,
+    )
+}
+
+
+def table_path(out: str, table: Table) -> str:
+    """Where the table lies under the output folder (a path or a URL)."""
+    return f"{out.rstrip('/')}/{table.name}"
