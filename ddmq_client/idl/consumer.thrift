@@ -89,6 +89,9 @@ struct FetchRequest {
     101: optional list<string> topics
     /* clustering or broadcasting: refused when the subscription says otherwise */
     102: optional string model
+    /* broadcast topics only: read what fetchOffset names and nothing else, without it tell bounds;
+       nothing is assigned or remembered, and every QidResponse tells the queue's bounds */
+    103: optional bool exact
 }
 
 struct QidResponse {
@@ -96,6 +99,9 @@ struct QidResponse {
     2: required string qid
     3: optional i64 nextRequestOffset
     10: required list<Message> messages
+    /* with exact: the oldest readable offset, and where the next message will land */
+    100: optional i64 firstOffset
+    101: optional i64 endOffset
 }
 
 struct FetchResponse {

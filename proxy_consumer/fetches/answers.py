@@ -67,6 +67,8 @@ def _queue(target: Target, tails: Sequence[bytes]) -> list[bytes]:
     parts = [head, _list_header(len(tails))]
     for delivery, end in zip(target.deliveries, tails, strict=True):
         parts += (delivery, end)
+    if target.bounds is not None:  # fields 100 and 101
+        parts.append(b"\x06\xc8\x01%b\x16%b" % (zigzag(target.bounds.min), zigzag(target.bounds.next)))
     parts.append(STOP)
     return parts
 
@@ -97,6 +99,8 @@ def _response(target: Target, next_offsets: dict[Any, int] | None) -> Any:
         qid=target.qid,
         nextRequestOffset=target.next_offset,
         messages=_messages(target, next_offsets),
+        firstOffset=None if target.bounds is None else target.bounds.min,
+        endOffset=None if target.bounds is None else target.bounds.next,
     )
 
 

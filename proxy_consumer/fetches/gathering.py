@@ -24,7 +24,7 @@ class Target:
     """One queue of one fetch, and what was found there."""
 
     __slots__ = (
-        "asked", "count", "deliveries", "gate", "gone", "next_offset", "offset", "offsets", "pressure", "qid",
+        "asked", "bounds", "count", "deliveries", "gate", "gone", "next_offset", "offset", "offsets", "pressure", "qid",
         "queue", "records", "rounds",
     )  # fmt: skip
 
@@ -45,6 +45,7 @@ class Target:
         self.count = count
         self.pressure = pressure
         self.gate = gate
+        self.bounds: Bounds | None = None  # told in the answer where set
         self.next_offset = offset
         self.deliveries: list[bytes] = []
         self.offsets: list[int] = []

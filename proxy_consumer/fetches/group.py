@@ -106,11 +106,8 @@ class FetchedGroup:
                 position.answered(fetch.consumer)
 
     def _target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
-        config = self.group.subscriptions[queue.topic.encode()].config
-        count = max(1, min(fetch.call.args.request.maxBatchSize or 0, config.batch_max))
-        gate = gate_for(config) if config.model == BROADCASTING else None
-        qid = self._runtime.qid(queue)
-        return Target(queue, qid, offset, asked, count, config.pressure_traffic, gate)
+        wanted = fetch.call.args.request.maxBatchSize
+        return read_target(self._runtime, self.group, queue, offset, asked, wanted)
 
 
 def is_broadcasting(group: Group) -> bool:
@@ -128,6 +125,16 @@ def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | Non
         if only is None or each.topic.encode() in only:
             found += [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
     return found
+
+
+def read_target(
+    runtime: Runtime, group: Group, queue: QueueRef, offset: int, asked: bool, wanted: int | None
+) -> Target:
+    """What a fetch of `wanted` messages from `offset` of one queue reads; see gathering.Target."""
+    config = group.subscriptions[queue.topic.encode()].config
+    count = max(1, min(wanted or 0, config.batch_max))
+    gate = gate_for(config) if config.model == BROADCASTING else None
+    return Target(queue, runtime.qid(queue), offset, asked, count, config.pressure_traffic, gate)
 
 
 def _by_queue(target: Target) -> QueueRef:

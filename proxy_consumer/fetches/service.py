@@ -19,6 +19,7 @@ from ddmq_rpc.api import Call
 from proxy_consumer.core.waiting_room import LingerWheel
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.acks import Acks
+from proxy_consumer.fetches.exact import ExactFetches
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.group import BROADCASTING, FetchedGroup, is_broadcasting
@@ -49,6 +50,7 @@ class Fetches:
         self._stop_watching: Callable[[], None] | None = None
         self._draining = False
         cell = runtime.metrics.cell
+        self._exact = ExactFetches(runtime, self._wheel, self._count)
         self._with_messages = cell(FETCHES, "messages")
         self._empty = cell(FETCHES, "empty")
         self._refused = cell(FETCHES, "refused")
@@ -70,6 +72,7 @@ class Fetches:
             self._stop_watching()
             self._stop_watching = None
         self.instances.drain()
+        self._exact.drain()
         for fetched in list(self.groups.values()):
             self._drop(fetched)
 
@@ -212,7 +215,8 @@ class Fetches:
                     not request.topics or each.topic.encode() in request.topics
                 ):
                     return f"group {group.name} reads {each.topic} as {each.config.model}, not as {wanted}"
-        if group.name.encode() not in self.groups and any(each.joined for each in shared):
+        pulled = any(each.joined for each in shared) and not request.exact
+        if group.name.encode() not in self.groups and pulled:
             return (
                 f"group {group.name} is pulled from at this proxy; it can be fetched from "
                 f"{self._runtime.config.idle_ms // 1000} s after the last pull"
@@ -223,6 +227,9 @@ class Fetches:
         now, config = self._runtime.now(), self._runtime.config
         if self._wheel.count >= config.waiters_max:
             self._refuse(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
+            return
+        if call.args.request.exact:
+            self._exact.begin(call, group, self._deadline(call, now))
             return
         key = group.name.encode()
         fetched = self.groups.get(key)
@@ -238,10 +245,7 @@ class Fetches:
         self._run(call, fetched, now)
 
     def _run(self, call: Call, fetched: FetchedGroup, now: float) -> None:
-        config = self._runtime.config
-        linger_ms = call.args.request.maxLingerTime or 0
-        linger_ms = min(max(linger_ms, config.linger_min_ms), config.linger_max_ms)
-        deadline = now + linger_ms / 1000
+        deadline = self._deadline(call, now)
 
         def done(fetch: Fetch, targets: Sequence[Target]) -> None:
             self._ended(fetched, fetch, targets)
@@ -252,6 +256,11 @@ class Fetches:
         self._wheel.add(fetch, deadline)
         call.on_abandoned = lambda _: fetch.abandoned()
         fetch.begin()
+
+    def _deadline(self, call: Call, now: float) -> float:
+        config = self._runtime.config
+        linger_ms = call.args.request.maxLingerTime or 0
+        return now + min(max(linger_ms, config.linger_min_ms), config.linger_max_ms) / 1000
 
     def _ended(self, fetched: FetchedGroup, fetch: Fetch, targets: Sequence[Target]) -> None:
         self._wheel.remove(fetch)
@@ -264,7 +273,10 @@ class Fetches:
                 count += len(target.deliveries)
                 cell = self._runtime.metrics.cell(FETCHED, fetched.group.name, target.queue.topic)
                 cell.value += len(target.deliveries)
-        (self._with_messages if count else self._empty).value += 1
+        self._count(count)
+
+    def _count(self, messages: int) -> None:
+        (self._with_messages if messages else self._empty).value += 1
 
     def _refuse(self, call: Call, code: Code, text: str) -> None:
         self._refused.value += 1
@@ -286,6 +298,8 @@ def _fault(request: Any) -> str | None:
         return f"maxLingerTime is {request.maxLingerTime} ms; allowed: 0 (20 ms) or more"
     if request.model not in MODELS:
         return f"model is {request.model[:40]!r}; allowed: clustering, broadcasting"
+    if request.exact and (request.model != b"broadcasting" or not request.topics):
+        return "exact is set, but not model=broadcasting with the topics to read; exact reads those only"
     return None
 
 

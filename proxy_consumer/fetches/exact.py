@@ -1,0 +1,115 @@
+"""Fetches with `exact`: ranges of broadcast queues by offset, for readers that keep every place themselves.
+
+A data pipeline asks for [start, end) of one queue, perhaps twice, from many machines at once. So nothing is
+assigned, no id is remembered, no place is stored and any proxy answers. Read is what `fetchOffset` names and
+nothing else; without `fetchOffset` no message is read and the answer tells the bounds of every queue. Each
+entry of an answer carries the bounds, looked up after the read: who finds its offset below `firstOffset` and
+got no message from there has lost it to retention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from backend.completion import Completion
+from backend.records import Bounds, QueueRef
+from ddmq_common.metrics.catalogue import FETCHED
+from ddmq_rpc.api import Call
+from proxy_consumer.core.waiting_room import LingerWheel
+from proxy_consumer.fetches.answers import answer
+from proxy_consumer.fetches.fetch import Fetch
+from proxy_consumer.fetches.gathering import Target
+from proxy_consumer.fetches.group import broadcast_queues, read_target
+from proxy_consumer.groups.group import Group
+from proxy_consumer.runtime import Runtime
+
+
+class ExactFetch(Fetch):
+    """A fetch whose answer tells the bounds of each queue."""
+
+    __slots__ = ()
+
+    def _finish(self, targets: Sequence[Target]) -> None:
+        shown = [target for target in targets if not target.gone]
+
+        def known(found: Completion[list[Bounds | None]]) -> None:
+            values = [None] * len(shown) if found.error is not None else found.value
+            for target, bounds in zip(shown, values, strict=True):
+                target.bounds = bounds
+            ends = {target.queue: target.bounds.next for target in shown if target.bounds is not None}
+            self._answer(shown, ends)
+
+        self._runtime.backend.bounds([target.queue for target in shown]).then(known)
+
+
+class ExactFetches:
+    """The open exact fetches of one proxy. `ended(count)` is told how many messages each brought."""
+
+    def __init__(self, runtime: Runtime, wheel: LingerWheel, ended: Callable[[int], None]) -> None:
+        self._runtime = runtime
+        self._wheel = wheel
+        self._told = ended
+        self._open: set[Fetch] = set()
+
+    def begin(self, call: Call, group: Group, deadline: float) -> None:
+        """Answer at once with bounds, or read; `deadline` (monotonic seconds) ends a wait for messages."""
+        if not call.args.request.fetchOffset:
+            self._tell_bounds(call, group)
+            return
+        fetch = ExactFetch(
+            self._runtime,
+            call,
+            call.args.request.consumerId,
+            lambda fetch, newest: (self._plan(fetch.call.args.request, group), []),
+            deadline,
+            lambda fetch, targets: self._ended(group, fetch, targets),
+        )
+        self._open.add(fetch)
+        self._wheel.add(fetch, deadline)
+        call.on_abandoned = lambda _: fetch.abandoned()
+        fetch.begin()
+
+    def drain(self) -> None:
+        """Answer what waits."""
+        for fetch in list(self._open):
+            fetch.over()
+
+    def _plan(self, request: Any, group: Group) -> list[Target]:
+        asked = request.fetchOffset
+        targets: list[Target] = []
+        for queue in broadcast_queues(self._runtime, group, request.topics):
+            named = asked.get(queue.topic.encode(), {})
+            offset = named.get(self._runtime.qid(queue).encode(), -1) if named else -1
+            if offset >= 0:
+                targets.append(read_target(self._runtime, group, queue, offset, True, request.maxBatchSize))
+        return targets
+
+    def _tell_bounds(self, call: Call, group: Group) -> None:
+        queues = broadcast_queues(self._runtime, group, call.args.request.topics)
+
+        def known(found: Completion[list[Bounds | None]]) -> None:
+            values = [] if found.error is not None else found.value
+            pairs = zip(queues, values, strict=False)
+            targets = [
+                _bounds_target(self._runtime, queue, bounds) for queue, bounds in pairs if bounds is not None
+            ]
+            self._told(0)
+            answer(call, targets, {})
+
+        self._runtime.backend.bounds(queues).then(known)
+
+    def _ended(self, group: Group, fetch: Fetch, targets: Sequence[Target]) -> None:
+        self._wheel.remove(fetch)
+        self._open.discard(fetch)
+        for target in targets:
+            if target.deliveries:
+                cell = self._runtime.metrics.cell(FETCHED, group.name, target.queue.topic)
+                cell.value += len(target.deliveries)
+        self._told(sum(len(target.deliveries) for target in targets))
+
+
+def _bounds_target(runtime: Runtime, queue: QueueRef, bounds: Bounds) -> Target:
+    target = Target(queue, runtime.qid(queue), bounds.next, True, 1, False)
+    target.bounds = bounds
+    return target

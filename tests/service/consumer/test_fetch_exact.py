@@ -1,0 +1,75 @@
+"""Fetches with `exact`: ranges by offset, bounds, nothing assigned and nothing remembered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from consumer_rig import FIRST, Rig, until
+from fetch_calls import ask, fetch, shown, values
+
+from ddmq_rpc.api import Wire
+
+OURS = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting", "exact": True}
+
+
+@pytest.fixture
+def shelf(rig: Rig) -> Rig:
+    """Group G broadcasts topic T of 2 queues with 3 messages each."""
+    rig.topic(queues=2)
+    rig.subscribe(config=replace(FIRST, model="broadcasting"))
+    for queue in range(2):
+        rig.send(3, queue)
+    return rig
+
+
+@pytest.mark.parametrize("wire", list(Wire))
+def test_only_what_is_named_is_read_and_its_bounds_are_told(shelf: Rig, wire: Wire) -> None:
+    found = fetch(shelf, offsets={"T": {1: 1}}, count=1, wire=wire, **OURS)
+    assert list(found) == [("T", 1)], "the other queue is not asked for"
+    one = found["T", 1]
+    assert (values(one), one.nextRequestOffset) == ([b"m1"], 2)
+    assert (one.firstOffset, one.endOffset) == (0, 3)
+
+
+@pytest.mark.parametrize("wire", list(Wire))
+def test_without_offsets_only_the_bounds_of_every_queue_are_told(shelf: Rig, wire: Wire) -> None:
+    found = fetch(shelf, wire=wire, **OURS)
+    assert {at: (one.firstOffset, one.endOffset, one.messages) for at, one in found.items()} == {
+        ("T", 0): (0, 3, []),
+        ("T", 1): (0, 3, []),
+    }
+
+
+def test_the_same_range_gives_the_same_messages_to_anyone_at_any_time(shelf: Rig) -> None:
+    for consumer in ("a", "b", "a"):
+        found = fetch(shelf, consumer, offsets={"T": {0: 0}}, **OURS)
+        assert values(found["T", 0]) == [b"m0", b"m1", b"m2"]
+    assert shelf.progress().committed == 0, "no place of the group has moved"
+
+
+def test_what_is_out_of_range_says_where_to_go_on(shelf: Rig) -> None:
+    one = fetch(shelf, offsets={"T": {0: 99}}, **OURS)["T", 0]
+    assert (one.messages, one.nextRequestOffset, one.endOffset) == ([], 3, 3)
+
+
+def test_at_the_end_it_waits_and_is_woken(shelf: Rig) -> None:
+    call = ask(shelf, offsets={"T": {0: 3}}, linger=10_000, **OURS)
+    shelf.settle()
+    assert not call.answered
+    shelf.send(1, queue=0)
+    until(lambda: call.answered)
+    assert values(shown(call)["T", 0]) == [b"m0"]
+
+
+@pytest.mark.parametrize("missing", ["model", "topics"])
+def test_exact_is_refused_without_broadcast_topics(shelf: Rig, missing: str) -> None:
+    named = {name: value for name, value in OURS.items() if name != missing}
+    call = ask(shelf, offsets={"T": {0: 0}}, **named)
+    assert b"exact is set, but not model=broadcasting" in call.outcome.success.error
+
+
+def test_a_group_that_is_shared_out_is_not_read_exactly(shelf: Rig) -> None:
+    shelf.subscribe("H", "T")
+    call = ask(shelf, group="H", offsets={"T": {0: 0}}, **OURS)
+    assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
