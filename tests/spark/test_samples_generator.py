@@ -1,0 +1,73 @@
+"""The generator's word about its files is the truth: a plain reader finds what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.samples_generator import FAULTS, Generator, Made, Shape, write
+from tests.spark import reference
+
+SHAPE = Shape(samples=60_000, seed=5, faults=0.08)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Made]:
+    directory = tmp_path_factory.mktemp("samples")
+    return directory, write(SHAPE, directory)
+
+
+def test_every_fault_is_in_it(made: tuple[Path, Made]) -> None:
+    assert set(made[1].faults) == set(FAULTS)
+    assert len(made[1].instances) > SHAPE.producers + SHAPE.consumers + SHAPE.delayers
+
+
+def test_lines_duplicates_and_rejects_are_as_told(made: tuple[Path, Made]) -> None:
+    directory, truth = made
+    found = reference.read(directory)
+    reasons = dict.fromkeys((reason for _, reason in found.rejects), 0)
+    for (_, reason), lines in found.rejects.items():
+        reasons[reason] += lines
+    assert reasons == truth.rejects
+    assert len(found.lines) == truth.samples
+    assert sum(found.duplicates.values()) == truth.repeated
+    assert truth.samples + truth.repeated + sum(reasons.values()) == truth.lines >= SHAPE.samples
+
+
+def test_totals_are_as_told(made: tuple[Path, Made]) -> None:
+    directory, truth = made
+    lines = reference.read(directory).lines
+    totals: dict[str, float] = dict.fromkeys(truth.totals, 0)
+    for (_, metric, *_), (total, _, _) in reference.counters(lines, reference.HOUR_MS).items():
+        totals[metric] += total
+    assert totals == truth.totals
+    observed = dict.fromkeys(truth.observed, 0)
+    for (_, metric, process, *_), (count, *_) in reference.latencies(lines, reference.MINUTE_MS).items():
+        observed[metric] += count if process == "" else 0
+    assert observed == truth.observed
+
+
+def test_runs_are_as_told(made: tuple[Path, Made]) -> None:
+    directory, truth = made
+    told = {run.instance: (run.seq - run.missing - run.unnoticed, run.missing) for run in truth.instances}
+    found = reference.processes(reference.read(directory))
+    assert {instance: (files, missing) for (_, _, instance), (_, files, missing, *_) in found.items()} == told
+
+
+def test_same_seed_same_files() -> None:
+    small = Shape(samples=3_000, seed=9, faults=0.2)
+    once, again = (list(Generator(small).arrivals()) for _ in range(2))
+    assert once == again
+    other = list(Generator(Shape(samples=3_000, seed=10, faults=0.2)).arrivals())
+    assert [file.data for file in other] != [file.data for file in once]
+
+
+def test_hours_are_merged_and_the_last_ones_are_not(tmp_path: Path) -> None:
+    shape = Shape(samples=60_000, interval_ms=120_000, faults=0.0, topics=2, groups=1)
+    truth = write(shape, tmp_path)
+    hours = sorted(tmp_path.rglob("hour=*"))
+    merged = {hour for hour in hours if list(hour.glob("hour-*.jsonl"))}
+    assert merged == set(hours[:-3])
+    assert not [hour for hour in merged if list(hour.glob("samples-*"))]
+    assert len(reference.read(tmp_path).lines) == truth.samples
