@@ -135,6 +135,10 @@ class ReadBatch(ABC):
     def record(self, index: int) -> StoredRecord:
         """The record at `index` of the columns, in full."""
 
+    def stored_ms(self, index: int) -> int:
+        """When the record at `index` was stored, epoch milliseconds; 0 when that cannot be told any more."""
+        return self.record(index).stored_ms
+
 
 class Bounds(NamedTuple):
     """`[min, next)`: oldest readable offset, and where the next append lands."""

@@ -21,6 +21,7 @@ from proxy_consumer.config import ConsumerConfig
 from proxy_consumer.core.agenda import Agenda
 from proxy_consumer.core.tally import Count, Counter, Tally
 from proxy_consumer.core.waiting_room import Waiter
+from proxy_consumer.subscription.handed_out import HandedOut
 
 log = logging.getLogger("ddmq.consumer")
 LEASE_ID_BITS = 46  # random part: a lease of an earlier process is never taken for one of this
@@ -83,7 +84,13 @@ class Runtime:
             expired=cell(catalogue.SKIPPED, group, topic, "expired"),
             filtered=cell(catalogue.SKIPPED, group, topic, "filtered"),
             unkeyed=cell(catalogue.UNKEYED, group, topic),
+            redelivered=cell(catalogue.REDELIVERED, group, topic),
+            process=self.metrics.histogram(catalogue.PROCESS, group, topic),
         )
+
+    def handed_out(self, group: str, topic: str, tally: Tally) -> HandedOut:
+        """What one subscription counts per answer."""
+        return HandedOut(self.metrics.histogram(catalogue.QUEUE_WAIT, group, topic), tally.redelivered)
 
     def ignored(self, group: str, reason: str) -> Cell:
         """Results that changed nothing."""

@@ -26,6 +26,10 @@ class Gathered(ReadBatch):
         batch, at = self._parts[index]
         return batch.record(at)
 
+    def stored_ms(self, index: int) -> int:
+        batch, at = self._parts[index]
+        return batch.stored_ms(at)
+
 
 def gather(offsets: Sequence[int], parts: Sequence[tuple[ReadBatch, int]]) -> Slice:
     """A slice of `parts`, ascending by offset; no copy when all are of one batch."""

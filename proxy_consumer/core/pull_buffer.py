@@ -246,7 +246,7 @@ class PullBuffer:
         return ReadRequest(state, feed.cursor, count, bytes_max, Purpose.NEW, tags)
 
     def _deliver(self, state: QueueState, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
-        lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000)
+        lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000, now)
         offsets = messages.offsets
         runs = ascending_ranges(offsets)
         if len(runs) == 1:
@@ -294,11 +294,13 @@ class PullBuffer:
 
     # --- results
 
-    def finish(self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int] | None) -> int:
+    def finish(
+        self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float
+    ) -> int:
         """Acknowledge `offsets`, each under the lease id at the same place (absent or 0: without one)."""
         done = 0
         for lease_id, group in by_lease(offsets, lease_ids):
-            done += state.jobs.finish(group, lease_id)
+            done += state.jobs.finish(group, lease_id, now)
         if done and state.jobs.handed_out > state.feed.next_offset():
             self._overtaken(state)
         self._wake(state)

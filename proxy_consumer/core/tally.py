@@ -12,6 +12,21 @@ class Counter(Protocol):
     value: float
 
 
+class Observer(Protocol):
+    """Anything that takes single values in, such as a histogram."""
+
+    def observe(self, value: float) -> None: ...
+
+
+class Unobserved:
+    """An Observer that keeps nothing."""
+
+    __slots__ = ()
+
+    def observe(self, value: float) -> None:
+        """Forgotten."""
+
+
 class Count:
     """The plainest Counter."""
 
@@ -26,6 +41,8 @@ class Tally:
     """One subscription's counters. `late`: stale leases; `unknown`: offsets neither leased nor waiting.
 
     `pressure`, `missing`, `expired`, `filtered`: finished undelivered. `unkeyed`: delivered without order.
+    `redelivered`: of `delivered`, those that failed or timed out before. `process`: from handed out to
+    acknowledged, µs, once per lease that a result names.
     """
 
     delivered: Counter = field(default_factory=Count)
@@ -39,6 +56,8 @@ class Tally:
     expired: Counter = field(default_factory=Count)
     filtered: Counter = field(default_factory=Count)
     unkeyed: Counter = field(default_factory=Count)
+    redelivered: Counter = field(default_factory=Count)
+    process: Observer = field(default_factory=Unobserved)
 
 
 class Budget:

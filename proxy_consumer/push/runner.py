@@ -182,7 +182,7 @@ class PushRunner(PullWaiter):
         offsets, leases = [pushed.offset], [pushed.lease_id]
         if verdict.kind is Kind.DONE:
             self._forget(pushed)
-            taken = buffer.finish(state, offsets, leases)
+            taken = buffer.finish(state, offsets, leases, self._runtime.now())
         else:
             self._remember(pushed)
             taken = buffer.fail(state, offsets, leases, None, self._runtime.now(), [verdict.error])

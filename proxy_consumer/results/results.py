@@ -114,7 +114,7 @@ class Results:
     def _apply_one(self, held: Held, result: Any, now: float) -> None:
         buffer, state = held.subscription.buffer, held.state
         if result.successOffsets:
-            buffer.finish(state, result.successOffsets, result.successLeases)
+            buffer.finish(state, result.successOffsets, result.successLeases, now)
         if result.failOffsets:
             delays = result.failDelaysMs
             if delays:

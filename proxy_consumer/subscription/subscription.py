@@ -64,6 +64,7 @@ class Subscription:
             self.order.of,
             gate_of(config),
         )
+        self._handed = runtime.handed_out(group.name, topic, self.buffer.tally)
         self.undertaker = Undertaker(self)
         self._seat = Seat(self, topic, retry=False)
         self._retry_seat = Seat(self, retry_topic(group.name), retry=True)
@@ -224,6 +225,7 @@ class Subscription:
             step = buffer.take(now, count)
             if isinstance(step, Delivery):
                 self.runtime.agenda.set(self, step.deadline)
+                self._handed.note(step, self.runtime.clock.wall_ms())
                 return step
             if step is None:
                 soon = now + SOON_S

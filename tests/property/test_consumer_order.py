@@ -297,7 +297,9 @@ class OrderMachine(RuleBasedStateMachine):
         leased = [message for message in self.messages if message.state == "leased"]
         chosen = data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased and keep else leased
         for message in chosen:
-            done = self.buffer.finish(self.lane_state(message.queue), [message.offset], [message.lease])
+            done = self.buffer.finish(
+                self.lane_state(message.queue), [message.offset], [message.lease], self.now
+            )
             assert done == 1
             message.state = "done"
 
@@ -414,7 +416,9 @@ class OrderMachine(RuleBasedStateMachine):
     def ack_everything(self) -> None:
         for message in self.messages:
             if message.state == "leased":
-                self.buffer.finish(self.lane_state(message.queue), [message.offset], [message.lease])
+                self.buffer.finish(
+                    self.lane_state(message.queue), [message.offset], [message.lease], self.now
+                )
                 message.state = "done"
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -58,6 +59,16 @@ class Batch(ReadBatch):
         raise AssertionError("the core needs no records")
 
 
+class Kept:
+    """An observer that keeps every value."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+    def observe(self, value: float) -> None:
+        self.values.append(value)
+
+
 class Log:
     """One queue: offset → flags, None for a gap."""
 
@@ -93,6 +104,7 @@ class Job:
     state: str = "new"  # new, leased, waiting, ready, burying, done
     lease: int = 0
     deadline: float = 0.0
+    since: float = 0.0
     due: float = 0.0
     fails: int = 0
     timeouts: int = 0
@@ -126,7 +138,11 @@ class PullBufferMachine(RuleBasedStateMachine):
             retrying_max=RETRYING_MAX,
             batch_max=6,
         )
-        self.buffer = PullBuffer(config, 10_000, lambda wanted: (wanted * 2, 10_000), self.lease_ids, Tally())
+        self.process_times: list[float] = []
+        self.expected_times: list[float] = []
+        self.redelivered = 0
+        tally = Tally(process=Kept(self.process_times))
+        self.buffer = PullBuffer(config, 10_000, lambda wanted: (wanted * 2, 10_000), self.lease_ids, tally)
         self.tails: set[int] = set()
         self.open_commits = []
         for number, log in enumerate(self.logs):
@@ -221,6 +237,9 @@ class PullBufferMachine(RuleBasedStateMachine):
             assert attempt == job.fails + job.timeouts + 1
             assert raw == b"x" * (offset % 5 + 1)
             job.state, job.lease, job.deadline = "leased", delivery.lease_id, self.now + TIMEOUT_S
+            job.since = self.now
+            self.redelivered += attempt > 1
+        assert self.buffer.tally.redelivered.value == self.redelivered
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data(), with_leases=st.booleans())
     def ack_some(self, number: int, data: st.DataObject, with_leases: bool) -> None:
@@ -229,6 +248,12 @@ class PullBufferMachine(RuleBasedStateMachine):
 
     def ack(self, number: int, offsets: list[int], leases: list[int] | None) -> None:
         before = self.done(number)
+        named = {} if leases is None else dict(zip(reversed(leases), reversed(offsets), strict=True))
+        firsts = [(None, offset) for offset in offsets[:1]] if leases is None else list(named.items())
+        for lease, offset in firsts:
+            job = self.jobs[number].get(offset)
+            if job is not None and job.state == "leased" and lease in (None, job.lease):
+                self.expected_times.append((self.now - job.since) * 1e6)
         for index, offset in enumerate(offsets):
             job = self.jobs[number].get(offset)
             if job is None:
@@ -237,7 +262,8 @@ class PullBufferMachine(RuleBasedStateMachine):
             if leased or (leases is None and job.state in ("waiting", "ready")):
                 job.state = "done"
                 self.acked[number].add(offset)
-        finished = self.buffer.finish(self.state(number), offsets, leases)
+        finished = self.buffer.finish(self.state(number), offsets, leases, self.now)
+        assert sorted(self.process_times) == pytest.approx(sorted(self.expected_times))
         assert finished == self.done(number) - before
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data(), with_leases=st.booleans())

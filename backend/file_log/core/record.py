@@ -35,6 +35,8 @@ RAW_ENTRIES = struct.Struct("<28s4x")
 ENTRY_CRC = struct.Struct("<I")
 ENTRY_BYTES = ENTRY.size + ENTRY_CRC.size
 ENTRY_AT = 12  # where an entry's fields stand in a record
+STORED_MS = struct.Struct("<q")
+STORED_MS_AT = 48  # where the store time stands in a record
 
 
 class Kind(IntEnum):

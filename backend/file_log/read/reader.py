@@ -23,6 +23,8 @@ from backend.file_log.core.record import (
     ENTRY_ROWS,
     FRONT,
     RAW_ENTRIES,
+    STORED_MS,
+    STORED_MS_AT,
     VOUCH,
     VOUCH_AT,
     Kind,
@@ -77,6 +79,9 @@ class FileBatch(ReadBatch):
         if found is None:
             raise DamagedError(f"the record at log position {self.positions[index]} cannot be read any more")
         return stored_record(found, self.deliveries[index])
+
+    def stored_ms(self, index: int) -> int:
+        return 0 if self._reader is None else self._reader.stored_ms_at(self.positions[index])
 
 
 def stored_record(record: Record, delivery: bytes) -> StoredRecord:
@@ -220,6 +225,17 @@ class LogReader:
         end = segment.end if limit is None else min(segment.end, limit)
         record = unpack_record(segment.view(end), position - segment.start, position)
         return record if record is not None and record.end <= end else None
+
+    def stored_ms_at(self, position: int) -> int:
+        """The store time of a record that was served lately; 0 when its segment is gone."""
+        segment = self.segments.locate(position)
+        if segment is None:
+            return 0
+        after = position + STORED_MS_AT + STORED_MS.size
+        stored_ms: int = STORED_MS.unpack_from(segment.view(after), position + STORED_MS_AT - segment.start)[
+            0
+        ]
+        return stored_ms
 
     def delivery_of(self, record: Record) -> bytes | None:
         """Its delivery bytes; None, and counted, when they are damaged."""

@@ -20,13 +20,17 @@ Piece = tuple[int, int, int]  # start, end, bytes
 
 
 class Lease:
-    """One delivery's right to finish its messages. `left`: how many are not finished yet."""
+    """One delivery's right to finish its messages. `left`: how many are not finished yet.
 
-    __slots__ = ("deadline", "id", "left")
+    `since`: monotonic seconds when they were handed out; it stays when the deadline moves.
+    """
 
-    def __init__(self, lease_id: int, deadline: float) -> None:
+    __slots__ = ("deadline", "id", "left", "since")
+
+    def __init__(self, lease_id: int, deadline: float, since: float = 0.0) -> None:
         self.id = lease_id
         self.deadline = deadline
+        self.since = since
         self.left = 0
 
 
@@ -144,7 +148,7 @@ class LeaseTable:
         return [(run.start, run.end, run.size) for run in gone]
 
     def lease_of(self, offset: int) -> Lease | None:
-        """The lease that holds `offset` now."""
+        """The lease that holds `offset` now, whatever its id."""
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self._runs[index].end:
             return None

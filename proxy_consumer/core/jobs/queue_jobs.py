@@ -95,7 +95,10 @@ class QueueJobs(JobTable):
         self._budget.leased_bytes += size
         if self.jobs:
             for offset in self._jobs_within(start, end):
-                self._set_state(self.jobs[offset], JobState.LEASED)
+                job = self.jobs[offset]
+                if job.fails or job.timeouts:
+                    self._tally.redelivered.value += 1
+                self._set_state(job, JobState.LEASED)
 
     def next_event(self) -> float:
         """Not later than the next lease deadline or retry; NEVER when there is none."""
@@ -130,8 +133,11 @@ class QueueJobs(JobTable):
 
     # --- results
 
-    def finish(self, offsets: Sequence[int], lease_id: int | None) -> int:
+    def finish(self, offsets: Sequence[int], lease_id: int | None, now: float) -> int:
         """Acknowledge; returns how many were finished by it."""
+        lease = self.leases.lease_of(offsets[0])
+        if lease is not None and (lease_id is None or lease_id == lease.id):
+            self._tally.process.observe((now - lease.since) * 1e6)
         done = 0
         for start, end in ranges_of(offsets):
             done += self._finish_range(start, end, lease_id)

@@ -331,6 +331,9 @@ class RemoteReadBatch(ReadBatch):
             self.deliveries[index], meta.system,
         )  # fmt: skip
 
+    def stored_ms(self, index: int) -> int:
+        return _Meta(*self._meta[index]).stored_ms
+
 
 def encode_read(batch: ReadBatch) -> bytes:
     """What a read found, columns and the rest of each record."""
