@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ddmq_client.idl.codes import Durability
     from ddmq_client.outgoing import OutgoingMessage, SendResult
     from ddmq_client.producer import Producer
+    from ddmq_client.ranges import QueueBounds, RangeReader
     from ddmq_client.received import FetchedQueue, Message, Outcome
 
 __all__ = [
@@ -53,6 +54,8 @@ __all__ = [
     "OutgoingMessage",
     "Producer",
     "PullError",
+    "QueueBounds",
+    "RangeReader",
     "SendError",
     "SendResult",
     "ThrottledError",
@@ -71,6 +74,8 @@ _HOMES = {
     "Outcome": "received",
     "OutgoingMessage": "outgoing",
     "Producer": "producer",
+    "QueueBounds": "ranges",
+    "RangeReader": "ranges",
     "SendResult": "outgoing",
 }
 

@@ -131,12 +131,18 @@ class Message:
 
 
 class FetchedQueue(NamedTuple):
-    """What a low-level fetch brought from one queue; go on at `next_offset`."""
+    """What a low-level fetch brought from one queue; go on at `next_offset`.
+
+    A RangeReader also hears the queue's bounds: its oldest readable offset and where the next message will
+    land, as of after the read.
+    """
 
     topic: str
     queue: str
     next_offset: int
     messages: Sequence[Message]
+    first_offset: int | None = None
+    end_offset: int | None = None
 
 
 def reason_text(reason: object) -> str:

@@ -28,13 +28,14 @@ Offsets = Mapping[str, Mapping[str, int]]
 
 
 class FetchSettings(NamedTuple):
-    """What every fetch of one client says. `topics` None: all of the group."""
+    """What every fetch of one client says. `topics` None: all of the group. `exact`: see the IDL."""
 
     group: str
     consumer_id: str
     client_id: str
     model: str
     topics: Sequence[str] | None = None
+    exact: bool = False
 
 
 def fetch_frame(
@@ -47,6 +48,7 @@ def fetch_frame(
     request.maxBatchSize, request.maxLingerTime = batch, linger_ms
     request.clientId, request.model = settings.client_id, settings.model
     request.topics = list(settings.topics) if settings.topics else None
+    request.exact = True if settings.exact else None
     args = _FETCH_ARGS[0]()
     args.request = request
     return frames.framed((frames.call_head(FETCH, sequence_id), encode(args, _FETCH_ARGS)))
@@ -70,7 +72,14 @@ def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
     if answer.error is not None:
         raise PullError(answer.error, answer.code)
     return [
-        FetchedQueue(one.topic or "", one.qid or "", one.nextRequestOffset or 0, one.messages or ())
+        FetchedQueue(
+            one.topic or "",
+            one.qid or "",
+            one.nextRequestOffset or 0,
+            one.messages or (),
+            one.firstOffset,
+            one.endOffset,
+        )
         for one in answer.results or ()
     ]
 

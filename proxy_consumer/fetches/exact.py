@@ -14,10 +14,11 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.records import Bounds, QueueRef
+from ddmq_client.idl.codes import Code
 from ddmq_common.metrics.catalogue import FETCHED
 from ddmq_rpc.api import Call
 from proxy_consumer.core.waiting_room import LingerWheel
-from proxy_consumer.fetches.answers import answer
+from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.group import broadcast_queues, read_target
@@ -34,11 +35,16 @@ class ExactFetch(Fetch):
         shown = [target for target in targets if not target.gone]
 
         def known(found: Completion[list[Bounds | None]]) -> None:
-            values = [None] * len(shown) if found.error is not None else found.value
-            for target, bounds in zip(shown, values, strict=True):
+            if self.closed:
+                return
+            if found.error is not None:
+                self._close([])
+                _later(self.call, found.error)
+                return
+            for target, bounds in zip(shown, found.value, strict=True):
                 target.bounds = bounds
-            ends = {target.queue: target.bounds.next for target in shown if target.bounds is not None}
-            self._answer(shown, ends)
+            told = [target for target in shown if target.bounds is not None]
+            self._answer(told, {target.queue: target.bounds.next for target in told if target.bounds})
 
         self._runtime.backend.bounds([target.queue for target in shown]).then(known)
 
@@ -54,13 +60,19 @@ class ExactFetches:
 
     def begin(self, call: Call, group: Group, deadline: float) -> None:
         """Answer at once with bounds, or read; `deadline` (monotonic seconds) ends a wait for messages."""
-        if not call.args.request.fetchOffset:
+        request = call.args.request
+        if any(
+            group.subscriptions[topic].creating for topic in request.topics if topic in group.subscriptions
+        ):
+            answers.refuse(call, Code.BUSY, f"group {group.name} is being made; fetch again")
+            return
+        if not request.fetchOffset:
             self._tell_bounds(call, group)
             return
         fetch = ExactFetch(
             self._runtime,
             call,
-            call.args.request.consumerId,
+            request.consumerId,
             lambda fetch, newest: (self._plan(fetch.call.args.request, group), []),
             deadline,
             lambda fetch, targets: self._ended(group, fetch, targets),
@@ -89,13 +101,16 @@ class ExactFetches:
         queues = broadcast_queues(self._runtime, group, call.args.request.topics)
 
         def known(found: Completion[list[Bounds | None]]) -> None:
-            values = [] if found.error is not None else found.value
-            pairs = zip(queues, values, strict=False)
-            targets = [
-                _bounds_target(self._runtime, queue, bounds) for queue, bounds in pairs if bounds is not None
-            ]
             self._told(0)
-            answer(call, targets, {})
+            if found.error is not None:
+                _later(call, found.error)
+                return
+            targets = [
+                _bounds_target(self._runtime, queue, bounds)
+                for queue, bounds in zip(queues, found.value, strict=True)
+                if bounds is not None
+            ]
+            answers.answer(call, targets, {})
 
         self._runtime.backend.bounds(queues).then(known)
 
@@ -107,6 +122,10 @@ class ExactFetches:
                 cell = self._runtime.metrics.cell(FETCHED, group.name, target.queue.topic)
                 cell.value += len(target.deliveries)
         self._told(sum(len(target.deliveries) for target in targets))
+
+
+def _later(call: Call, error: Exception) -> None:
+    answers.refuse(call, Code.BUSY, f"the bounds of the queues cannot be told now: {error}")
 
 
 def _bounds_target(runtime: Runtime, queue: QueueRef, bounds: Bounds) -> Target:

@@ -24,8 +24,8 @@ class Target:
     """One queue of one fetch, and what was found there."""
 
     __slots__ = (
-        "asked", "bounds", "count", "deliveries", "gate", "gone", "next_offset", "offset", "offsets", "pressure", "qid",
-        "queue", "records", "rounds",
+        "asked", "bounds", "count", "deliveries", "gate", "gone", "next_offset", "offset", "offsets",
+        "pressure", "qid", "queue", "records", "rounds",
     )  # fmt: skip
 
     def __init__(

@@ -156,7 +156,8 @@ class Fetches:
         group = self._group(call, request)
         if group is None:
             return
-        if group.subscriptions and all(each.creating for each in group.subscriptions.values()):
+        made = all(each.creating for each in group.subscriptions.values())
+        if group.subscriptions and made and not request.exact:
             call.reply_encoded(answers.NOTHING[call.wire])  # made a moment ago, by this client or another
             return
         self._begin(call, group)

@@ -1,0 +1,219 @@
+"""RangeReader: reads ranges of offsets and remembers nothing, for pipelines that keep every place themselves.
+
+    with RangeReader("mq-1:9713", "archive", ["orders"]) as reader:
+        for at in reader.bounds():
+            found = reader.read(at.topic, at.queue, at.first, 500)
+
+The group must be of the model broadcasting, or not exist: then the first call makes it. Nothing is shared
+out, leased, acknowledged or stored at the proxies, and each of them can read every queue: the addresses are
+alternatives, and the next one is asked when one fails. For one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from ddmq_client.core import addresses
+from ddmq_client.core.addresses import Address
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
+from ddmq_client.core.transport import CallFailed
+from ddmq_client.errors import ClosedError, OptionError, PullError
+from ddmq_client.identity import new_client_id
+from ddmq_client.idl.codes import CONSUMER_PORT, Code
+from ddmq_client.net.connection import Connection
+from ddmq_client.net.resolver import resolve
+from ddmq_client.received import Delivery, FetchedQueue, Message, Origin, Outcome
+from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
+from ddmq_client.wire.producing import ProxyFault
+
+LINGER_MS_MAX = 30_000
+TRIES_MIN = 3  # a proxy that hangs leaves time to ask others
+PAUSE_S = (0.02, 0.5)  # between tries when no proxy could answer: first, last
+ELSEWHERE = (CallFailed, FrameError, ProxyFault)
+LATER = (Code.BUSY, Code.SHUTTING_DOWN)
+
+
+class QueueBounds(NamedTuple):
+    """Offsets `[first, end)` of one queue can be read."""
+
+    topic: str
+    queue: str
+    first: int
+    end: int
+
+    @property
+    def number(self) -> int:
+        """The number of the queue in its topic, which its name ends with; -1 when it does not."""
+        digits = self.queue.rpartition("_")[2]
+        return int(digits) if digits.isdecimal() else -1
+
+
+class RangeReader:
+    """Reads any range of any queue of `topics`.
+
+    proxies     consumer proxies as of Consumer, each as good as the other
+    group       whose subscriptions say what may be read (their filter applies); model broadcasting
+    timeout_ms  for one method, in which all proxies are tried again and again
+    client_id   in the proxies' logs; made from host and process when absent
+    """
+
+    def __init__(
+        self,
+        proxies: str | Sequence[str],
+        group: str,
+        topics: Sequence[str],
+        *,
+        timeout_ms: int = 10_000,
+        client_id: str | None = None,
+    ) -> None:
+        """Checks its arguments (OptionError); connects with the first call."""
+        self._proxies = addresses.parse(proxies, CONSUMER_PORT)
+        check_text("group", group)
+        check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        if not topics:
+            raise OptionError("topics is empty; allowed: the names of the topics to read, at least one")
+        for topic in topics:
+            check_text("topics", topic)
+        name = client_id or new_client_id()
+        self._settings = FetchSettings(group, name, name, "broadcasting", tuple(topics), exact=True)
+        self._timeout_s = timeout_ms / 1000
+        self._known: dict[Address, list[Address]] = {}
+        self._connection: Connection | None = None
+        self._closed = False
+
+    def bounds(self) -> list[QueueBounds]:
+        """What can be read of every queue of the topics; a topic that does not exist has none.
+
+        PullError when the proxies refuse, or none answers in time.
+        """
+        return [
+            QueueBounds(one.topic, one.queue, one.first_offset or 0, one.end_offset or 0)
+            for one in self._fetch({}, 1, 1)
+        ]
+
+    def read(
+        self, topic: str, queue: str, offset: int, max_messages: int = 1_000, linger_ms: int = 20
+    ) -> FetchedQueue:
+        """Messages of `queue` (its name, as of `bounds`) from `offset`; go on at `next_offset`.
+
+        As many as the subscription's batch limit and 4 MiB allow, at most `max_messages`. At the end of the
+        queue it waits `linger_ms`. An offset out of range gives none, and the nearest one to go on at.
+        PullError when the queue does not exist (any more), or as of `bounds`.
+        """
+        check("offset", offset, 0, 2**63 - 1)
+        check("max_messages", max_messages, 1, 1_000_000)
+        check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
+        for found in self._fetch({topic: {queue: offset}}, max_messages, linger_ms):
+            if (found.topic, found.queue) == (topic, queue):
+                delivery = Delivery(
+                    Origin(self._settings.group, topic, queue), time.monotonic(), None, _settle, _extend
+                )
+                for message in found.messages:
+                    message.delivery = delivery
+                return found
+        raise PullError(f"queue {queue} of topic {topic} cannot be read: there is no such queue (any more)")
+
+    def offset_at(self, bounds: QueueBounds, stored_ms: int) -> int:
+        """The first offset of the queue whose message was stored at or after `stored_ms` (epoch ms).
+
+        `bounds.end` when all were stored before. Found by halving, one small read for each step.
+        """
+        low, high = bounds.first, bounds.end
+        while low < high:
+            middle = (low + high) // 2
+            message = self._first_of(bounds, middle, high)
+            if message is None or (message.stored_ms or 0) >= stored_ms:
+                high = middle
+            else:
+                low = message.offset + 1
+        return low
+
+    def _first_of(self, bounds: QueueBounds, offset: int, end: int) -> Message | None:
+        """The first message of `[offset, end)`; None when all of it is gaps."""
+        while offset < end:
+            found = self.read(bounds.topic, bounds.queue, offset, 1, 1)
+            if found.messages:
+                return found.messages[0] if found.messages[0].offset < end else None
+            if found.next_offset <= offset:
+                return None
+            offset = found.next_offset
+        return None
+
+    def close(self) -> None:
+        """Close the connection. May be called twice."""
+        self._closed = True
+        self._drop()
+
+    def __enter__(self) -> RangeReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fetch(
+        self, offsets: Mapping[str, Mapping[str, int]], batch: int, linger_ms: int
+    ) -> list[FetchedQueue]:
+        if self._closed:
+            raise ClosedError("the reader has been closed")
+        linger_s = linger_ms / 1000
+        deadline = time.monotonic() + linger_s + self._timeout_s
+        pause = PAUSE_S[0]
+        failure: Exception = Exception("no name of the proxies resolves")
+
+        def frame(now: float, sequence_id: int) -> bytes:
+            return fetch_frame(self._settings, offsets, batch, linger_ms, sequence_id)
+
+        while True:
+            for connection in self._connections():
+                latest = time.monotonic() + linger_s + self._timeout_s / TRIES_MIN
+                try:
+                    return _exact(read_fetched(*connection.call(frame, min(deadline, latest))))
+                except PullError as error:
+                    if error.code not in LATER:
+                        raise
+                    failure = error
+                except ELSEWHERE as error:
+                    failure = error
+                self._drop()
+            if time.monotonic() + pause >= deadline:
+                raise PullError(f"in {self._timeout_s:g} s no proxy of {self._named()} answered: {failure}")
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_S[1])
+
+    def _connections(self) -> Iterator[Connection]:
+        """The open one, then a new one to each proxy in turn."""
+        if self._connection is not None:
+            yield self._connection
+        for address in resolve(self._proxies, self._known):
+            self._connection = Connection(address)
+            yield self._connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _named(self) -> str:
+        return ", ".join(map(str, self._proxies))
+
+
+def _exact(queues: list[FetchedQueue]) -> list[FetchedQueue]:
+    if any(one.first_offset is None for one in queues):
+        raise PullError("the proxy is too old: it does not know exact fetches")
+    return queues
+
+
+def _settle(message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
+    """Who reads ranges has nothing to acknowledge."""
+    return False
+
+
+def _extend(message: Message) -> bool:
+    """There is no lease."""
+    return False

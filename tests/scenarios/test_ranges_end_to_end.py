@@ -1,0 +1,91 @@
+"""RangeReader through the real server: bounds, ranges, offsets by time, proxies that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddmq_client import OutgoingMessage, Producer, PullError, QueueBounds, RangeReader
+from tests.scenarios.real_server import RealServer, lasting_port, running
+
+COUNT = 250
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with running(tmp_path_factory.mktemp("ranges")) as ready:
+        send(ready, "shelf", COUNT)
+        yield ready
+
+
+def send(server: RealServer, topic: str, count: int) -> None:
+    with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
+        messages = [OutgoingMessage(topic, b"%d" % number, shard_key=number) for number in range(count)]
+        assert all(result.stored for result in producer.send_batch(messages))
+
+
+def reader(server: RealServer, *topics: str, group: str = "archive") -> RangeReader:
+    return RangeReader(f"127.0.0.1:{server.ports['consumer']}", group, topics)
+
+
+def everything(ranges: RangeReader, at: QueueBounds) -> list[tuple[int, bytes]]:
+    found, offset = [], at.first
+    while offset < at.end:
+        part = ranges.read(at.topic, at.queue, offset)
+        assert part.next_offset > offset
+        found += [(message.offset, message.body) for message in part.messages]
+        offset = part.next_offset
+    return found
+
+
+def test_all_of_a_topic_twice_by_its_bounds(server: RealServer) -> None:
+    with reader(server, "shelf") as ranges:
+        bounds = ranges.bounds()
+        assert sorted(at.number for at in bounds) == [0, 1, 2, 3]
+        first = [everything(ranges, at) for at in bounds]
+        again = [everything(ranges, at) for at in bounds]
+    bodies = [body for queue in first for _, body in queue]
+    assert sorted(bodies, key=int) == [b"%d" % number for number in range(COUNT)]
+    assert again == first
+
+
+def test_a_topic_that_does_not_exist_has_no_bounds_and_a_queue_of_it_no_messages(server: RealServer) -> None:
+    with reader(server, "shelf", "nowhere", group="archive-2") as ranges:
+        assert {at.topic for at in ranges.bounds()} == {"shelf"}
+        with pytest.raises(PullError, match="no such queue"):
+            ranges.read("nowhere", "R_default_nowhere_0", 0)
+
+
+def test_the_first_offset_at_or_after_a_time(server: RealServer) -> None:
+    with reader(server, "shelf") as ranges:
+        for at in ranges.bounds():
+            stored = [
+                ranges.read(at.topic, at.queue, offset, 1).messages[0].stored_ms or 0
+                for offset in range(at.first, at.end, 9)
+            ]
+            assert ranges.offset_at(at, 0) == at.first
+            assert ranges.offset_at(at, stored[-1] + 3_600_000) == at.end
+            for wanted in stored:
+                found = ranges.offset_at(at, wanted)
+                assert (ranges.read(at.topic, at.queue, found, 1).messages[0].stored_ms or 0) >= wanted
+                if found > at.first:
+                    before = ranges.read(at.topic, at.queue, found - 1, 1).messages[0]
+                    assert (before.stored_ms or 0) < wanted
+
+
+def test_a_proxy_that_is_not_there_is_passed_over(server: RealServer) -> None:
+    addresses = [f"127.0.0.1:{lasting_port()}", f"127.0.0.1:{server.ports['consumer']}"]
+    with RangeReader(addresses, "archive", ["shelf"]) as ranges:
+        assert sum(at.end - at.first for at in ranges.bounds()) == COUNT
+    with (
+        RangeReader(addresses[:1], "archive", ["shelf"], timeout_ms=300) as ranges,
+        pytest.raises(PullError, match="no proxy of 127.0.0.1"),
+    ):
+        ranges.bounds()
+
+
+def test_a_group_that_is_shared_out_is_refused(server: RealServer) -> None:
+    server.admin("POST", "groups", "workers", body={"topics": ["shelf"]})
+    with reader(server, "shelf", group="workers") as ranges, pytest.raises(PullError, match="as clustering"):
+        ranges.bounds()
