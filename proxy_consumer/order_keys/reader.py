@@ -19,6 +19,7 @@ from proxy_consumer.order_keys.plain import Unshaped, plain_reader
 
 QID, KEY = "QID", "KEY"
 READERS_MAX = 1024  # kept; others are made again
+_KEY_FIELD, _LONG = b"\x18", 128  # how delivery bytes with a key begin; longer keys have more bytes of length
 KeyReader = Callable[[bytes], str | None]
 
 
@@ -58,6 +59,10 @@ def key_reader(order_key: str) -> KeyReader:
 
 def message_key(delivery: bytes) -> str | None:
     """The message key as a JSON string; None for an absent one."""
+    if delivery[:1] == _KEY_FIELD and len(delivery) > 2 and delivery[1] < _LONG:  # nearly every message
+        raw = delivery[2 : 2 + delivery[1]]
+        if raw.isalnum() and len(raw) == delivery[1]:
+            return f'"{raw.decode()}"'  # ASCII, and nothing is to be escaped
     try:
         key = key_of(delivery)
     except DamagedError:

@@ -15,11 +15,12 @@ call (`LOOK_MAX`; `short` then tells that there is more to do at once).
 
 from __future__ import annotations
 
-from heapq import heapify, heapreplace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from proxy_consumer.core.order.chains import Chain, ChainTable
 from proxy_consumer.core.order.lane import OrderedLane
+from proxy_consumer.core.order.merge import Part, alone, merged
 from proxy_consumer.core.order.order_action import OrderAction
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
@@ -194,26 +195,26 @@ class OrderScope:
 
     def _place(self, lanes: list[OrderedLane], asking: OrderedLane, enough: int, look_max: int) -> int:
         """Place messages in order until `asking` has enough or one lane has run out: how many were seen."""
-        parts = [_Part(lane) for lane in lanes]
-        place, single, alone = self.action.place, self._single, len(parts) == 1
-        heap = [] if alone else [(part.position(), number) for number, part in enumerate(parts)]
-        heapify(heap)
-        part, seen, lying = parts[0], 0, asking.deliverable
+        parts = [Part(lane) for lane in lanes]
+        before = [len(lane.deliverable) for lane in lanes]
+        lying, seen = asking.deliverable, 0
         while seen < look_max and len(lying) < enough:
-            if not alone:
-                part = parts[heap[0][1]]
-            if single and len(self.table) and not self._may_follow():
+            if self._single and len(self.table) and not self._may_follow():
                 break
-            at = part.at
-            place(part.lane, part.offsets[at], part.deliveries[at], part.batch, part.indexes[at])
-            seen += 1
-            part.at = at + 1
-            if part.at == part.end:
+            count = 1 if self._single else min(enough - len(lying), look_max - seen)
+            rows = merged(parts, count) if len(parts) > 1 else alone(parts[0], count)
+            del rows[look_max - seen :]
+            placed = self.action.place(rows, parts, lying, enough)
+            seen += placed
+            for number in map(itemgetter(1), rows[:placed]):
+                parts[number].at += 1
+            if any(part.at == part.end for part in parts):
                 break
-            if not alone:
-                heapreplace(heap, (part.position(), heap[0][1]))
-        for part in parts:
-            self.waiting += part.settle()
+        for part, had in zip(parts, before, strict=True):
+            part.settle()
+            if len(part.ready) > had:
+                self.waiting += len(part.ready) - had
+                part.lane.wake()
         return seen
 
     def _may_follow(self) -> bool:
@@ -251,30 +252,3 @@ class OrderScope:
     def retry(self) -> None:
         """Try again what failed."""
         self._rescan_failed = False
-
-
-class _Part:
-    """What one lane has buffered, while it is merged."""
-
-    __slots__ = ("_before", "_first", "at", "batch", "deliveries", "end", "indexes", "lane", "offsets")
-
-    def __init__(self, lane: OrderedLane) -> None:
-        read, self._first = lane.state.feed.current()
-        self.lane = lane
-        self.at = self._first
-        self.batch = read.batch
-        self.offsets, self.deliveries, self.indexes = read.offsets, read.deliveries, read.indexes
-        self.end = len(self.offsets)
-        self._before = len(lane.deliverable)
-
-    def position(self) -> int:
-        return self.batch.positions[self.indexes[self.at]]
-
-    def settle(self) -> int:
-        """Take what was placed; how many more lie ready in the lane."""
-        if self.at > self._first:
-            self.lane.state.feed.consume(self.at - self._first)
-        more = len(self.lane.deliverable) - self._before
-        if more:
-            self.lane.wake()
-        return more
