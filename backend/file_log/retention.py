@@ -36,6 +36,7 @@ from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, DiskFullError
 from ddmq_common.metrics.catalogue import (
+    LOG_BYTES,
     LOG_DISK_FREE,
     LOG_GATE,
     LOG_RETENTION_FAILURES,
@@ -120,7 +121,9 @@ class Retention:
         except (OSError, DdmqError) as error:
             self._failed("nothing is deleted from %s this time: %s", self._folder, error)
             return []
-        wanted, held = deletions(self._segments(), self._moment(disk), self.options, holds)
+        segments = self._segments()
+        self._registry.cell(LOG_BYTES).value = sum(segment.bytes_on_disk for segment in segments)
+        wanted, held = deletions(segments, self._moment(disk), self.options, holds)
         self._note_held(held)
         self._set_gate(disk)
         done: list[Deletion] = []

@@ -29,6 +29,7 @@ from ddmq.address import LOOPBACK, Address
 from ddmq.server import rates, topics
 from ddmq.server.admin import AdminApi
 from ddmq.server.config import FILES, Configuration, changed, shown
+from ddmq.server.hub import HubWatch
 from ddmq.server.levels import SchedulerWatch
 from ddmq.server.reload import reload
 from ddmq_common.clock import Clock, SystemClock
@@ -66,6 +67,7 @@ class ServerProcess:
         self._rpc: list[RpcServer] = []
         self._admin: WSGIServer | None = None
         self._admin_socket: Any = None
+        self._hub = HubWatch(self.metrics)
         self._stop = Event()
         self._draining = False
 
@@ -75,6 +77,7 @@ class ServerProcess:
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
         gc.freeze()  # what is imported stays; requests leave no cycles behind, so looking rarely is enough
         gc.set_threshold(20_000, 50, 200)
+        self._hub.start()
         where = {"data_dir": self.config.serve.data_dir, "config": self.config.folder or "defaults"}
         log.info("starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed(self.config)})
         log.debug("configuration", extra={"config": shown(self.config)})
@@ -262,6 +265,7 @@ class ServerProcess:
             self.timers.close()
         if self.backend is not None:
             self.backend.close()
+        self._hub.stop()
         log.info("stopped")
 
 

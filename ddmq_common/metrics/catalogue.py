@@ -308,7 +308,13 @@ LOG_COMMIT_RECORDS = _metric(
 LOG_COMMIT_BYTES = _metric(
     "ddmq_log_commit_bytes", "histogram", (), "Bytes of one group commit, frames included.", "bytes"
 )
-LOG_BYTES = _metric("ddmq_log_bytes", "gauge", (), "Bytes of all segments of the commit log.", "bytes")
+LOG_BYTES = _metric(
+    "ddmq_log_bytes",
+    "gauge",
+    (),
+    "Bytes on disk of all segments of the commit log, at the process that writes it.",
+    "bytes",
+)
 LOG_DAMAGED = _metric("ddmq_log_damaged_total", "counter", ("file",), "Damaged pieces found, never served.")
 LOG_TORN = _metric(
     "ddmq_log_torn_bytes_total",

@@ -36,6 +36,7 @@ def test_columns_are_of_one_length_and_ascend(kit: Kit) -> None:
         record = batch.record(index)
         assert (record.offset, record.position) == (batch.offsets[index], batch.positions[index])
         assert bytes(record.delivery) == bytes(batch.deliveries[index])
+        assert batch.stored_ms(index) == record.stored_ms > 0
 
 
 @pytest.mark.parametrize("count_max", [1, 2, 3, 7, 100])

@@ -87,6 +87,8 @@ class Writer:
         self._commits = metrics.cell(catalogue.LOG_COMMITS)
         self._records = metrics.cell(catalogue.LOG_RECORDS)
         self._sync_us = metrics.histogram(catalogue.LOG_SYNC)
+        self._sizes = metrics.histogram(catalogue.LOG_COMMIT_RECORDS)
+        self._bytes = metrics.histogram(catalogue.LOG_COMMIT_BYTES)
         self.deadline = NEVER  # the earliest of what waits; may be too early
 
     # --- taking requests
@@ -239,6 +241,8 @@ class Writer:
         """It counts: show it, start the next one, answer."""
         self._commits.value += 1
         self._records.value += frame.count
+        self._sizes.observe(frame.count)
+        self._bytes.observe(frame.end - frame.position)
         self._adopt_segment(frame)
         self.written = frame.end
         if frame.touched:  # store times are promised for messages; only they hold the clock up

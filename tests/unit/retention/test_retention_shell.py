@@ -8,7 +8,12 @@ from backend.file_log.core.retention import GIB, HOUR_MS, Gate, Hold, Reason, Re
 from backend.file_log.retention import Retention, local_hour
 from backend.file_log.storage import Space, Storage
 from ddmq_common.clock import ManualClock
-from ddmq_common.metrics.catalogue import LOG_RETENTION_FAILURES, LOG_SEGMENTS_DELETED, LOG_SEGMENTS_HELD
+from ddmq_common.metrics.catalogue import (
+    LOG_BYTES,
+    LOG_RETENTION_FAILURES,
+    LOG_SEGMENTS_DELETED,
+    LOG_SEGMENTS_HELD,
+)
 from ddmq_common.metrics.registry import Registry
 
 
@@ -82,6 +87,7 @@ def test_low_space_deletes_until_there_is_enough() -> None:
     assert len(house.retention.run_once()) == 3
     assert house.retention.run_once() == []
     assert house.registry.cell(LOG_SEGMENTS_DELETED, "disk").value == 3
+    assert house.registry.cell(LOG_BYTES).value == 7 * GIB
 
 
 def test_space_that_shows_late_does_not_delete_more() -> None:
