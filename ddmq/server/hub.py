@@ -30,7 +30,7 @@ class HubWatch:
         self._prepare: Any = loop.prepare(ref=False, priority=LAST)
 
     def start(self) -> None:
-        """The turn that is under way counts from now."""
+        """Begin; the turn under way counts from now, or not at all when the loop is past `prepare` in it."""
         self._woken = perf_counter()
         self._check.start(self._after_poll)
         self._prepare.start(self._before_poll)

@@ -22,6 +22,7 @@ def seen() -> Iterator[Histogram]:
     metrics = Registry()
     watch = HubWatch(metrics)
     watch.start()
+    gevent.sleep(0.001)  # the turn in which it started may not count
     yield metrics.histogram(HUB_BLOCKED)
     watch.stop()
     watch.stop()
