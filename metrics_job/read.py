@@ -1,0 +1,113 @@
+"""Sample files into rows: good ones, and bad ones with the reason why they are bad.
+
+A line is refused as a whole: `unknown version` (its `v` is another one than tables.VERSION), `corrupt` (not a
+JSON object, or without the fields that say whose it is), `unknown metric` (not in the catalogue), `bad value`
+(no finite number, a counter that goes down, buckets that are not the buckets of ddmq_common.metrics.buckets,
+a text where a number is wanted). What is refused is counted by file; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
+
+from ddmq_common.metrics.buckets import BUCKETS
+from ddmq_common.metrics.catalogue import CATALOGUE
+from metrics_job.tables import CORRUPT, PROCESS_METRIC, VERSION, label_names, line_schema
+
+FILE = "file"
+REASON = "reason"
+KIND = "kind"  # counter, gauge, histogram, or process for the first line of a file
+IDENTITY = ("process", "instance", "seq", "from", "to", "metric", "labels")
+UNKNOWN_VERSION, CORRUPT_LINE, UNKNOWN_METRIC, BAD_VALUE = (
+    "unknown version",
+    "corrupt",
+    "unknown metric",
+    "bad value",
+)
+READER_OPTIONS = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": CORRUPT,
+    "pathGlobFilter": "*.jsonl",
+    "encoding": "UTF-8",
+}
+
+
+def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
+    """Every line below `paths` (folders or patterns) with its file, kind and the reason to refuse it.
+
+    Files whose name starts with a dot are being written: Spark leaves them out. `reason` is null for good
+    lines. The line's own text is there only where it could not be read.
+    """
+    lines = spark.read.schema(line_schema()).options(**READER_OPTIONS).json(paths)
+    return lines.withColumn(FILE, F.col("_metadata.file_path")).transform(classified)
+
+
+def classified(lines: DataFrame) -> DataFrame:
+    """Lines (tables.line_schema) with `kind` and `reason`; for files and for streams."""
+    return lines.withColumn(KIND, _kind()).withColumn(REASON, _reason())
+
+
+def good(lines: DataFrame) -> DataFrame:
+    """The lines to count."""
+    return lines.filter(F.col(REASON).isNull()).drop(REASON, CORRUPT)
+
+
+def key_columns() -> list[Column]:
+    """topic, group and detail of a line: "" where it has none."""
+    labels = F.col("labels")
+    others = [name for name in label_names() if name not in ("topic", "group")]
+    parts = [F.concat(F.lit(f"{name}="), labels[name]) for name in others]
+    return [
+        F.coalesce(labels["topic"], F.lit("")).alias("topic"),
+        F.coalesce(labels["group"], F.lit("")).alias("group"),
+        F.concat_ws(",", *parts).alias("detail"),
+    ]
+
+
+def metrics_of(kind: str) -> list[str]:
+    """The names of the catalogue's metrics of that kind."""
+    return [metric.name for metric in CATALOGUE.values() if metric.kind == kind]
+
+
+def _kind() -> Column:
+    metric = F.col("metric")
+    return (
+        F.when(metric == PROCESS_METRIC, "process")
+        .when(metric.isin(metrics_of("counter")), "counter")
+        .when(metric.isin(metrics_of("gauge")), "gauge")
+        .when(metric.isin(metrics_of("histogram")), "histogram")
+    )
+
+
+def _reason() -> Column:
+    """The first thing that is wrong with a line, or null."""
+    broken, text = F.col(CORRUPT).isNotNull(), F.col(CORRUPT)
+    unreadable = broken & F.try_parse_json(text).isNull()
+    return (
+        F.when(F.col("v").isNotNull() & (F.col("v") != VERSION), UNKNOWN_VERSION)
+        .when(unreadable | _any(F.col(name).isNull() for name in ("v", *IDENTITY)), CORRUPT_LINE)
+        .when(F.col(KIND).isNull(), UNKNOWN_METRIC)
+        .when(broken | F.when(F.col(KIND) == "histogram", _bad_buckets()).otherwise(_bad_number()), BAD_VALUE)
+    )
+
+
+def _bad_number() -> Column:
+    value = F.col("value")
+    falls = F.col(KIND).isin("counter", "process") & (value < 0)
+    return value.isNull() | F.isnan(value) | falls | (F.abs(value) == float("inf"))
+
+
+def _bad_buckets() -> Column:
+    buckets, counts, total = F.col("buckets"), F.col("counts"), F.col("sum")
+    sizes = total.isNull() | buckets.isNull() | counts.isNull() | (F.size(buckets) != F.size(counts))
+    holes = F.array_contains(F.transform(buckets, lambda one: one.isNull()), True)
+    wrong = (F.array_min(buckets) < 0) | (F.array_max(buckets) >= BUCKETS) | (F.array_min(counts) < 0)
+    return sizes | F.isnan(total) | (F.size(buckets) == 0) | wrong
+
+
+def _any(conditions: Iterable[Column]) -> Column:
+    return reduce(lambda left, right: left | right, conditions)

