@@ -23,6 +23,9 @@ _common = [
         help="Folder with ddmq.yaml, topics.yaml, proxy_producer.yaml, …; see conf/.",
     ),
     click.option("--admin", type=ADDRESS, help=f"Admin HTTP: health, metrics, API (default {ADMIN})."),
+    click.option(
+        "--process-name", hidden=True, help="process_name of ddmq.yaml; `serve --processes` gives it."
+    ),
 ]
 
 

@@ -7,7 +7,7 @@ Flags override files. Every error names file, line, key, value and what is allow
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,18 @@ from proxy_consumer.config import ConsumerConfig, GroupsFile
 from proxy_producer.config import ProducerConfig
 
 T = TypeVar("T")
+PROCESS_NAME_MAX = 200
+
+
+@dataclass(frozen=True)
+class SamplesConfig:
+    """`samples` in conf/ddmq.yaml: the files that the report and the Spark job read."""
+
+    enabled: bool = True
+    dir: Path | None = None  # None: metrics/ in data_dir
+    interval_ms: int = field(default=10_000, metadata=rules(low=100, high=3_600_000))
+    keep_days: int = field(default=90, metadata=rules(low=1, high=36_500))
+    bytes_max: int = field(default=10 << 30, metadata=rules(low=1 << 20))
 
 
 @dataclass(frozen=True)
@@ -38,8 +50,15 @@ class ServeConfig:
     drain_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
     log_level: str = field(default="info", metadata=rules(choices=("debug", "info", "warning", "error")))
     log_format: str = field(default="text", metadata=rules(choices=("text", "json")))
+    process_name: str = ""  # "": the parts, the machine and the admin port
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
 
     def __post_init__(self) -> None:
+        if len(self.process_name) > PROCESS_NAME_MAX or not self.process_name.isprintable():
+            raise ValueError(
+                f"process_name is {self.process_name!r}; "
+                f"allowed: up to {PROCESS_NAME_MAX} printable characters"
+            )
         for name in ("producer", "consumer", "admin"):
             try:
                 parse(getattr(self, name))
@@ -49,6 +68,12 @@ class ServeConfig:
     def address(self, part: str) -> Address:
         """The listen address of `producer`, `consumer` or `admin`."""
         return parse(getattr(self, part))
+
+    def process(self, parts: Iterable[str], machine: str) -> str:
+        """What this process is called in the sample files: the same at every start of the same command."""
+        admin = self.address("admin").port
+        shown = "+".join(part for part in parts if part != "admin")
+        return self.process_name or f"{shown}@{machine}" + (f":{admin}" if admin else "")
 
 
 @dataclass(frozen=True)

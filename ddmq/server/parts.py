@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import resource
+import secrets
 import socket
 import sys
 from collections.abc import Iterable
@@ -32,9 +33,11 @@ from ddmq.server.config import FILES, Configuration, changed, shown
 from ddmq.server.hub import HubWatch
 from ddmq.server.levels import SchedulerWatch
 from ddmq.server.reload import reload
+from ddmq.server.samples.writer import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.metrics.samples.deltas import Deltas
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
@@ -64,6 +67,8 @@ class ServerProcess:
         self.delay: LevelService | None = None
         self.timers: DelayService | None = None
         self._scheduler: SchedulerWatch | None = None
+        self._started_ms = self.clock.wall_ms()
+        self._samples: SampleWriter | None = None
         self._rpc: list[RpcServer] = []
         self._admin: WSGIServer | None = None
         self._admin_socket: Any = None
@@ -88,9 +93,18 @@ class ServerProcess:
             self._apply_topics()
             self._open_ports(self.backend)
             self._wait_for_levels()
+            self._start_samples()
         except BaseException:
             self.close()
             raise
+
+    def _start_samples(self) -> None:
+        serve = self.config.serve
+        process, instance = serve.process(self.parts, socket.gethostname()), secrets.token_hex(8)
+        deltas = Deltas(self.metrics, process, instance, self._started_ms)
+        self._samples = sample_writer(serve.samples, serve.data_dir, deltas, self.clock)
+        if self._samples is not None:
+            self._samples.start()
 
     def _apply_topics(self) -> None:
         entries = self.config.topics.topics
@@ -250,9 +264,13 @@ class ServerProcess:
             self.producer.close()
         if self.backend is not None:
             _wait(self.backend.drain(deadline), deadline - self.clock.monotonic())
+        if self._samples is not None:
+            self._samples.finish()
 
     def close(self) -> None:
         """Release ports and the log at once."""
+        if self._samples is not None:
+            self._samples.close()
         if self._admin is not None:
             self._admin.stop(timeout=0)
         if self._admin_socket is not None:

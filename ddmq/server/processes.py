@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ import click
 
 from ddmq.address import Address, parse, ready_line
 from ddmq.server import logs
-from ddmq.server.config import Configuration, load_folder, with_flags
+from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 
 READY_WITHIN_S = 30.0
 PAUSE_FIRST_S = 0.1
@@ -166,12 +167,19 @@ def _ended(status: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
+def _process_name(serve: ServeConfig, name: str) -> str:
+    """In the sample files: the same at every start, though the admin ports of the parts are not."""
+    public = serve.process((name.removesuffix("-service"),), socket.gethostname())
+    return (f"{name}@{public}" if serve.process_name else public)[:PROCESS_NAME_MAX]
+
+
 def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:
     serve = config.serve
     admin = serve.address("admin")
     if name != "consumer":
         admin = Address(admin.host, 0)
     arguments = ["--data-dir", str(serve.data_dir), "--admin", str(admin)]
+    arguments += ["--process-name", _process_name(serve, name)]
     if name != "delay-service":
         arguments += [f"--{name}", str(serve.address(name))]
     if config_dir is not None:

@@ -1,0 +1,236 @@
+"""The folder of sample files: write one, merge those of past hours, delete what is too old or too much.
+
+Everything here blocks, so it runs in a native thread. Several processes share the folder: a file that another
+one deleted first is no error. A file is written under a hidden name and renamed, so that a reader never sees
+half of it; nothing is synced, because a sample lost with the machine costs a gap that the sequence numbers
+show. Merging writes the hour's file; the next sweep deletes the parts that it covers. In between, and after a
+crash for longer, a reader sees both.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ddmq_common.metrics.samples import names
+from ddmq_common.metrics.samples.names import HOUR_MS, SampleName
+
+MERGE_AFTER_MS = 2 * HOUR_MS  # after the end of the hour: the job's watermark has passed it
+DAY_MS = 24 * HOUR_MS
+REASONS = {
+    errno.ENOSPC: "full",
+    errno.EDQUOT: "full",
+    errno.EFBIG: "full",
+    errno.EROFS: "read-only",
+    errno.ENOENT: "missing",
+    errno.ENOTDIR: "missing",
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+}
+
+
+def reason(error: OSError) -> str:
+    """The metric's word for it."""
+    return REASONS.get(error.errno or 0, "other")
+
+
+class Disk:
+    """The calls that change something: tests put faults into them."""
+
+    def write(self, path: Path, payload: bytes) -> None:
+        """A new file, over whatever lies there."""
+        with path.open("wb") as file:
+            file.write(payload)
+
+    def join(self, path: Path, parts: Iterable[Path]) -> None:
+        """A new file of what is in `parts`, one after the other."""
+        with path.open("wb") as whole:
+            for part in parts:
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, whole, 1 << 20)
+
+    def rename(self, path: Path, name: str) -> None:
+        """In its folder."""
+        path.rename(path.with_name(name))
+
+    def delete(self, path: Path) -> bool:
+        """False when another process was first."""
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class Swept(NamedTuple):
+    """What one sweep did: files merged away, deleted by reason, bytes that stay; what failed."""
+
+    deleted: dict[str, int]
+    bytes_kept: int
+    failed: list[OSError]
+
+
+class _Hour(NamedTuple):
+    """One hour's folder, and when it began (epoch ms)."""
+
+    path: Path
+    start_ms: int
+
+
+class SampleFolder:
+    """`root`, of which one process, `instance`, merges its own files; every process deletes for all."""
+
+    def __init__(self, root: Path, instance: str, disk: Disk | None = None) -> None:
+        self.root = root
+        self.instance = instance
+        self._disk = disk or Disk()
+
+    def write(self, folder: str, name: SampleName, payload: bytes) -> None:
+        """The file, whole or not at all. Raises OSError."""
+        path = self.root / folder / name.hidden
+        try:
+            try:
+                self._disk.write(path, payload)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._disk.write(path, payload)
+            self._disk.rename(path, str(name))
+        except OSError:
+            self._discard(path)
+            raise
+
+    def _discard(self, path: Path) -> None:
+        try:
+            self._disk.delete(path)
+        except OSError:
+            pass  # the sweep finds it
+
+    def sweep(self, now_ms: int, keep_days: int, bytes_max: int) -> Swept:
+        """Merge, then delete by age, then the oldest by size. What fails is tried again by the next sweep."""
+        swept = _Sweep(self._disk, now_ms)
+        for hour in self._hours(swept):
+            if hour.start_ms + HOUR_MS + MERGE_AFTER_MS <= now_ms:
+                swept.leftovers(hour)
+                swept.merge(hour, self.instance)
+            if hour.start_ms + HOUR_MS + keep_days * DAY_MS <= now_ms:
+                swept.clear(hour)
+        kept = swept.shrink(self._hours(swept), bytes_max)
+        return Swept(swept.deleted, kept, swept.failed)
+
+    def _hours(self, swept: _Sweep) -> list[_Hour]:
+        """The hours there are, oldest first."""
+        found = []
+        for date in swept.entries(self.root):
+            for hour in swept.entries(date) if date.name.startswith("date=") else ():
+                start = names.hour_start(date.name, hour.name)
+                if start is not None:
+                    found.append(_Hour(hour, start))
+        return sorted(found, key=lambda hour: hour.start_ms)
+
+
+class _Sweep:
+    """One sweep under way: what it deleted, and what failed."""
+
+    def __init__(self, disk: Disk, now_ms: int) -> None:
+        self.deleted: dict[str, int] = {}
+        self.failed: list[OSError] = []
+        self._disk = disk
+        self._now_ms = now_ms
+
+    def entries(self, folder: Path) -> list[Path]:
+        """What is in it, by name; nothing when it cannot be read."""
+        try:
+            return sorted(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self.failed.append(error)
+            return []
+
+    def ours(self, hour: _Hour) -> Iterator[tuple[Path, SampleName]]:
+        """The sample files of an hour, of all processes."""
+        for path in self.entries(hour.path):
+            name = names.parse(path.name)
+            if name is not None:
+                yield path, name
+
+    def delete(self, paths: Iterable[Path], why: str) -> None:
+        """Each of them; those that cannot be deleted are noted."""
+        for path in paths:
+            try:
+                self.deleted[why] = self.deleted.get(why, 0) + self._disk.delete(path)
+            except OSError as error:
+                self.failed.append(error)
+
+    def leftovers(self, hour: _Hour) -> None:
+        """Files that a process was writing when it died."""
+        hidden = [path for path in self.entries(hour.path) if names.parse_hidden(path.name) is not None]
+        self.delete(hidden, "left")
+
+    def merge(self, hour: _Hour, instance: str) -> None:
+        """Parts that a merged file covers are deleted; the instance's others go into a new merged file.
+
+        The new file's parts stay until the next sweep: a reader that listed them can still read them.
+        """
+        files = list(self.ours(hour))
+        whole = [name for _, name in files if name.merged]
+        parts = [
+            (path, name, any(file.covers(name) for file in whole)) for path, name in files if not name.merged
+        ]
+        self.delete((path for path, _, covered in parts if covered), "merged")
+        fresh = [(path, name) for path, name, covered in parts if name.instance == instance and not covered]
+        if len(fresh) > 1:
+            self._join(hour.path, sorted(fresh, key=lambda part: part[1].first))
+
+    def _join(self, folder: Path, parts: list[tuple[Path, SampleName]]) -> None:
+        name = SampleName(parts[0][1].instance, parts[0][1].first, parts[-1][1].last, True)
+        path = folder / name.hidden
+        try:
+            self._disk.join(path, (part for part, _ in parts))
+            self._disk.rename(path, str(name))
+        except OSError as error:
+            self.failed.append(error)
+            self.delete([path], "left")
+
+    def clear(self, hour: _Hour) -> None:
+        """A whole hour that is too old."""
+        self.delete((path for path, _ in self.ours(hour)), "age")
+        self._remove_folder(hour.path)
+
+    def shrink(self, hours: list[_Hour], bytes_max: int) -> int:
+        """Delete the oldest files until at most `bytes_max` stay; what stays, in bytes."""
+        sizes = [(path, size) for hour in hours for path, size in self._sizes(hour)]
+        total = sum(size for _, size in sizes)
+        emptied = set()
+        for path, size in sizes:
+            if total <= bytes_max:
+                break
+            self.delete([path], "bytes")
+            emptied.add(path.parent)
+            total -= size
+        for folder in emptied:
+            self._remove_folder(folder)
+        return total
+
+    def _sizes(self, hour: _Hour) -> list[tuple[Path, int]]:
+        """The hour's files, the oldest first."""
+        found = []
+        for path, _ in self.ours(hour):
+            try:
+                status = path.stat()
+            except OSError:
+                continue  # deleted by another process just now
+            found.append((status.st_mtime_ns, path, status.st_size))
+        return [(path, size) for _, path, size in sorted(found)]
+
+    def _remove_folder(self, hour: Path) -> None:
+        """The hour's folder, and the date's when it was the last; one with anything in it stays."""
+        for folder in (hour, hour.parent):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                return

@@ -1,0 +1,158 @@
+"""Takes a sample of this process's metrics every `interval_ms`, and never disturbs whoever does the work.
+
+The hub reads and encodes the cells in slices of about SLICE_S, files are a native thread's. What fails is
+counted and said once, until it is different; the gains stay in the counters and are in the next file, so
+a full disk costs no more than longer intervals. Every SWEEP_MS the files of past hours are merged and the
+oldest deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gevent
+from gevent.event import Event
+
+from ddmq.server.config import SamplesConfig
+from ddmq.server.samples.folder import SampleFolder, reason
+from ddmq_common.clock import Clock
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.metrics.samples.deltas import Deltas, Sample
+
+SLICE_S = 0.001  # then everything else on the hub has its turn
+SWEEP_MS = 600_000
+LAST_S = 2.0  # for the last sample of a process that stops, at most
+T = TypeVar("T")
+log = logging.getLogger("ddmq.samples")
+
+
+class SampleWriter:
+    """One process's samples. `start` it once; then `finish` (with a last sample) or `close` (at once)."""
+
+    def __init__(self, config: SamplesConfig, folder: SampleFolder, deltas: Deltas, clock: Clock) -> None:
+        metrics: Registry = deltas.registry
+        self._config = config
+        self._folder = folder
+        self._deltas = deltas
+        self._clock = clock
+        self._metrics = metrics
+        self._written = metrics.cell(catalogue.SAMPLES_WRITTEN)
+        self._bytes = metrics.cell(catalogue.SAMPLES_BYTES)
+        self._trouble: dict[str, str] = {}  # what fails at present: what was being done → reason
+        self._sweep_at = 0.0  # monotonic
+        self._stopping = Event()
+        self._greenlet: Any = None
+
+    def start(self) -> None:
+        """From now on, until it is told to stop."""
+        self._sweep_at = self._clock.monotonic() + self._config.interval_ms / 1000
+        self._greenlet = gevent.spawn(self._run)
+
+    def _run(self) -> None:
+        self._turn()  # at once: a process that dies young is seen
+        while not self._stopping.wait(self._config.interval_ms / 1000):
+            self._turn()
+
+    def _turn(self) -> None:
+        try:
+            self.sample()
+            if self._clock.monotonic() >= self._sweep_at:
+                self._sweep_at = self._clock.monotonic() + SWEEP_MS / 1000
+                self.sweep()
+        except Exception:  # a defect of ours must not end the samples, nor anything else
+            log.exception("a sample failed")
+
+    def sample(self, last: bool = False) -> bool:
+        """Take one now and wait until it is written; False when that failed, which is counted and said."""
+        self._metrics.fill()
+        sample = self._deltas.begin(self._clock.wall_ms(), last)
+        done = False
+        try:
+            self._encode(sample)
+            _, error = _off_hub(lambda: self._write(sample))
+            done = error is None
+        finally:
+            (sample.written if done else sample.failed)()
+        self._written.value += done
+        self._note("write", [error] if error else [])
+        return done
+
+    def _encode(self, sample: Sample) -> None:
+        """On the hub, with pauses in which it polls its sockets."""
+        pause_at = self._clock.monotonic() + SLICE_S
+        for _ in sample.steps():
+            if self._clock.monotonic() >= pause_at:
+                gevent.sleep(SLICE_S)
+                pause_at = self._clock.monotonic() + SLICE_S
+
+    def _write(self, sample: Sample) -> None:
+        self._folder.write(sample.folder, sample.name, sample.payload())
+
+    def sweep(self) -> None:
+        """Merge and delete now, and wait for it."""
+        config, now_ms = self._config, self._clock.wall_ms()
+        swept, error = _off_hub(lambda: self._folder.sweep(now_ms, config.keep_days, config.bytes_max))
+        if swept is not None:
+            self._bytes.value = swept.bytes_kept
+            for why, count in swept.deleted.items():
+                self._metrics.cell(catalogue.SAMPLES_DELETED, why).value += count
+        self._note("merge or delete", swept.failed if swept else [error] if error else [])
+
+    def _note(self, what: str, errors: Sequence[OSError]) -> None:
+        """Count what failed; say it when it is new, and when it is over."""
+        for error in errors:
+            self._metrics.cell(catalogue.SAMPLES_FAILED, reason(error)).value += 1
+        before = self._trouble.pop(what, None)
+        if errors:
+            now = self._trouble[what] = reason(errors[0])
+            if now != before:
+                extra = {"reason": now, "error": str(errors[0]), "dir": str(self._folder.root)}
+                log.warning(
+                    "sample files: cannot %s; tried again, no message is concerned", what, extra=extra
+                )
+        elif before is not None:
+            log.info("sample files: can %s again", what, extra={"dir": str(self._folder.root)})
+
+    def finish(self) -> None:
+        """Take the last sample, of a process whose counters stand still; gives up after LAST_S."""
+        self._stopping.set()
+        ended = False
+        with gevent.Timeout(LAST_S, False):
+            if self._greenlet is not None:
+                self._greenlet.join()
+            self.sample(last=True)
+            ended = True
+        if not ended:
+            log.warning("the last sample was not written in time", extra={"dir": str(self._folder.root)})
+
+    def close(self) -> None:
+        """No more samples; what is being written may still be."""
+        self._stopping.set()
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+
+
+def _off_hub(call: Callable[[], T]) -> tuple[T | None, OSError | None]:
+    """What `call` gave, or what the disk said, from a native thread."""
+    done: tuple[T | None, OSError | None] = gevent.get_hub().threadpool.apply(_caught, (call,))
+    return done
+
+
+def _caught(call: Callable[[], T]) -> tuple[T | None, OSError | None]:
+    """In the native thread: errors of files come back as values."""
+    try:
+        return call(), None
+    except OSError as error:
+        return None, error
+
+
+def sample_writer(config: SamplesConfig, data_dir: Path, deltas: Deltas, clock: Clock) -> SampleWriter | None:
+    """The writer of one process as configured; None when samples are off."""
+    if not config.enabled:
+        return None
+    folder = SampleFolder(config.dir or data_dir / "metrics", deltas.instance)
+    return SampleWriter(config, folder, deltas, clock)
