@@ -80,7 +80,7 @@ def test_a_proxy_that_is_not_there_is_passed_over(server: RealServer) -> None:
         assert sum(at.end - at.first for at in ranges.bounds()) == COUNT
     with (
         RangeReader(addresses[:1], "archive", ["shelf"], timeout_ms=300) as ranges,
-        pytest.raises(PullError, match="no proxy of 127.0.0.1"),
+        pytest.raises(PullError, match=r"no proxy of 127\.0\.0\.1"),
     ):
         ranges.bounds()
 

@@ -1,0 +1,195 @@
+"""The options of the format `ddmq`, checked once into frozen objects. Pure.
+
+Spark lowers option names before a source sees them, so they are compared without regard to case. A name that
+nobody knows is refused with the nearest known one; what Spark itself reads is passed over.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from metrics_job.sparksource.errors import SourceOptionError
+
+READING = (
+    "servers", "topic", "topics", "group", "startingOffsets", "endingOffsets", "maxMessagesPerTrigger",
+    "maxMessagesPerPartition", "failOnDataLoss", "timeoutMs",
+)  # fmt: skip
+WRITING = ("servers", "topic", "timeoutMs")
+OF_SPARK = {"checkpointlocation", "queryname"}  # given beside ours, read by Spark
+GROUP = "spark"
+TIMEOUT_MS = 30_000
+PARTITION_MESSAGES = 1_000_000
+TIMEOUT_MS_MAX = 600_000
+
+Edge = Literal["first", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in every queue: an edge, a time (epoch ms), or topic → queue number → offset or edge."""
+
+    edge: Edge | None = None
+    time_ms: int | None = None
+    offsets: Mapping[str, Mapping[str, int | Edge]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How to read. `start` None: not said, the first message of a batch, the last of a stream."""
+
+    servers: str
+    topics: tuple[str, ...]
+    group: str
+    start: Where | None
+    end: Where | None
+    trigger_messages: int | None
+    partition_messages: int
+    fail_on_loss: bool
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How to write. `topic` None: every row names its own."""
+
+    servers: str
+    topic: str | None
+    timeout_ms: int
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Checked options of a read; SourceOptionError names what is wrong."""
+    found = _known(given, READING, "reading")
+    trigger = found.get("maxmessagespertrigger")
+    return ReadOptions(
+        servers=_needed(found, "servers", "the consumer proxies, host:port with commas between them"),
+        topics=_topics(found),
+        group=found.get("group", GROUP),
+        start=_where(found, "startingOffsets"),
+        end=_where(found, "endingOffsets"),
+        trigger_messages=None if trigger is None else _number("maxMessagesPerTrigger", trigger, 2**53),
+        partition_messages=_number_of(found, "maxMessagesPerPartition", PARTITION_MESSAGES, 2**53),
+        fail_on_loss=_flag(found, "failOnDataLoss", True),
+        timeout_ms=_number_of(found, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
+    )
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Checked options of a write; SourceOptionError names what is wrong."""
+    found = _known(given, WRITING, "writing")
+    return WriteOptions(
+        servers=_needed(found, "servers", "the producer proxies, host:port with commas between them"),
+        topic=found.get("topic"),
+        timeout_ms=_number_of(found, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
+    )
+
+
+def refuse_unknown(name: str, known: Iterable[str], what: str, use: str) -> SourceOptionError:
+    """The error for a name that is not among `known`, with the nearest that is."""
+    names = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f"; did you mean {names[close[0]]}?" if close else ""
+    return SourceOptionError(
+        f"format ddmq: {what} {name!r} is not known for {use}{hint} Known are: {', '.join(names.values())}"
+    )
+
+
+def _known(given: Mapping[str, str], known: Iterable[str], use: str) -> dict[str, str]:
+    found = {name.lower(): text for name, text in given.items() if name.lower() not in OF_SPARK}
+    lowered = {name.lower() for name in known}
+    for name in found:
+        if name not in lowered:
+            raise refuse_unknown(name, known, "option", use)
+    return found
+
+
+def _needed(found: Mapping[str, str], name: str, what: str) -> str:
+    text = found.get(name, "").strip()
+    if not text:
+        raise SourceOptionError(f"format ddmq: option {name} is missing: {what}")
+    return text
+
+
+def _topics(found: Mapping[str, str]) -> tuple[str, ...]:
+    if ("topic" in found) == ("topics" in found):
+        raise SourceOptionError(
+            "format ddmq: give either option topic (one name) or option topics (several, with commas)"
+        )
+    texts = [found["topic"]] if "topic" in found else found["topics"].split(",")
+    names = tuple(dict.fromkeys(text.strip() for text in texts))
+    if not all(names):
+        raise SourceOptionError(f"format ddmq: option topics={found.get('topics', '')!r} holds an empty name")
+    return names
+
+
+def _where(found: Mapping[str, str], name: str) -> Where | None:
+    text = found.get(name.lower())
+    if text is None:
+        return None
+    text = text.strip()
+    if text in ("first", "last"):
+        return Where(edge="first" if text == "first" else "last")
+    if text.startswith("{"):
+        return Where(offsets=_offsets(name, text))
+    if re.fullmatch(r"\d{13}", text):
+        return Where(time_ms=int(text))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise SourceOptionError(
+            f"format ddmq: option {name}={text!r}; allowed: first, last, a time with its zone "
+            "(2026-01-31T08:00:00+01:00) or in epoch milliseconds (13 digits), or JSON "
+            '{"TOPIC": {"0": OFFSET, "1": "first"}}'
+        )
+    return Where(time_ms=int(moment.timestamp() * 1000))
+
+
+def _offsets(name: str, text: str) -> Mapping[str, Mapping[str, int | Edge]]:
+    try:
+        tree = json.loads(text)
+        return {topic: {str(int(q)): _offset(at) for q, at in tree[topic].items()} for topic in tree}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SourceOptionError(
+            f"format ddmq: option {name} is JSON, but not of the form "
+            f'{{"TOPIC": {{"0": OFFSET, "1": "first"}}}}: {error}'
+        ) from error
+
+
+def _offset(given: object) -> int | Edge:
+    if given == "first":
+        return "first"
+    if given == "last":
+        return "last"
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    raise ValueError(f"{given!r} is no offset; allowed: 0 or more, first, last")
+
+
+def _number_of(found: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = found.get(name.lower())
+    return default if text is None else _number(name, text, most)
+
+
+def _number(name: str, text: str, most: int) -> int:
+    if not text.strip().isdecimal() or not 1 <= int(text) <= most:
+        raise SourceOptionError(
+            f"format ddmq: option {name}={text!r}; allowed: a whole number from 1 to {most}"
+        )
+    return int(text)
+
+
+def _flag(found: Mapping[str, str], name: str, default: bool) -> bool:
+    text = found.get(name.lower())
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false"):
+        raise SourceOptionError(f"format ddmq: option {name}={text!r}; allowed: true, false")
+    return text.strip().lower() == "true"

@@ -1,0 +1,204 @@
+"""What Spark calls to read: DdmqSource, its batch reader and its stream reader.
+
+The stream reader lives in one process of the driver as long as the query; `read` runs on executors, from a
+pickled copy without a connection. Places live in Spark's checkpoint alone: the proxies keep none, and a
+batch that Spark repeats is read again by the same offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql import types as T  # noqa: N812 - the name everyone uses
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from ddmq_client import QueueBounds, RangeReader
+from metrics_job.sparksource import offsets
+from metrics_job.sparksource.errors import SourceOptionError
+from metrics_job.sparksource.offsets import Places, Span
+from metrics_job.sparksource.options import ReadOptions, Where, read_options, write_options
+from metrics_job.sparksource.ranges import SCHEMA, log, lost, open_reader, read_span
+from metrics_job.sparksource.sink import BatchWriter, StreamWriter
+
+
+class Piece(InputPartition):
+    """A range of one queue, for one task."""
+
+    def __init__(self, span: Span) -> None:
+        super().__init__(None)
+        self.span = span
+
+
+class DdmqSource(DataSource):
+    """The format `ddmq`; see docs/spark.md for its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is given."""
+        return "ddmq"
+
+    def schema(self) -> T.StructType:
+        """Columns of a read; options that are wrong are told here already."""
+        read_options(self.options)
+        return SCHEMA
+
+    def reader(self, schema: T.StructType) -> DataSourceReader:
+        """For spark.read."""
+        return BatchReader(_checked(self.options, schema))
+
+    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """For spark.readStream."""
+        return StreamReader(_checked(self.options, schema))
+
+    def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:
+        """For df.write."""
+        return BatchWriter(write_options(self.options), schema, overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: T.StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """For df.writeStream."""
+        return StreamWriter(write_options(self.options), schema, overwrite)
+
+
+def _checked(given: Any, schema: T.StructType) -> ReadOptions:
+    if schema != SCHEMA:
+        raise SourceOptionError(
+            "format ddmq: it has a schema of its own; leave .schema(…) out and select afterwards"
+        )
+    return read_options(given)
+
+
+def places(reader: RangeReader, where: Where, bounds: Sequence[QueueBounds], option: str) -> Places:
+    """Where `where` is in every queue; times are looked up."""
+    if where.time_ms is None:
+        return offsets.fixed(where, bounds, option)
+    found: Places = {}
+    for at in bounds:
+        found.setdefault(at.topic, {})[str(at.number)] = reader.offset_at(at, where.time_ms)
+    return found
+
+
+class BatchReader(DataSourceReader):
+    """One read from a place to a place, both looked up when Spark plans it."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        """SourceOptionError for what only streams take."""
+        if options.trigger_messages is not None:
+            raise SourceOptionError("format ddmq: option maxMessagesPerTrigger is for streams only")
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Ranges of queues; SourceOptionError for a topic that does not exist, DataLossError."""
+        options = self._options
+        with open_reader(options) as reader:
+            bounds = reader.bounds()
+            missing = set(options.topics) - {at.topic for at in bounds}
+            if missing:
+                raise SourceOptionError(
+                    f"format ddmq: topics {sorted(missing)} do not exist, or group {options.group} may not "
+                    "read them; create them, or name others in option topic or topics"
+                )
+            start = places(reader, options.start or Where(edge="first"), bounds, "startingOffsets")
+            end = places(reader, options.end or Where(edge="last"), bounds, "endingOffsets")
+        ordered = {
+            topic: {q: max(n, start[topic][q]) for q, n in queues.items()} for topic, queues in end.items()
+        }
+        found, losses = offsets.spans(start, ordered, bounds, options.partition_messages)
+        for loss in losses:
+            lost(loss, options.fail_on_loss)
+        return [Piece(span) for span in found]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """On an executor."""
+        return read_span(self._options, partition.span) if isinstance(partition, Piece) else iter(())
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream from a place on, without end."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        """SourceOptionError for what only batches take."""
+        if options.end is not None:
+            raise SourceOptionError(
+                "format ddmq: option endingOffsets is for batches only: a stream has no end"
+            )
+        self._options = options
+        self._reader: RangeReader | None = None
+        self._target: Places | None = None
+        self._lost = 0  # offsets, since this query was started
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_reader": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where a query without a checkpoint starts."""
+        bounds = self._bounds()
+        start = self._options.start or Where(edge="last")
+        found = places(self._open(), start, bounds, "startingOffsets")
+        return {topic: found.get(topic, {}) for topic in self._options.topics}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Behind the last message there is, or as far as `limit` allows."""
+        end = offsets.ends(self._bounds(), self._options.topics)
+        if self._target is not None:
+            end = offsets.not_past(end, self._target)
+        kept = {topic: dict(queues) for topic, queues in start.items() if topic in end}
+        for topic, queues in end.items():
+            kept.setdefault(topic, {}).update(queues)  # a queue that cannot be seen now keeps its place
+        return offsets.limited(start, kept, limit.max_rows) if isinstance(limit, ReadMaxRows) else kept
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Of option maxMessagesPerTrigger."""
+        most = self._options.trigger_messages
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """For the query's progress: how far it could be."""
+        return offsets.ends(self._bounds(), self._options.topics)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """What comes after now is not read by this run."""
+        self._target = offsets.ends(self._bounds(), self._options.topics)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Ranges of queues; DataLossError."""
+        found, losses = offsets.spans(start, end, self._bounds(), self._options.partition_messages)
+        for loss in losses:
+            lost(loss, self._options.fail_on_loss)
+            self._lost += loss.count
+        if losses:
+            log.warning("messages lost by this query so far", extra={"count": self._lost})
+        return [Piece(span) for span in found]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """On an executor."""
+        return read_span(self._options, partition.span) if isinstance(partition, Piece) else iter(())
+
+    def stop(self) -> None:
+        """The query has ended."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _open(self) -> RangeReader:
+        if self._reader is None:
+            self._reader = open_reader(self._options)
+        return self._reader
+
+    def _bounds(self) -> list[QueueBounds]:
+        return self._open().bounds()
