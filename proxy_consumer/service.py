@@ -32,6 +32,7 @@ from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.changes import Change, Changes
 from proxy_consumer.groups.consistency import Difference
 from proxy_consumer.groups.directory import Directory
+from proxy_consumer.groups.gauges import Gauges
 from proxy_consumer.groups.group import SOURCE_LOG, Stored
 from proxy_consumer.groups.message_states import LiveState, live_state
 from proxy_consumer.groups.stats import GroupSummary, SubscriptionStats
@@ -64,6 +65,7 @@ class ConsumerService:
         self._pushers = Pushers(self._runtime, self._directory, random)
         self._pulls = Pulls(self._runtime, self._directory, self._results)
         self._fetches = Fetches(self._runtime, self._directory)
+        self._gauges = Gauges(self._runtime, self._directory)
         self._ticker = HubTicker(config.tick_ms / 1000, self.tick)
         self._drained: Completion[None] | None = None
         self._drain_until = 0.0
@@ -84,6 +86,7 @@ class ConsumerService:
         self._directory.start()
         self._fetches.start()
         self._pushers.start()
+        self._runtime.metrics.add_collector(self._gauges.fill)
         if timer:
             self._ticker.start()
 

@@ -126,7 +126,7 @@ PROCESS = _metric(
     "ddmq_process_us",
     "histogram",
     ("group", "topic"),
-    "Handed out to acknowledged; once per lease of one result, however many messages it finishes.",
+    "Handed out to acknowledged; once per lease that a result names, however many messages it finishes.",
     "us",
 )
 LEASE_TIMEOUTS = _metric(
@@ -188,8 +188,14 @@ INCONSISTENT = _metric(
 PROGRESS_FAILED = _metric(
     "ddmq_progress_failed_total", "counter", ("reason",), "Commits of progress or dead letters that failed."
 )
-# --- where messages wait: per subscription, from the proxy that holds its queues
-LAG = _metric("ddmq_lag", "gauge", ("group", "topic"), "Messages stored and not yet finished for this group.")
+# --- where messages wait: per subscription, from the proxy that holds its queues, or (nobody pulls) from the
+# process that leads. Over several proxies they add up; of ages and spans the highest holds
+LAG = _metric(
+    "ddmq_lag",
+    "gauge",
+    ("group", "topic"),
+    "Next offset less committed offset, over the queues of the topic.",
+)
 LAG_AGE = _metric(
     "ddmq_lag_age_ms",
     "gauge",

@@ -1,0 +1,286 @@
+"""What a consumer proxy counts about waiting, processing and redelivering, seen through real calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from consumer_rig import FIRST, IDL, METHODS, Rig
+from consumer_rig import result as answer
+
+from backend.records import NewRecord
+from ddmq_common.delivery import encode
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.catalogue import Metric
+from ddmq_common.metrics.registry import Histogram, Registry
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.groups import oldest
+from proxy_consumer.groups.unheld import REFRESH_S
+
+HERE = {"group": "G", "topic": "T"}
+BY_KEY = SubscriptionDefaults(
+    start="first", order_key="KEY", retry_intervals_ms=(100,), ordered_deliveries_max=-1
+)
+
+
+def histogram(rig: Rig, metric: Metric) -> Histogram:
+    return rig.metrics.histogram(metric, "G", "T")
+
+
+def value(rig: Rig, metric: Metric, *labels: str) -> float:
+    """After a look: gauges are filled in, as a scrape or a sample does it."""
+    rig.clock.advance(1)
+    rig.metrics.fill()
+    rig.settle()
+    return rig.metrics.cell(metric, *(labels or ("G", "T"))).value
+
+
+def ready(rig: Rig, config: SubscriptionDefaults = FIRST, queues: int = 1) -> None:
+    rig.topic(queues=queues)
+    rig.subscribe(config=config)
+
+
+# --- times
+
+
+def test_the_queue_wait_is_that_of_the_oldest_and_once_an_answer(rig: Rig) -> None:
+    ready(rig)
+    rig.send(3)
+    rig.clock.advance(2)
+    rig.send(3)
+    rig.clock.advance(5)
+    assert rig.pull(count=100).offsets == [0, 1, 2, 3, 4, 5]
+    waits = histogram(rig, catalogue.QUEUE_WAIT)
+    assert (sum(waits.counts), waits.total) == (1, pytest.approx(7e6, rel=0.01))
+
+
+def test_a_repeated_message_has_no_queue_wait_but_counts_as_redelivered(rig: Rig) -> None:
+    ready(rig, SubscriptionDefaults(start="first", retry_intervals_ms=(1000,), ack_timeout_ms=60_000))
+    rig.send(3)
+    rig.pull(count=2)
+    rig.submit(answer([0], [1]))
+    rig.advance(3)
+    waits = histogram(rig, catalogue.QUEUE_WAIT)
+    before = sum(waits.counts)
+    assert rig.pull(count=1).offsets == [1]
+    assert sum(waits.counts) == before
+    assert rig.counted("ddmq_redelivered_total", **HERE) == 1
+    rig.submit(answer([1]))
+    assert rig.pull(count=1).offsets == [2]
+    assert sum(waits.counts) == before + 1
+    assert rig.counted("ddmq_redelivered_total", **HERE) == 1
+
+
+def test_a_lease_that_ran_out_is_redelivered(rig: Rig) -> None:
+    ready(rig, SubscriptionDefaults(start="first", ack_timeout_ms=1000))
+    rig.send(2)
+    rig.pull(count=2)
+    rig.advance(2)
+    rig.pull(count=2)
+    assert rig.counted("ddmq_redelivered_total", **HERE) == 2
+
+
+def test_the_process_time_counts_once_a_result_whatever_it_finishes(rig: Rig) -> None:
+    ready(rig)
+    rig.send(10)
+    rig.pull(count=10)
+    rig.clock.advance(4)
+    rig.submit(answer(range(6)))
+    rig.clock.advance(1)
+    rig.submit(answer(range(6, 10)))
+    took = histogram(rig, catalogue.PROCESS)
+    assert (sum(took.counts), took.total) == (2, pytest.approx(9e6))
+    rig.submit(answer(range(10)))  # late: nothing is leased any more
+    assert sum(took.counts) == 2
+
+
+def test_extending_a_lease_does_not_shorten_the_process_time(rig: Rig) -> None:
+    ready(rig, SubscriptionDefaults(start="first", ack_timeout_ms=10_000))
+    rig.send(1)
+    message = rig.pull(count=1, clientId=b"me").result.messages[0]
+    rig.clock.advance(8)
+    rig.submit(answer(extendLeases=[message.leaseId]))
+    rig.clock.advance(8)
+    rig.submit(answer([0], successLeases=[message.leaseId]))
+    assert histogram(rig, catalogue.PROCESS).total == pytest.approx(16e6)
+
+
+# --- gauges
+
+
+def test_lag_and_its_age_are_those_of_unfinished_messages(rig: Rig) -> None:
+    ready(rig, queues=2)
+    rig.send(4, queue=0)
+    rig.clock.advance(10)
+    rig.send(3, queue=1)
+    rig.clock.advance(5)
+    rig.pull(count=1)
+    assert value(rig, catalogue.LAG) == 7
+    assert value(rig, catalogue.LAG_AGE) == pytest.approx(17_000, abs=100)
+    assert value(rig, catalogue.INFLIGHT) == 1
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    while sum(map(len, seen.values())) < 6:
+        call = rig.pull(count=10)
+        seen[call.queue] += call.offsets
+    rig.submit(answer(range(4), queue=0))
+    rig.submit(answer([2], queue=1))
+    assert value(rig, catalogue.LAG) == 3
+    assert value(rig, catalogue.ACK_SPAN) == 3
+    assert 10_000 <= value(rig, catalogue.LAG_AGE) < 20_000
+    rig.submit(answer(range(3), queue=1))
+    assert [value(rig, each) for each in (catalogue.LAG, catalogue.LAG_AGE, catalogue.ACK_SPAN)] == [0, 0, 0]
+
+
+def test_what_waits_to_come_again_is_retrying(rig: Rig) -> None:
+    ready(rig, SubscriptionDefaults(start="first", retry_intervals_ms=(60_000,), ack_timeout_ms=60_000))
+    rig.send(3)
+    rig.pull(count=3)
+    rig.submit(answer([], [0, 1]))
+    assert value(rig, catalogue.RETRYING) == 2
+    assert value(rig, catalogue.INFLIGHT) == 1
+
+
+def put(rig: Rig, *keys: str) -> None:
+    records = [
+        NewRecord("T", 0, bytes(16), rig.clock.wall_ms(), encode(key.encode(), b"x", b"", None), key.encode())
+        for key in keys
+    ]
+    rig.wait(rig.backend.append(records, rig.deadline()))
+
+
+def test_keys_whose_head_failed_are_blocked_until_it_is_finished(rig: Rig) -> None:
+    ready(rig, BY_KEY)
+    put(rig, "a", "a", "b", "c")
+    call = rig.pull(count=10)
+    assert call.offsets == [0, 2, 3]
+    assert value(rig, catalogue.BLOCKED_KEYS) == 0
+    rig.submit(answer([3], [0, 2]))
+    rig.clock.advance(30)
+    assert value(rig, catalogue.BLOCKED_KEYS) == 2
+    assert value(rig, catalogue.BLOCKED_KEY_AGE) == pytest.approx(32_000, abs=100)
+    rig.service.tick()
+    again = rig.pull(count=10)
+    assert again.offsets == [0, 2]
+    rig.submit(answer([0, 2]))
+    assert value(rig, catalogue.BLOCKED_KEYS) == value(rig, catalogue.BLOCKED_KEY_AGE) == 0
+
+
+def test_gauges_of_a_deleted_group_become_zero(rig: Rig) -> None:
+    ready(rig)
+    rig.send(5)
+    rig.pull(count=2)
+    assert value(rig, catalogue.LAG) == 5
+    rig.wait(rig.service.delete_group("G"))
+    rig.settle()
+    assert [value(rig, each) for each in (catalogue.LAG, catalogue.INFLIGHT, catalogue.LAG_AGE)] == [0, 0, 0]
+
+
+def unheld_lag(rig: Rig) -> float:
+    """Who holds what is asked for at one look and shown at the next."""
+    rig.clock.advance(REFRESH_S)
+    value(rig, catalogue.LAG)
+    return value(rig, catalogue.LAG)
+
+
+def test_the_lag_of_what_nobody_pulls_is_told_by_the_leading_process(rig: Rig) -> None:
+    ready(rig)
+    rig.send(5)
+    assert unheld_lag(rig) == 5
+    assert value(rig, catalogue.LAG_AGE) == pytest.approx(1000 * (REFRESH_S + 3), abs=100)
+    rig.pull(count=5)
+    rig.submit(answer([0, 1]))
+    assert value(rig, catalogue.LAG) == 3
+    rig.advance(rig.config.idle_ms / 1000 + 60)
+    rig.advance(rig.config.idle_ms / 1000)
+    assert not rig.service._directory.groups[b"G"].subscriptions[b"T"].joined
+    rig.send(4)
+    assert unheld_lag(rig) == 7
+    assert value(rig, catalogue.INFLIGHT) == 0
+    rig.backend.leads = lambda: False  # type: ignore[method-assign]
+    assert unheld_lag(rig) == 0
+
+
+def test_what_another_proxy_holds_is_left_to_it(rig: Rig) -> None:
+    ready(rig)
+    rig.send(5)
+    first, first_metrics = rig.service, rig.metrics
+    rig.metrics = Registry()
+    rig.start()
+    rig.pull(count=1)
+    assert unheld_lag(rig) == 5
+    rig.metrics = first_metrics
+    assert unheld_lag(rig) == 0
+    assert not first._directory.groups[b"G"].subscriptions[b"T"].joined
+
+
+def test_a_look_reads_a_bounded_number_of_queues_and_only_what_moved(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.service._gauges._oldest, "_reads_max", 3)
+    ready(rig, queues=8)
+    for queue in range(8):
+        rig.send(1, queue=queue)
+    rig.pull(count=1)
+    reads: list[Any] = []
+    read = rig.backend.read
+
+    def counted(*given: Any, **named: Any) -> Any:
+        reads.append(given)
+        return read(*given, **named)
+
+    monkeypatch.setattr(rig.backend, "read", counted)
+    per_look = []
+    for _ in range(4):
+        before = len(reads)
+        value(rig, catalogue.LAG_AGE)
+        per_look.append(len(reads) - before)
+    assert per_look == [3, 3, 2, 0]
+    assert oldest.READS_MAX == 64
+
+
+def test_a_backend_that_fails_leaves_the_last_values(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(rig)
+    rig.send(5)
+    rig.pull(count=1)
+    assert value(rig, catalogue.LAG) == 5
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.backend, "bounds", fails)
+        assert value(rig, catalogue.LAG) == 5
+    assert rig.metrics.cell(catalogue.COLLECT_FAILED).value == 1
+    rig.send(2)
+    assert value(rig, catalogue.LAG) == 7
+
+
+def names(rig: Rig) -> set[str]:
+    """Every label value there is."""
+    families = [*rig.metrics.numbers(), *rig.metrics.histograms()]
+    return {label for _, cells in families for labels in cells for label in labels}
+
+
+def test_names_that_clients_invent_make_no_labels(rig: Rig) -> None:
+    ready(rig)
+    rig.pull()
+    for number in range(50):
+        rig.submit(answer([1], group=f"invented-{number}"))
+        rig.submit(answer([1], topic=f"invented-{number}"))
+        rig.ask(group=b"", topic=b"invented-%d" % number)
+        request = IDL.FetchRequest(consumerId=b"me", groupId=b"invented-%d" % number, cluster=b"R_default")
+        rig.call("fetch", METHODS["fetch"].args[0](request=request))
+    rig.settle()
+    assert not [name for name in names(rig) if "invented" in name]
+
+
+def test_groups_and_so_their_labels_have_a_bound() -> None:
+    rig = Rig(ConsumerConfig(groups_max=3))
+    rig.topic()
+    for number in range(20):
+        rig.ask(group=b"made-%d" % number)
+        rig.ask(group=b"made-0", topic=b"missing-%d" % number)
+    rig.settle()
+    made = {name for name in names(rig) if "made" in name}
+    assert made == {"made-0", "made-1", "made-2"}
+    rig.close()
