@@ -1,0 +1,77 @@
+"""Names of sample files and their folders, both ways."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddmq_common.metrics.samples import names
+from ddmq_common.metrics.samples.names import HOUR_MS, SampleName
+
+INSTANCES = st.integers(0, 2**64 - 1).map(lambda number: f"{number:016x}")
+SEQUENCES = st.integers(0, 10**12)
+
+
+@given(INSTANCES, SEQUENCES, SEQUENCES, st.booleans())
+def test_a_name_says_what_it_was_made_of(instance: str, first: int, more: int, merged: bool) -> None:
+    name = SampleName(instance, first, first + more, True) if merged else names.part(instance, first)
+    assert names.parse(str(name)) == name
+    assert name.hidden.startswith(".")
+    assert names.parse(name.hidden) is None
+    assert names.parse_hidden(name.hidden) == name
+    assert names.parse_hidden(str(name)) is None
+
+
+@given(st.integers(0, 4_000_000_000_000))
+def test_a_folder_is_the_hour_of_the_time(wall_ms: int) -> None:
+    date, hour = names.folder(wall_ms).split("/")
+    assert names.hour_start(date, hour) == wall_ms // HOUR_MS * HOUR_MS
+
+
+def test_names_as_documented() -> None:
+    assert names.folder(1_795_316_566_000) == "date=2026-11-22/hour=03"
+    assert str(names.part("00c0ffee00c0ffee", 17)) == "samples-00c0ffee00c0ffee-00000017.jsonl"
+    merged = SampleName("00c0ffee00c0ffee", 17, 376, True)
+    assert str(merged) == "hour-00c0ffee00c0ffee-00000017-00000376.jsonl"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "samples-00c0ffee00c0ffee-17.jsonl",
+        "samples-00C0FFEE00C0FFEE-00000017.jsonl",
+        "samples-00c0ffee-00000017.jsonl",
+        "samples-00c0ffee00c0ffee-00000017.jsonl.gz",
+        "hour-00c0ffee00c0ffee-00000017.jsonl",
+        "notes.txt",
+        "",
+        ".tmp",
+        "..tmp",
+    ],
+)
+def test_other_names_are_not_ours(name: str) -> None:
+    assert names.parse(name) is None
+    assert names.parse_hidden(name) is None
+
+
+@pytest.mark.parametrize(
+    ("date", "hour"),
+    [
+        ("date=2026-13-01", "hour=00"),
+        ("date=2026-02-30", "hour=00"),
+        ("date=2026-01-01", "hour=24"),
+        ("2026-01-01", "00"),
+    ],
+)
+def test_other_folders_are_not_ours(date: str, hour: str) -> None:
+    assert names.hour_start(date, hour) is None
+
+
+def test_a_merged_file_covers_its_own_instance_only() -> None:
+    merged = SampleName("a" * 16, 3, 9, True)
+    assert merged.covers(names.part("a" * 16, 3))
+    assert merged.covers(names.part("a" * 16, 9))
+    assert not merged.covers(names.part("a" * 16, 10))
+    assert not merged.covers(names.part("b" * 16, 5))
+    assert not names.part("a" * 16, 3).covers(names.part("a" * 16, 3))

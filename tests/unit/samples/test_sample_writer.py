@@ -1,0 +1,251 @@
+"""The greenlet that takes samples: what fails costs longer intervals, and nothing else waits for it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+
+from ddmq.server.config import SamplesConfig
+from ddmq.server.samples import writer as writer_module
+from ddmq.server.samples.folder import Disk, SampleFolder
+from ddmq.server.samples.writer import SampleWriter, sample_writer
+from ddmq_common.clock import Clock, ManualClock, SystemClock
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.metrics.samples.deltas import Deltas
+
+NO_SAMPLE_MEANT = SamplesConfig(interval_ms=3_600_000)
+
+
+class MovedDisk(Disk):
+    """Fails while `error` is set; waits while `held` is."""
+
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+        self.go = threading.Event()
+        self.go.set()
+        self.entered = threading.Event()
+
+    def write(self, path: Path, payload: bytes) -> None:
+        self.entered.set()
+        assert self.go.wait(60)
+        if self.error is not None:
+            raise self.error
+        super().write(path, payload)
+
+
+class Rig:
+    """A writer over a folder, a clock that is moved, and a disk that fails when told."""
+
+    def __init__(
+        self, root: Path, config: SamplesConfig = NO_SAMPLE_MEANT, clock: Clock | None = None
+    ) -> None:
+        self.root = root
+        self.clock = ManualClock()
+        self.disk = MovedDisk()
+        self.metrics = Registry()
+        clock = clock or self.clock
+        deltas = Deltas(self.metrics, "consumer@here", "c" * 16, clock.wall_ms())
+        folder = SampleFolder(root, "c" * 16, self.disk)
+        self.writer = SampleWriter(config, folder, deltas, clock)
+        self.sent = self.metrics.cell(catalogue.SEND_BYTES, "t")
+
+    def files(self) -> list[list[dict[str, Any]]]:
+        """By sequence number, each as its lines."""
+        found = [
+            [json.loads(line) for line in path.read_text().splitlines()]
+            for path in self.root.rglob("samples-*.jsonl")
+        ]
+        return sorted(found, key=lambda lines: int(lines[0]["seq"]))
+
+    def gains(self) -> list[int]:
+        """What each file says `sent` gained."""
+        return [
+            sum(line["value"] for line in lines if line["metric"] == catalogue.SEND_BYTES.name)
+            for lines in self.files()
+        ]
+
+    def failed(self, reason: str) -> float:
+        return self.metrics.cell(catalogue.SAMPLES_FAILED, reason).value
+
+
+def test_each_sample_holds_what_was_gained_since_the_one_before(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    for seconds in (1, 10, 10):
+        rig.clock.advance(seconds)
+        rig.sent.value += seconds
+        assert rig.writer.sample()
+    heads = [lines[0] for lines in rig.files()]
+    assert rig.gains() == [1, 10, 10]
+    assert [head["to"] - head["from"] for head in heads] == [1_000, 10_000, 10_000]
+    assert [head["labels"]["state"] for head in heads] == ["first", "running", "running"]
+    assert rig.metrics.cell(catalogue.SAMPLES_WRITTEN).value == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(errno.ENOSPC, "full"), (errno.EROFS, "read-only"), (errno.ENOTDIR, "missing"), (errno.EIO, "other")],
+)
+def test_what_could_not_be_written_is_in_the_next_file(
+    tmp_path: Path, number: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ddmq.samples")
+    rig = Rig(tmp_path)
+    rig.sent.value += 1
+    assert rig.writer.sample()
+    rig.disk.error = OSError(number, "fault")
+    for _ in range(3):
+        rig.clock.advance(10)
+        rig.sent.value += 10
+        assert not rig.writer.sample()
+    rig.disk.error = None
+    rig.clock.advance(10)
+    rig.sent.value += 10
+    assert rig.writer.sample()
+    assert rig.gains() == [1, 40]
+    last = rig.files()[-1][0]
+    assert (last["seq"], last["to"] - last["from"]) == (1, 40_000)
+    assert rig.failed(reason) == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"], "once each"
+    assert getattr(caplog.records[0], "reason") == reason  # noqa: B009 - an extra
+
+
+def test_another_reason_is_said_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ddmq.samples")
+    rig = Rig(tmp_path)
+    for number in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
+        rig.disk.error = OSError(number, "fault")
+        rig.writer.sample()
+    assert len(caplog.records) == 2
+    assert (rig.failed("full"), rig.failed("read-only")) == (2, 1)
+
+
+def test_memory_does_not_grow_while_nothing_can_be_written(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.disk.error = OSError(errno.ENOSPC, "full")
+    for topic in range(50):
+        rig.metrics.cell(catalogue.SEND_BYTES, f"t{topic}").value += 1
+        rig.writer.sample()
+    deltas = rig.writer._deltas
+    assert not deltas.values
+    assert not deltas.states
+
+
+def test_a_clock_that_is_set_back_is_written_as_it_is(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    start = rig.clock.wall_ms()
+    for step in (10, -7_200, 10):
+        rig.clock.step_wall(step)
+        assert rig.writer.sample()
+    times = [(lines[0]["from"] - start, lines[0]["to"] - start) for lines in rig.files()]
+    assert times == [(0, 10_000), (10_000, -7_190_000), (-7_190_000, -7_180_000)]
+    assert len(list(tmp_path.glob("date=*/hour=*"))) == 2
+
+
+def test_others_run_while_a_big_registry_is_read_and_while_the_disk_is_slow(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, clock=SystemClock())
+    for topic in range(10_000):
+        rig.metrics.cell(catalogue.SEND_BYTES, f"t{topic}").value += 1
+    turns = 0
+    ticker = gevent.get_hub().loop.timer(0.001, 0.001)
+
+    def tick() -> None:
+        nonlocal turns
+        turns += 1
+
+    ticker.start(tick)
+    rig.disk.go.clear()
+    sampling = gevent.spawn(rig.writer.sample)
+    while not rig.disk.entered.is_set():
+        gevent.sleep(0.001)
+    encoding = turns
+    assert encoding >= 5, "the hub was held"
+    while turns < encoding + 3:
+        gevent.sleep(0.001)
+    assert not sampling.ready()
+    rig.disk.go.set()
+    assert sampling.get(timeout=60)
+    ticker.stop()
+    ticker.close()
+    assert len(rig.files()[0]) >= 10_001
+
+
+def test_gauges_are_collected_before_each_sample(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    looks = iter([5, 0, 0])
+    rig.metrics.add_collector(
+        lambda: setattr(rig.metrics.cell(catalogue.LAG, "g", "t"), "value", next(looks))
+    )
+    for _ in range(3):
+        assert rig.writer.sample()
+    shown = [[line["value"] for line in lines if line["metric"] == "ddmq_lag"] for lines in rig.files()]
+    assert shown == [[5], [0], []], "once when it becomes 0"
+
+
+def test_it_samples_at_once_and_then_by_itself_until_it_is_finished(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, SamplesConfig(interval_ms=100), SystemClock())
+    rig.sent.value += 1
+    rig.writer.start()
+    with gevent.Timeout(60):
+        while len(rig.files()) < 3:
+            gevent.sleep(0.01)
+    rig.sent.value += 1
+    rig.writer.finish()
+    states = [lines[0]["labels"]["state"] for lines in rig.files()]
+    assert states == ["first", *["running"] * (len(states) - 2), "last"]
+    assert sum(rig.gains()) == 2
+    assert rig.gains()[0] == 1
+    assert rig.metrics.cell(catalogue.SAMPLES_BYTES).value > 0, "swept too"
+
+
+def test_a_disk_that_hangs_does_not_keep_the_process_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer_module, "LAST_S", 0.05)
+    rig = Rig(tmp_path)
+    rig.disk.go.clear()
+    rig.writer.start()
+    while not rig.disk.entered.is_set():
+        gevent.sleep(0.001)
+    rig.writer.finish()
+    rig.writer.close()
+    rig.disk.go.set()
+    assert "the last sample was not written in time" in caplog.text
+
+
+def test_a_defect_ends_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, SamplesConfig(interval_ms=100))
+    raised: list[int] = []
+
+    def broken(*_: object) -> None:
+        if not raised:
+            raised.append(1)
+            raise ValueError("a defect")
+
+    monkeypatch.setattr(rig.writer, "_encode", broken)
+    rig.writer.start()
+    with gevent.Timeout(60):
+        while not rig.files():
+            gevent.sleep(0.01)
+    rig.writer.close()
+    assert raised
+
+
+def test_samples_can_be_off_and_elsewhere(tmp_path: Path) -> None:
+    deltas = Deltas(Registry(), "p", "d" * 16, 0)
+    assert sample_writer(SamplesConfig(enabled=False), tmp_path, deltas, ManualClock()) is None
+    for config, place in (
+        (SamplesConfig(), tmp_path / "metrics"),
+        (SamplesConfig(dir=tmp_path / "elsewhere"), tmp_path / "elsewhere"),
+    ):
+        made = sample_writer(config, tmp_path, deltas, ManualClock())
+        assert made is not None
+        assert made.sample()
+        assert len(list(place.rglob("*.jsonl"))) == 1
