@@ -1,0 +1,95 @@
+"""What changed since last week: the span against the same hours seven days before.
+
+Compared are totals, shares and p99s. When nothing was counted a week before there is nothing to compare, and
+the list is empty, which the page says in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ddmq_common.metrics import catalogue
+from metrics_job.report.core import words
+from metrics_job.report.core.buckets import merged, percentiles
+from metrics_job.report.core.material import Counted, Material, Sums
+from metrics_job.report.core.totals import STORED, Totals, totals_of
+
+TOPICS_SHOWN = 5
+WORSE_FROM = 1.25  # a rise of what should not rise, from which on it counts as worse
+
+
+class Change(NamedTuple):
+    """One measure now and a week before, as shown; `worse`: it should be looked at."""
+
+    what: str
+    now: str
+    before: str
+    change: str
+    worse: bool
+
+
+def changes(material: Material) -> list[Change]:
+    """Totals first, then the topics that changed most."""
+    if not any(row.total for row in material.before.counters):
+        return []
+    now, before = totals_of(material.now.counters), totals_of(material.before.counters)
+    return [*_totals(now, before), *_percentiles(material), *_topics(material)]
+
+
+def _totals(now: Totals, before: Totals) -> list[Change]:
+    found = [
+        _change(name, getattr(now, field), getattr(before, field), words.count, bad=bad)
+        for name, field, bad in (
+            ("messages sent", "sent", False),
+            ("messages delivered", "delivered", False),
+            ("messages acknowledged", "acked", False),
+            ("sends refused", "refused", True),
+            ("messages failed by consumers", "failed", True),
+            ("messages delivered again", "redelivered", True),
+            ("dead letters", "dead_lettered", True),
+            ("delayed messages fired", "fired", False),
+        )
+    ]
+    return [change for change in found if (change.now, change.before) != ("0", "0")]
+
+
+def _percentiles(material: Material) -> list[Change]:
+    found = []
+    for name, metric in (
+        ("send latency p99", catalogue.SEND_LATENCY.name),
+        ("queue wait p99", catalogue.QUEUE_WAIT.name),
+        ("delay lateness p99", catalogue.DELAY_LATENESS.name),
+    ):
+        now, before = _p99(material.now, metric), _p99(material.before, metric)
+        if now is not None and before is not None:
+            found.append(_change(name, now, before, words.milliseconds, bad=True))
+    return found
+
+
+def _p99(sums: Sums, metric: str) -> float | None:
+    found = percentiles(merged(row.buckets for row in sums.times if row.metric == metric))
+    return None if found is None else found.p99 / 1000
+
+
+def _topics(material: Material) -> list[Change]:
+    now, before = _sent(material.now.counters), _sent(material.before.counters)
+    moved = sorted({*now, *before}, key=lambda topic: (-abs(now.get(topic, 0) - before.get(topic, 0)), topic))
+    return [
+        _change(f"sent to {topic}", now.get(topic, 0), before.get(topic, 0), words.count, bad=False)
+        for topic in moved[:TOPICS_SHOWN]
+        if now.get(topic, 0) != before.get(topic, 0)
+    ]
+
+
+def _sent(counters: Iterable[Counted]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for row in counters:
+        if row.metric == catalogue.SENDS.name and row.detail == STORED:
+            found[row.topic] = found.get(row.topic, 0.0) + row.total
+    return found
+
+
+def _change(what: str, now: float, before: float, shown: Callable[[float], str], *, bad: bool) -> Change:
+    worse = bad and now > before * WORSE_FROM
+    return Change(what, shown(now), shown(before), words.change(now, before), worse)

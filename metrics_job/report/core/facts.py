@@ -1,0 +1,288 @@
+"""What a report tells, as plain data, made from Material. No Parquet, no HTML, no clock: all of it is tested.
+
+Rates are totals over the time the proxies were seen in a step, so that a run of 20 seconds does not look like
+a third of its speed. Times are in milliseconds. What was not measured is absent, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.catalogue import CATALOGUE
+from metrics_job.report.core import changes, health, offenders, verdict
+from metrics_job.report.core.buckets import Buckets, Percentiles, merged, percentiles
+from metrics_job.report.core.changes import Change
+from metrics_job.report.core.health import ProcessFacts, SloFacts
+from metrics_job.report.core.material import Material, Row, Waiting
+from metrics_job.report.core.offenders import Offenders
+from metrics_job.report.core.span import HOUR_MS, Span, date_of
+from metrics_job.report.core.totals import Totals, totals_of
+from metrics_job.report.core.verdict import Finding
+
+Points = list[tuple[int, float | None]]  # (start of the step in ms, value or None where nothing ran)
+PER_MS = {"us": 1000.0, "ms": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A named series."""
+
+    name: str
+    points: Points
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """One measured time over the span: lines p50, p99 and p99.9, all of it, and its worst step by p99."""
+
+    title: str
+    meaning: str
+    lines: list[Line]
+    whole: Percentiles | None
+    worst: tuple[int, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Messages sent an hour: rows are weekdays (the mean of several) or dates (the count), columns hours."""
+
+    rows: list[str]
+    cells: list[list[float | None]]
+    mean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that is shown; `covered` is from when to when proxies were seen, None when never."""
+
+    span: Span
+    covered: tuple[int, int] | None
+    totals: Totals
+    findings: list[Finding]
+    throughput: list[Line]
+    times: list[Times]
+    lag: list[Line]
+    waiting: list[Waiting]
+    heat: Heat | None
+    offenders: list[Offenders]
+    slo: list[SloFacts]
+    processes: list[ProcessFacts]
+    changes: list[Change]
+    anomalies: list[Row]
+    rejects: list[Row]
+    measured: list[tuple[str, str, Percentiles]] = field(default_factory=list)  # name, unit, values
+
+    @property
+    def ok(self) -> bool:
+        """Nothing that somebody should look at."""
+        return not any(finding.bad for finding in self.findings)
+
+
+def report_of(material: Material) -> Report:
+    """The whole report."""
+    span = material.span
+    covered = _covered(material)
+    totals = totals_of(material.now.counters)
+    slo = health.slos(material.slo)
+    processes = health.processes(material.processes)
+    running = _running(material)
+    waiting = list(material.waiting)
+    return Report(
+        span=span,
+        covered=covered,
+        totals=totals,
+        findings=verdict.findings(material, covered, totals, slo, processes),
+        throughput=_throughput(material, covered, running),
+        times=_times(material),
+        lag=_lag(material, running),
+        waiting=waiting,
+        heat=_heat(material.hours, span),
+        offenders=offenders.offenders(material),
+        slo=slo,
+        processes=processes,
+        changes=changes.changes(material),
+        anomalies=list(material.anomalies),
+        rejects=list(material.rejects),
+        measured=_measured(material),
+    )
+
+
+# --- time
+
+
+def _covered(material: Material) -> tuple[int, int] | None:
+    """When the first and last sample of the span was taken; by the steps when no process was seen."""
+    span = material.span
+    seen = [row for row in material.processes if row["first_seen"] is not None]
+    if seen:
+        first = max(min(row["first_seen"] for row in seen), span.start_ms)
+        last = min(max(row["last_seen"] for row in seen), span.end_ms)
+        if first < last:
+            return first, last
+    steps = _running(material)
+    return (max(min(steps), span.start_ms), min(max(steps) + span.step_ms, span.end_ms)) if steps else None
+
+
+def _running(material: Material) -> set[int]:
+    """The steps in which anything was counted or measured: only there a missing value is a 0."""
+    lines: list[Mapping[int, object]] = [*material.counted.values(), *material.lag.values()]
+    lines += material.timed.values()
+    return {step for line in lines for step in line}
+
+
+# --- lines
+
+
+def _throughput(material: Material, covered: tuple[int, int] | None, running: set[int]) -> list[Line]:
+    sends = catalogue.SENDS.name
+    names = {
+        "sent": [sends],
+        "delivered": [catalogue.DELIVERED.name],
+        "acked": [catalogue.ACKED.name],
+        "fired later": [catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name],
+        "refused": [f"{sends}{{refused}}"],
+    }
+    found = []
+    for name, metrics in names.items():
+        present = [material.counted[metric] for metric in metrics if metric in material.counted]
+        if covered and any(any(line.values()) for line in present):
+            found.append(Line(name, _rates(present, material.span, covered, running)))
+    return found
+
+
+def _rates(
+    lines: Sequence[Mapping[int, float]], span: Span, covered: tuple[int, int], running: set[int]
+) -> Points:
+    points: Points = []
+    for step in span.steps():
+        seconds = (min(step + span.step_ms, covered[1]) - max(step, covered[0])) / 1000
+        total = sum(line.get(step, 0.0) for line in lines)
+        known = step in running and seconds > 0
+        points.append((step, total / seconds if known else None))
+    return points
+
+
+def _lag(material: Material, running: set[int]) -> list[Line]:
+    """The largest first; a step without a value is 0 while anything ran."""
+    order = {(row.group, row.topic): place for place, row in enumerate(material.waiting)}
+    names = sorted(material.lag, key=lambda name: order.get(name, len(order)))
+    several = {group for group, _ in names if sum(other == group for other, _ in names) > 1}
+    return [
+        Line(
+            _lag_name(name, name[0] in several, len(material.waiting) - len(names) + 1),
+            [
+                (step, material.lag[name].get(step, 0.0) if step in running else None)
+                for step in material.span.steps()
+            ],
+        )
+        for name in names
+        if any(material.lag[name].values())
+    ]
+
+
+def _lag_name(name: tuple[str, str], with_topic: bool, others: int) -> str:
+    group, topic = name
+    if not group and not topic:
+        return f"{others:,} others together"
+    return f"{group} on {topic}" if with_topic else group
+
+
+# --- times
+
+
+def _times(material: Material) -> list[Times]:
+    panels = (
+        (
+            "Send latency",
+            "From a complete request to its answer, stored durably in between.",
+            [catalogue.SEND_LATENCY.name],
+        ),
+        (
+            "Queue wait",
+            "From stored to handed to a consumer for the first time, the oldest of each batch.",
+            [catalogue.QUEUE_WAIT.name],
+        ),
+        (
+            "Work of consumers",
+            "From handed out to acknowledged: what consumers take.",
+            [catalogue.PROCESS.name],
+        ),
+        (
+            "Lateness of delays",
+            "From the due time of a delayed message to its arrival in its topic.",
+            [catalogue.DELAY_LATENESS.name, catalogue.LEVELS_LATENESS.name],
+        ),
+    )  # fmt: skip
+    return [_panel(material, *panel) for panel in panels]
+
+
+def _panel(material: Material, title: str, meaning: str, metrics: list[str]) -> Times:
+    per_ms = PER_MS[CATALOGUE[metrics[0]].unit]
+    present = [material.timed[metric] for metric in metrics if metric in material.timed]
+    by_step = {
+        step: _scaled(merged(line.get(step, {}) for line in present), per_ms)
+        for step in material.span.steps()
+    }
+    known = {step: values for step, values in by_step.items() if values is not None}
+    lines = [
+        Line(name, [(step, getattr(values, field) if values else None) for step, values in by_step.items()])
+        for name, field in (("p50", "p50"), ("p99", "p99"), ("p99.9", "p999"))
+    ]
+    worst = max(known, key=lambda step: known[step].p99) if known else None
+    whole = _scaled(merged(buckets for line in present for buckets in line.values()), per_ms)
+    return Times(
+        title,
+        meaning,
+        lines if known else [],
+        whole,
+        None if worst is None else (worst, known[worst].p99),
+    )
+
+
+def _scaled(buckets: Buckets, per_ms: float) -> Percentiles | None:
+    found = percentiles(buckets)
+    if found is None:
+        return None
+    return Percentiles(found.measured, *(edge / per_ms for edge in found[1:]))
+
+
+def _measured(material: Material) -> list[tuple[str, str, Percentiles]]:
+    """Every histogram over the whole span: ms for times, its own unit for the rest."""
+    found = []
+    for metric in sorted(material.timed):
+        unit = CATALOGUE[metric].unit if metric in CATALOGUE else ""
+        values = _scaled(merged(material.timed[metric].values()), PER_MS.get(unit, 1.0))
+        if values is not None:
+            found.append((metric, "ms" if unit in PER_MS else unit, values))
+    return found
+
+
+# --- hours
+
+
+def _heat(hours: Mapping[int, float], span: Span) -> Heat | None:
+    """None for less than three hours, which are no pattern. From two weeks on by weekday, else by date."""
+    if len(hours) < 3:
+        return None
+    weekdays = span.length_ms >= 14 * 24 * HOUR_MS
+    cells: dict[str, list[list[float]]] = {}
+    for hour in sorted(hours):
+        row = cells.setdefault(_row_name(hour, weekdays), [[] for _ in range(24)])
+        row[hour // HOUR_MS % 24].append(hours[hour])
+    names = [name for name in WEEKDAYS if name in cells] if weekdays else list(cells)
+    return Heat(names, [[_mean(cell) for cell in cells[name]] for name in names], weekdays)
+
+
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+def _row_name(hour: int, weekdays: bool) -> str:
+    day = hour // (24 * HOUR_MS)
+    weekday = WEEKDAYS[(day + 3) % 7]  # the epoch began on a Thursday
+    return weekday if weekdays else f"{weekday[:3]} {date_of(hour)}"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,132 @@
+"""Report → descriptions of charts in plotly's terms, as plain dicts: data, layout, and nothing of a theme.
+
+A trace's colour is a role in `meta.role` (`c0` … `c7`, `rest`, `p50`, `p99`, `p99.9`); page.js gives it the
+colour of light, dark or print. Names come from topics and groups and are escaped here, because plotly reads
+tags in them.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from math import ceil, floor, log10
+from typing import Any
+
+from metrics_job.report.core.facts import Heat, Line, Points, Report, Times
+from metrics_job.report.core.span import moment
+
+Figure = dict[str, Any]
+BARS_UP_TO = 6  # points: as few as that are bars
+MARKERS_UP_TO = 60
+ROLES = {"sent": "c0", "delivered": "c1", "acked": "c2", "fired later": "c4", "refused": "c5"}
+
+
+def figures(report: Report) -> dict[str, Figure]:
+    """By the id of the chart's place; what has no data has no figure."""
+    found: dict[str, Figure] = {}
+    if report.throughput:
+        found["throughput"] = _lines(report.throughput, ROLES, "messages per second", report)
+    for number, times in enumerate(report.times):
+        if times.lines:
+            found[f"times-{number}"] = _times(times, report)
+    if report.lag:
+        names = [line.name for line in report.lag]
+        roles = {name: f"c{place}" if place < 8 else "rest" for place, name in enumerate(names)}
+        found["lag"] = _lines(report.lag, roles, "messages waiting", report)
+    if report.heat is not None:
+        found["heat"] = _heat(report.heat)
+    return found
+
+
+def _lines(lines: list[Line], roles: dict[str, str], unit: str, report: Report) -> Figure:
+    days = report.span.length_ms > 86_400_000
+    data = [_trace(line, roles[line.name], days) for line in lines]
+    bars = data[0]["type"] == "bar"
+    axis = {"type": "category"} if bars else {"type": "date"}
+    layout = {
+        "xaxis": axis,
+        "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+        "hovermode": "x unified",
+        "barmode": "group",
+    }
+    return {"data": data, "layout": layout}
+
+
+def _trace(line: Line, role: str, days: bool) -> Figure:
+    known = [point for point in line.points if point[1] is not None]
+    trace: Figure = {"name": escape(line.name, quote=False), "meta": {"role": role}}
+    if len(known) <= BARS_UP_TO:
+        form = "%d %b %H:%M" if days else "%H:%M"
+        return trace | {
+            "type": "bar",
+            "x": [moment(at).strftime(form) for at, _ in known],
+            "y": [_rounded(value) for _, value in known],
+        }
+    return trace | {
+        "type": "scatter",
+        "mode": "lines+markers" if len(known) <= MARKERS_UP_TO else "lines",
+        "x": [_time(at) for at, _ in line.points],
+        "y": [_rounded(value) for _, value in line.points],
+        "connectgaps": False,
+    }
+
+
+def _times(times: Times, report: Report) -> Figure:
+    """On a logarithmic scale: medians and outliers are often a hundred times apart."""
+    figure = _lines(times.lines, {line.name: line.name for line in times.lines}, "", report)
+    ticks = _decades([line.points for line in times.lines])
+    figure["layout"]["yaxis"] = {
+        "type": "log",
+        "tickvals": ticks,
+        "ticktext": [_tick(value) for value in ticks],
+    }
+    for trace in figure["data"]:
+        trace["hovertemplate"] = "%{y:.3~g} ms"
+    return figure
+
+
+def _decades(lines: list[Points]) -> list[float]:
+    """1, 10, 100, … from below the smallest value to above the largest; 1, 2, 5, 10 where that is close."""
+    values = [value for points in lines for _, value in points if value]
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    factors = (1, 2, 5) if high < low * 100 else (1,)
+    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+    return [round(factor * 10.0**decade, 6) for decade in decades for factor in factors]
+
+
+def _tick(value_ms: float) -> str:
+    if value_ms < 1:
+        return f"{value_ms * 1000:.0f} µs"
+    if value_ms < 1000:
+        return f"{value_ms:.0f} ms"
+    return f"{value_ms / 1000:,.0f} s"
+
+
+def _heat(heat: Heat) -> Figure:
+    """Rows from above down, as one reads."""
+    unit = "messages an hour (mean)" if heat.mean else "messages"
+    trace = {
+        "type": "heatmap",
+        "x": [f"{hour:02}" for hour in range(24)],
+        "y": heat.rows,
+        "z": [[_rounded(cell) for cell in row] for row in heat.cells],
+        "meta": {"role": "heat"},
+        "xgap": 2,
+        "ygap": 2,
+        "hoverongaps": False,
+        "hovertemplate": f"%{{y}} %{{x}}:00 UTC<br>%{{z:,.0f}} {unit}<extra></extra>",
+        "colorbar": {"thickness": 12, "title": {"text": unit, "side": "right"}},
+    }
+    layout = {
+        "xaxis": {"type": "category", "title": {"text": "hour of the day, UTC"}},
+        "yaxis": {"type": "category", "autorange": "reversed"},
+        "height": 110 + 26 * len(heat.rows),
+    }
+    return {"data": [trace], "layout": layout}
+
+
+def _time(wall_ms: int) -> str:
+    return moment(wall_ms).strftime("%Y-%m-%d %H:%M")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

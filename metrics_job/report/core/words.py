@@ -1,0 +1,110 @@
+"""Numbers, times and spans as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metrics_job.report.core.span import moment
+
+_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
+
+
+def count(value: float) -> str:
+    """`12,345`; fractions of small rates stay: `0.25`."""
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}"
+
+
+def short(value: float) -> str:
+    """`12.3 k`, `4.56 M`: for places with little room."""
+    for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * 10 or (size > 1e3 and abs(value) >= size):
+            return f"{value / size:.3g} {name}"
+    return count(value)
+
+
+def plural(value: float, one: str, many: str | None = None) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{count(value)} {one if value == 1 else many or one + 's'}"
+
+
+def milliseconds(value: float | None) -> str:
+    """`0.85 ms`, `12 ms`, `3.4 s`, `4 m 5 s`; – for none."""
+    if value is None:
+        return "–"
+    if value < 1000:
+        return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
+    return span(value / 1000)
+
+
+def span(seconds: float) -> str:
+    """`340 ms`, `3.4 s`, `4 m 5 s`, `2 d 3 h`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = int(seconds)
+    for size, unit, smaller, smaller_unit in _UNITS:
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size:,} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def percent(ratio: float | None) -> str:
+    """`12.3 %`, `99.987 %`; – for none. What is not all never reads as 100 %."""
+    if ratio is None:
+        return "–"
+    value = ratio * 100
+    if 99 < value < 100:
+        for digits in (2, 3, 4, 6):
+            text = f"{value:.{digits}f}"
+            if not text.startswith("100"):
+                return f"{text} %"
+        return "just under 100 %"
+    if 0 < value < 0.01:
+        return "under 0.01 %"
+    return f"{value:.3g} %" if value < 100 else f"{value:,.0f} %"
+
+
+def change(now: float, before: float) -> str:
+    """`+12 %`, `-3 %`, `×14`, `new`, `gone`, `same`."""
+    if now == before:
+        return "same"
+    if before == 0:
+        return "new"
+    if now == 0:
+        return "gone"
+    ratio = now / before
+    if ratio >= 10:
+        return f"×{ratio:,.0f}"
+    text = f"{(ratio - 1) * 100:+.0f} %"
+    return "about the same" if text in ("+0 %", "-0 %") else text
+
+
+def when(wall_ms: int, with_date: bool = True) -> str:
+    """`2026-11-22 03:05` (UTC), or the time alone."""
+    return moment(wall_ms).strftime("%Y-%m-%d %H:%M" if with_date else "%H:%M")
+
+
+def between(start_ms: int, end_ms: int) -> str:
+    """`2026-11-22 03:05:01 to 03:06:30 UTC`: the date once where it is one."""
+    start, end = moment(start_ms), moment(end_ms)
+    form = "%H:%M:%S" if end_ms - start_ms < 600_000 else "%H:%M"
+    last = end.strftime(form if start.date() == end.date() else f"%Y-%m-%d {form}")
+    return f"{start.strftime(f'%Y-%m-%d {form}')} to {last} UTC"
+
+
+def place(group: str, topic: str) -> str:
+    """`group on topic`, or what there is of them."""
+    if group and topic:
+        return f"{group} on {topic}"
+    return group or topic or "all"
+
+
+def listed(names: Sequence[str], at_most: int = 3) -> str:
+    """`a, b and 3 more`."""
+    if len(names) <= at_most:
+        return ", ".join(names)
+    return f"{', '.join(names[:at_most])} and {len(names) - at_most:,} more"

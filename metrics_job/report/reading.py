@@ -1,0 +1,272 @@
+"""Parquet tables → Material: filtered by date and time, summed inside Arrow; little of it becomes Python.
+
+A table that is not there, or has no rows in the span, is empty material, not an error. Counters of several
+processes are added; times are merged bucket by bucket; of a gauge a step shows the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from ddmq_common.metrics import catalogue
+from metrics_job.report.core.buckets import Buckets
+from metrics_job.report.core.material import Counted, Material, Row, Sums, Timed, Waiting
+from metrics_job.report.core.span import DAY_MS, HOUR_MS, WEEK_MS, Span, date_of
+
+LAGS_SHOWN = 8  # subscriptions with a line of their own; what is beyond is one line together
+ROWS_MAX = 100_000  # of the small tables: more are cut, the first stay
+ANOMALIES_MAX = 200
+STORED = "code=0"
+_COUNTED = (
+    catalogue.SENDS.name, catalogue.DELIVERED.name, catalogue.ACKED.name, catalogue.FAILED.name,
+    catalogue.DEAD_LETTERS.name, catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name,
+)  # fmt: skip
+_LAG_NOW = (
+    "lag", "lag_age_ms", "finished_per_s", "arrived_per_s", "time_to_drain_s", "blocked_keys",
+    "blocked_key_age_ms",
+)  # fmt: skip
+
+
+class Tables:
+    """The folder the job writes into."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def bounds(self) -> tuple[int, int] | None:
+        """Start of the first minute and end of the last minute that has counters; None without any."""
+        found = [table for table in (self._starts("counters_minute"), self._starts("gauges_minute")) if table]
+        if not found:
+            return None
+        return min(first for first, _ in found), max(last for _, last in found) + 60_000
+
+    def material(self, span: Span) -> Material:
+        """All of it. Raises OSError or pyarrow's ArrowException for files that cannot be read."""
+        lag, waiting = self._lag(span)
+        return Material(
+            span=span,
+            now=self._sums(span),
+            before=self._sums(span.earlier()),
+            counted=self._counted(span),
+            timed=self._timed(span),
+            lag=lag,
+            waiting=waiting,
+            hours=self._hours(span),
+            slo=self._days("slo_day", span),
+            processes=self._days("processes", span),
+            anomalies=self._anomalies(span),
+            rejects=self._days("rejects", span),
+        )
+
+    # --- counters and times
+
+    def _sums(self, span: Span) -> Sums:
+        return Sums(self._counters(span), self._times(span))
+
+    def _counters(self, span: Span) -> list[Counted]:
+        rows = self._rows(f"counters_{span.period}", span)
+        if rows is None:
+            return []
+        summed = rows.group_by(["metric", "topic", "group", "detail"]).aggregate([("total", "sum")])
+        return [
+            Counted(*values) for values in _tuples(summed, "metric", "topic", "group", "detail", "total_sum")
+        ]
+
+    def _times(self, span: Span) -> list[Timed]:
+        keys = ["metric", "topic", "group", "detail"]
+        rows = self._rows(f"latencies_{span.period}", span, pc.field("process") == "")
+        return [
+            Timed(metric, topic, group, detail, buckets)
+            for (metric, topic, group, detail), buckets in _merged(rows, keys)
+        ]
+
+    def _counted(self, span: Span) -> dict[str, dict[int, float]]:
+        rows = self._rows(f"counters_{span.period}", span, pc.field("metric").isin(_COUNTED))
+        found: dict[str, dict[int, float]] = {}
+        if rows is None:
+            return found
+        sends = pc.equal(rows["metric"], catalogue.SENDS.name)
+        refused = pc.and_(sends, pc.not_equal(rows["detail"], STORED))
+        rows = _stepped(rows, span).append_column("refused", refused)
+        summed = rows.group_by(["metric", "refused", "step"]).aggregate([("total", "sum")])
+        for metric, not_stored, step, total in _tuples(summed, "metric", "refused", "step", "total_sum"):
+            found.setdefault(f"{metric}{{refused}}" if not_stored else metric, {})[step] = total
+        return found
+
+    def _timed(self, span: Span) -> dict[str, dict[int, Buckets]]:
+        rows = self._rows(f"latencies_{span.period}", span, pc.field("process") == "")
+        found: dict[str, dict[int, Buckets]] = {}
+        if rows is not None:
+            for (metric, step), buckets in _merged(_stepped(rows, span), ["metric", "step"]):
+                found.setdefault(metric, {})[step] = buckets
+        return found
+
+    def _hours(self, span: Span) -> dict[int, float]:
+        """Of whole hours, and always by the hour."""
+        start = span.start_ms - span.start_ms % HOUR_MS
+        hourly = Span(start, span.end_ms + -span.end_ms % HOUR_MS, HOUR_MS)
+        sent = (pc.field("metric") == catalogue.SENDS.name) & (pc.field("detail") == STORED)
+        rows = self._rows("counters_hour", hourly, sent)
+        if rows is None:
+            return {}
+        summed = _stepped(rows, hourly).group_by(["step"]).aggregate([("total", "sum")])
+        return dict(_tuples(summed, "step", "total_sum"))
+
+    # --- subscriptions
+
+    def _lag(self, span: Span) -> tuple[dict[tuple[str, str], dict[int, float]], list[Waiting]]:
+        rows = self._rows("lag_minute", span)
+        if rows is None:
+            return {}, []
+        waiting = _waiting(rows)
+        largest = {(row.group, row.topic) for row in waiting[:LAGS_SHOWN]}
+        steps = _stepped(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag", "max")])
+        found: dict[tuple[str, str], dict[int, float]] = {}
+        for group, topic, step, lag in _tuples(steps, "group", "topic", "step", "lag_max"):
+            name = (group, topic) if (group, topic) in largest else ("", "")
+            line = found.setdefault(name, {})
+            line[step] = line.get(step, 0.0) + (lag or 0.0)
+        return found, waiting
+
+    # --- tables by the day, and the rest
+
+    def _days(self, name: str, span: Span) -> list[Row]:
+        """Rows of every date the span touches."""
+        data = self._open(name)
+        if data is None:
+            return []
+        first, last = span.dates()
+        rows = data.to_table(filter=(pc.field("date") >= first) & (pc.field("date") <= last))
+        return _plain(rows.slice(0, ROWS_MAX))
+
+    def _anomalies(self, span: Span) -> list[Row]:
+        rows = self._rows(
+            "anomalies_hour", Span(span.start_ms - span.start_ms % HOUR_MS, span.end_ms, HOUR_MS)
+        )
+        if rows is None:
+            return []
+        rows = rows.append_column("size", pc.abs(rows["deviation"])).sort_by([("size", "descending")])
+        return _plain(rows.slice(0, ANOMALIES_MAX))
+
+    # --- Parquet
+
+    def _open(self, name: str) -> Any | None:
+        folder = self._folder / name
+        if not folder.is_dir():
+            return None
+        dates = ds.partitioning(pa.schema([("date", pa.string())]), flavor="hive")
+        data = ds.dataset(str(folder), format="parquet", partitioning=dates)
+        return data if data.files else None
+
+    def _rows(self, name: str, span: Span, more: Any = None) -> Any | None:
+        """Rows that start within the span, with `start` in ms; None for none."""
+        data = self._open(name)
+        if data is None:
+            return None
+        first, last = span.dates()
+        wanted = (pc.field("date") >= first) & (pc.field("date") <= last)
+        rows = data.to_table(filter=wanted if more is None else wanted & more)
+        rows = _in_ms(rows, "start")
+        inside = pc.and_(pc.greater_equal(rows["start"], span.start_ms), pc.less(rows["start"], span.end_ms))
+        rows = rows.filter(inside)
+        return rows if rows.num_rows else None
+
+    def _starts(self, name: str) -> tuple[int, int] | None:
+        data = self._open(name)
+        if data is None:
+            return None
+        dates = sorted(data.to_table(columns=["date"])["date"].unique().to_pylist())
+        if not dates:
+            return None
+        ends = (pc.field("date") == dates[0]) | (pc.field("date") == dates[-1])
+        found = pc.min_max(_in_ms(data.to_table(columns=["start"], filter=ends), "start")["start"]).as_py()
+        return found["min"], found["max"]
+
+
+def missing_dates(folder: Path, span: Span) -> list[str]:
+    """The UTC dates of the span that have no counters, in order: what the job has not been run over."""
+    first = span.start_ms - span.start_ms % DAY_MS
+    dates = [date_of(day) for day in range(first, span.end_ms, DAY_MS)]
+    return [date for date in dates if not (folder / "counters_minute" / f"date={date}").is_dir()]
+
+
+def earlier_week(span: Span) -> Span:
+    """The same span a week before."""
+    return span.earlier(WEEK_MS)
+
+
+def _waiting(rows: Any) -> list[Waiting]:
+    """One per subscription, the largest lag first."""
+    ordered = rows.sort_by([("start", "ascending")])
+    last = [(name, "last") for name in _LAG_NOW]
+    worst = [(name, "max") for name in ("lag", "blocked_keys", "blocked_key_age_ms")]
+    keep_null = pc.ScalarAggregateOptions(skip_nulls=False)
+    by = ordered.group_by(["group", "topic"], use_threads=False).aggregate(
+        [*((name, how, keep_null) for name, how in last), *worst]
+    )
+    columns = ["group", "topic", *(f"{name}_{how}" for name, how in [*last, *worst])]
+    found = [_subscription(values) for values in _tuples(by, *columns)]
+    return sorted(found, key=lambda row: (-row.lag_max, row.group, row.topic))
+
+
+def _subscription(values: Sequence[Any]) -> Waiting:
+    group, topic, lag, age, finished, arrived, drain, *blocked = values
+    keys, key_age, lag_max, keys_max, key_age_max = (number or 0.0 for number in blocked)
+    return Waiting(
+        group or "", topic or "", lag or 0.0, age or 0.0, finished or 0.0, arrived or 0.0, drain,
+        keys, key_age, lag_max, keys_max, key_age_max,
+    )  # fmt: skip
+
+
+def _stepped(rows: Any, span: Span) -> Any:
+    """With a column `step`: where the step of `start` begins."""
+    starts = rows["start"]
+    step = pc.multiply(pc.divide(starts, span.step_ms), span.step_ms)
+    return rows.append_column("step", step)
+
+
+def _merged(rows: Any | None, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], Buckets]]:
+    """The histograms of equal keys, added bucket by bucket."""
+    if rows is None:
+        return
+    rows = rows.combine_chunks()
+    parents = pc.list_parent_indices(rows["buckets"])
+    flat = pa.table(
+        {
+            **{key: pc.take(rows[key], parents) for key in keys},
+            "bucket": pc.list_flatten(rows["buckets"]),
+            "counted": pc.list_flatten(rows["counts"]),
+        }
+    )
+    summed = flat.group_by([*keys, "bucket"]).aggregate([("counted", "sum")])
+    found: dict[tuple[Any, ...], dict[int, int]] = {}
+    for *key, bucket, counted in _tuples(summed, *keys, "bucket", "counted_sum"):
+        found.setdefault(tuple(key), {})[bucket] = counted
+    yield from found.items()
+
+
+def _in_ms(rows: Any, name: str) -> Any:
+    """The timestamps of that column as epoch ms."""
+    column = rows[name]
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+    return rows.set_column(rows.column_names.index(name), name, column)
+
+
+def _tuples(rows: Any, *columns: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in columns), strict=True)
+
+
+def _plain(rows: Any) -> list[Mapping[str, Any]]:
+    """Rows as dicts, timestamps as epoch ms."""
+    for field in rows.schema:
+        if pa.types.is_timestamp(field.type):
+            rows = _in_ms(rows, field.name)
+    found: list[Mapping[str, Any]] = rows.to_pylist()
+    return found

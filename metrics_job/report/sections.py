@@ -1,0 +1,355 @@
+"""The cards of the page: each with its title, a sentence that says how to read it, a chart or a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from metrics_job.report import html
+from metrics_job.report.core import words
+from metrics_job.report.core.facts import Report, Times
+from metrics_job.report.core.health import SloFacts
+from metrics_job.report.core.material import Waiting
+from metrics_job.report.core.offenders import Offenders
+from metrics_job.report.html import Cell, number
+
+ROWS_SHOWN = 15
+BEHIND_SHOWN = 8
+NO_WEEK = "No earlier week to compare with: nothing was counted in the same hours seven days before."
+
+
+def head(report: Report) -> str:
+    """Range, verdict, totals."""
+    when = (
+        words.between(*report.covered)
+        if report.covered
+        else words.between(report.span.start_ms, report.span.end_ms)
+    )
+    length = f" ({words.span((report.covered[1] - report.covered[0]) / 1000)})" if report.covered else ""
+    return (
+        f"<header><h1>ddmq: how messages flowed</h1>{html.paragraph(when + length, 'soft')}</header>"
+        f"{_verdict(report)}{_tiles(report)}"
+    )
+
+
+def _verdict(report: Report) -> str:
+    if report.ok:
+        return (
+            '<div class="verdict good"><strong>✓ All well.</strong> Promises kept, nothing stuck, '
+            "nothing dead, no process lost, no sample missing.</div>"
+        )
+    items = "".join(
+        f'<li><a href="#{finding.section}">{escape(finding.text)}</a></li>' for finding in report.findings
+    )
+    return f'<div class="verdict bad"><strong>✗ Look here.</strong><ul>{items}</ul></div>'
+
+
+def _tiles(report: Report) -> str:
+    totals = report.totals
+    tiles = [
+        ("sent and stored", words.count(totals.sent), f"{words.count(totals.refused)} refused"),
+        ("delivered", words.count(totals.delivered), f"{words.count(totals.redelivered)} of them again"),
+        ("acknowledged", words.count(totals.acked), f"{words.count(totals.failed)} failed"),
+        (
+            "dead letters",
+            words.count(totals.dead_lettered),
+            f"{words.count(totals.timeouts)} leases timed out",
+        ),
+        ("waiting at the end", words.count(sum(row.lag for row in report.waiting)), _subscriptions(report)),
+    ]
+    if totals.fired:
+        tiles.append(("delayed, fired", words.count(totals.fired), ""))
+    cells = "".join(
+        f'<div class="tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b>'
+        f'<span class="note">{escape(note)}</span></div>'
+        for name, value, note in tiles
+    )
+    return f'<div class="tiles">{cells}</div>'
+
+
+def _subscriptions(report: Report) -> str:
+    return f"in {words.plural(len(report.waiting), 'subscription')}"
+
+
+def cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
+    """All of them, in the order of a reader's questions."""
+    yield _throughput(report, drawn)
+    yield _lag(report, drawn)
+    if any(row.lag or row.lag_max for row in report.waiting):
+        yield _behind(report)
+    for place, times in enumerate(report.times):
+        yield _times(times, f"times-{place}", drawn)
+    yield _promises(report)
+    yield _offenders(report.offenders)
+    yield _changes(report)
+    yield _heat(report, drawn)
+    yield _processes(report)
+    if report.rejects:
+        yield _rejects(report)
+    yield _measured(report)
+
+
+def _throughput(report: Report, drawn: dict[str, Any]) -> str:
+    if "throughput" not in drawn:
+        return html.section(
+            "throughput", "Throughput", html.empty("No message was sent or delivered in this range.")
+        )
+    peaks = {
+        line.name: max((value or 0 for _, value in line.points), default=0) for line in report.throughput
+    }
+    said = ", ".join(f"{name} {words.count(round(peak, 2))}/s" for name, peak in peaks.items())
+    step = words.span(report.span.step_ms / 1000)
+    return html.section(
+        "flow",
+        "Throughput",
+        html.paragraph(
+            f"Mean of each {step}; lines that lie on each other are messages that flow. At most: {said}.",
+            "note",
+        ),
+        html.chart("throughput"),
+    )
+
+
+def _lag(report: Report, drawn: dict[str, Any]) -> str:
+    title = "Lag by group"
+    if not report.waiting:
+        said = "No subscription had messages waiting, or no consumer proxy was sampled."
+        return html.section("lag-card", title, html.empty(said))
+    note = html.paragraph("Messages stored and not yet finished, the largest of each step.", "note")
+    plot = html.chart("lag") if "lag" in drawn else html.empty("No group was ever behind.")
+    return html.section("lag-card", title, note, plot)
+
+
+def _behind(report: Report) -> str:
+    """Every subscription that was behind at all, those that still are first."""
+    rows = [row for row in report.waiting if row.lag or row.lag_max]
+    ordered = sorted(
+        rows, key=lambda row: (row.lag == 0, row.time_to_drain_s is not None, -row.lag, -row.lag_max)
+    )
+    columns = (
+        "group",
+        "topic",
+        "at most",
+        "at the end",
+        "oldest waits",
+        "arrive/s",
+        "finished/s",
+        "time to drain",
+    )
+    cells = [
+        (
+            row.group,
+            row.topic,
+            number(words.count(row.lag_max)),
+            number(words.count(row.lag)),
+            number(words.milliseconds(row.lag_age_ms) if row.lag else "–"),
+            number(words.count(round(row.arrived_per_s, 2))),
+            number(words.count(round(row.finished_per_s, 2))),
+            _drain(row),
+        )
+        for row in ordered[:BEHIND_SHOWN]
+    ]
+    still = sum(row.lag > 0 for row in rows)
+    note = (
+        f"{words.plural(still, 'subscription')} of {len(report.waiting):,} with messages waiting at the end. "
+        "Time to drain: what is waiting over what is finished beyond what arrives."
+    )
+    more = _more(len(ordered), BEHIND_SHOWN)
+    return html.section(
+        "waiting", "Who is behind", html.paragraph(note, "note"), html.table(columns, cells), more, wide=True
+    )
+
+
+def _drain(row: Waiting) -> Cell:
+    if not row.lag:
+        return Cell("✓ empty", "good")
+    if row.time_to_drain_s is None:
+        return Cell("✗ never at present rates", "bad")
+    return Cell(words.span(row.time_to_drain_s))
+
+
+def _more(rows: int, shown: int = ROWS_SHOWN) -> str:
+    return html.paragraph(f"… and {rows - shown:,} more", "note") if rows > shown else ""
+
+
+def _times(times: Times, name: str, drawn: dict[str, Any]) -> str:
+    note = html.paragraph(times.meaning, "note")
+    if name not in drawn or times.whole is None:
+        said = html.empty("Nothing of this kind happened in this range.")
+        return html.section(f"card-{name}", times.title, note, said)
+    whole = times.whole
+    said = (
+        f"Half within {words.milliseconds(whole.p50)}, 99 % within {words.milliseconds(whole.p99)}, "
+        f"99.9 % within {words.milliseconds(whole.p999)}, the longest {words.milliseconds(whole.max)} "
+        f"({words.count(whole.measured)} measured)."
+    )
+    if times.worst is not None and len(times.lines[0].points) > 1:
+        said += f" Worst p99: {words.milliseconds(times.worst[1])} at {words.when(times.worst[0])}."
+    scale = html.paragraph("The scale is logarithmic: equal steps up are equal factors.", "note")
+    return html.section(f"card-{name}", times.title, note, html.paragraph(said), html.chart(name), scale)
+
+
+def _promises(report: Report) -> str:
+    title = "Promises (SLO)"
+    if not report.slo:
+        said = html.empty(
+            "Nothing to judge: no promise of conf/slo.yaml had anything measured on these days."
+        )
+        return html.section("promises", title, said, wide=True)
+    missed = sum(not row.met for row in report.slo)
+    note = f"{len(report.slo) - missed:,} kept, {missed:,} missed; judged by whole UTC days, the worst first."
+    cells = [_promise(row) for row in report.slo[:ROWS_SHOWN]]
+    columns = ("promise", "for", "promised", "reached", "counted", "days missed", "")
+    return html.section(
+        "promises",
+        title,
+        html.paragraph(note, "note"),
+        html.table(columns, cells),
+        _more(len(report.slo)),
+        wide=True,
+    )
+
+
+def _promise(row: SloFacts) -> tuple[str | Cell, ...]:
+    return (
+        row.name,
+        words.place(row.group, row.topic),
+        number(words.percent(row.target)),
+        number(words.percent(row.compliance)),
+        number(words.count(row.total)),
+        f"{len(row.days_missed)} of {row.days}"
+        + (f": {words.listed(row.days_missed)}" if row.days_missed else ""),
+        html.mark(row.met, "kept", "missed"),
+    )
+
+
+def _offenders(lists: list[Offenders]) -> str:
+    full = [found for found in lists if found.rows]
+    none = " ".join(found.none for found in lists if not found.rows)
+    parts = [f'<div class="lists">{"".join(_offender_list(found) for found in full)}</div>'] if full else []
+    if none:
+        parts.append(html.paragraph(none, "note"))
+    return html.section("top", "Who stands out", *parts, wide=True)
+
+
+def _offender_list(found: Offenders) -> str:
+    most = max(row.value for row in found.rows) or 1
+    rows = "".join(
+        f'<div class="offender"><i style="width:{row.value / most * 100:.1f}%"></i>'
+        f'<span class="value">{escape(row.shown)}</span><span>{escape(row.name)}</span>'
+        f"<small>{escape(row.note)}</small></div>"
+        for row in found.rows
+    )
+    more = html.paragraph(f"… and {found.more:,} more", "note") if found.more else ""
+    return f"<div><h3>{escape(found.title)}</h3>{rows}{more}</div>"
+
+
+def _changes(report: Report) -> str:
+    title = "What changed since last week"
+    parts = []
+    if report.changes:
+        cells = [
+            (row.what, number(row.now), number(row.before), Cell(row.change, "bad" if row.worse else ""))
+            for row in report.changes
+        ]
+        parts.append(html.table(("", "now", "a week before", "change"), cells))
+    else:
+        parts.append(html.empty(NO_WEEK))
+    if report.anomalies:
+        parts.append(_anomalies(report))
+    return html.section("changes", title, *parts)
+
+
+def _anomalies(report: Report) -> str:
+    cells = [
+        (
+            words.when(row["start"]),
+            row["metric"],
+            words.place(row["group"] or "", row["topic"] or ""),
+            number(words.count(row["value"])),
+            number(words.count(row["usual"])),
+        )
+        for row in report.anomalies[:ROWS_SHOWN]
+    ]
+    note = html.paragraph("Hours unlike the same weekday and hour of up to four former weeks:", "note")
+    return (
+        note
+        + html.table(("hour (UTC)", "metric", "of", "value", "usually"), cells)
+        + _more(len(report.anomalies))
+    )
+
+
+def _heat(report: Report, drawn: dict[str, Any]) -> str:
+    title = "Messages sent by hour"
+    if "heat" not in drawn:
+        return html.section(
+            "hours", title, html.empty("Less than three hours of samples: too few for a pattern by hour.")
+        )
+    return html.section("hours", title, html.chart("heat"))
+
+
+def _processes(report: Report) -> str:
+    title = "Processes"
+    if not report.processes:
+        return html.section("processes", title, html.empty("No process was seen in this range."), wide=True)
+    columns = ("process", "seen", "restarts", "ended", "samples missing", "longest gap", "clock set back")
+    cells = [
+        (
+            row.name,
+            words.between(row.first_ms, row.last_ms),
+            number(f"{row.restarts:,}"),
+            html.mark(not row.vanished, _ENDED.get(row.ended, row.ended), f"{row.vanished:,} vanished"),
+            Cell(f"{row.missing:,}", "bad" if row.missing else "number"),
+            number(words.span(row.longest_gap_s) if row.longest_gap_s else "–"),
+            number(f"{row.clock_steps:,}" if row.clock_steps else "–"),
+        )
+        for row in sorted(
+            report.processes, key=lambda row: (-row.vanished, -row.missing, -row.restarts, row.name)
+        )
+    ]
+    note = html.paragraph(
+        "Days (UTC) that the range touches. Vanished: no last sample, so killed or crashed.", "note"
+    )
+    return html.section(
+        "processes", title, note, html.table(columns, cells[:ROWS_SHOWN]), _more(len(cells)), wide=True
+    )
+
+
+_ENDED = {"last": "stopped", "running": "running"}
+
+
+def _rejects(report: Report) -> str:
+    cells = [
+        (row["file"], row["reason"], number(f"{row['lines']:,}"), str(row["example"])[:200])
+        for row in report.rejects[:ROWS_SHOWN]
+    ]
+    note = html.paragraph("Lines of sample files that were not understood and are in no number here.", "note")
+    columns = ("file", "reason", "lines", "example")
+    return html.section(
+        "rejects", "Left out", note, html.table(columns, cells), _more(len(report.rejects)), wide=True
+    )
+
+
+def _measured(report: Report) -> str:
+    title = "Everything measured"
+    if not report.measured:
+        return html.section("measured", title, html.empty("No histogram in this range."), wide=True)
+    cells: list[tuple[str | Cell, ...]] = [
+        (name, unit or "count", *(number(words.count(float(f"{value:.3g}"))) for value in values[1:]),
+         number(words.count(values.measured)))
+        for name, unit, values in report.measured
+    ]  # fmt: skip
+    columns = ("metric", "unit", "p50", "p99", "p99.9", "largest", "measured")
+    shown = f"<details><summary>{len(cells)} histograms</summary>{html.table(columns, cells)}</details>"
+    return html.section("measured", title, shown, wide=True)
+
+
+def foot(made_ms: int) -> str:
+    """What the numbers are."""
+    return (
+        '<footer class="note">Counts are exact sums of what the proxies counted; percentiles are '
+        "merged exactly from logarithmic buckets and shown by the bucket's upper edge, at most 12.5 % above. "
+        "What a killed process counted after its last sample is in no number. All times are UTC. "
+        f"Made {words.when(made_ms)} UTC. How to read it: docs/report.md.</footer>"
+    )

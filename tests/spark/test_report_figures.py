@@ -1,0 +1,207 @@
+"""Known rows → known numbers, sentences and figures of the report; what is missing is said in words."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from ddmq_common.metrics.buckets import bucket
+from metrics_job.report.core import words
+from metrics_job.report.core.buckets import percentiles
+from metrics_job.report.core.facts import Report, report_of
+from metrics_job.report.core.figures import figures
+from metrics_job.report.core.span import DAY_MS, HOUR_MS, WEEK_MS, span_of
+from metrics_job.report.reading import Tables, missing_dates
+from tests.spark.report_tables import Writer, at, busy_week, ms
+
+
+def report(folder: Path, start: int, end: int) -> Report:
+    """Of so many minutes after the first midnight."""
+    return report_of(Tables(folder).material(span_of(ms(start), ms(end))))
+
+
+@pytest.fixture
+def ten_minutes(tmp_path: Path) -> Path:
+    """Two topics, a group, a minute with refusals, a dead letter; ten minutes from 01:00."""
+    writer = Writer(tmp_path)
+    for minute in range(60, 70):
+        writer.counter(at(minute), "ddmq_sends_total", 600, "orders", detail="code=0")
+        writer.counter(at(minute), "ddmq_sends_total", 60, "bills", detail="code=0", process="other@two:9813")
+        writer.counter(at(minute), "ddmq_delivered_total", 630, "orders", "billing")
+        writer.counter(at(minute), "ddmq_acked_total", 600, "orders", "billing")
+        writer.times(at(minute), "ddmq_send_latency_us", [1000.0] * 98 + [50_000.0] * 2, "orders")
+        writer.lag(at(minute), "billing", "orders", float(minute - 60))
+    writer.counter(at(65), "ddmq_sends_total", 12, "orders", detail="code=11")
+    writer.counter(at(65), "ddmq_dead_letters_total", 3, "orders", "billing", "reason=attempts")
+    writer.counter(at(65), "ddmq_redelivered_total", 30, "orders", "billing")
+    writer.process(at(60), at(70))
+    writer.slo(date(2026, 11, 16), "send latency", 970, 1000, 0.99, "orders")
+    writer.slo(date(2026, 11, 16), "availability", 1000, 1000, 0.999)
+    return writer.write()
+
+
+def test_totals_are_the_sums_of_the_rows(ten_minutes: Path) -> None:
+    totals = report(ten_minutes, 60, 70).totals
+    assert (totals.sent, totals.refused, totals.delivered, totals.acked) == (6600, 12, 6300, 6000)
+    assert (totals.dead_lettered, totals.redelivered) == (3, 30)
+
+
+def test_only_rows_within_the_range_count(ten_minutes: Path) -> None:
+    assert report(ten_minutes, 62, 64).totals.sent == 2 * 660
+    assert report(ten_minutes, 70, 80).totals.sent == 0
+
+
+def test_rates_are_totals_over_the_time_that_was_covered(ten_minutes: Path) -> None:
+    drawn = figures(report(ten_minutes, 60, 70))["throughput"]
+    sent = next(trace for trace in drawn["data"] if trace["name"] == "sent")
+    assert sent["y"] == [11.0] * 10
+    refused = next(trace for trace in drawn["data"] if trace["name"] == "refused")
+    assert refused["y"] == [0.0] * 5 + [0.2] + [0.0] * 4
+
+
+def test_a_run_within_a_minute_is_not_slowed_by_the_rest_of_it(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.counter(at(60), "ddmq_sends_total", 600, "orders", detail="code=0")
+    writer.process(at(60).replace(second=10), at(60).replace(second=30))
+    drawn = figures(report(writer.write(), 60, 61))["throughput"]["data"][0]
+    assert (drawn["type"], drawn["x"], drawn["y"]) == ("bar", ["01:00"], [30.0])
+
+
+def test_percentiles_are_upper_edges_of_merged_buckets(ten_minutes: Path) -> None:
+    send = report(ten_minutes, 60, 70).times[0]
+    whole = percentiles({bucket(1000.0): 980, bucket(50_000.0): 20})
+    assert send.whole is not None
+    assert whole is not None
+    assert send.whole.measured == whole.measured == 1000
+    assert send.whole.p50 == whole.p50 / 1000 == pytest.approx(1.024)
+    assert send.whole.p99 == whole.p99 / 1000 == pytest.approx(53.248)
+    assert [line.name for line in send.lines] == ["p50", "p99", "p99.9"]
+
+
+def test_lag_has_a_line_and_its_last_state(ten_minutes: Path) -> None:
+    found = report(ten_minutes, 60, 70)
+    assert [value for _, value in found.lag[0].points] == [float(n) for n in range(10)]
+    (row,) = found.waiting
+    assert (row.lag, row.lag_max, row.time_to_drain_s) == (9.0, 9.0, 9.0)
+
+
+def test_the_verdict_names_what_to_look_at(ten_minutes: Path) -> None:
+    said = "\n".join(finding.text for finding in report(ten_minutes, 60, 70).findings)
+    assert "1 promise missed (send latency); worst send latency of orders: 97 % good, 99 % promised" in said
+    assert "3 messages became dead letters" in said
+    assert "12 sends not stored, 0.181 % of all answered" in said
+    assert len(said.splitlines()) == 3
+
+
+def test_nothing_to_look_at_is_ok(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.counter(at(60), "ddmq_sends_total", 600, "orders", detail="code=0")
+    writer.process(at(60), at(61))
+    assert report(writer.write(), 60, 61).ok
+
+
+def test_no_tables_at_all_is_said(tmp_path: Path) -> None:
+    assert Tables(tmp_path).bounds() is None
+    found = report(tmp_path, 60, 70)
+    assert not found.ok
+    assert found.findings[0].text.startswith("No samples in this range")
+    assert figures(found) == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"time_to_drain_s": None}, "not getting fewer at present rates"),
+        ({"time_to_drain_s": 7200.0}, "2 h to drain"),
+        ({"blocked_keys": 2.0, "blocked_key_age_ms": 90_000.0}, "2 order keys blocked at the end (g on t)"),
+    ],
+)
+def test_a_subscription_in_trouble_is_told(tmp_path: Path, more: dict[str, float | None], said: str) -> None:
+    writer = Writer(tmp_path)
+    writer.lag(at(60), "g", "t", 5.0, **more)
+    assert said in " ".join(finding.text for finding in report(writer.write(), 60, 61).findings)
+
+
+def test_processes_and_rejects_are_told(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(60), at(65), ended="vanished", instance="1" * 16)
+    writer.process(at(66), at(70), ended="last", instance="2" * 16, missing=2)
+    writer.add("rejects", {"file": "f", "reason": "corrupt", "lines": 4, "example": "{"})
+    found = report(writer.write(), 60, 70)
+    (process,) = found.processes
+    assert (process.restarts, process.vanished, process.ended, process.missing) == (1, 1, "last", 2)
+    said = " ".join(finding.text for finding in found.findings)
+    assert "1 process ended without a word" in said
+    assert "2 sample files missing" in said
+    assert "4 sample lines not understood" in said
+
+
+def test_an_instance_is_what_its_last_day_says(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(1400), at(1439), ended="running")
+    writer.process(at(1440), at(1500), ended="vanished")
+    (process,) = report(writer.write(), 1400, 1500).processes
+    assert (process.restarts, process.vanished, process.ended) == (0, 1, "vanished")
+
+
+def test_the_week_before_is_compared(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for minute, sent, slow in ((60, 100, 1000.0), (60 + 7 * 1440, 150, 4000.0)):
+        writer.counter(at(minute), "ddmq_sends_total", sent, "orders", detail="code=0")
+        writer.times(at(minute), "ddmq_send_latency_us", [slow], "orders")
+    found = report(writer.write(), 7 * 1440, 7 * 1440 + 120)
+    by = {change.what: change for change in found.changes}
+    assert by["messages sent"][1:] == ("150", "100", "+50 %", False)
+    assert (by["send latency p99"].change, by["send latency p99"].worse) == ("+300 %", True)
+    assert by["sent to orders"].change == "+50 %"
+    assert report(tmp_path, 60, 61).changes == []
+
+
+def test_offenders_are_ranked_with_their_share(ten_minutes: Path) -> None:
+    by = {found.title: found for found in report(ten_minutes, 60, 70).offenders}
+    (refused,) = by["Sends refused"].rows
+    assert (refused.name, refused.shown) == ("orders", "12")
+    assert refused.note == "0.2 % of 6,012; code 11: 12"
+    (again,) = by["Delivered again"].rows
+    assert (again.name, again.shown) == ("billing on orders", "30")
+    assert by["Dead letters"].rows[0].note == "attempts: 3"
+    assert by["Failed by consumers"].rows == []
+
+
+def test_many_groups_are_a_bounded_page(tmp_path: Path) -> None:
+    busy_week(tmp_path, topics=30, days=1, every_minutes=240)
+    found = report(tmp_path, 0, 1440)
+    assert len(found.lag) == 9
+    assert found.lag[-1].name.endswith("others together")
+    assert all(len(offenders.rows) <= 8 for offenders in found.offenders)
+    assert found.heat is not None
+    assert sum(cell or 0 for row in found.heat.cells for cell in row) == found.totals.sent
+
+
+@pytest.mark.parametrize("length", [60_000, HOUR_MS, DAY_MS, 3 * DAY_MS, WEEK_MS, 90 * DAY_MS, 3650 * DAY_MS])
+def test_a_span_of_any_length_has_at_most_500_steps(length: int) -> None:
+    span = span_of(ms(61), ms(61) + length)
+    assert len(span.steps()) <= 500
+    assert span.steps()[0] <= span.start_ms
+    assert span.steps()[-1] + span.step_ms >= span.end_ms
+
+
+def test_dates_the_job_was_not_run_over(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.counter(at(60), "ddmq_sends_total", 1, "t", detail="code=0")
+    assert missing_dates(writer.write(), span_of(ms(-10), ms(1450))) == ["2026-11-15", "2026-11-17"]
+
+
+def test_words() -> None:
+    assert [words.percent(ratio) for ratio in (0.5, 0.99999, 1.0, 0.00001, None)] == [
+        "50 %", "99.999 %", "100 %", "under 0.01 %", "–",
+    ]  # fmt: skip
+    assert [words.milliseconds(value) for value in (0.851, 12.0, 3400.0, 245_000.0)] == [
+        "0.851 ms", "12 ms", "3.4 s", "4 m 5 s",
+    ]  # fmt: skip
+    assert [words.change(*pair) for pair in ((1, 0), (0, 1), (2, 2), (30, 2), (97, 100))] == [
+        "new", "gone", "same", "×15", "-3 %",
+    ]  # fmt: skip
+    assert words.plural(1, "process", "processes") == "1 process"

@@ -1,0 +1,138 @@
+"""The HTML file: complete in itself, safe against any name, and honest about what is not there."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metrics_job.report.core.facts import report_of
+from metrics_job.report.core.span import span_of
+from metrics_job.report.page import page
+from metrics_job.report.reading import Tables
+from tests.spark.report_tables import Writer, at, ms
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
+
+
+class Seen(HTMLParser):
+    """Tags with their attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+def made(folder: Path, start: int = 60, end: int = 70) -> str:
+    return page(report_of(Tables(folder).material(span_of(ms(start), ms(end)))), ms(80))
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> str:
+    writer = Writer(tmp_path)
+    for minute in range(60, 70):
+        writer.counter(at(minute), "ddmq_sends_total", 10, EVIL, detail="code=0")
+        writer.counter(at(minute), "ddmq_sends_total", 1, EVIL, detail=f"code={EVIL}")
+        writer.counter(at(minute), "ddmq_dead_letters_total", 1, EVIL, EVIL, f"reason={EVIL}")
+        writer.times(at(minute), "ddmq_send_latency_us", [100.0], EVIL)
+        writer.lag(at(minute), EVIL, EVIL, 5.0, blocked_keys=1.0, time_to_drain_s=None)
+    writer.process(at(60), at(70), process=EVIL, ended="vanished")
+    writer.slo(at(60).date(), EVIL, 1, 10, 0.9, EVIL, EVIL)
+    writer.add("rejects", {"file": EVIL, "reason": "corrupt", "lines": 1, "example": EVIL})
+    anomaly = {"start": at(60), "metric": EVIL, "topic": EVIL, "group": EVIL, "value": 9.0, "usual": 1.0}
+    writer.add("anomalies_hour", {**anomaly, "deviation": 8.0, "weeks": 4})
+    return made(writer.write())
+
+
+def test_no_name_becomes_a_tag(evil: str) -> None:
+    seen = Seen(evil)
+    assert [tag for tag, _ in seen.tags].count("script") == 3
+    assert "img" not in {tag for tag, _ in seen.tags}
+    assert not any(name.startswith("on") for _, given in seen.tags for name in given)
+    assert seen.text.count(EVIL) > 10
+
+
+def test_names_in_charts_are_escaped_for_the_script_and_for_its_labels(evil: str) -> None:
+    figures = drawn(evil)
+    (line,) = figures["lag"]["data"]
+    assert "<" not in line["name"]
+    assert line["name"].startswith("&lt;/script&gt;")
+
+
+def drawn(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(re.findall(r'id="figures">(.*?)</script>', text)[0])
+    return found
+
+
+def test_nothing_is_fetched(evil: str) -> None:
+    seen = Seen(evil)
+    for tag, given in seen.tags:
+        assert "src" not in given, tag
+        assert (given.get("href") or "#").startswith("#"), tag
+        assert tag not in ("link", "iframe", "object", "base")
+    assert "@import" not in evil.partition("</style>")[0]
+    assert "url(" not in evil.partition("</style>")[0]
+    assert "default-src 'none'" in evil
+
+
+def test_every_figure_has_its_place_and_every_link_its_target(evil: str) -> None:
+    seen = Seen(evil)
+    ids = [given["id"] for _, given in seen.tags if "id" in given]
+    assert len(ids) == len(set(ids))
+    assert set(drawn(evil)) <= set(ids)
+    links = {str(given["href"])[1:] for tag, given in seen.tags if tag == "a"}
+    assert links <= set(ids)
+    assert {"promises", "waiting", "top", "processes", "changes", "rejects"} <= links
+
+
+def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
+    text = made(tmp_path)
+    seen = Seen(text)
+    assert "script" not in {tag for tag, _ in seen.tags}
+    for said in (
+        "No samples in this range",
+        "No message was sent or delivered",
+        "No subscription had messages waiting",
+        "Nothing of this kind happened",
+        "Nothing to judge",
+        "No earlier week to compare with",
+        "Less than three hours",
+        "No process was seen",
+    ):
+        assert said in seen.text, said
+
+
+def test_numbers_on_the_page_are_those_of_the_rows(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.counter(at(60), "ddmq_sends_total", 12_345, "orders", detail="code=0")
+    writer.counter(at(60), "ddmq_delivered_total", 12_346, "orders", "g")
+    writer.counter(at(60), "ddmq_acked_total", 12_344, "orders", "g")
+    writer.process(at(60), at(61))
+    text = made(writer.write())
+    tiles = dict(re.findall(r'"tile"><span class="soft">([^<]+)</span><b>([^<]+)</b>', text))
+    assert tiles["sent and stored"] == "12,345"
+    assert tiles["delivered"] == "12,346"
+    assert tiles["acknowledged"] == "12,344"
+    assert "All well." in text
