@@ -82,7 +82,7 @@ def encode_order(order: DelayOrder) -> str:
     return msgspec.json.encode(order).decode()
 
 
-def decode_order(text: str) -> DelayOrder:
+def decode_order(text: str | bytes) -> DelayOrder:
     """Raises DamagedError for anything `encode_order` does not write."""
     try:
         return _ORDERS.decode(text)

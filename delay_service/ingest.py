@@ -20,7 +20,8 @@ from backend.completion import Completion
 from backend.file_log.pool import off_hub
 from backend.port import Wait
 from backend.records import CommitBatch, NewRecord, ReadBatch
-from ddmq_common.errors import CallerError, DamagedError, FencedError, RemoteError
+from ddmq_common.delay_order import ORDER_PROPERTY
+from ddmq_common.errors import CallerError, FencedError, RemoteError
 from delay_service.core.intake import INGESTED, Reply, Taken
 from delay_service.core.orders import Order, order_of
 from delay_service.core.outlets import UNREADABLE, dead_record
@@ -46,11 +47,7 @@ class OrderRead(LevelRead):
         super().__init__(offset, answer)
 
     def _records(self, batch: ReadBatch) -> int:
-        for index in range(len(batch.offsets)):
-            try:
-                self.orders.append(order_of(batch.record(index)))
-            except DamagedError:
-                continue
+        self.orders = [order_of(record) for record in batch.carried(ORDER_PROPERTY)]
         return len(self.orders)
 
 
@@ -303,9 +300,8 @@ class Ingest:
 
 def _dead(order: Order, wall_ms: int) -> NewRecord:
     """The dead letter of an order that does not say what it wants."""
-    record = order.record
     facts = {"dead-letter-reason": UNREADABLE, "dead-letter-time": str(wall_ms)}
-    return dead_record(order.delivery, record.message_id, record.born_ms, record.flags, facts)
+    return dead_record(order.delivery, order.message_id, order.born_ms, order.flags, facts)
 
 
 def taken_in(text: bytes | None) -> int | None:

@@ -100,7 +100,8 @@ class _Batch:
         self._in = intake
         self._now = now_ms
         self._ids = self._look_up(orders)
-        self._fresh: dict[DueKey, Pending] = {}
+        self._fresh: dict[tuple[int, int], Pending] = {}  # by due time and offset
+        self._added = 0
         self._aside: frozenset[str] | None = None
         self._changes = Changes()
         self._count = 0
@@ -121,6 +122,8 @@ class _Batch:
 
     def taken(self) -> Taken:
         self._changes.added = list(self._fresh.values())
+        if self._added:
+            self._tell("added", self._added)
         return Taken(
             self._count, self._changes, self._replies, self._done, self._dead, self._awaited, self._tally
         )
@@ -134,9 +137,17 @@ class _Batch:
             self._bury(order)
             return True
         state = self._ids[order.uuid]
-        if said.op != ADD and state is not None and self._is_busy(state):
-            return False
         self._count += 1
+        if (
+            state is None
+            and said.op == ADD
+            and not (said.unless_cancelled or self._in.acks.is_finished(order.offset))
+        ):
+            self._keep(order, said)  # nearly always
+            return True
+        if said.op != ADD and state is not None and self._is_busy(state):
+            self._count -= 1
+            return False
         self._ops.get(said.op, self._move)(order, said)
         return True
 
@@ -203,11 +214,12 @@ class _Batch:
             self._count -= 1
             self._bury(order)
             return
-        self._fresh[message.key] = message
+        self._fresh[message[:2]] = message
         state = IdState(IdKind.PENDING, message.due_ms, message.offset)
-        self._put_id(order.uuid, state)
-        self._tell("added")
-        self._reply(said, ADDED, state)
+        self._ids[order.uuid] = self._changes.ids[order.uuid] = state
+        self._added += 1
+        if said.reply_queue >= 0:
+            self._reply(said, ADDED, state)
 
     def _put_id(self, uuid: bytes, state: IdState) -> None:
         self._ids[uuid] = self._changes.ids[uuid] = state

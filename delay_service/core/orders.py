@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from backend.progress.ack_map import OFFSET_END
-from backend.records import StoredRecord
+from backend.records import Carried
 from ddmq_common.delay_id import uuid_bytes
-from ddmq_common.delay_order import ADD, CANCEL, FIRE, ORDER_PROPERTY, RESCHEDULE, DelayOrder, decode_order
+from ddmq_common.delay_order import ADD, CANCEL, FIRE, RESCHEDULE, DelayOrder, decode_order
 from ddmq_common.delivery_parts import tag_of
 from ddmq_common.errors import DamagedError
 from delay_service.store.port import DueKey, Pending
@@ -18,48 +18,41 @@ OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE))
 class Order(NamedTuple):
     """One order. `said` is None when the record does not say what is wanted: it becomes a dead letter.
 
-    `delivery`: the record's own bytes, which a reader may give back.
+    `delivery`: the record's own bytes, which a reader may give back; `message_id`, `born_ms`, `flags` too.
     """
 
     offset: int
-    record: StoredRecord
     said: DelayOrder | None
     uuid: bytes
     text: str
+    message_id: bytes
+    born_ms: int
+    flags: int
     delivery: bytes
 
 
-def order_of(record: StoredRecord) -> Order:
-    """The order that an inner record holds."""
-    text = record.system.get(ORDER_PROPERTY, "")
-    offset, delivery = record.offset, bytes(record.delivery)
+def order_of(record: Carried) -> Order:
+    """The order that an inner record holds; `record` carries its ORDER_PROPERTY."""
+    offset, message_id, born_ms, flags, value, delivery = record
+    text = value.decode(errors="replace")
     try:
-        said = decode_order(text)
+        said = decode_order(value)
     except DamagedError:
-        return Order(offset, record, None, b"", text, delivery)
+        return Order(offset, None, b"", text, message_id, born_ms, flags, delivery)
     if said.op not in OPS or (said.op == ADD and not said.topic):
-        return Order(offset, record, None, b"", text, delivery)
-    return Order(offset, record, said, uuid_bytes(said.uuid), text, delivery)
+        return Order(offset, None, b"", text, message_id, born_ms, flags, delivery)
+    return Order(offset, said, uuid_bytes(said.uuid), text, message_id, born_ms, flags, delivery)
 
 
 def pending_of(order: Order) -> Pending:
     """The message that an add asks to keep. Raises DamagedError when its delivery bytes do not parse."""
-    record, said = order.record, order.said
+    offset, said, uuid, text, message_id, born_ms, flags, delivery = order
     if said is None:
-        raise DamagedError(f"order at offset {order.offset} does not parse")
-    delivery = order.delivery
+        raise DamagedError(f"order at offset {offset} does not parse")
+    due_ms = max(said.at_ms or said.due_ms, 0)
+    tag = tag_of(delivery)
     return Pending(
-        max(said.at_ms or said.due_ms, 0),
-        order.offset,
-        said.occurrence,
-        said.topic,
-        order.uuid,
-        order.text,
-        record.message_id,
-        record.born_ms,
-        record.flags,
-        tag_of(delivery),
-        delivery,
+        due_ms, offset, said.occurrence, said.topic, uuid, text, message_id, born_ms, flags, tag, delivery
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from backend.progress.ack_map import AckMap
-from backend.records import StoredRecord
+from backend.records import StoredRecord, carried_of
 from ddmq_common.delay_order import (
     ADD,
     ALREADY_FIRED,
@@ -194,7 +194,10 @@ class DelayMachine(RuleBasedStateMachine):
         again = process.position < process.known_to
         if again:
             end = min(end, process.known_to)
-        orders = [order_of(record) for record in self.world.log.orders[process.position : end]]
+        orders = [
+            order_of(carried_of(record, ORDER_PROPERTY))
+            for record in self.world.log.orders[process.position : end]
+        ]
         if not orders:
             return
         intake = process.intake

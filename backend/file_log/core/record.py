@@ -9,6 +9,7 @@ time, and all of parsing.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -198,6 +199,24 @@ def encode_system(system: dict[str, str] | None) -> bytes:
     if not system:
         return b""
     return encode_properties({name.encode(): value.encode() for name, value in system.items()})
+
+
+def system_finder(name: str) -> Callable[[bytes], bytes]:
+    """For many records: gives the value (UTF-8) of one system property out of their stored form, b"" where
+    it is missing. Raises DamagedError. One that stands alone is taken without decoding anything."""
+    head = encode_system({name: ""})[:-1]  # without the value's length
+    start = len(head)
+
+    def find(data: bytes) -> bytes:
+        if data.startswith(head):
+            size, at = data[start], start + 1
+            if size > 127:
+                size, at = size & 127 | data[at] << 7, at + 1
+            if size < 1 << 14 and at + size == len(data):
+                return data[at:]
+        return decode_system(data).get(name, "").encode()
+
+    return find
 
 
 def decode_system(data: bytes) -> dict[str, str]:

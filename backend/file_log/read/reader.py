@@ -23,17 +23,20 @@ from backend.file_log.core.record import (
     ENTRY_ROWS,
     FRONT,
     RAW_ENTRIES,
+    RECORD_BYTES,
+    REST,
     STORED_MS,
     STORED_MS_AT,
     VOUCH,
     VOUCH_AT,
     Kind,
     Record,
+    system_finder,
     unpack_record,
 )
 from backend.file_log.read.picking import Ask, Picked
 from backend.file_log.segments import Segment, SegmentSet
-from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from backend.records import Bounds, Carried, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
 
 BLOCK_BYTES = 1 << 20
@@ -79,6 +82,10 @@ class FileBatch(ReadBatch):
         if found is None:
             raise DamagedError(f"the record at log position {self.positions[index]} cannot be read any more")
         return stored_record(found, self.deliveries[index])
+
+    def carried(self, name: str) -> list[Carried]:
+        """As the port says; all of it was checked when it was read, so nothing is checked again."""
+        return [] if self._reader is None else self._reader.carried(self, name)
 
     def stored_ms(self, index: int) -> int:
         return 0 if self._reader is None else self._reader.stored_ms_at(self.positions[index])
@@ -236,6 +243,27 @@ class LogReader:
             0
         ]
         return stored_ms
+
+    def carried(self, batch: FileBatch, name: str) -> list[Carried]:
+        """As FileBatch.carried."""
+        found: list[Carried] = []
+        find, unpack, locate = system_finder(name), REST.unpack_from, self.segments.locate
+        for position, offset, flags, delivery in zip(
+            batch.positions, batch.offsets, batch.flags, batch.deliveries, strict=True
+        ):
+            segment = locate(position)
+            if segment is None:
+                continue
+            place = position - segment.start
+            view = segment.view(position + RECORD_BYTES)
+            fields = unpack(view, place + FRONT.size)
+            start, end = RECORD_BYTES + fields[14] + fields[11], fields[4] >> 8
+            try:
+                value = find(view[place + start : place + end])
+            except DamagedError:
+                continue
+            found.append(Carried(offset, fields[8], fields[7], flags, value, delivery))
+        return found
 
     def delivery_of(self, record: Record) -> bytes | None:
         """Its delivery bytes; None, and counted, when they are damaged."""

@@ -8,7 +8,7 @@ import gevent
 import pytest
 from delay_rig import Rig, uuid_of
 
-from backend.records import AppendStatus, StoredRecord
+from backend.records import AppendStatus, StoredRecord, carried_of
 from ddmq_common.delay_order import (
     ADDED,
     ALREADY_FIRED,
@@ -370,4 +370,4 @@ def order_at(offset: int, order: DelayOrder) -> Order:
     record = StoredRecord(
         DELAY_TOPIC, 0, 100 + offset, -1, bytes(16), 1, 1, 0, 0, b"", {ORDER_PROPERTY: encode_order(order)}
     )
-    return order_of(record)
+    return order_of(carried_of(record, ORDER_PROPERTY))

@@ -1,0 +1,27 @@
+"""Records in short: what they carry is what the whole record says."""
+
+from __future__ import annotations
+
+import pytest
+from contract_kit import Kit
+
+LONG = "ü" * 300
+SYSTEMS = (None, {"order": "a"}, {"order": ""}, {"order": LONG}, {"other": "x"}, {"other": "x", "order": "b"})
+
+
+@pytest.mark.parametrize("key", [b"", b"a key"])
+def test_in_short_as_in_full(kit: Kit, key: bytes) -> None:
+    kit.make("orders")
+    kit.append(*(kit.new("orders", 0, b"%d" % n, key=key, system=system) for n, system in enumerate(SYSTEMS)))
+    batch = kit.read(kit.queue("orders"))
+    found = batch.carried("order")
+    assert [one.value.decode() for one in found] == [(system or {}).get("order", "") for system in SYSTEMS]
+    for index, one in enumerate(found):
+        whole = batch.record(index)
+        assert one[:4] == (whole.offset, whole.message_id, whole.born_ms, whole.flags)
+        assert bytes(one.delivery) == bytes(whole.delivery)
+
+
+def test_nothing_in_short(kit: Kit) -> None:
+    kit.make("orders")
+    assert kit.read(kit.queue("orders")).carried("order") == []
