@@ -147,7 +147,8 @@ def spans(
             if since == upto:
                 continue
             if at is None:
-                losses.append(Loss(topic, int(number), since or 0, upto, "the queue does not exist any more"))
+                low, high = sorted((since or 0, upto))
+                losses.append(Loss(topic, int(number), low, high, "the queue does not exist any more"))
                 continue
             losses += _losses(since, upto, at)
             first = at.first if since is None or upto < since else max(since, at.first)

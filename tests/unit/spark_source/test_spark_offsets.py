@@ -1,0 +1,111 @@
+"""Places and ranges of the Spark format against naive models."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddmq_client import QueueBounds
+from metrics_job.sparksource.errors import SourceOptionError
+from metrics_job.sparksource.offsets import Places, Span, ends, fixed, limited, not_past, spans
+from metrics_job.sparksource.options import Where
+
+OFFSETS = st.integers(0, 40)
+PLACES = st.dictionaries(
+    st.sampled_from("ab"), st.dictionaries(st.sampled_from("0123"), OFFSETS, max_size=4), max_size=2
+)
+
+
+def bounds_of(ranges: dict[tuple[str, int], tuple[int, int]]) -> list[QueueBounds]:
+    return [QueueBounds(t, f"R_default_{t}_{q}", lo, hi) for (t, q), (lo, hi) in ranges.items()]
+
+
+BOUNDS = st.dictionaries(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 3)),
+    st.tuples(OFFSETS, OFFSETS).map(lambda pair: (min(pair), max(pair))),
+).map(bounds_of)
+
+
+def covered(found: list[Span]) -> dict[tuple[str, int], list[int]]:
+    offsets: dict[tuple[str, int], list[int]] = {}
+    for span in found:
+        offsets.setdefault((span.topic, span.number), []).extend(range(span.start, span.end))
+    return offsets
+
+
+@given(PLACES, PLACES, BOUNDS, st.integers(1, 9))
+def test_what_is_read_and_what_is_lost_is_all_between_two_places(
+    start: Places, end: Places, bounds: list[QueueBounds], most: int
+) -> None:
+    found, losses = spans(start, end, bounds, most)
+    assert all(0 < span.end - span.start <= most for span in found)
+    there = {(at.topic, at.number): set(range(at.first, at.end)) for at in bounds}
+    read = covered(found)
+    gone = {(loss.topic, loss.number): set[int]() for loss in losses}
+    for loss in losses:
+        gone[loss.topic, loss.number] |= set(range(loss.start, loss.end))
+    for topic, queues in end.items():
+        for number, upto in queues.items():
+            at = (topic, int(number))
+            since = start.get(topic, {}).get(number, 0)
+            got = read.pop(at, [])
+            assert got == sorted(set(got)), "in order, nothing twice"
+            assert set(got) <= there.get(at, set())
+            if upto >= since:
+                wanted = set(range(since, upto))
+                assert set(got) == wanted & there.get(at, set())
+                if number in start.get(topic, {}):
+                    assert gone.get(at, set()) == wanted - set(got), "what is not read is told"
+            else:
+                assert set(got) == {n for n in there.get(at, set()) if n < upto}, "made anew: from its first"
+                assert gone[at]
+    assert not read
+
+
+@given(PLACES, PLACES, st.integers(1, 60))
+def test_a_limit_holds_and_leaves_nothing_out_that_fits(start: Places, end: Places, most: int) -> None:
+    found = limited(start, end, most)
+    taken, waiting = {}, {}
+    for topic, queues in end.items():
+        assert found[topic].keys() == queues.keys()
+        for number, upto in queues.items():
+            since = start.get(topic, {}).get(number, 0)
+            if upto <= since:
+                assert found[topic][number] == upto
+                continue
+            taken[topic, number] = found[topic][number] - since
+            waiting[topic, number] = upto - since
+            assert 0 <= taken[topic, number] <= waiting[topic, number]
+    assert sum(taken.values()) == min(most, sum(waiting.values()))
+    unfinished = [taken[at] for at in taken if taken[at] < waiting[at]]
+    if unfinished:
+        assert max(taken.values()) - min(unfinished) <= 1, "shared equally"
+
+
+def test_with_fewer_messages_than_queues_the_longest_go_first() -> None:
+    assert limited({}, {"a": {"0": 1, "1": 9, "2": 5}}, 2) == {"a": {"0": 0, "1": 1, "2": 1}}
+
+
+@given(PLACES, PLACES)
+def test_nothing_goes_past_a_target(end: Places, target: Places) -> None:
+    for topic, queues in not_past(end, target).items():
+        for number, offset in queues.items():
+            assert offset == min(end[topic][number], target[topic][number])
+
+
+def test_places_of_edges_and_of_json() -> None:
+    bounds = bounds_of({("a", 0): (3, 9), ("a", 1): (0, 4)})
+    assert ends(bounds, ["a", "new"]) == {"a": {"0": 9, "1": 4}, "new": {}}
+    assert fixed(Where(edge="first"), bounds, "o") == {"a": {"0": 3, "1": 0}}
+    assert fixed(Where(edge="last"), bounds, "o") == {"a": {"0": 9, "1": 4}}
+    named = Where(offsets={"a": {"1": "last"}})
+    assert fixed(named, bounds, "o") == {"a": {"0": 3, "1": 4}}, "the first message where nothing is said"
+
+
+def test_a_queue_that_is_not_there_cannot_be_named() -> None:
+    try:
+        fixed(Where(offsets={"a": {"7": 1}}), bounds_of({("a", 0): (0, 1)}), "startingOffsets")
+    except SourceOptionError as error:
+        assert "startingOffsets names queue 7 of topic a" in str(error)
+    else:
+        raise AssertionError("taken")

@@ -1,0 +1,75 @@
+"""Options of the Spark format: what is taken, what is refused and with which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from metrics_job.sparksource.errors import SourceOptionError
+from metrics_job.sparksource.options import Where, read_options, write_options
+
+LEAST = {"servers": "mq:9713", "topic": "orders"}
+
+
+def test_what_is_not_said_has_a_default() -> None:
+    found = read_options(LEAST)
+    assert (found.topics, found.group, found.start, found.end) == (("orders",), "spark", None, None)
+    assert (found.trigger_messages, found.fail_on_loss, found.timeout_ms) == (None, True, 30_000)
+
+
+def test_names_count_without_regard_to_case_and_those_of_spark_are_passed_over() -> None:
+    given = {"SERVERS": "a", "Topics": "x, y ,x", "failondataloss": "False", "checkpointLocation": "/c"}
+    found = read_options(given | {"maxMessagesPerTrigger": "7"})
+    assert (found.topics, found.fail_on_loss, found.trigger_messages) == (("x", "y"), False, 7)
+    assert write_options({"servers": "a", "topic": "t", "queryName": "q"}).topic == "t"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("first", Where(edge="first")),
+        (" last ", Where(edge="last")),
+        ("1767225600000", Where(time_ms=1_767_225_600_000)),
+        ("2026-01-01T01:00:00+01:00", Where(time_ms=1_767_225_600_000)),
+        ("2026-01-01T00:00:00Z", Where(time_ms=1_767_225_600_000)),
+        ('{"orders": {"0": 5, "1": "last"}}', Where(offsets={"orders": {"0": 5, "1": "last"}})),
+    ],
+)
+def test_places_can_be_named_in_many_ways(text: str, where: Where) -> None:
+    assert read_options(LEAST | {"startingOffsets": text}).start == where
+    assert read_options(LEAST | {"endingOffsets": text}).end == where
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"startingOffset": "first"}, ["'startingoffset'", "did you mean startingOffsets?"]),
+        ({"path": "/x"}, ["'path' is not known"]),
+        ({"startingOffsets": "2026-01-01T00:00:00"}, ["a time with its zone"]),
+        ({"startingOffsets": "earliest"}, ["startingOffsets='earliest'", "first, last"]),
+        ({"startingOffsets": '{"orders": {"0": -1}}'}, ["-1 is no offset", "0 or more"]),
+        ({"startingOffsets": '{"orders": {"zero": 1}}'}, ["not of the form"]),
+        ({"startingOffsets": '{"orders": [1]}'}, ["not of the form"]),
+        ({"startingOffsets": '{"orders'}, ["not of the form"]),
+        ({"maxMessagesPerTrigger": "0"}, ["maxMessagesPerTrigger='0'", "from 1"]),
+        ({"maxMessagesPerPartition": "many"}, ["maxMessagesPerPartition='many'"]),
+        ({"timeoutMs": "600001"}, ["timeoutMs='600001'", "600000"]),
+        ({"failOnDataLoss": "no"}, ["failOnDataLoss='no'", "true, false"]),
+        ({"topics": "a"}, ["either option topic"]),
+        ({"servers": " "}, ["option servers is missing"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_allowed(more: dict[str, str], words: list[str]) -> None:
+    lowered = {name.lower(): text for name, text in (LEAST | more).items()}
+    with pytest.raises(SourceOptionError) as caught:
+        read_options(lowered)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_an_empty_name_among_several_is_refused() -> None:
+    with pytest.raises(SourceOptionError, match="empty name"):
+        read_options({"servers": "a", "topics": "x,,y"})
+
+
+def test_options_of_reading_are_not_those_of_writing() -> None:
+    with pytest.raises(SourceOptionError, match="for writing.*Known are: servers, topic, timeoutMs"):
+        write_options({"servers": "a", "startingoffsets": "first"})
