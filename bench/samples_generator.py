@@ -16,7 +16,6 @@ import sys
 from collections import Counter as Tally
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from math import pi, sin
 from pathlib import Path
 from random import Random
@@ -30,8 +29,9 @@ from bench.samples_series import (
     delay_series,
     producer_series,
 )
+from ddmq_common.metrics.samples.names import HOUR_MS, SampleName, folder, part
 
-HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+DAY_MS = 86_400_000
 LATE_FILES = 40  # so many other files arrive before a late one
 FAULTS = (
     "restart",
@@ -77,7 +77,7 @@ class Arrival(NamedTuple):
 
     @property
     def path(self) -> str:
-        return f"{self.folder}/samples-{self.instance}-{self.seq:08d}.jsonl"
+        return f"{self.folder}/{part(self.instance, self.seq)}"
 
 
 @dataclass
@@ -266,11 +266,6 @@ class Generator:
                     self.made.observed[one.metric] = seen + one.observed
 
 
-def folder(to_ms: int) -> str:
-    """The directory of an interval that ended then."""
-    return datetime.fromtimestamp(to_ms / 1000, UTC).strftime("date=%Y-%m-%d/hour=%H")
-
-
 def write(shape: Shape, directory: Path, merged: bool = True) -> Made:
     """All files into `directory`. Where `merged`, whole hours are one file per run, except the last three
     hours and what came late or twice, which stay as the parts they came as."""
@@ -308,7 +303,7 @@ class Hours:
                 place(self._directory, parts[0].path, parts[0].data)
                 continue
             parts.sort(key=lambda part: part.seq)
-            name = f"hour-{instance}-{parts[0].seq:08d}-{parts[-1].seq:08d}.jsonl"
+            name = SampleName(instance, parts[0].seq, parts[-1].seq, merged=True)
             place(self._directory, f"{parts[0].folder}/{name}", b"".join(part.data for part in parts))
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from ddmq_common.metrics.buckets import BUCKETS, upper_edge
 from ddmq_common.metrics.catalogue import CATALOGUE
@@ -36,10 +36,10 @@ class Line(NamedTuple):
     topic: str
     group: str
     detail: str
-    value: float
-    sum: float
-    buckets: tuple[int, ...]
-    counts: tuple[int, ...]
+    value: float = 0.0
+    sum: float = 0.0
+    buckets: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
 
     @property
     def series(self) -> tuple[str, str, str, str, str]:
@@ -103,19 +103,20 @@ def _typed(given: dict[str, Any], kind: str) -> Line | str:
     labels = dict(given["labels"])
     topic, group = labels.pop("topic", ""), labels.pop("group", "")
     detail = ",".join(f"{name}={labels[name]}" for name in sorted(labels))
-    head = (*(given[name] for name in HEAD[:6]), topic, group, detail)
+    process, instance, seq, from_ms, to_ms, metric = (given[name] for name in HEAD[:6])
+    head = Line(process, instance, seq, from_ms, to_ms, metric, topic, group, detail)
     if kind == "histogram":
-        total, buckets, counts = given.get("sum"), given.get("buckets"), given.get("counts")
-        if not _is_histogram(total, buckets, counts):
+        if not _is_histogram(*(given.get(name) for name in ("sum", "buckets", "counts"))):
             return "bad value"
-        return Line(*head, 0.0, total, tuple(buckets), tuple(counts))
+        buckets, counts = tuple(given["buckets"]), tuple(given["counts"])
+        return head._replace(sum=given["sum"], buckets=buckets, counts=counts)
     value = given.get("value")
-    if not _is_number(value) or (kind == "counter" and value < 0):
+    if not _is_number(value) or (kind != "gauge" and float(value) < 0):
         return "bad value"
-    return Line(*head, float(value), 0.0, (), ())
+    return head._replace(value=float(value))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.samples_generator import FAULTS, Generator, Made, Shape, write
+from ddmq_common.metrics.samples.line import decode, encode
 from tests.spark import reference
 
 SHAPE = Shape(samples=60_000, seed=5, faults=0.08)
@@ -53,6 +54,12 @@ def test_runs_are_as_told(made: tuple[Path, Made]) -> None:
     told = {run.instance: (run.seq - run.missing - run.unnoticed, run.missing) for run in truth.instances}
     found = reference.processes(reference.read(directory))
     assert {instance: (files, missing) for (_, _, instance), (_, files, missing, *_) in found.items()} == told
+
+
+def test_lines_are_what_the_codec_of_the_servers_reads_and_writes() -> None:
+    for file in Generator(Shape(samples=3_000, seed=9, faults=0.0)).arrivals():
+        for text in file.data.splitlines():
+            assert encode(decode(text)) == text
 
 
 def test_same_seed_same_files() -> None:

@@ -1,0 +1,202 @@
+"""What the streaming job took in: the lines of every batch, kept until no later line can touch their day.
+
+A batch lies in `<root>/<first>-<last>/date=…/*.parquet` (both numbers its own); a merge of neighbours lies in
+a folder with their whole range. A folder counts when it has its state file, which is written last and under
+its final name at once; one that lies inside the range of another that counts is dead and is deleted. So a
+batch that is repeated replaces itself, and a kill at any point leaves each line in exactly one folder that
+counts. Folders are merged FANOUT at a time, so that a day is read from few files and a line is rewritten
+as many times as the logarithm of the number of batches.
+
+Works on every file system Spark reaches (paths or URLs): it asks Hadoop's own classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
+from pyspark.sql import types as T  # noqa: N812
+
+from metrics_job.tables import PARTITION
+
+FANOUT = 16
+STATE = "_state.json"  # Spark reads no file that starts with _
+NEVER = -(1 << 62)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a folder knows of itself."""
+
+    last_ms: int = NEVER  # the latest `to` in it
+    newest_ms: int = NEVER  # the latest `to` in it and in everything before it
+
+
+class Range(NamedTuple):
+    """The batches of one folder, both ends included."""
+
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.first:012d}-{self.last:012d}"
+
+    @property
+    def level(self) -> int:
+        """How often its lines were merged."""
+        level, span = 0, self.last - self.first + 1
+        while span >= FANOUT:
+            level, span = level + 1, span // FANOUT
+        return level
+
+    def covers(self, other: Range) -> bool:
+        return self.first <= other.first and other.last <= self.last and self != other
+
+
+def living(ranges: Iterable[Range]) -> list[Range]:
+    """Those that no other covers, in order."""
+    wide = sorted(ranges, key=lambda one: (one.first, -one.last))
+    found: list[Range] = []
+    for one in wide:
+        if not found or not found[-1].covers(one):
+            found.append(one)
+    return found
+
+
+def to_merge(ranges: list[Range]) -> list[Range]:
+    """The last FANOUT neighbours of one level, when there are so many; none else."""
+    tail = ranges[-FANOUT:]
+    return tail if len(tail) == FANOUT and len({one.level for one in tail}) == 1 else []
+
+
+class Arrived:
+    """The kept lines under `root`; `schema` is that of a line with its partition column `date`."""
+
+    def __init__(self, spark: SparkSession, root: str, schema: T.StructType) -> None:
+        self._spark, self._root, self._schema = spark, root.rstrip("/"), schema
+        jvm: Any = spark._jvm
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._files = self._path(self._root).getFileSystem(spark._jsc.hadoopConfiguration())
+
+    def ranges(self, before: int) -> list[Range]:
+        """Folders that count and hold only batches below `before`, in order."""
+        return living(one for one in self._all() if one.last < before and self._counts(one))
+
+    def newest_ms(self, before: int) -> int:
+        """The latest `to` in the batches below `before`; NEVER when there is none."""
+        return max((self.state(one).newest_ms for one in self.ranges(before)), default=NEVER)
+
+    def write(self, batch: int, lines: DataFrame, limit_ms: int) -> list[date]:
+        """Keep the lines of a batch, instead of those it had, and give the dates they touch.
+
+        A `to` above `limit_ms` (of a clock that is wrong) moves nothing else out of the window.
+        """
+        own = Range(batch, batch)
+        self._write(own, lines)
+        kept = self._read([own])
+        times = kept.filter(F.col("reason").isNull() & (F.col("to") <= limit_ms))
+        found = times.agg(F.max("to")).first()
+        last = NEVER if found is None or found[0] is None else int(found[0])
+        self._finish(own, State(last, max(last, self.newest_ms(batch))))
+        return sorted(row[0] for row in kept.select(PARTITION).distinct().collect() if row[0] is not None)
+
+    def read(self, dates: list[date], through: int) -> DataFrame:
+        """All lines of these dates in the batches up to and with `through`."""
+        return self._read(self.ranges(through + 1)).filter(F.col(PARTITION).isin(dates))
+
+    def intervals(self, before: int) -> DataFrame:
+        """`instance` and `seq` of the good lines in the batches below `before`, with repeats."""
+        return self._read(self.ranges(before)).filter(F.col("reason").isNull()).select("instance", "seq")
+
+    def tidy(self, before: int, keep_from: date) -> None:
+        """Delete what is dead or too old and merge what is small; of batches below `before` only."""
+        ranges = self.ranges(before)
+        for one in self._all():
+            if one.last < before and one not in ranges:
+                self._delete(one)
+        newest = [(one, utc_date(self.state(one).newest_ms)) for one in ranges[:-1]]
+        old = [one for one, day in newest if day < keep_from - timedelta(1)]
+        for one in old:
+            self._delete(one)
+        merging = to_merge([one for one in ranges if one not in old])
+        if merging:
+            self._merge(merging, keep_from)
+
+    def state(self, one: Range) -> State:
+        """What its state file says."""
+        stream = self._files.open(self._at(one, STATE))
+        try:
+            text = bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+        return State(**json.loads(text))
+
+    def _merge(self, ranges: list[Range], keep_from: date) -> None:
+        states = [self.state(one) for one in ranges]
+        whole = Range(ranges[0].first, ranges[-1].last)
+        self._write(whole, self._read(ranges).filter(F.col(PARTITION) >= F.lit(keep_from)))
+        self._finish(
+            whole,
+            State(max(one.last_ms for one in states), max(one.newest_ms for one in states)),
+        )
+        for one in ranges:
+            self._delete(one)
+
+    def _write(self, one: Range, lines: DataFrame) -> None:
+        self._delete(one)
+        writer = lines.write.partitionBy(PARTITION).mode("overwrite")
+        writer.option("partitionOverwriteMode", "static").parquet(f"{self._root}/{one.name}")
+
+    def _finish(self, one: Range, state: State) -> None:
+        hidden = self._at(one, "_" + STATE)
+        stream = self._files.create(hidden, True)
+        try:
+            stream.write(bytearray(json.dumps(asdict(state)).encode()))
+        finally:
+            stream.close()
+        if not self._files.rename(hidden, self._at(one, STATE)):
+            raise OSError(f"cannot rename {hidden.toString()} to {STATE}: batch {one.name} is not kept")
+
+    def _read(self, ranges: list[Range]) -> DataFrame:
+        parts = [
+            self._spark.read.schema(self._schema).parquet(f"{self._root}/{one.name}")
+            for one in ranges
+            if self._has_lines(one)
+        ]
+        found = self._spark.createDataFrame([], self._schema) if not parts else parts[0]
+        for part in parts[1:]:
+            found = found.union(part)
+        return found
+
+    def _has_lines(self, one: Range) -> bool:
+        found = self._files.listStatus(self._path(f"{self._root}/{one.name}"))
+        return any(entry.getPath().getName().startswith(f"{PARTITION}=") for entry in found)
+
+    def _all(self) -> list[Range]:
+        if not self._files.exists(self._path(self._root)):
+            return []
+        names = [entry.getPath().getName() for entry in self._files.listStatus(self._path(self._root))]
+        return [Range(*map(int, name.split("-"))) for name in names if name.replace("-", "").isdigit()]
+
+    def _counts(self, one: Range) -> bool:
+        return bool(self._files.exists(self._at(one, STATE)))
+
+    def _delete(self, one: Range) -> None:
+        state = self._at(one, STATE)
+        if self._files.exists(state):
+            self._files.delete(state, False)  # first, so that half a folder never counts
+        self._files.delete(self._path(f"{self._root}/{one.name}"), True)
+
+    def _at(self, one: Range, name: str) -> Any:
+        return self._path(f"{self._root}/{one.name}/{name}")
+
+
+def utc_date(ms: int) -> date:
+    """The day of an epoch time; the first of all days for NEVER."""
+    return date.min if ms == NEVER else datetime.fromtimestamp(ms / 1000, UTC).date()

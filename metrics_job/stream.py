@@ -1,0 +1,190 @@
+"""Structured Streaming over arriving sample files: the same tables as the batch job, brought up to date.
+
+Spark's file source says which files are new and remembers it in the checkpoint; a batch of it that did not
+end is repeated with the same files. Every batch is (1) read and judged by the functions of the batch job,
+(2) kept in arrived.py under its number, replacing what an interrupted try left there, (3) followed by
+computing the tables of the days it touches, with the functions of the batch job, from all that is kept. Each
+of the steps gives the same when repeated, so the tables count every line once, whatever was killed when.
+
+Late lines: a line whose `to` is more than `late_hours` behind the latest one of the batches before is not
+counted; it is a reject with the reason `late`, on the day it came. A clock that runs ahead cannot make
+others late: a `to` in the future moves nothing.
+
+Merged hours (`hour-*`) repeat what was already read: of them only the intervals that are not kept yet are
+taken, which is what a job needs that stood still while its files were merged.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, timedelta
+from types import FrameType
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ddmq_common.errors import ConfigError
+from metrics_job.arrived import NEVER, Arrived, utc_date
+from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified
+from metrics_job.tables import PARTITION, STRING, line_schema
+
+LATE = "late"
+HOUR_MS = 3_600_000
+KEEP_DAYS = 2  # behind the oldest line that still counts: merged hours are compared with what is kept
+FILES_MAX = 100_000  # of one batch
+POLL_S = 1  # between two looks at the stop signal
+STOP_S = 300.0  # for the batch that runs when the signal comes; then it is left for the next start
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Where from, where to, how late. Paths or URLs; `every_s` between two looks at the folder."""
+
+    samples: str
+    out: str
+    checkpoint: str = ""  # "": <out>/stream/checkpoint
+    late_hours: float = 6.0
+    every_s: float = 60.0
+    once: bool = False  # take what is there, then end
+    files_max: int = FILES_MAX
+
+    @property
+    def folder(self) -> str:
+        return f"{self.out.rstrip('/')}/stream"
+
+
+RollUp = Callable[[DataFrame, list[date]], None]  # classified lines of whole days -> their tables, replaced
+
+
+def arrived_schema() -> T.StructType:
+    """A judged line as it is kept: tables.line_schema, file, kind, reason, and its day."""
+    more = [T.StructField(name, STRING) for name in (FILE, KIND, REASON)]
+    return T.StructType([*line_schema().fields, *more, T.StructField(PARTITION, T.DateType())])
+
+
+class Taking:
+    """What happens to one batch; `take` is safe to repeat with the same number and files."""
+
+    def __init__(
+        self, spark: SparkSession, what: Streaming, roll_up: RollUp, now_ms: Callable[[], int]
+    ) -> None:
+        self._what, self._roll_up, self._now_ms = what, roll_up, now_ms
+        self._arrived = Arrived(spark, f"{what.folder}/arrived", arrived_schema())
+
+    def take(self, lines: DataFrame, batch: int) -> None:
+        """foreachBatch: lines of tables.line_schema with their file."""
+        newest = self._arrived.newest_ms(batch)
+        if newest != NEVER:
+            self._arrived.tidy(batch, self._keep_from(newest))
+        judged = lines.transform(classified).persist()
+        try:
+            fresh = judged.transform(lambda one: self._without_repeats(one, batch))
+            dated = fresh.transform(lambda one: self._dated(one, newest))
+            limit_ms = self._now_ms() + HOUR_MS
+            dates = self._arrived.write(batch, dated.select(*arrived_schema().names), limit_ms)
+        finally:
+            judged.unpersist()
+        if dates:
+            self._roll_up(self._arrived.read(dates, batch), dates)
+
+    def _watermark(self, newest_ms: int) -> int:
+        """`to` below it is late; nothing is before the first line was seen."""
+        return NEVER if newest_ms == NEVER else newest_ms - int(self._what.late_hours * HOUR_MS)
+
+    def _keep_from(self, newest_ms: int) -> date:
+        return utc_date(self._watermark(newest_ms)) - timedelta(KEEP_DAYS)
+
+    def _without_repeats(self, judged: DataFrame, batch: int) -> DataFrame:
+        """Of merged hours only the intervals that came in no other way, and their bad lines with them."""
+        merged = F.element_at(F.split(FILE, "/"), -1).startswith("hour-")
+        hours = judged.filter(merged)
+        if hours.isEmpty():
+            return judged
+        parts, interval = judged.filter(~merged), ["instance", "seq"]
+        arriving = parts.filter(F.col(REASON).isNull()).select(*interval)
+        known = self._arrived.intervals(batch).union(arriving).distinct()
+        new = hours.filter(F.col(REASON).isNull()).join(known, interval, "left_anti")
+        files = new.select(FILE).distinct()
+        bad = hours.filter(F.col(REASON).isNotNull()).join(files, [FILE], "left_semi")
+        return parts.unionByName(new).unionByName(bad)
+
+    def _dated(self, judged: DataFrame, newest_ms: int) -> DataFrame:
+        """With the day each line belongs to; late ones refused."""
+        if newest_ms == NEVER:
+            return judged.withColumn(PARTITION, _day_of_line())
+        is_late = F.col(REASON).isNull() & (F.col("to") < self._watermark(newest_ms))
+        reason = F.when(is_late, LATE).otherwise(F.col(REASON))
+        today, oldest = F.lit(utc_date(newest_ms)), F.lit(utc_date(self._watermark(newest_ms)))
+        day = F.when(is_late, today).otherwise(F.greatest(_day_of_line(), oldest))
+        return judged.withColumn(PARTITION, day).withColumn(REASON, reason)
+
+
+def _day_of_line() -> Column:
+    """Of `to`; of the folder for a line that has none."""
+    ended = F.to_date(F.timestamp_millis("to"))
+    folder = F.to_date(F.regexp_extract(FILE, r"/date=(\d{4}-\d\d-\d\d)/", 1))
+    return F.coalesce(ended, folder, F.lit(date(1970, 1, 1)))
+
+
+def arriving(spark: SparkSession, what: Streaming) -> DataFrame:
+    """The lines of files that come, with their file. Raises ConfigError when there is no such folder."""
+    options = READER_OPTIONS | {
+        "recursiveFileLookup": "true",
+        "ignoreMissingFiles": "true",  # merged between being listed and being read: the hour's file has it
+        "maxFilesPerTrigger": str(what.files_max),
+    }
+    try:
+        lines = spark.readStream.schema(line_schema()).options(**options).json(what.samples)
+    except AnalysisException as error:
+        raise ConfigError(
+            f"cannot watch {what.samples!r} for samples: {error}; give the folder the servers write to "
+            "(samples.dir of their configuration)"
+        ) from error
+    return lines.withColumn(FILE, F.col("_metadata.file_path"))
+
+
+def start(spark: SparkSession, what: Streaming, roll_up: RollUp) -> StreamingQuery:
+    """The running query."""
+    taking = Taking(spark, what, roll_up, lambda: int(time.time() * 1000))
+    writer = arriving(spark, what).writeStream.queryName("ddmq-metrics").foreachBatch(taking.take)
+    writer = writer.option("checkpointLocation", what.checkpoint or f"{what.folder}/checkpoint")
+    if what.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{what.every_s} seconds").start()
+
+
+def run(spark: SparkSession, what: Streaming, roll_up: RollUp, stopping: threading.Event) -> None:
+    """Until `stopping`, or until all is taken with `once`; a batch that runs is finished first.
+
+    Raises StreamingQueryException when a batch failed; the next start repeats it.
+    """
+    query = start(spark, what, roll_up)
+    while not stopping.is_set():
+        if query.awaitTermination(POLL_S):
+            return
+    give_up = time.monotonic() + STOP_S
+    while query.status["isTriggerActive"] and time.monotonic() < give_up:
+        if query.awaitTermination(POLL_S):
+            return
+    query.stop()
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set; for the main thread."""
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        print("stopping after this batch", file=sys.stderr, flush=True)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return stopping
