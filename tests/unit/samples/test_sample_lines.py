@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -156,6 +158,12 @@ def test_a_histogram_has_rising_buckets_and_a_count_for_each(buckets: list[int],
 def test_hostile_bytes_are_refused(text: bytes) -> None:
     with pytest.raises(LineError):
         decode(text)
+
+
+def test_the_example_on_the_page_of_the_format_is_a_sample() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "formats-samples.md"
+    found = re.findall(r"```\n(\{.*?)```", page.read_text(), re.DOTALL)
+    assert [decode(text.encode()).metric for text in found] == ["ddmq_acked_total"]
 
 
 @given(st.binary(max_size=200))
