@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console, Group
@@ -18,12 +18,17 @@ from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import json_option, print_json, table
 
 GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "dead_letters")
-FRAME_LINES = 20  # lines of a view beside the rows of topics and groups
-ROWS_MIN = 4  # of both together
-LATENCIES = {
+FRAME_LINES = 18  # lines of a view beside the rows of its three tables
+ROWS_MIN = 4  # of topics and groups together
+LATENCIES = {  # these first, then others
     "ddmq_send_latency_us": "send, request to answer",
+    "ddmq_queue_wait_us": "stored to handed out",
+    "ddmq_process_us": "handed out to acknowledged",
     "ddmq_log_sync_us": "group commit, write and fsync",
+    "ddmq_hub_blocked_us": "event loop busy",
 }
+LATENCIES_MAX = 6  # rows
+LATENCY_NAME_MAX = 40
 
 Stats = dict[str, Any]
 
@@ -64,13 +69,13 @@ def _stream(client: AdminClient, now: Stats, interval: float | None) -> None:
 def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
     """The tables of one moment, cut to `height` lines; rates need the moment before."""
     topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
-    for_topics, for_groups = _shares(len(topics), len(groups), height)
+    latencies = _latencies(now, height)
+    for_topics, for_groups = _shares(len(topics), len(groups), height and height - latencies.lines)
     parts: list[Any] = [_health_line(now)]
     parts += _cut("topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics)
     if groups:
         parts += _cut("groups", _group_columns(before), _group_rows(before, now, groups), for_groups)
-    parts.append(_latencies(now))
-    return Group(*parts)
+    return Group(*parts, *latencies.parts)
 
 
 def _shares(topics: int, groups: int, height: int | None) -> tuple[int, int]:
@@ -132,22 +137,36 @@ def _seconds(before: Stats, now: Stats) -> float:
     return max(float(now["at_ms"] - before["at_ms"]) / 1000, 0.001)
 
 
-def _latencies(now: Stats) -> Any:
-    rows = [
-        [
-            _latency_name(name, cell),
-            int(cell["count"]),
-            cell["p50"] / 1000,
-            cell["p99"] / 1000,
-            cell["max"] / 1000,
-        ]
-        for name, cells in now["counters"].items()
-        for cell in cells
-        if "p99" in cell
-    ]
-    return table("latencies since the start", ["what", "count", "p50 ms", "p99 ms", "max ms"], rows)
+class Latencies(NamedTuple):
+    """The last table of a view. `lines`: its rows, and one for those left out."""
+
+    parts: list[Any]
+    lines: int
+
+
+def _latencies(now: Stats, height: int | None) -> Latencies:
+    """One row for each histogram of times: where it has labels, those with the highest p99."""
+    order = {name: at for at, name in enumerate(LATENCIES)}
+    names = sorted(
+        (name for name in now["counters"] if name.endswith("_us")), key=lambda name: order.get(name, 99)
+    )
+    rows = []
+    for name in names:
+        cells = [cell for cell in now["counters"][name] if cell.get("count")]
+        if cells:
+            worst = max(cells, key=lambda cell: float(cell["p99"]))
+            milliseconds = [worst[key] / 1000 for key in ("p50", "p99", "max")]
+            rows.append(
+                [_latency_name(name, worst), int(sum(cell["count"] for cell in cells)), *milliseconds]
+            )
+    columns = ["what", "count", "p50 ms", "p99 ms", "max ms"]
+    room = len(rows) if height is None else min(LATENCIES_MAX, max(1, height - FRAME_LINES - ROWS_MIN - 1))
+    parts = _cut("latencies since the start", columns, rows, room)
+    return Latencies(parts, min(len(rows), room) + len(parts) - 1)
 
 
 def _latency_name(name: str, cell: Stats) -> str:
     labels = [str(value) for key, value in cell.items() if key not in ("count", "mean", "p50", "p99", "max")]
-    return " ".join([LATENCIES.get(name, name.removeprefix("ddmq_").removesuffix("_us")), *labels])
+    said = LATENCIES.get(name, name.removeprefix("ddmq_").removesuffix("_us"))
+    name = f"{said} (worst: {' '.join(labels)})" if labels else said
+    return name if len(name) <= LATENCY_NAME_MAX else name[: LATENCY_NAME_MAX - 1] + "…"

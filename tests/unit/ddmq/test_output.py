@@ -47,6 +47,10 @@ def test_queues_by_number(qid: str, number: int | str) -> None:
     assert _number(qid) == number
 
 
+def latency(p99: float) -> dict[str, Any]:
+    return {"count": 3, "mean": 1.0, "p50": 500.0, "p99": p99, "max": 2500.0}
+
+
 def moment(at_ms: int, topics: int, groups: int, stored: int) -> dict[str, Any]:
     return {
         "at_ms": at_ms,
@@ -61,8 +65,10 @@ def moment(at_ms: int, topics: int, groups: int, stored: int) -> dict[str, Any]:
         ],
         "counters": {
             "ddmq_acked_total": [{"group": "g1", "topic": "t", "value": stored}],
-            "ddmq_log_sync_us": [{"count": 3, "mean": 1.0, "p50": 500.0, "p99": 2000.0, "max": 2500.0}],
-            "ddmq_send_latency_us": [{"count": 3, "mean": 1.0, "p50": 500.0, "p99": 2000.0, "max": 2500.0}],
+            "ddmq_log_sync_us": [latency(2000.0)],
+            "ddmq_log_commit_bytes": [latency(7000.0)],
+            "ddmq_hub_blocked_us": [latency(0.0) | {"count": 0}],
+            "ddmq_send_latency_us": [latency(p99) | {"topic": f"t{p99:.0f}"} for p99 in (10.0, 3000.0, 20.0)],
         },
     }
 
@@ -80,6 +86,25 @@ def test_the_view_fits_the_terminal(height: int) -> None:
     assert len(lines) <= height
     assert any("more" in line for line in lines)
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("height", [24, 40, 60])
+def test_the_view_fits_with_every_latency_there_is(height: int) -> None:
+    now = moment(2_000, 30, 30, 10)
+    for name in ("queue_wait", "process", "delay_lateness", "push_latency", "levels_lateness"):
+        now["counters"][f"ddmq_{name}_us"] = [latency(9.0) | {"group": "g" * 100, "topic": "t" * 200}] * 50
+    lines = drawn(moment(0, 30, 30, 0), now, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_latency_is_one_row_that_names_the_worst() -> None:
+    text = "\n".join(drawn(None, moment(0, 1, 1, 0)))
+    assert "send, request to answer (worst: t3000)" in text
+    row = next(line for line in text.splitlines() if "t3000" in line).replace("│", " ").split()
+    assert row[-4:] == ["9", "0.5", "3.0", "2.5"]
+    assert "event loop" not in text, "nothing was observed"
+    assert "commit_bytes" not in text, "not a time"
 
 
 def test_the_busiest_come_first_with_their_rates() -> None:
