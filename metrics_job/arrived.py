@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -70,9 +71,12 @@ def living(ranges: Iterable[Range]) -> list[Range]:
 
 
 def to_merge(ranges: list[Range]) -> list[Range]:
-    """The last FANOUT neighbours of one level, when there are so many; none else."""
-    tail = ranges[-FANOUT:]
-    return tail if len(tail) == FANOUT and len({one.level for one in tail}) == 1 else []
+    """The first FANOUT neighbours of one level, the highest that has so many; none else."""
+    for _, same in groupby(ranges, key=lambda one: one.level):
+        run = list(same)
+        if len(run) >= FANOUT:
+            return run[:FANOUT]
+    return []
 
 
 class Arrived:
