@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,9 +104,6 @@ def test_places_of_edges_and_of_json() -> None:
 
 
 def test_a_queue_that_is_not_there_cannot_be_named() -> None:
-    try:
-        fixed(Where(offsets={"a": {"7": 1}}), bounds_of({("a", 0): (0, 1)}), "startingOffsets")
-    except SourceOptionError as error:
-        assert "startingOffsets names queue 7 of topic a" in str(error)
-    else:
-        raise AssertionError("taken")
+    bounds = bounds_of({("a", 0): (0, 1)})
+    with pytest.raises(SourceOptionError, match="startingOffsets names queue 7 of topic a"):
+        fixed(Where(offsets={"a": {"7": 1}}), bounds, "startingOffsets")

@@ -71,5 +71,5 @@ def test_an_empty_name_among_several_is_refused() -> None:
 
 
 def test_options_of_reading_are_not_those_of_writing() -> None:
-    with pytest.raises(SourceOptionError, match="for writing.*Known are: servers, topic, timeoutMs"):
+    with pytest.raises(SourceOptionError, match=r"for writing.*Known are: servers, topic, timeoutMs"):
         write_options({"servers": "a", "startingoffsets": "first"})

@@ -1,0 +1,31 @@
+"""A streaming query as a process of its own, for a test to kill: topic to JSON files, until all is read.
+
+python -m tests.spark.stream_to_files SERVERS TOPIC OUT CHECKPOINT MESSAGES_PER_TRIGGER
+"""
+
+import sys
+
+from metrics_job.session import session
+from metrics_job.sparksource import DdmqSource
+
+if __name__ == "__main__":
+    servers, topic, out, checkpoint, most = sys.argv[1:]
+    spark = session("stream-to-files", master="local[2]")
+    spark.dataSource.register(DdmqSource)
+    rows = (
+        spark.readStream.format("ddmq")
+        .option("servers", servers)
+        .option("topic", topic)
+        .option("startingOffsets", "first")
+        .option("maxMessagesPerTrigger", most)
+        .load()
+    )
+    query = (
+        rows.selectExpr("queue", "offset", "cast(value as string) as value")
+        .writeStream.format("json")
+        .option("path", out)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()

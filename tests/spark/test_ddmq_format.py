@@ -1,0 +1,299 @@
+"""The Spark format `ddmq` against the real server: read, streamed, killed, written, refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from ddmq_client import OutgoingMessage, Producer
+from metrics_job.sparksource import DdmqSource
+from tests.scenarios.real_server import RealServer, running, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+ROOT = Path(__file__).resolve().parents[2]
+COUNT = 600
+PATIENCE_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with running(tmp_path_factory.mktemp("spark-format")) as ready:
+        yield ready
+
+
+@pytest.fixture(scope="module")
+def source(spark: SparkSession) -> SparkSession:
+    spark.dataSource.register(DdmqSource)
+    return spark
+
+
+def send(server: RealServer, topic: str, count: int = COUNT, first: int = 0) -> None:
+    """Bodies are numbers; every third has no key, tags and properties."""
+    with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
+        messages = [
+            OutgoingMessage(topic, b"%d" % n, shard_key=n)
+            if n % 3 == 0
+            else OutgoingMessage(
+                topic, b"%d" % n, key=f"k{n}", tags="odd", properties={"n": str(n)}, shard_key=n
+            )
+            for n in range(first, first + count)
+        ]
+        assert all(result.stored for result in producer.send_batch(messages))
+
+
+def consumers(server: RealServer) -> str:
+    return f"127.0.0.1:{server.ports['consumer']}"
+
+
+def producers(server: RealServer) -> str:
+    return f"127.0.0.1:{server.ports['producer']}"
+
+
+def batch(source: SparkSession, server: RealServer, topic: str, **options: Any) -> DataFrame:
+    reader = source.read.format("ddmq").option("servers", consumers(server)).option("topic", topic)
+    return reader.options(**options).load()
+
+
+def stream(source: SparkSession, server: RealServer, topic: str, **options: Any) -> DataFrame:
+    reader = source.readStream.format("ddmq").option("servers", consumers(server)).option("topic", topic)
+    return reader.options(**options).load()
+
+
+def bodies(frame: DataFrame) -> list[int]:
+    return sorted(int(bytes(row.value)) for row in frame.select("value").collect())
+
+
+def finish(writer: Any) -> None:
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S)
+
+
+def test_a_batch_has_every_message_with_all_that_is_known_of_it(
+    source: SparkSession, server: RealServer
+) -> None:
+    send(server, "plain")
+    rows = batch(source, server, "plain", maxMessagesPerPartition=70).collect()
+    assert sorted(int(bytes(row.value)) for row in rows) == list(range(COUNT))
+    assert {(row.topic, row.queue) for row in rows} == {("plain", queue) for queue in range(4)}
+    by_queue: dict[int, list[int]] = {}
+    for row in rows:
+        by_queue.setdefault(row.queue, []).append(row.offset)
+    assert all(offsets == list(range(len(offsets))) for offsets in by_queue.values()), "in order, no gaps"
+    for row in rows:
+        number = int(bytes(row.value))
+        known = (None, None, {}) if number % 3 == 0 else (f"k{number}".encode(), "odd", {"n": str(number)})
+        assert (None if row.key is None else bytes(row.key), row.tags or None, row.properties) == known
+        assert len(row.message_id) == 32
+        assert row.stored_at is not None
+    assert len({row.message_id for row in rows}) == COUNT
+
+
+def test_a_batch_between_offsets_and_times(source: SparkSession, server: RealServer) -> None:
+    send(server, "parts", 100)
+    some = batch(
+        source,
+        server,
+        "parts",
+        startingOffsets='{"parts": {"0": 3, "1": "last", "2": "last", "3": "last"}}',
+        endingOffsets='{"parts": {"0": 7}}',
+    )
+    assert [(row.queue, row.offset) for row in some.collect()] == [(0, offset) for offset in range(3, 7)]
+    moment = max(row.stored_at for row in batch(source, server, "parts").collect())
+    until_then = int(moment.timestamp() * 1000) + 1
+    assert batch(source, server, "parts", startingOffsets=str(until_then)).count() == 0
+    assert batch(source, server, "parts", endingOffsets=str(until_then)).count() == 100
+
+
+def test_reading_moves_no_offsets_of_a_group(source: SparkSession, server: RealServer) -> None:
+    send(server, "quiet", 20)
+    server.admin("POST", "groups", "readers", body={"topics": ["quiet"], "start": "first"})
+    before = server.admin("GET", "groups", "readers", "offsets")
+    assert batch(source, server, "quiet").count() == 20
+    assert server.admin("GET", "groups", "readers", "offsets") == before
+
+
+def test_a_stream_goes_on_where_its_checkpoint_says(
+    source: SparkSession, server: RealServer, tmp_path: Path
+) -> None:
+    send(server, "going", 200)
+    frame = stream(source, server, "going", startingOffsets="first", maxMessagesPerTrigger=90)
+    writer = (
+        frame.selectExpr("queue", "offset", "cast(cast(value as string) as int) as value")
+        .writeStream.format("parquet")
+        .option("path", str(tmp_path / "out"))
+        .option("checkpointLocation", str(tmp_path / "at"))
+    )
+    query = writer.start()
+    until(lambda: len(list((tmp_path / "at" / "commits").glob("[0-9]*"))) >= 3, "two batches", PATIENCE_S)
+    query.stop()
+    send(server, "going", 100, first=200)
+    finish(writer)
+    found = [row.value for row in source.read.parquet(str(tmp_path / "out")).collect()]
+    assert sorted(found) == list(range(300))
+
+
+def test_a_stream_that_is_killed_and_goes_on_has_every_message_once(
+    source: SparkSession, server: RealServer, tmp_path: Path
+) -> None:
+    send(server, "killed", 3_000)
+    at = tmp_path / "at"
+    command = [sys.executable, "-m", "tests.spark.stream_to_files", consumers(server), "killed"]
+    command += [str(tmp_path / "out"), str(at), "100"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log, start_new_session=True)
+
+    def in_mid_batch() -> bool:
+        assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
+        begun, done = (len(list((at / name).glob("[0-9]*"))) for name in ("offsets", "commits"))
+        return begun > done >= 3
+
+    try:
+        until(in_mid_batch, "a batch that is begun and not committed", PATIENCE_S)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = len(list((at / "commits").glob("[0-9]*")))
+    assert done < 30, "there was something left"
+    frame = stream(source, server, "killed", startingOffsets="first", maxMessagesPerTrigger=2_000)
+    finish(
+        frame.selectExpr("queue", "offset", "cast(value as string) as value")
+        .writeStream.format("json")
+        .option("path", str(tmp_path / "out"))
+        .option("checkpointLocation", str(at))
+    )
+    rows = source.read.schema("queue int, offset long, value string").json(str(tmp_path / "out")).collect()
+    assert Counter(int(row.value) for row in rows) == dict.fromkeys(range(3_000), 1)
+    assert len({(row.queue, row.offset) for row in rows}) == 3_000
+
+
+def test_what_is_written_can_be_read_with_its_place_in_the_write(
+    source: SparkSession, server: RealServer
+) -> None:
+    frame = source.range(120).repartition(3).selectExpr(
+        "'written' as topic", "cast(id as string) as value", "concat('k', id % 7) as key",
+        "'t' as tags", "map('a', cast(id as string)) as properties",
+    )  # fmt: skip
+    frame.write.format("ddmq").mode("append").option("servers", producers(server)).save()
+    rows = batch(source, server, "written").collect()
+    assert sorted(int(bytes(row.value)) for row in rows) == list(range(120))
+    assert all(row.properties["a"] == bytes(row.value).decode() for row in rows)
+    assert {row.tags for row in rows} == {"t"}
+    assert len({row.properties["spark-batch"] for row in rows}) == 120
+    queues: dict[bytes, set[int]] = {}
+    for row in rows:
+        queues.setdefault(bytes(row.key), set()).add(row.queue)
+    assert all(len(found) == 1 for found in queues.values()), "one key, one queue"
+
+
+def test_a_batch_of_a_stream_that_spark_repeats_has_the_same_rows_under_the_same_names(
+    source: SparkSession, server: RealServer, tmp_path: Path
+) -> None:
+    send(server, "from", 90)
+    at = tmp_path / "at"
+    frame = stream(source, server, "from", startingOffsets="first", maxMessagesPerTrigger=60)
+    writer = (
+        frame.select("value", "key")
+        .writeStream.format("ddmq")
+        .option("servers", producers(server))
+        .option("topic", "to")
+        .option("checkpointLocation", str(at))
+    )
+    finish(writer)
+    (at / "commits" / "1").unlink()
+    (at / "commits" / ".1.crc").unlink(missing_ok=True)
+    send(server, "from", 30, first=90)  # the repeated batch ends where it ended
+    finish(writer)
+    rows = batch(source, server, "to").collect()
+    named: dict[str, list[int]] = {}
+    for row in rows:
+        named.setdefault(row.properties["spark-batch"], []).append(int(bytes(row.value)))
+    assert all(len(set(values)) == 1 for values in named.values()), "one name, one row"
+    assert sorted(values[0] for values in named.values()) == list(range(120)), "once by name"
+    twice = {name.split("/")[1] for name, values in named.items() if len(values) == 2}
+    assert (twice, len(rows)) == ({"1"}, 150), "at least once: the repeated batch is stored again"
+
+
+def test_messages_that_are_gone_fail_a_stream_or_are_passed_over(
+    source: SparkSession, server: RealServer, tmp_path: Path
+) -> None:
+    send(server, "gone", 80)
+
+    def run(fail: str) -> None:
+        frame = stream(source, server, "gone", startingOffsets="first", failOnDataLoss=fail)
+        finish(
+            frame.selectExpr("cast(cast(value as string) as int) as value")
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "at"))
+        )
+
+    run("true")
+    server.admin("DELETE", "topics", "gone")
+    send(server, "gone", 20, first=1_000)
+    with pytest.raises(StreamingQueryException, match=r"made anew.*failOnDataLoss"):
+        run("true")
+    run("false")
+    found = [row.value for row in source.read.parquet(str(tmp_path / "out")).collect()]
+    assert sorted(found) == [*range(80), *range(1_000, 1_020)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOfsets": "first"}, "did you mean startingOffsets"),
+        ({"topics": "a,b"}, "either option topic"),
+        ({"maxMessagesPerTrigger": "5"}, "maxMessagesPerTrigger is for streams only"),
+    ],
+)
+def test_options_that_are_wrong_are_refused_by_name(
+    source: SparkSession, server: RealServer, options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(AnalysisException, match=words):
+        batch(source, server, "plain", **options).count()
+
+
+def test_a_topic_that_does_not_exist_and_servers_that_are_not_there(
+    source: SparkSession, server: RealServer
+) -> None:
+    with pytest.raises(PySparkException, match=r"topics \['nowhere'\] do not exist"):
+        batch(source, server, "nowhere").count()
+    reader = source.read.format("ddmq").options(servers="127.0.0.1:1", topic="plain", timeoutMs="200")
+    with pytest.raises(PySparkException, match=r"no proxy of 127\.0\.0\.1:1 answered"):
+        reader.load().count()
+
+
+@pytest.mark.parametrize(
+    ("select", "words"),
+    [
+        (["'x' as value", "1L as offset"], "column 'offset' is given by the log"),
+        (["'x' as value", "'y' as tag"], "column 'tag' is not known.*did you mean tags"),
+        (["'x' as body"], "column 'body' is not known"),
+        (["'k' as key"], "column value is missing"),
+        (["1 as value"], "column value is int; allowed: string, binary"),
+    ],
+)
+def test_columns_that_cannot_be_written_are_refused(
+    source: SparkSession, server: RealServer, select: list[str], words: str
+) -> None:
+    writer = source.range(1).selectExpr(*select).write.format("ddmq").mode("append")
+    with pytest.raises(PySparkException, match=words):
+        writer.option("servers", producers(server)).option("topic", "refused").save()
+
+
+def test_a_message_that_no_proxy_takes_fails_the_write(source: SparkSession, server: RealServer) -> None:
+    writer = source.range(3).coalesce(1).selectExpr("'' as value").write.format("ddmq").mode("append")
+    with pytest.raises(PySparkException, match="3 of 3 messages were not stored"):
+        writer.option("servers", producers(server)).option("topic", "refused").save()
+    writer = source.range(1).selectExpr("'x' as value").write.format("ddmq").mode("overwrite")
+    with pytest.raises(PySparkException, match="only ever added"):
+        writer.option("servers", producers(server)).option("topic", "refused").save()
