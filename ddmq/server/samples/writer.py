@@ -1,9 +1,9 @@
 """Takes a sample of this process's metrics every `interval_ms`, and never disturbs whoever does the work.
 
-The hub reads and encodes the cells in slices of about SLICE_S, files are a native thread's. What fails is
-counted and said once, until it is different; the gains stay in the counters and are in the next file, so
-a full disk costs no more than longer intervals. Every SWEEP_MS the files of past hours are merged and the
-oldest deleted.
+The hub reads and encodes the cells in slices of about SLICE_S; files are the work of a native thread of its
+own. What fails is counted and said once, until it is different; the gains stay in the counters and are in the
+next file, so a full disk costs no more than longer intervals. Every SWEEP_MS the files of past hours are
+merged and the oldest deleted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import gevent
 from gevent.event import Event
+from gevent.threadpool import ThreadPool
 
 from ddmq.server.config import SamplesConfig
 from ddmq.server.samples.folder import SampleFolder, reason
@@ -44,6 +45,7 @@ class SampleWriter:
         self._bytes = metrics.cell(catalogue.SAMPLES_BYTES)
         self._trouble: dict[str, str] = {}  # what fails at present: what was being done → reason
         self._sweep_at = 0.0  # monotonic
+        self._thread = ThreadPool(1)  # not the hub's: a disk that hangs must not keep others from theirs
         self._stopping = Event()
         self._greenlet: Any = None
 
@@ -73,7 +75,7 @@ class SampleWriter:
         done = False
         try:
             self._encode(sample)
-            _, error = _off_hub(lambda: self._write(sample))
+            _, error = self._off_hub(lambda: self._write(sample))
             done = error is None
         finally:
             (sample.written if done else sample.failed)()
@@ -95,12 +97,17 @@ class SampleWriter:
     def sweep(self) -> None:
         """Merge and delete now, and wait for it."""
         config, now_ms = self._config, self._clock.wall_ms()
-        swept, error = _off_hub(lambda: self._folder.sweep(now_ms, config.keep_days, config.bytes_max))
+        swept, error = self._off_hub(lambda: self._folder.sweep(now_ms, config.keep_days, config.bytes_max))
         if swept is not None:
             self._bytes.value = swept.bytes_kept
             for why, count in swept.deleted.items():
                 self._metrics.cell(catalogue.SAMPLES_DELETED, why).value += count
         self._note("merge or delete", swept.failed if swept else [error] if error else [])
+
+    def _off_hub(self, call: Callable[[], T]) -> tuple[T | None, OSError | None]:
+        """What `call` gave, or what the disk said, from the writer's own thread."""
+        done: tuple[T | None, OSError | None] = self._thread.apply(_caught, (call,))
+        return done
 
     def _note(self, what: str, errors: Sequence[OSError]) -> None:
         """Count what failed; say it when it is new, and when it is over."""
@@ -134,12 +141,6 @@ class SampleWriter:
         self._stopping.set()
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
-
-
-def _off_hub(call: Callable[[], T]) -> tuple[T | None, OSError | None]:
-    """What `call` gave, or what the disk said, from a native thread."""
-    done: tuple[T | None, OSError | None] = gevent.get_hub().threadpool.apply(_caught, (call,))
-    return done
 
 
 def _caught(call: Callable[[], T]) -> tuple[T | None, OSError | None]:
