@@ -11,6 +11,7 @@
   given by name.
 * Whatever goes wrong is raised there as a bare Exception with RocksDB's text: here it is a DamagedError
   (bytes do not match their checksum) or a StorageError.
+* Its write-ahead log is several files, and it replays what stands behind a gap between them (rocks_log.py).
 * After a failed write or sync RocksDB refuses more; close and open again. Whether the failed batch is there
   then is unknown, but it is there whole or not at all.
 
@@ -45,11 +46,14 @@ _key_of = itemgetter(0)
 
 
 class Recovery(Enum):
-    """What opening does about the write-ahead log. STRICT: a torn end is cut, any other damage is a
-    DamagedError. PREFIX: everything before the first damage, nothing behind it, in silence."""
+    """What opening does about the write-ahead log, which is several files. WHOLE: anything that does not
+    parse, also a torn end, is a DamagedError. PREFIX: everything before the first such place, nothing behind
+    it, in silence. TORN: as WHOLE, but an end that was never written is fine in any of the files: for a look
+    only, because what stands in later files may rest on what is missing."""
 
-    STRICT = 1
+    WHOLE = 1
     PREFIX = 2
+    TORN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Rocks:
     """One open database. Usable from several threads; `close` ends it for all of them."""
 
     def __init__(
-        self, folder: Path, options: RocksOptions | None = None, recovery: Recovery = Recovery.STRICT
+        self, folder: Path, options: RocksOptions | None = None, recovery: Recovery = Recovery.WHOLE
     ) -> None:
         """Raises DamagedError, or StorageError when the folder cannot be used (also when it is open)."""
         self.folder = folder
@@ -240,6 +244,17 @@ class Rocks:
                 self._idle.notify_all()
 
 
+def only_torn(folder: Path, options: RocksOptions) -> bool:
+    """Of a folder that does not open: is nothing wrong but ends of its write-ahead log that were never
+    written? Changes nothing there."""
+    raw = _raw_options(options, Recovery.TORN)
+    try:
+        rocksdict.Rdict(str(folder), raw, {"default": raw}, rocksdict.AccessType.read_only()).close()
+    except Exception:  # rocksdict raises nothing narrower
+        return False
+    return True
+
+
 def repair(folder: Path) -> None:
     """Make a folder that does not open readable again; files that cannot be read are left out."""
     with _translated(f"cannot repair {folder}"):
@@ -250,9 +265,12 @@ def _raw_options(options: RocksOptions, recovery: Recovery) -> Any:
     raw = rocksdict.Options(raw_mode=True)
     raw.create_if_missing(options.create)
     modes = rocksdict.DBRecoveryMode
-    raw.set_wal_recovery_mode(
-        modes.tolerate_corrupted_tail_records() if recovery is Recovery.STRICT else modes.point_in_time()
-    )
+    mode = {
+        Recovery.WHOLE: modes.absolute_consistency,
+        Recovery.PREFIX: modes.point_in_time,
+        Recovery.TORN: modes.tolerate_corrupted_tail_records,
+    }
+    raw.set_wal_recovery_mode(mode[recovery]())
     _set_memory(raw, options)
     raw.set_max_background_jobs(options.background_threads)
     raw.set_compression_per_level([rocksdict.DBCompressionType.none()] * 2 + _packed(5))

@@ -28,7 +28,7 @@ from backend.records import AppendStatus, NewRecord, TopicInfo
 from ddmq.server.delay import MANIFEST
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.delay_order import ORDER_PROPERTY, decode_order, encode_order
-from ddmq_common.errors import CallerError, RemoteError
+from ddmq_common.errors import CallerError, DdmqError, RemoteError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
 from delay_service.store.opening import open_store, restore
@@ -75,14 +75,26 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
     backup = read_backup(folder)
     stores = delay_dir or data_dir / "delay"
     if _filled(stores):
-        raise CallerError(f"{stores} is not empty; a restore needs a directory without delay stores")
+        raise CallerError(
+            f"{stores} is not empty; a restore needs a directory without delay stores: put away what is"
+            " there, also what a restore that was cut short has left"
+        )
     if (data_dir / "commitlog").is_dir():
-        for number in backup.shards:
-            restore(folder / str(number), stores, number)
+        _as_stores(backup, stores)
         return Restored("stores", len(backup.shards), None)
     if _filled(data_dir):
         raise CallerError(f"{data_dir} is not empty and has no log; choose an empty directory, or the log's")
     return Restored("new log", len(backup.shards), _into_new_log(backup, data_dir, log))
+
+
+def _as_stores(backup: Backup, stores: Path) -> None:
+    """All of them or, when one fails, none: the folder was empty."""
+    try:
+        for number in backup.shards:
+            restore(backup.folder / str(number), stores, number)
+    except DdmqError:
+        shutil.rmtree(stores, ignore_errors=True)
+        raise
 
 
 def _filled(folder: Path) -> bool:

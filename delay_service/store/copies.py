@@ -115,6 +115,14 @@ def _remove(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
+def make_folder(folder: Path) -> None:
+    """Make it when it is missing, with all above it, so that its name lasts."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_path(path.parent)
+
+
 def new_folder(path: Path) -> tuple[Path, CopyLock]:
     """An empty unfinished copy that is to become `path`, and its lock."""
     making = path.with_name(path.name + MAKING)

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from ddmq_common.errors import CallerError, DamagedError, FencedError, StorageError
-from ddmq_common.rocks import Batch, Recovery, Rocks, RocksOptions
+from ddmq_common.rocks import Batch, Recovery, Rocks, RocksOptions, only_torn
 from delay_service.store.copies import (
     DAMAGED,
     Copy,
@@ -22,12 +22,13 @@ from delay_service.store.copies import (
     copies_of,
     copy_name,
     finish,
+    make_folder,
     new_folder,
     sweep,
     sync_path,
 )
 from delay_service.store.rocks_store import RocksStore
-from delay_service.store.salvage import Damage, cut_log, damage_mark, mark_damaged, salvage
+from delay_service.store.salvage import Damage, cut_log, damage_mark, leave_out_gaps, mark_damaged, salvage
 from delay_service.store.writing import own_key
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def open_store(folder: Path, shard: int, epoch: int, options: RocksOptions | Non
     """
     options = options or RocksOptions()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         copy, lock = _claim(folder, shard, epoch)
         try:
             return _open(folder, shard, copy, lock, options)
@@ -56,19 +57,28 @@ def open_store(folder: Path, shard: int, epoch: int, options: RocksOptions | Non
 
 
 def restore(source: Path, folder: Path, shard: int) -> None:
-    """Make a checkpoint the store of a shard. Raises CallerError when `folder` has one already."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if copies_of(folder, shard):
-        raise CallerError(f"{folder} has a store of shard {shard} already: restore into an empty folder")
-    if not (source / "CURRENT").is_file():
-        raise CallerError(f"{source} is no copy of a delay store: it has no file CURRENT")
-    target = folder / copy_name(shard, 0)
+    """Make a checkpoint the store of a shard. Raises CallerError when `folder` has one already, StorageError
+    when the disk fails; then there is none, and it may be done again."""
+    try:
+        make_folder(folder)
+        if copies_of(folder, shard):
+            raise CallerError(f"{folder} has a store of shard {shard} already: restore into an empty folder")
+        if not (source / "CURRENT").is_file():
+            raise CallerError(f"{source} is no copy of a delay store: it has no file CURRENT")
+        _copied(source, folder / copy_name(shard, 0))
+    except OSError as error:
+        raise StorageError(f"cannot restore {source} into {folder}: {error}") from error
+
+
+def _copied(source: Path, target: Path) -> None:
     making, lock = new_folder(target)
-    for file in source.iterdir():
-        if file.is_file() and file.name not in ("LOCK", "copy.lock"):
-            shutil.copyfile(file, making / file.name)
-    finish(making, target)
-    lock.release()
+    try:
+        for file in source.iterdir():
+            if file.is_file() and file.name not in ("LOCK", "copy.lock"):
+                shutil.copyfile(file, making / file.name)
+        finish(making, target)
+    finally:
+        lock.release()
 
 
 def _claim(folder: Path, shard: int, epoch: int) -> tuple[Copy, CopyLock]:
@@ -120,15 +130,21 @@ def _cloned(newest: Copy, target: Path, epoch: int) -> tuple[Copy, CopyLock]:
 
 
 def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOptions) -> RocksStore:
-    """As it is; or without the end of a damaged log; or what can be read of it."""
+    """As it is; or without the end of its write-ahead log; or what can be read of it."""
     reason = damage_mark(copy.path)
     if reason is None:
+        if gone := leave_out_gaps(copy.path):
+            log.warning(
+                "delay shard %d: a power loss left a gap in the write-ahead log of %s: %d files behind it are"
+                " left out (%s keeps them), orders in them are taken in again", shard, copy.path, *gone,
+            )  # fmt: skip
         try:
             return _opened(folder, shard, copy, lock, options, None)
         except DamagedError as error:
             reason = str(error)
+        damage = None if only_torn(copy.path, options) else cut_log(copy.path, reason)
         try:
-            return _opened(folder, shard, copy, lock, options, cut_log(copy.path, reason))
+            return _opened(folder, shard, copy, lock, options, damage, Recovery.PREFIX)
         except DamagedError:
             mark_damaged(copy.path, reason)
     store = _salvaged(folder, shard, copy, reason, options)
@@ -152,10 +168,15 @@ def _salvaged(folder: Path, shard: int, copy: Copy, reason: str, options: RocksO
 
 
 def _opened(
-    folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOptions, damage: Damage | None
+    folder: Path,
+    shard: int,
+    copy: Copy,
+    lock: CopyLock,
+    options: RocksOptions,
+    damage: Damage | None,
+    recovery: Recovery = Recovery.WHOLE,
 ) -> RocksStore:
-    cut = damage is not None and damage.log_cut
-    database = Rocks(copy.path, options, Recovery.PREFIX if cut else Recovery.STRICT)
+    database = Rocks(copy.path, options, recovery)
     try:
         _check_identity(database, shard)
         batch = Batch()

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from ddmq_common.errors import DamagedError
 from ddmq_common.rocks import Batch, Pair, Recovery, Rocks, RocksOptions, repair
+from ddmq_common.rocks_log import after_gap
 from delay_service.store import keys
 from delay_service.store.copies import DAMAGED, MARK_FILE, clone_files, sync_path
 from delay_service.store.port import IdKind, IdState, Pending
@@ -88,14 +89,39 @@ def damage_mark(folder: Path) -> str | None:
         return None
 
 
-def cut_log(copy: Path, reason: str) -> Damage:
-    """Keep the write-ahead log before its end is left out."""
+def _new_log_folder(copy: Path) -> Path:
     number = 1
     while (kept := copy / f"damaged-log-{number}").exists():
         number += 1
     kept.mkdir()
-    for file in copy.glob("*.log"):
-        shutil.copyfile(file, kept / file.name)
+    return kept
+
+
+def leave_out_gaps(copy: Path) -> tuple[int, Path] | None:
+    """Put away the files of the write-ahead log that come after a gap; how many, and where they are kept.
+
+    Newest first: cut short, it leaves a gap for the next time.
+    """
+    behind = after_gap(copy)
+    if not behind:
+        return None
+    kept = _new_log_folder(copy)
+    for file in reversed(behind):
+        file.rename(kept / file.name)
+    sync_path(kept)
+    sync_path(copy)
+    return len(behind), kept
+
+
+def cut_log(copy: Path, reason: str) -> Damage:
+    """Keep the write-ahead log before its end is left out."""
+    kept = _new_log_folder(copy)
+    try:
+        for file in copy.glob("*.log"):
+            shutil.copyfile(file, kept / file.name)
+    except OSError:
+        shutil.rmtree(kept, ignore_errors=True)  # it will be tried again
+        raise
     return Damage(reason, 0, kept, log_cut=True)
 
 

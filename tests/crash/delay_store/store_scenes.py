@@ -1,0 +1,307 @@
+"""What is done to a delay store while its storage fails, and what must be true afterwards.
+
+Each scene is a life of a process: `act` runs there, tells what is durable, and may be cut short at any call;
+`check` looks at the folder that is left, without faults.
+"""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from ddmq_common.errors import DdmqError, StorageError
+from delay_service.store.copies import DAMAGED, MARK_FILE, copies_of, make_folder
+from delay_service.store.opening import open_store, restore
+from delay_service.store.port import Changes, DelayStore, Pending
+from delay_service.store.rocks_store import RocksStore
+from tests.crash.delay_store.store_images import SHARD, SMALL, Image
+from tests.crash.delay_store.store_load import FOREVER, Load, assert_same, model_of, written
+from tests.crash.storage_calls import give_in
+
+SEED = 20261122
+BATCHES = 16
+LATER = 100  # an epoch that is newer than all in the scenes
+
+
+class Told(NamedTuple):
+    """By the process: `flushed` batches are durable; `backups` that were made hold so many. `refused`: how it
+    was told of the fault, in words. `bug`: what should not have been raised."""
+
+    flushed: int
+    backups: dict[str, int]
+    refused: list[str]
+    bug: str
+    ended: bool
+
+
+class Teller:
+    """The process's side of the line."""
+
+    def __init__(self, line: Connection) -> None:
+        self._line = line
+
+    def __call__(self, what: str, value: object) -> None:
+        self._line.send((what, value))
+
+
+def heard(line: Connection) -> Told:
+    """All that a process has told."""
+    flushed, backups, refused, bug, ended = 0, {}, [], "", False
+    try:
+        while line.poll():
+            what, value = line.recv()
+            if what == "flushed":
+                flushed = value
+            elif what == "backup":
+                backups[value[0]] = value[1]
+            elif what == "refused":
+                refused.append(value)
+            elif what == "bug":
+                bug = value
+            else:
+                ended = True
+    except EOFError:
+        pass
+    return Told(flushed, backups, refused, bug, ended)
+
+
+def live(name: str, folder: Path, call_at: str, line: Connection) -> None:
+    """The process: the scene, with its storage watched."""
+    tell = Teller(line)
+    give_in(call_at)
+    try:
+        SCENES[name].act(folder, tell)
+    except DdmqError as error:
+        tell("refused", f"{type(error).__name__}: {error}")
+    except BaseException:
+        tell("bug", traceback.format_exc())
+    tell("ended", None)
+
+
+# --- at work: open, write, flush, tidy, back up, close, open again
+
+
+def _work(folder: Path, tell: Teller) -> None:
+    load = Load(SEED)
+    for epoch in (1, 2):
+        store = open_store(folder / "delay", SHARD, epoch, SMALL)
+        try:
+            _write(store, load, tell, epoch * BATCHES)
+            if epoch == 1:
+                store.checkpoint(folder / "backup")
+                tell("backup", ("backup", load.number))
+                store.tidy()
+        except StorageError:
+            _refuses(store)
+            raise
+        finally:
+            store.close()
+
+
+def _write(store: DelayStore, load: Load, tell: Teller, until: int) -> None:
+    while load.number < until:
+        for _ in range(load.number % 3 + 1):
+            store.write(load.next())
+        store.flush()
+        tell("flushed", load.number)
+
+
+def _refuses(store: DelayStore) -> None:
+    """After a failed write nothing more is taken; after another failure a write may fail or not."""
+    try:
+        store.flush()
+    except StorageError:
+        for call in (lambda: store.write(Changes()), store.flush):
+            try:
+                call()
+            except StorageError:
+                continue
+            raise AssertionError("a store that failed to flush went on") from None
+
+
+def _check_work(folder: Path, told: Told) -> None:
+    store = open_store(folder / "delay", SHARD, LATER, SMALL)
+    if store.damage is not None and not store.damage.log_cut:
+        _check_salvaged(store, told)
+    else:
+        number = written(store)
+        assert number >= told.flushed, f"{told.flushed} batches were durable, {number} are there"
+        assert_same(store, model_of(SEED, number))
+        _goes_on(store, number)
+    store.close()
+    for name, count in told.backups.items():
+        restore(folder / name, folder / "restored", SHARD)
+        store = open_store(folder / "restored", SHARD, LATER, SMALL)
+        assert written(store) == count, f"{name} was made of {count} batches and has {written(store)}"
+        assert_same(store, model_of(SEED, count))
+        store.close()
+
+
+def _check_salvaged(store: RocksStore, told: Told) -> None:
+    """Power loss may leave zeros at the end of the list of tables: everything is there, and is looked at
+    again."""
+    assert written(store) == 0, "orders are to be taken in again"
+    found = _all(store)
+    numbers = range(told.flushed, max(told.flushed, 4 * BATCHES) + 1)
+    assert any(found == _all(model_of(SEED, number)) for number in numbers), "messages are missing"
+
+
+def _goes_on(store: RocksStore, number: int) -> None:
+    load = Load(SEED)
+    while load.number < number:
+        load.next()
+    store.write(load.next())
+    store.flush()
+    assert_same(store, load.model)
+
+
+# --- many writes between two flushes, over several files of the write-ahead log
+
+
+def _rush(folder: Path, tell: Teller) -> None:
+    load = Load(SEED)
+    store = open_store(folder / "delay", SHARD, 1, SMALL)
+    try:
+        while load.number < 40:
+            store.write(load.next())
+            if load.number % 20 == 0:
+                store.flush()
+                tell("flushed", load.number)
+    finally:
+        store.close()
+
+
+# --- a stopped owner still has the copy: it is cloned
+
+
+def _clone(folder: Path, tell: Teller) -> None:
+    load = Load(SEED)
+    old = open_store(folder / "delay", SHARD, 1, SMALL)
+    try:
+        _write(old, load, tell, 9)
+        new = open_store(folder / "delay", SHARD, 2, SMALL)
+        try:
+            _write(new, load, tell, 20)
+            new.tidy()
+        finally:
+            new.close()
+    finally:
+        old.close()
+
+
+# --- a copy that is not to be trusted is salvaged
+
+
+def _prepare_image(folder: Path) -> None:
+    image = Image(folder / "delay", SEED, 12, 15, 18)
+    (image.copy / MARK_FILE).write_text("a test says so")
+
+
+def _salvage(folder: Path, tell: Teller) -> None:
+    open_store(folder / "delay", SHARD, 2, SMALL).close()
+    tell("flushed", 18)
+
+
+def _check_salvage(folder: Path, told: Told) -> None:
+    store = open_store(folder / "delay", SHARD, LATER, SMALL)
+    assert written(store) == 0, "orders are to be taken in again"
+    assert _all(store) == _all(model_of(SEED, 18))
+    assert dict(store.counts()) == dict(model_of(SEED, 18).counts())
+    store.close()
+    kept = [path for path in (folder / "delay").iterdir() if path.name.endswith(DAMAGED)]
+    assert len(kept) == 1, f"the damaged copy is kept once, and there is {kept}"
+
+
+def _all(store: DelayStore) -> list[Pending]:
+    return store.scan(None, 0, FOREVER, 1 << 30)
+
+
+# --- the write-ahead log has damage in it: its end is left out
+
+
+def _prepare_damaged_log(folder: Path) -> None:
+    image = Image(folder / "delay", SEED, 6, 12, 18)
+    log = image.newest("*.log")
+    content = bytearray(log.read_bytes())
+    content[image.synced[log.name] // 2] ^= 8
+    log.write_bytes(content)
+
+
+def _cut(folder: Path, tell: Teller) -> None:
+    open_store(folder / "delay", SHARD, 2, SMALL).close()
+
+
+def _check_cut(folder: Path, told: Told) -> None:
+    store = open_store(folder / "delay", SHARD, LATER, SMALL)
+    number = written(store)
+    assert 6 <= number < 12, number
+    assert_same(store, model_of(SEED, number))
+    store.close()
+    kept = sorted((folder / "delay").glob("*/damaged-log-*"))
+    assert kept, "the damaged log is kept"
+    assert len(kept) <= 2, kept
+
+
+# --- a backup is put back
+
+
+def _prepare_backup(folder: Path) -> None:
+    load = Load(SEED)
+    store = open_store(folder / "other", SHARD, 1, SMALL)
+    while load.number < 14:
+        store.write(load.next())
+    store.checkpoint(folder / "backup")
+    store.close()
+    shutil.rmtree(folder / "other")
+
+
+def _restore(folder: Path, tell: Teller) -> None:
+    restore(folder / "backup", folder / "delay", SHARD)
+    tell("flushed", 14)
+    open_store(folder / "delay", SHARD, 1, SMALL).close()
+
+
+def _check_restore(folder: Path, told: Told) -> None:
+    make_folder(folder / "delay")
+    if not copies_of(folder / "delay", SHARD):
+        assert not told.flushed, "a restore that was told to be done is gone"
+        restore(folder / "backup", folder / "delay", SHARD)  # again, because it was cut short
+    store = open_store(folder / "delay", SHARD, LATER, SMALL)
+    assert written(store) == 14
+    assert_same(store, model_of(SEED, 14))
+    store.close()
+
+
+class Scene(NamedTuple):
+    """`prepare` makes what is there before; its storage is sound."""
+
+    act: Callable[[Path, Teller], None]
+    check: Callable[[Path, Told], None]
+    prepare: Callable[[Path], None] | None = None
+
+
+SCENES: dict[str, Scene] = {
+    "work": Scene(_work, _check_work),
+    "rush": Scene(_rush, _check_work),
+    "clone": Scene(_clone, _check_work),
+    "salvage": Scene(_salvage, _check_salvage, _prepare_image),
+    "cut": Scene(_cut, _check_cut, _prepare_damaged_log),
+    "restore": Scene(_restore, _check_restore, _prepare_backup),
+}
+
+
+def faults_of(name: str, folder: Path, told: Told) -> Iterable[str]:
+    """What is not as it should be; nothing but errors that a user can act on may have been told."""
+    if told.bug:
+        yield f"raised what nobody expects: {told.bug}"
+    for text in told.refused:
+        if str(folder) not in text and "failed before" not in text:
+            yield f"refused without saying where: {text}"
+    try:
+        SCENES[name].check(folder, told)
+    except (AssertionError, DdmqError):
+        yield f"{traceback.format_exc()}told: {told}"

@@ -1,0 +1,83 @@
+"""A delay store whose storage fails at some of its calls, in every way (R2); all of them: store_faults.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddmq_common.rocks import Rocks, only_torn
+from ddmq_common.rocks_log import after_gap, numbers_of
+from delay_service.store.opening import open_store
+from tests.crash.delay_store.store_faults import Stage, run
+from tests.crash.delay_store.store_images import SHARD, SMALL
+from tests.crash.delay_store.store_load import Load, assert_same, model_of, written
+from tests.crash.delay_store.store_scenes import SCENES
+from tests.crash.storage_calls import KINDS
+
+SEED = 12
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "faults").mkdir()
+    return tmp_path / "faults"
+
+
+@pytest.mark.slow
+def test_faults_at_random_calls(folder: Path) -> None:
+    broken, met = run(folder, seed=SEED, count=2 * len(SCENES) * len(KINDS))
+    assert not broken, broken
+    assert {what.split()[0] for what in met} == set(KINDS)
+
+
+def test_a_scene_without_a_fault_changes_storage_in_every_way(folder: Path) -> None:
+    stage = Stage(folder)
+    assert stage.points("work", SEED) > 100
+    assert stage.points("salvage", SEED) > 100
+
+
+def test_what_comes_behind_a_gap_in_the_log_is_left_out(tmp_path: Path) -> None:
+    """A power loss took the end of one file, at a batch's edge, and left the next file."""
+    load = Load(SEED)
+    store = open_store(tmp_path / "live", SHARD, 1, SMALL)
+    while len(logs := sorted(store.folder.glob("*.log"))) < 2 or not numbers_of(logs[-1]):
+        store.write(load.next())
+    copy = tmp_path / "delay" / store.folder.name
+    copy.mkdir(parents=True)
+    for file in store.folder.iterdir():
+        os.link(file, copy / file.name) if file.suffix == ".sst" else (copy / file.name).write_bytes(
+            file.read_bytes()
+        )
+    store.close()
+    assert after_gap(copy) == []
+    logs = sorted(copy.glob("*.log"))
+    os.truncate(logs[-2], 0)
+    assert after_gap(copy) == logs[-1:]
+    store = open_store(tmp_path / "delay", SHARD, 2, SMALL)
+    assert written(store) < load.number
+    assert_same(store, model_of(SEED, written(store)))
+    assert [file.name for file in store.folder.glob("damaged-log-1/*")] == [logs[-1].name]
+    store.close()
+
+
+def test_a_torn_end_is_told_from_damage(tmp_path: Path) -> None:
+    store = open_store(tmp_path, SHARD, 1, SMALL)
+    load = Load(SEED)
+    for _ in range(3):
+        store.write(load.next())
+    store.flush()
+    [log] = store.folder.glob("*.log")
+    whole, names = log.read_bytes(), list(store.folder.iterdir())
+    images = {}
+    for what, content in (("torn", whole[:-5]), ("flipped", whole[:40] + b"\xff" + whole[41:])):
+        images[what] = tmp_path / what
+        images[what].mkdir()
+        for file in names:
+            (images[what] / file.name).write_bytes(content if file == log else file.read_bytes())
+        with pytest.raises(Exception, match="damaged"):
+            Rocks(images[what], SMALL)
+    store.close()
+    assert only_torn(images["torn"], SMALL)
+    assert not only_torn(images["flipped"], SMALL)
