@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 from ddmq_common.metrics import catalogue
 from metrics_job.report.core.buckets import Buckets
 from metrics_job.report.core.material import Counted, Material, Row, Sums, Timed, Waiting
-from metrics_job.report.core.span import DAY_MS, HOUR_MS, WEEK_MS, Span, date_of
+from metrics_job.report.core.span import HOUR_MS, Span
 
 LAGS_SHOWN = 8  # subscriptions with a line of their own; what is beyond is one line together
 ROWS_MAX = 100_000  # of the small tables: more are cut, the first stay
@@ -187,18 +187,6 @@ class Tables:
         ends = (pc.field("date") == dates[0]) | (pc.field("date") == dates[-1])
         found = pc.min_max(_in_ms(data.to_table(columns=["start"], filter=ends), "start")["start"]).as_py()
         return found["min"], found["max"]
-
-
-def missing_dates(folder: Path, span: Span) -> list[str]:
-    """The UTC dates of the span that have no counters, in order: what the job has not been run over."""
-    first = span.start_ms - span.start_ms % DAY_MS
-    dates = [date_of(day) for day in range(first, span.end_ms, DAY_MS)]
-    return [date for date in dates if not (folder / "counters_minute" / f"date={date}").is_dir()]
-
-
-def earlier_week(span: Span) -> Span:
-    """The same span a week before."""
-    return span.earlier(WEEK_MS)
 
 
 def _waiting(rows: Any) -> list[Waiting]:

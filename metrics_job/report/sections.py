@@ -16,6 +16,7 @@ from metrics_job.report.html import Cell, number
 
 ROWS_SHOWN = 15
 BEHIND_SHOWN = 8
+TOPICS_SHOWN = 10
 NO_WEEK = "No earlier week to compare with: nothing was counted in the same hours seven days before."
 
 
@@ -81,6 +82,7 @@ def cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
     for place, times in enumerate(report.times):
         yield _times(times, f"times-{place}", drawn)
     yield _promises(report)
+    yield _topics(report)
     yield _offenders(report.offenders)
     yield _changes(report)
     yield _heat(report, drawn)
@@ -222,6 +224,34 @@ def _promise(row: SloFacts) -> tuple[str | Cell, ...]:
         + (f": {words.listed(row.days_missed)}" if row.days_missed else ""),
         html.mark(row.met, "kept", "missed"),
     )
+
+
+def _topics(report: Report) -> str:
+    """The busiest topics, all groups of each together."""
+    if not report.topics:
+        return html.section("topics", "Topics", html.empty("No topic was sent to or consumed."), wide=True)
+    busiest = sorted(report.topics.items(), key=lambda item: (-item[1].sent, -item[1].delivered, item[0]))
+    fields = ("sent", "refused", "delivered", "redelivered", "acked", "failed", "dead_lettered", "fired")
+    cells: list[tuple[str | Cell, ...]] = [
+        (topic, *(number(words.count(getattr(totals, field))) for field in fields))
+        for topic, totals in busiest[:TOPICS_SHOWN]
+    ]
+    columns = (
+        "topic",
+        "sent",
+        "refused",
+        "delivered",
+        "again",
+        "acked",
+        "failed",
+        "dead letters",
+        "delayed, fired",
+    )
+    note = html.paragraph(
+        "The busiest first; what consumers did is of all groups of a topic together.", "note"
+    )
+    more = _more(len(busiest), TOPICS_SHOWN)
+    return html.section("topics", "Topics", note, html.table(columns, cells), more, wide=True)
 
 
 def _offenders(lists: list[Offenders]) -> str:

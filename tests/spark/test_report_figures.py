@@ -13,7 +13,7 @@ from metrics_job.report.core.buckets import percentiles
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.figures import figures
 from metrics_job.report.core.span import DAY_MS, HOUR_MS, WEEK_MS, span_of
-from metrics_job.report.reading import Tables, missing_dates
+from metrics_job.report.reading import Tables
 from tests.spark.report_tables import Writer, at, busy_week, ms
 
 
@@ -46,6 +46,11 @@ def test_totals_are_the_sums_of_the_rows(ten_minutes: Path) -> None:
     totals = report(ten_minutes, 60, 70).totals
     assert (totals.sent, totals.refused, totals.delivered, totals.acked) == (6600, 12, 6300, 6000)
     assert (totals.dead_lettered, totals.redelivered) == (3, 30)
+    topics = report(ten_minutes, 60, 70).topics
+    assert {topic: (of.sent, of.refused, of.acked) for topic, of in topics.items()} == {
+        "orders": (6000, 12, 6000),
+        "bills": (600, 0, 0),
+    }
 
 
 def test_only_rows_within_the_range_count(ten_minutes: Path) -> None:
@@ -186,12 +191,6 @@ def test_a_span_of_any_length_has_at_most_500_steps(length: int) -> None:
     assert len(span.steps()) <= 500
     assert span.steps()[0] <= span.start_ms
     assert span.steps()[-1] + span.step_ms >= span.end_ms
-
-
-def test_dates_the_job_was_not_run_over(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
-    writer.counter(at(60), "ddmq_sends_total", 1, "t", detail="code=0")
-    assert missing_dates(writer.write(), span_of(ms(-10), ms(1450))) == ["2026-11-15", "2026-11-17"]
 
 
 def test_words() -> None:

@@ -120,6 +120,7 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
         "No earlier week to compare with",
         "Less than three hours",
         "No process was seen",
+        "No topic was sent to or consumed",
     ):
         assert said in seen.text, said
 

@@ -18,7 +18,7 @@ from metrics_job.report.core.health import ProcessFacts, SloFacts
 from metrics_job.report.core.material import Material, Row, Waiting
 from metrics_job.report.core.offenders import Offenders
 from metrics_job.report.core.span import HOUR_MS, Span, date_of
-from metrics_job.report.core.totals import Totals, totals_of
+from metrics_job.report.core.totals import Totals, by_topic, totals_of
 from metrics_job.report.core.verdict import Finding
 
 Points = list[tuple[int, float | None]]  # (start of the step in ms, value or None where nothing ran)
@@ -60,6 +60,7 @@ class Report:
     span: Span
     covered: tuple[int, int] | None
     totals: Totals
+    topics: dict[str, Totals]
     findings: list[Finding]
     throughput: list[Line]
     times: list[Times]
@@ -93,6 +94,7 @@ def report_of(material: Material) -> Report:
         span=span,
         covered=covered,
         totals=totals,
+        topics=by_topic(material.now.counters),
         findings=verdict.findings(material, covered, totals, slo, processes),
         throughput=_throughput(material, covered, running),
         times=_times(material),

@@ -117,7 +117,7 @@ def _heat(heat: Heat) -> Figure:
         "colorbar": {"thickness": 12, "title": {"text": unit, "side": "right"}},
     }
     layout = {
-        "xaxis": {"type": "category", "title": {"text": "hour of the day, UTC"}},
+        "xaxis": {"type": "category", "title": {"text": "hour of the day, UTC"}, "tickangle": 0, "dtick": 2},
         "yaxis": {"type": "category", "autorange": "reversed"},
         "height": 110 + 26 * len(heat.rows),
     }

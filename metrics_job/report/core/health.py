@@ -40,12 +40,16 @@ class ProcessFacts:
     first_ms: int
     last_ms: int
     starts: int
-    vanished: int  # instances that ended without saying so
+    vanished_ms: list[int]  # when instances that ended without saying so were last seen
     missing: int  # sample files that should be there
     duplicates: int
     longest_gap_s: float
     clock_steps: int
     ended: str  # how its last instance stands: last (it stopped), vanished, running
+
+    @property
+    def vanished(self) -> int:
+        return len(self.vanished_ms)
 
     @property
     def restarts(self) -> int:
@@ -92,7 +96,7 @@ def _process(name: str, rows: list[Row]) -> ProcessFacts:
         first_ms=min(row["first_seen"] for row in rows),
         last_ms=max(row["last_seen"] for row in rows),
         starts=len(ends),
-        vanished=sum(row["ended"] == VANISHED for row in ends.values()),
+        vanished_ms=[row["last_seen"] for row in ends.values() if row["ended"] == VANISHED],
         missing=sum(int(row["missing"] or 0) for row in rows),
         duplicates=sum(int(row["duplicates"] or 0) for row in rows),
         longest_gap_s=max(float(row["longest_gap_s"] or 0) for row in rows),

@@ -32,19 +32,27 @@ class Totals:
         return self.refused / answered if answered else None
 
 
-def totals_of(counters: Iterable[Counted], topic: str | None = None, group: str | None = None) -> Totals:
-    """Of all topics and groups, or of one topic (sends) and one group (the rest)."""
+def totals_of(counters: Iterable[Counted]) -> Totals:
+    """Of all topics and groups."""
     found: dict[str, float] = {}
     for row in counters:
-        if topic is not None and row.topic != topic:
-            continue
-        if group is not None and row.group not in ("", group):
-            continue
-        name = row.metric
-        if name == catalogue.SENDS.name and row.detail != STORED:
-            name = "refused"
+        name = _name(row)
         found[name] = found.get(name, 0.0) + row.total
     return _totals(found)
+
+
+def by_topic(counters: Iterable[Counted]) -> dict[str, Totals]:
+    """Of each topic that was sent to or consumed, all groups together."""
+    found: dict[str, dict[str, float]] = {}
+    for row in counters:
+        if row.topic:
+            of_topic = found.setdefault(row.topic, {})
+            of_topic[_name(row)] = of_topic.get(_name(row), 0.0) + row.total
+    return {topic: _totals(sums) for topic, sums in found.items()}
+
+
+def _name(row: Counted) -> str:
+    return "refused" if row.metric == catalogue.SENDS.name and row.detail != STORED else row.metric
 
 
 def _totals(found: Mapping[str, float]) -> Totals:

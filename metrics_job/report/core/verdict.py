@@ -122,7 +122,10 @@ def _processes(rows: list[ProcessFacts]) -> list[Finding]:
     if vanished:
         times = words.plural(sum(row.vanished for row in vanished), "process", "processes")
         names = words.listed([row.name for row in vanished])
-        text = f"{times} ended without a word ({names}): killed or crashed."
+        text = (
+            f"{times} ended without a word ({names}): killed or crashed. What was counted after the last "
+            "sample is in no number here."
+        )
         found.append(Finding(True, text, "processes"))
     missing = [row for row in rows if row.missing]
     if missing:

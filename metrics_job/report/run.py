@@ -1,0 +1,84 @@
+"""Samples → tables → report: runs the job over what the report needs, reads the tables, writes the file.
+
+The job is a parameter, so that this runs without Spark where the tables are there already. It is run over
+whole UTC dates, because a date is what it replaces: those of the range, and those of the week before that
+have samples and no tables yet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ddmq_common.errors import ConfigError
+from metrics_job.report.core.facts import Report, report_of
+from metrics_job.report.core.span import DAY_MS, date_of, span_of
+from metrics_job.report.page import page
+from metrics_job.report.reading import Tables
+
+Job = Callable[[Path, Path, int, int], None]  # samples, tables, from ms, to ms (exclusive)
+_DATE = re.compile(r"date=(\d{4}-\d\d-\d\d)")
+
+
+def make_tables(job: Job, samples: Path, tables: Path, since_ms: int | None, now_ms: int) -> None:
+    """Bring `tables` up to date for a report from `since_ms` (None: from the first sample) to now.
+
+    Raises ConfigError when there are no samples.
+    """
+    dates = sample_dates(samples)
+    if not dates:
+        raise ConfigError(
+            f"no samples in {samples}: servers write them there while they run (samples in conf/ddmq.yaml); "
+            "--samples names another folder"
+        )
+    first = dates[0] if since_ms is None else max(dates[0], date_of(since_ms))
+    last = dates[-1]
+    if since_ms is not None:
+        week = range(since_ms - 7 * DAY_MS, now_ms - 7 * DAY_MS + DAY_MS, DAY_MS)
+        absent = [
+            date for date in map(date_of, week) if date in dates and date < first and not _made(tables, date)
+        ]
+        if absent:
+            job(samples, tables, _start_of(absent[0]), _start_of(absent[-1]) + DAY_MS)
+    if first <= last:
+        job(samples, tables, _start_of(first), _start_of(last) + DAY_MS)
+
+
+def read_report(tables: Path, since_ms: int | None, now_ms: int) -> Report:
+    """The report from `since_ms` (None: the first row) to now, or to the last row where that is earlier."""
+    found = Tables(tables)
+    bounds = found.bounds()
+    if since_ms is not None:
+        return report_of(found.material(span_of(since_ms, now_ms)))
+    return report_of(found.material(span_of(*bounds) if bounds else span_of(now_ms - DAY_MS, now_ms)))
+
+
+def write_page(report: Report, out: Path, made_ms: int) -> None:
+    """Write the file whole or not at all. Raises ConfigError with the reason when that cannot be."""
+    text = page(report, made_ms)
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(out)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(f"{out} cannot be written: {error.strerror}; --out names another file") from error
+
+
+def sample_dates(samples: Path) -> list[str]:
+    """The UTC dates that have a folder of samples, in order."""
+    if not samples.is_dir():
+        return []
+    return sorted(found[1] for entry in samples.iterdir() if (found := _DATE.fullmatch(entry.name)))
+
+
+def _made(tables: Path, date: str) -> bool:
+    return (tables / "counters_hour" / f"date={date}").is_dir()
+
+
+def _start_of(date: str) -> int:
+    return int(datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp()) * 1000
