@@ -90,14 +90,15 @@ def pending(service: Running) -> int:
 
 
 def measure_adds(server: Running, service: Running, adds: Adds, calls: int = CALLS) -> dict[str, float]:
-    """One round; `stored_s`: until the store had all of them."""
-    before, began = pending(service), time.perf_counter()
+    """One round; `to_store_per_s`: until the store had all; `service_cpu_us`: what each cost there."""
+    before, began, spent = pending(service), time.perf_counter(), service.cpu_seconds()
     found = measure(server, adds.requests(calls), calls)
     while pending(service) - before != calls:
         if time.perf_counter() - began > WAIT_S:
             raise AssertionError(f"{calls} answered OK, {pending(service) - before} in the store")
         time.sleep(0.02)
-    return found | {"to_store_per_s": calls / (time.perf_counter() - began)}
+    found["to_store_per_s"] = calls / (time.perf_counter() - began)
+    return found | {"service_cpu_us": (service.cpu_seconds() - spent) / calls * 1e6}
 
 
 def measure_sends(server: Running) -> dict[str, float]:

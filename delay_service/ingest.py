@@ -3,6 +3,7 @@
 Read → decide and write to the store, one bounded run a step → flush in a native thread → one commit of the
 progress of both groups and of the outcomes that somebody waits for. The first two go on while a flush and
 its commit are under way; what is not yet durable is bounded, and at the bound reading stops. Rules:
+* Where orders come thick the next read waits a little for more of them; a single order never waits.
 * Orders that the store already had when we opened it are read again only for what had become of them.
 * An order about a message whose commit is under way waits, and everything behind it, until `go`.
 * A commit that is refused for its outcomes is made without them; their callers have been told "pending".
@@ -35,6 +36,8 @@ from delay_service.store.port import Changes
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
 RUN_MAX = 256  # orders in one step on the hub
+BUSY = 4  # orders in one read: the next one then begins …
+LINGER_S = 0.01  # … so much later than it could, for more orders to share a write, a flush and a commit
 
 
 class OrderRead(LevelRead):
@@ -101,6 +104,7 @@ class Ingest:
         self._end = position  # of what was read
         self._ready = Ready(position)
         self._wait: Wait | None = None
+        self._busy = self._lingering = self._short = False  # short: the last read took what there was
         self._reading = self._stepping = self._flushing = self._stopped = False
         self._pause_s = self._pause_min = self._around.config.pause_ms_min / 1e3
 
@@ -133,14 +137,17 @@ class Ingest:
             self._take()
         elif self.position < self._end:
             self._took(Taken(0, Changes(), [], [], [], [], {}))
-        elif not self._reading and self._wait is None:
+        elif not (self._reading or self._lingering) and self._wait is None:
             self._tell_caught_up()
-            self._read()
+            if self._short:
+                self._wait_for_data()
+            else:
+                self._read()
 
     # --- reading
 
     def _read(self) -> None:
-        self._reading = True
+        self._reading, self._short = True, False
         config, offset = self._around.config, self._end
         read = self._around.backend.read(
             self._holding.queue, offset, config.ingest_count, config.ingest_bytes
@@ -170,6 +177,9 @@ class Ingest:
     def _arrived(self, read: OrderRead) -> None:
         self._end = read.next_offset
         self._orders = read.orders
+        if read.orders:
+            self._busy = len(read.orders) >= BUSY
+            self._short = read.next_offset - read.offset < self._around.config.ingest_count
         if read.at_end and not self._orders and self.position == self._end:
             self._tell_caught_up()
             self._wait_for_data()
@@ -188,8 +198,15 @@ class Ingest:
         if wait.error is not None:
             self._around.counts.failed("wait", wait.error)
             self._alarm.set(self._pause(), self.go)
+        elif self._busy:
+            self._lingering = True
+            self._alarm.set(LINGER_S, self._lingered)
         elif not self._stopped and self._holding.running:
             self._read()
+
+    def _lingered(self) -> None:
+        self._lingering = self._short = False
+        self.go()
 
     def _pause(self) -> float:
         pause, self._pause_s = self._pause_s, min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)

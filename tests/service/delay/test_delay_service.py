@@ -8,7 +8,7 @@ import gevent
 import pytest
 from delay_rig import Rig, uuid_of
 
-from backend.records import AppendStatus, StoredRecord, carried_of
+from backend.records import AppendStatus, NewRecord, StoredRecord, carried_of
 from ddmq_common.delay_order import (
     ADDED,
     ALREADY_FIRED,
@@ -22,10 +22,11 @@ from ddmq_common.delay_order import (
     DelayOrder,
     encode_order,
 )
-from ddmq_common.delivery import decode
+from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DiskFullError, RemoteError
 from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.core.orders import Order, order_of
+from delay_service.ingest import BUSY, LINGER_S
 
 HOUR_MS = 3_600_000
 
@@ -364,6 +365,36 @@ def test_the_clock_is_set_back_and_forward(delay: Rig) -> None:
     assert delay.bodies() == [b"1"]
     [record] = delay.stored()
     assert record.stored_ms >= due
+
+
+def test_where_orders_come_thick_the_next_ones_gather_for_a_moment(delay: Rig) -> None:
+    due = delay.clock.wall_ms() + HOUR_MS
+
+    def orders(turn: int) -> list[NewRecord]:
+        texts = [
+            encode_order(DelayOrder("add", uuid_of(turn * BUSY + number), "orders", due_ms=due))
+            for number in range(BUSY)
+        ]
+        return [
+            NewRecord(DELAY_TOPIC, 0, bytes(16), 0, encode(b"", b"x", b"", {}), system={ORDER_PROPERTY: text})
+            for text in texts
+        ]
+
+    def taken() -> int:
+        return delay.service.pending_counts()["orders"]
+
+    for turn in range(3):
+        delay.backend.append(orders(turn), delay.clock.monotonic() + 60).wait(30)
+        delay.settle()
+        assert taken() == max(turn, 1) * BUSY, "only the first are read at once"
+        delay.advance(LINGER_S)
+        assert taken() == (turn + 1) * BUSY
+    delay.add(1_000, due)
+    delay.settle()
+    delay.advance(LINGER_S)
+    delay.add(1_001, due)
+    delay.settle()
+    assert taken() == 3 * BUSY + 2, "a single order does not wait"
 
 
 def order_at(offset: int, order: DelayOrder) -> Order:
