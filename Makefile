@@ -35,6 +35,7 @@ lint: setup
 	$(VENV)/bin/mypy
 	$(PY) tools/check_rooms.py
 	$(PY) tools/metrics_page.py --check
+	$(PY) tools/dashboard.py --check
 
 format: setup
 	$(VENV)/bin/ruff format .

@@ -1,0 +1,151 @@
+"""The ready dashboard and alert rules say only what there is: metrics, labels, PromQL, sections of docs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddmq_common.metrics.catalogue import CATALOGUE
+from tools import dashboard
+from tools.promql import Fault, faults, selectors
+
+ROOT = Path(__file__).resolve().parents[3]
+RULES = yaml.safe_load((ROOT / "conf" / "prometheus" / "ddmq-alerts.yaml").read_text(encoding="utf-8"))
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
+SHOWN = json.loads(dashboard.FILE.read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+DURATION = re.compile(r"\d+[smhd]")
+
+
+def panels(of: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for panel in of:
+        yield panel
+        yield from panels(panel.get("panels", []))
+
+
+def expressions() -> Iterator[str]:
+    for panel in panels(SHOWN["panels"]):
+        for target in panel.get("targets", ()):
+            yield target["expr"]
+
+
+# --- dashboard
+
+
+def test_the_dashboard_is_what_its_table_makes() -> None:
+    assert dashboard.dashboard() == SHOWN, "run python tools/dashboard.py"
+
+
+def test_every_expression_of_the_dashboard_is_promql_over_the_catalogue() -> None:
+    assert [fault for expression in expressions() for fault in faults(expression)] == []
+
+
+def test_every_metric_has_a_panel() -> None:
+    used = {
+        use.metric.name
+        for expression in expressions()
+        for use in selectors(expression)
+        if use.metric is not None
+    }
+    assert used == set(CATALOGUE)
+
+
+def test_rows_panels_and_variables_hold_together() -> None:
+    rows = [panel["title"] for panel in SHOWN["panels"] if panel["type"] == "row"]
+    assert rows == ["Flow", "Latency", "Consumers", "Delay", "Log", "Processes", dashboard.REST]
+    everything = list(panels(SHOWN["panels"]))
+    assert len({panel["id"] for panel in everything}) == len(everything)
+    known = {variable["name"] for variable in SHOWN["templating"]["list"]}
+    named = {name for text in expressions() for name in re.findall(r"\$(\w+)", text)} - {"__rate_interval"}
+    assert named <= known
+    assert {panel["datasource"]["uid"] for panel in everything if "targets" in panel} == {"${datasource}"}
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    for level in (SHOWN["panels"], *(panel["panels"] for panel in SHOWN["panels"] if panel.get("panels"))):
+        taken: set[tuple[int, int]] = set()
+        for panel in level:
+            at = panel["gridPos"]
+            cells = {(at["x"] + dx, at["y"] + dy) for dx in range(at["w"]) for dy in range(at["h"])}
+            assert at["x"] + at["w"] <= dashboard.WIDTH
+            assert not cells & taken, panel["title"]
+            taken |= cells
+
+
+# --- alerts
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
+def test_an_alert_says_how_bad_what_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert faults(rule["expr"]) == []
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert DURATION.fullmatch(rule.get("for", "0s"))
+    notes = rule["annotations"]
+    assert notes["summary"]
+    assert notes["action"]
+    assert notes["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
+    kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", rule["expr"])))) - {"le"}
+    if not kept:
+        kept = set[str]().union(*(use.labels for use in selectors(rule["expr"])))
+    named = set(re.findall(r"\$labels\.(\w+)", " ".join(notes.values())))
+    assert named <= kept, "the text names labels that the alert does not have"
+
+
+def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
+    names = [rule["alert"] for rule in ALERTS]
+    assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == names
+
+
+def test_alerts_that_the_page_names_exist() -> None:
+    assert set(re.findall(r"\bDdmq[A-Z]\w+", PAGE)) <= {rule["alert"] for rule in ALERTS}
+    named = set(re.findall(r"\bddmq_[a-z_]+", PAGE))
+    assert named <= set(CATALOGUE)
+
+
+# --- the reader of PromQL
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'sum by (topic) (rate(ddmq_sends_total{code="0", topic=~"$topic"}[$__rate_interval]))',
+        "sum(rate(ddmq_sends_total[5m])) without (job) / 2",
+        "histogram_quantile(0.99, sum by (le) (rate(ddmq_send_latency_us_bucket[5m])))",
+        "-(ddmq_lag + on (group) group_left (topic) ddmq_inflight offset 5m) >= bool 1e3",
+        "topk(5, max_over_time(ddmq_lag_age_ms[1h])) unless up == 0",
+    ],
+)
+def test_what_is_promql_is_taken(expression: str) -> None:
+    assert faults(expression) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("rate(ddmq_sends[5m])", "ddmq_sends is not in the catalogue"),
+        ("rate(ddmq_sends_total[5m]", "ends where"),
+        ("rate(ddmq_sends_total[5m]))", "')' is left over"),
+        ("rate(ddmq_sends_total)", "belong together"),
+        ("ddmq_lag[5m]", "belong together"),
+        ("sum(ddmq_sends_total)", "take its rate or increase"),
+        ("sum by (group) (rate(ddmq_sends_total[5m]))", "no label group to group by"),
+        ("sum(rate(ddmq_sends_total[5m])) by (key)", "no label key to group by"),
+        ('ddmq_lag{queue="1"}', "ddmq_lag has no label queue"),
+        ("ddmq_lag{group=1}", "stands where text should"),
+        ("rate(ddmq_send_latency_us[5m])", "use ddmq_send_latency_us_bucket"),
+        ("histogram_quantile(0.9, rate(ddmq_send_latency_us_sum[5m]))", "needs buckets"),
+        ("median(ddmq_lag)", "function median is not known"),
+        ("ddmq_lag >", "ends where an operand should come"),
+        ("ddmq_lag & 1", "is no PromQL"),
+        ("", "ends where an operand should come"),
+    ],
+)
+def test_what_is_not_is_refused_with_the_place(expression: str, words: str) -> None:
+    with pytest.raises(Fault, match=re.escape(words)):
+        selectors(expression)
