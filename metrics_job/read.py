@@ -104,7 +104,6 @@ def _bad_number() -> Column:
 def _bad_buckets() -> Column:
     buckets, counts, total = F.col("buckets"), F.col("counts"), F.col("sum")
     sizes = total.isNull() | buckets.isNull() | counts.isNull() | (F.size(buckets) != F.size(counts))
-    holes = F.array_contains(F.transform(buckets, lambda one: one.isNull()), True)
     wrong = (F.array_min(buckets) < 0) | (F.array_max(buckets) >= BUCKETS) | (F.array_min(counts) < 0)
     return sizes | F.isnan(total) | (F.size(buckets) == 0) | wrong
 
