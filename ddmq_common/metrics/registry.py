@@ -1,22 +1,22 @@
 """Metric cells cheap enough for the hot path, shown to Prometheus when it asks.
 
-A cell is a plain number that its one owner adds to on the hub: `cell.value += 1`. Nothing locks;
-prometheus_client only formats. Label sets are bounded: past LABEL_SETS_MAX, or HISTOGRAM_LABEL_SETS_MAX of a
-histogram, new ones share one cell labelled "other", so that no client can grow memory by inventing names.
-What has to be computed is filled in by collectors, just before somebody looks.
+A cell is a plain number that its one owner adds to on the hub: `cell.value += 1`. Nothing locks. Label sets
+are bounded: past LABEL_SETS_MAX, or HISTOGRAM_LABEL_SETS_MAX of a histogram, new ones share one cell labelled
+"other", so that no client can grow memory by inventing names. What has to be computed is filled in by
+collectors, just before somebody looks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from ddmq_common.metrics.buckets import BUCKETS, SUB_BUCKETS, bucket, upper_edge
 from ddmq_common.metrics.catalogue import CATALOGUE, COLLECT_FAILED, Metric
+from ddmq_common.metrics.exposition import pieces
 
 LABEL_SETS_MAX = 10_000  # of one counter or gauge
 HISTOGRAM_LABEL_SETS_MAX = 1_000  # of one histogram, whose cells are a hundred times the size
@@ -157,13 +157,15 @@ class Registry:
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
+        return b"".join(self.exposition_pieces())
+
+    def exposition_pieces(self) -> Iterator[bytes]:
+        """The same in pieces: whoever may yield lets others run in between."""
         self.fill()
-        registry = CollectorRegistry()
-        registry.register(self)  # duck-typed collector
-        return generate_latest(registry)
+        yield from pieces(self.numbers(), self.histograms())
 
     def collect(self) -> Iterable[Any]:
-        """prometheus_client's collector protocol."""
+        """prometheus_client's collector protocol, for who has a registry of that library's own."""
         for numbers in list(self._numbers.values()):
             yield _number_family(numbers)
         for histograms in list(self._histograms.values()):
@@ -188,6 +190,8 @@ def _histogram_family(family: _Family[Histogram]) -> Any:
     metric = family.metric
     shown = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     for labels, histogram in list(family.cells.items()):
+        if not any(histogram.counts):
+            continue
         shown.add_metric(labels, _cumulative(histogram.counts), histogram.total)
     return shown
 

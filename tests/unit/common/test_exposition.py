@@ -1,0 +1,72 @@
+"""Our Prometheus page says what prometheus_client would say of the same registry, to the byte."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.exposition import HISTOGRAMS_PER_PIECE, NUMBERS_PER_PIECE
+from ddmq_common.metrics.registry import Registry
+
+METRICS = [*catalogue.CATALOGUE.values()]
+VALUES = st.one_of(st.integers(0, 1 << 60), st.floats(0, 1e18), st.just(float("inf")), st.just(float("nan")))
+LABELS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def theirs(registry: Registry) -> bytes:
+    client = CollectorRegistry()
+    client.register(registry)
+    return generate_latest(client)
+
+
+@given(st.data())
+def test_the_page_is_that_of_the_library(data: st.DataObject) -> None:
+    registry = Registry()
+    for _ in range(data.draw(st.integers(0, 8))):
+        metric = data.draw(st.sampled_from(METRICS))
+        labels = [data.draw(LABELS) for _ in metric.labels]
+        if metric.kind == "histogram":
+            histogram = registry.histogram(metric, *labels)
+            for value in data.draw(st.lists(st.floats(-1, 1e10), max_size=4)):
+                histogram.observe(value)
+        else:
+            registry.cell(metric, *labels).value = data.draw(VALUES)
+    assert registry.exposition() == theirs(registry)
+
+
+def test_a_page_of_many_label_sets_comes_in_bounded_pieces() -> None:
+    registry = Registry()
+    for number in range(900):
+        registry.histogram(catalogue.QUEUE_WAIT, f"g{number}", "t").observe(number)
+        registry.cell(catalogue.ACKED, f"g{number}", "t").value = number
+    found = list(registry.exposition_pieces())
+    assert b"".join(found) == theirs(registry)
+    longest = max(piece.count(b"\n") for piece in found)
+    assert longest <= max(NUMBERS_PER_PIECE, HISTOGRAMS_PER_PIECE * 30)
+
+
+def test_a_histogram_that_saw_nothing_is_left_out() -> None:
+    registry = Registry()
+    registry.histogram(catalogue.QUEUE_WAIT, "g", "t")
+    registry.histogram(catalogue.HUB_BLOCKED).observe(0)
+    families = {
+        family.name: family for family in text_string_to_metric_families(registry.exposition().decode())
+    }
+    assert families["ddmq_queue_wait_us"].samples == []
+    assert [one.value for one in families["ddmq_hub_blocked_us"].samples if one.name.endswith("_count")] == [
+        1.0
+    ]
+
+
+def test_cells_made_between_two_pieces_do_no_harm() -> None:
+    registry = Registry()
+    registry.cell(catalogue.ACKED, "g", "t").value = 1
+    page = b""
+    for number, piece in enumerate(registry.exposition_pieces()):
+        page += piece
+        registry.cell(catalogue.ACKED, f"g{number}", "t").value = 1
+        registry.histogram(catalogue.QUEUE_WAIT, f"g{number}", "t").observe(1)
+    assert list(text_string_to_metric_families(page.decode()))
