@@ -101,12 +101,12 @@ def _throughput(report: Report, drawn: dict[str, Any]) -> str:
         line.name: max((value or 0 for _, value in line.points), default=0) for line in report.throughput
     }
     said = ", ".join(f"{name} {words.count(round(peak, 2))}/s" for name, peak in peaks.items())
-    step = words.span(report.span.step_ms / 1000)
+    step = words.step(report.span.step_ms / 1000)
     return html.section(
         "flow",
         "Throughput",
         html.paragraph(
-            f"Mean of each {step}; lines that lie on each other are messages that flow. At most: {said}.",
+            f"Mean of {step}; lines that lie on each other are messages that flow. At most: {said}.",
             "note",
         ),
         html.chart("throughput"),

@@ -12,10 +12,12 @@ from math import ceil, floor, log10
 from typing import Any
 
 from metrics_job.report.core.facts import Heat, Line, Points, Report, Times
-from metrics_job.report.core.span import moment
+from metrics_job.report.core.span import DAY_MS, moment
 
 Figure = dict[str, Any]
-BARS_UP_TO = 6  # points: as few as that are bars
+FEW = 6  # points: as few as that are bars
+BARS: Figure = {"type": "bar"}
+DOTS: Figure = {"type": "scatter", "mode": "lines+markers"}  # a bar has no foot on a logarithmic scale
 MARKERS_UP_TO = 60
 ROLES = {"sent": "c0", "delivered": "c1", "acked": "c2", "fired later": "c4", "refused": "c5"}
 
@@ -37,13 +39,16 @@ def figures(report: Report) -> dict[str, Figure]:
     return found
 
 
-def _lines(lines: list[Line], roles: dict[str, str], unit: str, report: Report) -> Figure:
-    days = report.span.length_ms > 86_400_000
-    data = [_trace(line, roles[line.name], days) for line in lines]
-    bars = data[0]["type"] == "bar"
-    axis = {"type": "category"} if bars else {"type": "date"}
+def _lines(lines: list[Line], roles: dict[str, str], unit: str, report: Report, few: Figure = BARS) -> Figure:
+    """Lines over time; with only a few points what `few` says, and one place for each step."""
+    sparse = max(len(_known(line)) for line in lines) <= FEW
+    form = "%d %b %H:%M" if report.span.length_ms > DAY_MS else "%H:%M"
+    data = [
+        few | _sparse(line, roles[line.name], form) if sparse else _trace(line, roles[line.name])
+        for line in lines
+    ]
     layout = {
-        "xaxis": axis,
+        "xaxis": {"type": "category" if sparse else "date"},
         "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "hovermode": "x unified",
         "barmode": "group",
@@ -51,28 +56,39 @@ def _lines(lines: list[Line], roles: dict[str, str], unit: str, report: Report) 
     return {"data": data, "layout": layout}
 
 
-def _trace(line: Line, role: str, days: bool) -> Figure:
-    known = [point for point in line.points if point[1] is not None]
-    trace: Figure = {"name": escape(line.name, quote=False), "meta": {"role": role}}
-    if len(known) <= BARS_UP_TO:
-        form = "%d %b %H:%M" if days else "%H:%M"
-        return trace | {
-            "type": "bar",
-            "x": [moment(at).strftime(form) for at, _ in known],
-            "y": [_rounded(value) for _, value in known],
-        }
-    return trace | {
+def _known(line: Line) -> list[tuple[int, float]]:
+    return [(at, value) for at, value in line.points if value is not None]
+
+
+def _sparse(line: Line, role: str, form: str) -> Figure:
+    known = _known(line)
+    return {
+        "name": _name(line),
+        "meta": {"role": role},
+        "x": [moment(at).strftime(form) for at, _ in known],
+        "y": [_rounded(value) for _, value in known],
+    }
+
+
+def _trace(line: Line, role: str) -> Figure:
+    return {
+        "name": _name(line),
+        "meta": {"role": role},
         "type": "scatter",
-        "mode": "lines+markers" if len(known) <= MARKERS_UP_TO else "lines",
+        "mode": "lines+markers" if len(_known(line)) <= MARKERS_UP_TO else "lines",
         "x": [_time(at) for at, _ in line.points],
         "y": [_rounded(value) for _, value in line.points],
         "connectgaps": False,
     }
 
 
+def _name(line: Line) -> str:
+    return escape(line.name, quote=False)
+
+
 def _times(times: Times, report: Report) -> Figure:
     """On a logarithmic scale: medians and outliers are often a hundred times apart."""
-    figure = _lines(times.lines, {line.name: line.name for line in times.lines}, "", report)
+    figure = _lines(times.lines, {line.name: line.name for line in times.lines}, "", report, DOTS)
     ticks = _decades([line.points for line in times.lines])
     figure["layout"]["yaxis"] = {
         "type": "log",

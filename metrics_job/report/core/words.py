@@ -52,6 +52,15 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
+def step(seconds: float) -> str:
+    """`each minute`, `every 5 minutes`, `each hour`."""
+    for size, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= size:
+            many = round(seconds / size)
+            return f"each {name}" if many == 1 else f"every {many} {name}s"
+    return f"every {span(seconds)}"
+
+
 def percent(ratio: float | None) -> str:
     """`12.3 %`, `99.987 %`; – for none. What is not all never reads as 100 %."""
     if ratio is None:
