@@ -6,11 +6,11 @@ fraction of the time. A histogram that has seen nothing yet is left out: its 28 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from prometheus_client.utils import floatToGoString
+from prometheus_client import utils
 
 from ddmq_common.metrics.buckets import BUCKETS, SUB_BUCKETS, upper_edge
 from ddmq_common.metrics.catalogue import Metric
@@ -24,6 +24,7 @@ EDGES = [
     (first, first + SUB_BUCKETS, str(upper_edge(first + SUB_BUCKETS - 1)))
     for first in range(0, BUCKETS, SUB_BUCKETS)
 ]  # first bucket, first one behind, upper edge
+_number: Callable[[float], str] = utils.floatToGoString
 Labels = tuple[str, ...]
 C = TypeVar("C")
 
@@ -32,14 +33,13 @@ def pieces(
     numbers: Iterable[tuple[Metric, Mapping[Labels, Cell]]],
     histograms: Iterable[tuple[Metric, Mapping[Labels, Histogram]]],
 ) -> Iterator[bytes]:
-    """The page, in order. Cells may change and be added between two pieces; one cell's lines stay together."""
+    """The page, in order. Cells may change and be added between two pieces; a cell's lines stay together."""
     for metric, cells in numbers:
         name = metric.name.removesuffix("_total") + "_total" if metric.kind == "counter" else metric.name
         yield _head(metric, name)
         for some in _batches(cells, NUMBERS_PER_PIECE):
             lines = [
-                f"{name}{_shown(_pairs(metric, labels))} {floatToGoString(cell.value)}\n"
-                for labels, cell in some
+                f"{name}{_shown(_pairs(metric, labels))} {_number(cell.value)}\n" for labels, cell in some
             ]
             yield "".join(lines).encode()
     for metric, seen in histograms:
@@ -80,8 +80,8 @@ def _lines(metric: Metric, labels: Labels, histogram: Histogram) -> str:
     lines = []
     for first, behind, edge in EDGES:
         seen += sum(counts[first:behind])
-        lines.append(f'{name}_bucket{{{before}le="{edge}"{after}}} {floatToGoString(seen)}\n')
-    count, shown = floatToGoString(seen), _shown(pairs)
+        lines.append(f'{name}_bucket{{{before}le="{edge}"{after}}} {_number(seen)}\n')
+    count, shown = _number(seen), _shown(pairs)
     lines.append(f'{name}_bucket{{{before}le="+Inf"{after}}} {count}\n')
-    lines.append(f"{name}_count{shown} {count}\n{name}_sum{shown} {floatToGoString(histogram.total)}\n")
+    lines.append(f"{name}_count{shown} {count}\n{name}_sum{shown} {_number(histogram.total)}\n")
     return "".join(lines)
