@@ -42,7 +42,12 @@ class Unheld:
             self._known.clear()
             return {}
         now = self._runtime.now()
-        names = {(each.group.name, each.topic): each for each in others if each.topic_exists}
+        names = {
+            (each.group.name, each.topic): each
+            for each in others
+            if each.topic_exists
+            and each.config.model != "broadcasting"  # the place of those is their clients'
+        }
         self._known = {name: self._known.get(name, Known(float("-inf"), [])) for name in names}
         stale = sorted((known.at, name) for name, known in self._known.items() if known.at + REFRESH_S <= now)
         for _, name in stale[:CHECKS_MAX]:

@@ -8,7 +8,9 @@ import pytest
 from consumer_rig import FIRST, Rig, until
 from fetch_calls import ask, fetch, shown, values
 
+from ddmq_common.metrics.catalogue import LAG
 from ddmq_rpc.api import Wire
+from proxy_consumer.groups.unheld import REFRESH_S
 
 OURS = {"clientId": b"me", "topics": [b"T"], "model": b"broadcasting", "exact": True}
 
@@ -73,3 +75,14 @@ def test_a_group_that_is_shared_out_is_not_read_exactly(shelf: Rig) -> None:
     shelf.subscribe("H", "T")
     call = ask(shelf, group="H", offsets={"T": {0: 0}}, **OURS)
     assert b"reads T as clustering, not as broadcasting" in call.outcome.success.error
+
+
+def test_a_group_that_keeps_no_place_has_no_lag(shelf: Rig) -> None:
+    """Else an alert on lag would never end where a pipeline only reads ranges."""
+    shelf.subscribe("H", "T", config=FIRST)
+    for _ in range(3):  # who holds what is asked for at one look and shown at the next
+        shelf.clock.advance(REFRESH_S + 1)
+        shelf.metrics.fill()
+        shelf.settle()
+    lag = {group: shelf.metrics.cell(LAG, group, "T").value for group in "GH"}
+    assert lag == {"G": 0, "H": 6}, "H is shared out, and nobody pulls"
