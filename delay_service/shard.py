@@ -15,7 +15,7 @@ from typing import TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.pool import nothing, off_hub
+from backend.file_log.pool import in_thread, nothing, off_hub
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError, FencedError, RemoteError, StorageError
@@ -111,7 +111,7 @@ class Shard:
             self._stopped = True  # the topic is gone, and with it our membership
             return
         if self.store is None:
-            self.store = gevent.get_hub().threadpool.apply(self._opener, (queue, self.epoch))
+            self.store = in_thread(self._opener, queue, self.epoch)
         if not self._stopped:
             self._run(self.store, taken, fired, bounds)
 

@@ -15,13 +15,23 @@ Done = Callable[[Any, Exception | None], None]
 def off_hub(call: Callable[..., Any], done: Done, *arguments: object) -> None:
     """Run `call(*arguments)` in a native thread; `done(value, error)` follows on the hub, later."""
 
-    def run() -> tuple[Any, Exception | None]:
-        try:
-            return call(*arguments), None
-        except Exception as error:  # whatever it is: `done` decides
-            return None, error
+    gevent.get_hub().threadpool.spawn(_run, call, arguments).rawlink(lambda result: done(*result.get()))
 
-    gevent.get_hub().threadpool.spawn(run).rawlink(lambda result: done(*result.get()))
+
+def in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """Run `call(*arguments)` in a native thread; this greenlet waits. Raises what it raises."""
+    value, error = gevent.get_hub().threadpool.apply(_run, (call, arguments))
+    if error is not None:
+        raise error
+    found: T = value
+    return found
+
+
+def _run(call: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[Any, Exception | None]:
+    try:
+        return call(*arguments), None
+    except Exception as error:  # whatever it is: who asked decides
+        return None, error
 
 
 def wait_for_native_work(timeout_s: float) -> bool:

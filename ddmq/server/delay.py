@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import gevent
 import msgspec
 
+from backend.file_log.pool import in_thread
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.forwarding import FORWARDED, ask_other
@@ -38,7 +38,6 @@ SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
 FOREVER_MS = 1 << 62
 MANIFEST = "delay-backup.json"
-T = TypeVar("T")
 
 
 class Held(NamedTuple):
@@ -86,7 +85,7 @@ class DelayRoutes:
             address = None if FORWARDED in request.query else self._other(request)
             if address is None:
                 return act(request)
-            return _thread(ask_other, address, method, path, request)
+            return in_thread(ask_other, address, method, path, request)
 
         return answer
 
@@ -136,7 +135,7 @@ class DelayRoutes:
     ) -> Iterator[tuple[Cursor, Pending]]:
         after = None if cursor is None else cursor.after_in(held.number)
         while True:
-            page = _thread(held.store.scan, topic, start, end, PAGE, after)
+            page = in_thread(held.store.scan, topic, start, end, PAGE, after)
             for message in page:
                 yield Cursor(message.due_ms, held.number, message.offset), message
             if len(page) < PAGE:
@@ -194,7 +193,7 @@ class DelayRoutes:
         held = self._held()
         if len(held) < self._queues():
             raise TryLaterError("not every shard is open yet; try again")
-        shards = _thread(_make_backup, folder, held, self._clock.wall_ms())
+        shards = in_thread(_make_backup, folder, held, self._clock.wall_ms())
         return {"folder": str(folder), "shards": shards}
 
     # --- who holds what
@@ -314,9 +313,3 @@ def _cursor(text: str) -> Cursor:
     if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 19 for part in parts):
         raise CallerError(f"after is {text!r}; the `next` of an earlier answer is wanted")
     return Cursor(*map(int, parts))
-
-
-def _thread(act: Callable[..., T], *args: Any) -> T:
-    """Run something that blocks without holding the hub up."""
-    found: T = gevent.get_hub().threadpool.apply(act, args)
-    return found

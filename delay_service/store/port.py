@@ -149,7 +149,8 @@ class DelayStore(ABC):
 
     @abstractmethod
     def checkpoint(self, folder: Path) -> None:
-        """A consistent copy into a new folder, while the store is in use. Blocks: native thread."""
+        """A consistent copy into a new folder, while the store is in use; durable when it returns. Blocks:
+        native thread. Raises StorageError; the folder is then no copy."""
 
     @abstractmethod
     def close(self) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks import Pair, Rocks
 from delay_service.store import keys
+from delay_service.store.copies import sync_path
 from delay_service.store.front import Front
 from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Pending
 from delay_service.store.salvage import Damage, mark_damaged
@@ -219,6 +220,10 @@ class RocksStore(DelayStore):
     def checkpoint(self, folder: Path) -> None:
         with self._watched():
             self._db.checkpoint(folder)
+        try:
+            sync_path(folder.parent)
+        except OSError as error:
+            raise StorageError(f"cannot make the copy {folder} durable: {error}") from error
 
     def close(self) -> None:
         if self._closed:

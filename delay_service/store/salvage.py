@@ -97,6 +97,12 @@ def _new_log_folder(copy: Path) -> Path:
     return kept
 
 
+def _log_files(folder: Path) -> dict[str, int]:
+    """Name → size of those with anything in them."""
+    sizes = {file.name: file.stat().st_size for file in folder.glob("*.log")}
+    return {name: size for name, size in sizes.items() if size}
+
+
 def leave_out_gaps(copy: Path) -> tuple[int, Path] | None:
     """Put away the files of the write-ahead log that come after a gap; how many, and where they are kept.
 
@@ -114,11 +120,15 @@ def leave_out_gaps(copy: Path) -> tuple[int, Path] | None:
 
 
 def cut_log(copy: Path, reason: str) -> Damage:
-    """Keep the write-ahead log before its end is left out."""
+    """Keep the write-ahead log before its end is left out; once, however often opening is tried."""
+    wanted = _log_files(copy)
+    for kept in copy.glob("damaged-log-*"):
+        if _log_files(kept) == wanted:
+            return Damage(reason, 0, kept, log_cut=True)
     kept = _new_log_folder(copy)
     try:
-        for file in copy.glob("*.log"):
-            shutil.copyfile(file, kept / file.name)
+        for name in wanted:
+            shutil.copyfile(copy / name, kept / name)
     except OSError:
         shutil.rmtree(kept, ignore_errors=True)  # it will be tried again
         raise

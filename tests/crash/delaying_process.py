@@ -1,8 +1,9 @@
 """A delay service over a directory, to be killed: for kill_delay and test_delay_stopped.
 
-`python -m tests.crash.delaying_process DIRECTORY [until-idle]` becomes the directory's writer or joins it,
-says `ready` when every shard it was granted fires, and runs until it is killed; with `until-idle` it ends by
-itself when all orders are taken in and nothing waits. Few messages a commit, so that kills meet every step.
+`python -m tests.crash.delaying_process DIRECTORY [until-idle] [watched SOCKET]` becomes the directory's
+writer or joins it, says `ready` when every shard it was granted fires, and runs until it is killed; with
+`until-idle` it ends by itself when all orders are taken in and nothing waits; with `watched` its storage is
+as whoever listens at the socket says (storage_calls.py). Few messages a commit, so that kills meet every step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ddmq_common.metrics.registry import Registry
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.stores import stores_in
+from tests.crash.storage_calls import give_in
 
 SHARDS = 2
 CONFIG = DelayConfig(shards=SHARDS, slice_count=4, ingest_count=16, pause_ms_min=1)
@@ -52,12 +54,14 @@ def idle(service: DelayService) -> bool:
 def main() -> None:
     directory = Path(sys.argv[1])
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    if "watched" in sys.argv[2:]:
+        give_in(sys.argv[-1])
     backend = open_shared(directory, OPTIONS, clock=SystemClock(), metrics=Registry())
     service = DelayService(backend, CONFIG, Registry(), SystemClock(), stores_in(directory / "delay", SHARDS))
     service.start()
     wait_for(lambda: service.started.done, "the shards fire")
     print("ready", flush=True)
-    if sys.argv[2:] == ["until-idle"]:
+    if "until-idle" in sys.argv[2:]:
         wait_for(lambda: idle(service), "nothing waits")
         service.drain(time.monotonic() + 10).wait(10)
         backend.drain(time.monotonic() + 10).wait(10)

@@ -112,7 +112,8 @@ class Call(NamedTuple):
 class Storage:
     """What one process finds below `folder`, until it and its threads are gone."""
 
-    def __init__(self, folder: Path, fault: Fault, seed: int = 0) -> None:
+    def __init__(self, folder: Path, fault: Fault, seed: int = 0, mend_s: float = float("inf")) -> None:
+        """`mend_s`: there is space again so long after the disk was full."""
         self.folder = str(folder)
         self.fault = fault
         self.calls: list[Call] = []
@@ -122,7 +123,8 @@ class Storage:
         self._synced = {entry.stat().st_ino: entry.stat().st_size for entry in _files(folder)}
         self._undo: list[tuple[str, Callable[[], None]]] = []
         self._dropped: list[tuple[str, int, int]] = []
-        self._full = False
+        self._mend_s = mend_s
+        self._full_until = float("-inf")  # monotonic
         self._limited = 0
         self._pid = 0
 
@@ -134,8 +136,12 @@ class Storage:
         line.listen(1)
         return line
 
-    def serve(self, line: socket.socket, pid: int, seconds: float) -> None:
-        """Answer until the process is gone. Raises TimeoutError when that takes too long, and kills it."""
+    def serve(self, line: socket.socket, pid: int, seconds: float, after_s: float | None = None) -> None:
+        """Answer until the process is gone. Raises TimeoutError when that takes too long, and kills it.
+
+        With `after_s` it is one that does not end by itself: it is killed so long after the fault, or when
+        the seconds are over.
+        """
         self._pid = pid
         give_up = time.monotonic() + seconds
         line.settimeout(seconds)
@@ -152,9 +158,14 @@ class Storage:
                     if not events & select.POLLIN:
                         return
                     self._answer(listener)
+                if after_s is not None and self.struck is not None:
+                    give_up, after_s = min(give_up, time.monotonic() + after_s), None
+                    seconds = 0
         finally:
             os.close(listener)
         os.kill(pid, signal.SIGKILL)
+        if not seconds or after_s is not None:
+            return
         raise TimeoutError(f"the process goes on for ever after {self.fault} at {self.struck}")
 
     def _answer(self, listener: int) -> None:
@@ -182,11 +193,14 @@ class Storage:
             return 0
         self.calls.append(call)
         code = self._strike(call, thread) if len(self.calls) == self.fault.point else 0
-        if not code and self._full and call.what in _TAKES_SPACE and not self._limited:
+        if not code and call.what in _TAKES_SPACE and not self._limited and self._is_full():
             code = errno.ENOSPC
         if not code:
             self._note(call)
         return code
+
+    def _is_full(self) -> bool:
+        return time.monotonic() < self._full_until
 
     def _strike(self, call: Call, thread: int) -> int:
         self.struck = call
@@ -199,7 +213,7 @@ class Storage:
                 known = self._synced.get(os.stat(call.path).st_ino, 0)
                 self._dropped.append((call.path, known, os.stat(call.path).st_size))
             return errno.EIO if call.what != "remove" else 0
-        self._full = True
+        self._full_until = time.monotonic() + self._mend_s
         if kind == "short" and call.what == "write" and call.size > 1:
             self._limited = thread
             limit = call.at + call.size // 2
@@ -262,7 +276,15 @@ class Storage:
             self._undo.append((os.path.dirname(path), lambda: _put_back(kept, path)))
         elif call.what == "rename" and os.path.exists(path):
             kept = self._keep(call.to) if os.path.isfile(call.to) else None
+            self._moved(path, call.to)
             self._undo.append((os.path.dirname(call.to), lambda: _rename_back(path, call.to, kept)))
+
+    def _moved(self, path: str, to: str) -> None:
+        """A folder has another name: a sync of that makes durable what was done in it before."""
+        self._undo = [
+            (to + folder[len(path) :] if f"{folder}/".startswith(f"{path}/") else folder, undo)
+            for folder, undo in self._undo
+        ]
 
     def _keep(self, path: str) -> Path:
         kept = self._kept / str(len(self.calls))

@@ -1,0 +1,95 @@
+"""R2 for delay messages: the storage of a delay service fails while it takes in and fires.
+
+    python -m tests.crash.fault_delay --seed 7 --rounds 200
+
+A round is a life of the process with one fault, at a random call of its RocksDB stores (storage_calls.py); a
+power loss takes what was not synced from the log too. A short while later it is killed; or, where the fault
+passes, it has to go on by itself and come to its end. After every few of
+them a sound life fires what is left, and everything is checked: each message once, none early, each cancel's
+answer true. What the process logged must be errors that say what to do, never a traceback. Prints the seed
+and what was broken; the exit code is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from tests.crash.kill_delay import WAIT_S, Life, Story
+from tests.crash.storage_calls import KINDS, Fault, Storage
+
+LIVES = 4  # to one load
+SECONDS = 4.0  # of a life whose fault was never met
+AFTER_S = 0.6  # how long the process may go on after its fault, at most
+POINTS = 300
+PASSING = ("failed", "full", "short")
+
+
+def faulty_life(story: Story, number: int) -> str:
+    """One; what met what."""
+    random = story.random
+    fault = Fault(random.choice(KINDS), int(POINTS ** random.random()))
+    whole = fault.kind == "power"
+    story.directory.joinpath("delay").mkdir(exist_ok=True)
+    watched = story.directory if whole else story.directory / "delay"
+    storage = Storage(watched, fault, random.randrange(1 << 30), random.uniform(0, 2 * AFTER_S))
+    at = story.folder / f"{number}.socket"
+    line = storage.listen(at)
+    alone = fault.kind in PASSING and random.random() < 0.5
+    life = Life(story.directory, *(["until-idle"] if alone else []), "watched", str(at))
+    try:
+        if alone:
+            storage.serve(line, life.process.pid, WAIT_S)
+        else:
+            storage.serve(line, life.process.pid, SECONDS, random.uniform(0, AFTER_S))
+    finally:
+        life.kill()
+    storage.lose()
+    what = f"{fault.kind} {'nothing' if storage.struck is None else storage.struck.what}"
+    return what + (" and went on" if alone else "")
+
+
+def run(folder: Path, seed: int, rounds: int) -> tuple[list[str], Counter[str]]:
+    """Faults of ours, and how often what met what."""
+    random = Random(seed)
+    met: Counter[str] = Counter()
+    faults: list[str] = []
+    story = Story(folder, random)
+    while met.total() < rounds and not faults:
+        story.load()
+        for _ in range(min(LIVES, rounds - met.total())):
+            met[faulty_life(story, met.total())] += 1
+        story.last_life()
+        faults = [*story.faults(), *_told(folder)]
+        print(f"{met.total()} faults, {story.number} messages, {len(faults)} not survived", flush=True)
+    return faults, met
+
+
+def _told(folder: Path) -> list[str]:
+    """Whatever was logged as if nobody had expected it."""
+    lines = (folder / "process.log").read_text().splitlines()
+    return [line for line in lines if line.startswith("Traceback")]
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=200)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fault-delay-") as folder:
+        faults, met = run(Path(folder), chosen.seed, chosen.rounds)
+        print(f"seed {chosen.seed}: " + ", ".join(f"{what} {count}" for what, count in sorted(met.items())))
+        print("\n".join(faults[:50]) or "each message once, none early, every cancel told the truth")
+        if faults:
+            print((Path(folder) / "process.log").read_text()[-6_000:])
+            print(f"again: python -m tests.crash.fault_delay --seed {chosen.seed} --rounds {chosen.rounds}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
