@@ -48,16 +48,17 @@
       yaxis: Object.assign({}, axis, given.yaxis)
     });
   }
-  function draw(theme) {
+  var PAPER = 640; // pixels across a printed page's card
+  function draw(theme, width) {
     Object.keys(figures).forEach(function (name) {
       var place = document.getElementById(name), figure = figures[name];
-      Plotly.react(place, figure.data.map(trace.bind(null, theme)), layout(theme, figure.layout),
+      Plotly.react(place, figure.data.map(trace.bind(null, theme)), Object.assign(layout(theme, figure.layout), width ? { width: width } : { autosize: true }),
         { displayModeBar: false, responsive: true });
     });
   }
   function now() { draw(dark.matches ? themes.dark : themes.light); }
   now();
   dark.addEventListener("change", now);
-  window.addEventListener("beforeprint", function () { draw(themes.light); });
+  window.addEventListener("beforeprint", function () { draw(themes.light, PAPER); });
   window.addEventListener("afterprint", now);
 })();

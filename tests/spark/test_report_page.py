@@ -79,6 +79,7 @@ def test_names_in_charts_are_escaped_for_the_script_and_for_its_labels(evil: str
     (line,) = figures["lag"]["data"]
     assert "<" not in line["name"]
     assert line["name"].startswith("&lt;/script&gt;")
+    assert "…" in line["name"]
 
 
 def drawn(text: str) -> dict[str, Any]:

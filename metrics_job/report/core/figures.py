@@ -19,6 +19,7 @@ FEW = 6  # points: as few as that are bars
 BARS: Figure = {"type": "bar"}
 DOTS: Figure = {"type": "scatter", "mode": "lines+markers"}  # a bar has no foot on a logarithmic scale
 MARKERS_UP_TO = 60
+NAME_MAX = 44  # characters
 ROLES = {"sent": "c0", "delivered": "c1", "acked": "c2", "fired later": "c4", "refused": "c5"}
 
 
@@ -83,7 +84,11 @@ def _trace(line: Line, role: str) -> Figure:
 
 
 def _name(line: Line) -> str:
-    return escape(line.name, quote=False)
+    """Short enough for a legend: the middle of a long one is left out."""
+    name = line.name
+    if len(name) > NAME_MAX:
+        name = f"{name[: NAME_MAX // 2]}…{name[-NAME_MAX // 2 + 1 :]}"
+    return escape(name, quote=False)
 
 
 def _times(times: Times, report: Report) -> Figure:

@@ -96,7 +96,9 @@ def _counted(name: str, value: float, of: float, note: str = "") -> Offender:
 def _details(by: Mapping[str, float]) -> str:
     """`code 11: 20, code 5: 3`."""
     ordered = sorted(by, key=lambda detail: (-by[detail], detail))
-    return words.listed([f"{detail.replace('=', ' ')}: {words.count(by[detail])}" for detail in ordered])
+    return words.listed(
+        [f"{detail.replace('code=', 'code ', 1)}: {words.count(by[detail])}" for detail in ordered]
+    )
 
 
 def _shares(
