@@ -19,6 +19,7 @@ from backend.records import Bounds, QueueRef
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Cell
 from proxy_consumer.core.jobs.upstream_job import JobState
+from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.oldest import Oldest
 from proxy_consumer.groups.unheld import Unheld
@@ -51,11 +52,19 @@ class Waiting(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """One queue: `next` is where the next message lands, all below `committed` is finished."""
+    """One queue with a lag: all below `committed` is finished, the next message lands at `next`."""
 
     queue: QueueRef
     committed: int
     next: int
+
+
+class Share(NamedTuple):
+    """What is told of one subscription: `states` of the queues held here, `late`: those with a lag."""
+
+    subscription: Subscription
+    states: dict[QueueRef, QueueState]
+    late: list[Behind]
 
 
 class Gauges:
@@ -65,7 +74,6 @@ class Gauges:
         self._runtime = runtime
         self._directory = directory
         self._cells: dict[Name, tuple[Cell, ...]] = {}
-        self._next: dict[QueueRef, int] = {}
         self._oldest = Oldest(runtime)
         self._unheld = Unheld(runtime)
         self._looked_at = float("-inf")
@@ -77,8 +85,8 @@ class Gauges:
         if self._asking or now < self._looked_at + LOOK_S:
             return
         self._looked_at, self._asking = now, True
-        held = [each for each in self._directory.subscriptions() if _own_queues(each)]
-        queues = list({queue for each in held for queue in _own_queues(each)})
+        subscriptions = self._directory.subscriptions()
+        queues = list({queue for each in subscriptions for queue in own_states(each)})
         try:
             asked = self._runtime.backend.bounds(queues)
         except BaseException:
@@ -91,43 +99,43 @@ class Gauges:
         if found.error is not None:
             return  # the gauges keep their last values
         limits = zip(queues, found.value, strict=True)
-        self._next = {queue: bounds.next for queue, bounds in limits if bounds is not None}
-        behind: dict[Name, list[Behind]] = {}
+        nexts = {queue: bounds.next for queue, bounds in limits if bounds is not None}
+        shares: list[Share] = []
         others: list[Subscription] = []
         for each in self._directory.subscriptions():
-            if _own_queues(each):
-                behind[_name(each)] = self._behind(each)
+            states = own_states(each)
+            if states:
+                shares.append(Share(each, states, _behind(states, nexts)))
             else:
                 others.append(each)
-        behind |= {name: [Behind(*row) for row in rows] for name, rows in self._unheld.look(others).items()}
-        self._oldest.look_up(_heads(behind))
-        self._show(behind)
+        unheld = self._unheld.look(others)
+        for each in others:
+            rows = unheld.get(_name(each))
+            if rows:
+                shares.append(Share(each, {}, [Behind(*row) for row in rows]))
+        self._oldest.look_up(
+            (share.subscription.group.name, row.queue, row.committed)
+            for share in shares
+            for row in share.late
+        )
+        self._show(shares)
 
-    def _behind(self, subscription: Subscription) -> list[Behind]:
-        rows = []
-        for queue in _own_queues(subscription):
-            state = subscription.buffer.queues[queue]
-            committed = state.jobs.ack_map.committed
-            rows.append(Behind(queue, committed, max(self._next.get(queue, 0), committed)))
-        return rows
-
-    def _show(self, behind: Mapping[Name, list[Behind]]) -> None:
-        subscriptions = {_name(each): each for each in self._directory.subscriptions()}
+    def _show(self, shares: Iterable[Share]) -> None:
         now, wall_ms = self._runtime.now(), self._runtime.clock.wall_ms()
-        for name, rows in behind.items():
-            self._set(name, self._waiting(subscriptions[name], rows, now, wall_ms))
-        for name in self._cells.keys() - behind.keys():
+        shown = set()
+        for share in shares:
+            name = _name(share.subscription)
+            shown.add(name)
+            self._set(name, self._waiting(share, now, wall_ms))
+        for name in self._cells.keys() - shown:
             self._set(name, Waiting())
             del self._cells[name]
 
-    def _waiting(
-        self, subscription: Subscription, rows: Iterable[Behind], now: float, wall_ms: int
-    ) -> Waiting:
-        late = [row for row in rows if row.next > row.committed]
+    def _waiting(self, share: Share, now: float, wall_ms: int) -> Waiting:
+        subscription, states, late = share
         stored_ms = self._oldest.stored_ms(subscription.group.name, (row.queue for row in late))
         keys, blocked_s = blocked(subscription, now)
-        own = _own_queues(subscription)
-        budget, states = subscription.buffer.budget, subscription.buffer.queues
+        budget = subscription.buffer.budget
         return Waiting(
             lag=sum(row.next - row.committed for row in late),
             lag_age_ms=0 if stored_ms is None else max(0, wall_ms - stored_ms),
@@ -135,7 +143,7 @@ class Gauges:
             retrying=budget.retrying,
             blocked_keys=keys,
             blocked_key_age_ms=int(blocked_s * 1000),
-            ack_span=max((states[queue].jobs.ack_map.span for queue in own), default=0),
+            ack_span=max((state.jobs.ack_map.span for state in states.values()), default=0),
         )
 
     def _set(self, name: Name, waiting: Waiting) -> None:
@@ -150,18 +158,19 @@ def _name(subscription: Subscription) -> Name:
     return subscription.group.name, subscription.topic
 
 
-def _own_queues(subscription: Subscription) -> list[QueueRef]:
-    """Those it holds of its topic; the one of the retry topic is not among them."""
-    return [queue for queue, state in subscription.buffer.queues.items() if not state.retry_queue]
+def own_states(subscription: Subscription) -> dict[QueueRef, QueueState]:
+    """The queues that it holds of its topic; that of the retry topic is not among them."""
+    return {queue: state for queue, state in subscription.buffer.queues.items() if not state.retry_queue}
 
 
-def _heads(behind: Mapping[Name, list[Behind]]) -> list[tuple[str, QueueRef, int]]:
-    return [
-        (group, row.queue, row.committed)
-        for (group, _), rows in behind.items()
-        for row in rows
-        if row.next > row.committed
-    ]
+def _behind(states: Mapping[QueueRef, QueueState], nexts: Mapping[QueueRef, int]) -> list[Behind]:
+    """Those of them that have a lag."""
+    rows = []
+    for queue, state in states.items():
+        committed, after = state.jobs.ack_map.committed, nexts.get(queue, 0)
+        if after > committed:
+            rows.append(Behind(queue, committed, after))
+    return rows
 
 
 def blocked(subscription: Subscription, now: float) -> tuple[int, float]:

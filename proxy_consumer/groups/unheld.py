@@ -86,5 +86,7 @@ def _rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime
     if info is None:
         return []
     return [
-        (QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next) for row in found.queues
+        (QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next)
+        for row in found.queues
+        if row.lag
     ]
