@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ddmq_client import OutgoingMessage, Producer
 from metrics_job.sparksource import DdmqSource
-from tests.scenarios.real_server import RealServer, running, until
+from tests.scenarios.real_server import RealServer, running, until, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -245,6 +245,36 @@ def test_messages_that_are_gone_fail_a_stream_or_are_passed_over(
     run("false")
     found = [row.value for row in source.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(found) == [*range(80), *range(1_000, 1_020)]
+
+
+def test_messages_that_retention_took_before_a_stream_read_them(source: SparkSession, tmp_path: Path) -> None:
+    log = {"segment_bytes": "64KiB", "allocate_bytes": "64KiB", "retention": {"log_bytes_max": "128KiB"}}
+    with running(tmp_path / "server", write_config(tmp_path / "conf", file_log=log)) as small:
+
+        def read(fail: str) -> set[int]:
+            frame = stream(source, small, "short", startingOffsets="first", failOnDataLoss=fail)
+            finish(
+                frame.selectExpr("cast(cast(value as string) as int) as value")
+                .writeStream.format("parquet")
+                .option("path", str(tmp_path / "out"))
+                .option("checkpointLocation", str(tmp_path / "at"))
+            )
+            rows = source.read.parquet(str(tmp_path / "out")).collect()
+            assert len({row.value for row in rows}) == len(rows)
+            return {row.value for row in rows}
+
+        send(small, "short", 40)
+        assert read("true") == set(range(40))
+        sent = 40
+        while small.metric("ddmq_log_segments_deleted_total") < 4:
+            send(small, "short", 400, first=sent)
+            sent += 400
+        with pytest.raises(StreamingQueryException, match=r"retention removed them.*failOnDataLoss"):
+            read("true")
+        found = read("false")
+        assert set(range(40)) <= found
+        assert sent - 1 in found
+        assert 40 < len(found) < sent, "some were gone"
 
 
 @pytest.mark.parametrize(

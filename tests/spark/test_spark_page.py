@@ -1,0 +1,40 @@
+"""The examples of docs/spark.md, one after the other as they stand there, against the real server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ddmq_client import OutgoingMessage, Producer
+from tests.scenarios.real_server import running, until
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_page_can_be_copied(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path / "server") as server:
+        with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
+            for topic in ("orders", "refunds"):
+                messages = [OutgoingMessage(topic, b"%d" % n, key=f"k{n}", shard_key=n) for n in range(30)]
+                assert all(result.stored for result in producer.send_batch(messages))
+        names: dict[str, Any] = {}
+        examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+        for text in examples:
+            for port, part in (("9713", "consumer"), ("9613", "producer")):
+                text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
+            text = text.replace('"lake/', f'"{tmp_path}/lake/')
+            exec(compile(text, str(PAGE), "exec"), names)
+        commits = tmp_path / "lake" / "orders-checkpoint" / "commits"
+        until(lambda: commits.exists() and list(commits.glob("[0-9]*")), "a batch of the stream")
+        names["query"].stop()
+        assert spark.read.parquet(str(tmp_path / "lake" / "orders")).count() == 60
+        assert {bytes(row.value) for row in names["once"].collect()} == {b"copy of %d" % n for n in range(30)}
+        assert "0 0 " in capsys.readouterr().out
