@@ -1,0 +1,80 @@
+"""The job's tables as the reference gives its own: from the key of a row to its values."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from pyarrow import dataset
+
+KEY = ("start", "metric", "process", "topic", "group", "detail")
+Rows = dict[tuple[Any, ...], tuple[Any, ...]]
+
+
+def rows(out: Path, table: str, key: tuple[str, ...], values: tuple[str, ...]) -> Rows:
+    """All rows of a table; times in epoch ms, arrays as tuples. Raises AssertionError for a key that is
+    there twice."""
+    if not (out / table).exists():
+        return {}
+    found = dataset.dataset(out / table, format="parquet", partitioning="hive")
+    told: Rows = {}
+    for row in found.to_table(columns=[*key, *values]).to_pylist():
+        name = tuple(plain(row[column]) for column in key)
+        assert name not in told, f"{table} has two rows {name}"
+        told[name] = tuple(plain(row[column]) for column in values)
+    return told
+
+
+def plain(value: Any) -> Any:
+    """Times as epoch ms, days as days since the epoch, lists as tuples."""
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return round(aware.timestamp() * 1000)
+    if isinstance(value, date):
+        return (value - date(1970, 1, 1)).days
+    return tuple(value) if isinstance(value, list) else value
+
+
+def counters(out: Path, period: str) -> Rows:
+    return rows(out, f"counters_{period}", KEY, ("total", "seconds", "per_s"))
+
+
+def gauges(out: Path, period: str) -> Rows:
+    return rows(out, f"gauges_{period}", KEY, ("last", "max", "min", "mean"))
+
+
+def latencies(out: Path, period: str) -> Rows:
+    values = ("count", "sum", "buckets", "counts", "p50", "p90", "p99", "p999", "max")
+    return rows(out, f"latencies_{period}", KEY, values)
+
+
+def processes(out: Path) -> Rows:
+    values = ("samples", "files", "missing", "duplicates", "longest_gap_s", "clock_steps")
+    return rows(out, "processes", ("date", "process", "instance"), values)
+
+
+def rejects(out: Path) -> dict[tuple[str, str], int]:
+    """(file name, reason) -> lines."""
+    found = rows(out, "rejects", ("date", "file", "reason"), ("lines",))
+    told: dict[tuple[str, str], int] = {}
+    for (_, file, reason), (lines,) in found.items():
+        name = (file.rpartition("/")[2], reason)
+        told[name] = told.get(name, 0) + lines
+    return told
+
+
+def everything(out: Path) -> dict[str, Rows]:
+    """Every table with all its columns but floating sums' last digits, to compare two runs."""
+    told: dict[str, Rows] = {}
+    for folder in sorted(path for path in out.iterdir() if path.is_dir() and path.name != "stream"):
+        found = dataset.dataset(folder, format="parquet", partitioning="hive").to_table()
+        listed = [tuple(rounded(plain(value)) for value in row.values()) for row in found.to_pylist()]
+        told[folder.name] = dict.fromkeys(listed, ())
+        assert len(told[folder.name]) == len(listed), f"{folder.name} has a row twice"
+    return told
+
+
+def rounded(value: Any) -> Any:
+    """Sums of floats depend on the order of adding."""
+    return float(f"{value:.9g}") if isinstance(value, float) else value

@@ -1,0 +1,127 @@
+"""One batch of the stream after the other: repeated, late, merged and ahead of time; the tables left out."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from ddmq_common.metrics.samples.line import Line, encode
+from ddmq_common.metrics.samples.names import HOUR_MS, SampleName, folder, part
+from metrics_job.arrived import FANOUT, Arrived
+from metrics_job.read import FILE, READER_OPTIONS
+from metrics_job.stream import Streaming, Taking, arrived_schema
+from metrics_job.tables import line_schema
+
+NOON = 1_767_614_400_000  # 2026-01-05 12:00 UTC
+DAY_MS = 24 * HOUR_MS
+A, B = "a" * 16, "b" * 16
+
+
+class Rig:
+    """A folder of samples and a job that takes what it is told, in batches."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self._spark, self._root = spark, root
+        self.now_ms = NOON + DAY_MS
+        self.rolled: list[tuple[list[date], dict[str | None, int]]] = []
+        what = Streaming(str(root / "samples"), str(root / "out"))
+        self.taking = Taking(spark, what, self._roll_up, lambda: self.now_ms)
+        self.arrived = Arrived(spark, f"{what.folder}/arrived", arrived_schema())
+
+    def _roll_up(self, lines: DataFrame, days: list[date]) -> None:
+        counted = lines.groupBy("reason").agg(F.sum(F.coalesce("value", F.lit(1))).alias("sum")).collect()
+        self.rolled.append((days, {row["reason"]: int(row["sum"]) for row in counted}))
+
+    def file(self, instance: str, intervals: dict[int, tuple[int, int]], merged: bool = False) -> str:
+        """Write one: sequence number -> (to, value of ddmq_sends_total)."""
+        seqs = sorted(intervals)
+        name = SampleName(instance, seqs[0], seqs[-1], merged=True) if merged else part(instance, seqs[0])
+        lines = [
+            Line(
+                1,
+                "p@h",
+                instance,
+                seq,
+                to - 10_000,
+                to,
+                "ddmq_sends_total",
+                {"topic": "t", "code": "0"},
+                value,
+            )
+            for seq, (to, value) in intervals.items()
+        ]
+        path = self._root / "samples" / folder(intervals[seqs[0]][0]) / str(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(encode(line) + b"\n" for line in lines))
+        return str(path)
+
+    def take(self, batch: int, *paths: str) -> dict[str | None, int]:
+        """Reason (None: counted) -> sum of values, over all days the batch touched."""
+        reader = self._spark.read.schema(line_schema()).options(**READER_OPTIONS)
+        self.taking.take(reader.json(list(paths)).withColumn(FILE, F.col("_metadata.file_path")), batch)
+        return self.rolled[-1][1]
+
+
+@pytest.fixture
+def rig(spark: SparkSession, tmp_path: Path) -> Rig:
+    return Rig(spark, tmp_path)
+
+
+def test_a_repeated_batch_replaces_itself(rig: Rig) -> None:
+    first, second = rig.file(A, {0: (NOON, 5)}), rig.file(A, {1: (NOON + 10_000, 7)})
+    assert rig.take(0, first) == {None: 5}
+    assert rig.take(1, second) == {None: 12}
+    assert rig.take(1, second) == {None: 12}
+    assert rig.rolled[-1][0] == [date(2026, 1, 5)]
+
+
+def test_late_lines_count_until_the_window_ends_and_are_refused_behind_it(rig: Rig) -> None:
+    rig.take(0, rig.file(A, {0: (NOON, 5)}))
+    within, behind = NOON - 6 * HOUR_MS, NOON - 6 * HOUR_MS - 1
+    found = rig.take(1, rig.file(B, {0: (within, 3)}), rig.file(B, {1: (behind, 100)}))
+    assert found == {None: 8, "late": 100}
+
+
+def test_a_late_line_of_another_day_leaves_that_day_alone(rig: Rig) -> None:
+    rig.take(0, rig.file(A, {0: (NOON, 5)}))
+    assert rig.take(1, rig.file(B, {0: (NOON - 3 * DAY_MS, 100)})) == {None: 5, "late": 100}
+    assert rig.rolled[-1][0] == [date(2026, 1, 5)]
+
+
+def test_a_clock_in_the_future_makes_nobody_late(rig: Rig) -> None:
+    rig.take(0, rig.file(A, {0: (NOON, 5)}), rig.file(B, {0: (NOON + 300 * DAY_MS, 1)}))
+    assert rig.take(1, rig.file(A, {1: (NOON + 10_000, 7)})) == {None: 12}
+
+
+def test_a_merged_hour_gives_only_what_never_came(rig: Rig) -> None:
+    intervals = {seq: (NOON + seq * 10_000, 1) for seq in range(6)}
+    for batch, seqs in enumerate(((0,), (1, 3))):
+        rig.take(batch, *(rig.file(A, {seq: intervals[seq]}) for seq in seqs))
+    hour = rig.file(A, intervals, merged=True)
+    assert rig.take(2, hour, rig.file(A, {4: intervals[4]})) == {None: 6}
+    lines = rig.arrived.read([date(2026, 1, 5)], through=2)
+    assert sorted(row["seq"] for row in lines.collect()) == list(range(6))
+
+
+@pytest.mark.slow
+def test_folders_are_merged_and_days_behind_the_window_deleted(rig: Rig) -> None:
+    many = FANOUT + 2
+    rig.take(0, rig.file(B, {0: (NOON - 9 * DAY_MS, 1_000)}))
+    for batch in range(1, many):
+        rig.take(batch, rig.file(A, {batch: (NOON + batch, 1)}))
+    assert rig.rolled[-1][1] == {None: many - 1}
+    ranges = rig.arrived.ranges(many)
+    assert ranges[0].first > 0, "the day nine days ago is still kept"
+    assert len(ranges) < FANOUT
+    assert rig.arrived.newest_ms(many) == NOON + many - 1
+
+
+def test_half_a_batch_does_not_count(rig: Rig, tmp_path: Path) -> None:
+    rig.take(0, rig.file(A, {0: (NOON, 5)}))
+    rig.take(1, rig.file(A, {1: (NOON + 10_000, 7)}))
+    (tmp_path / "out" / "stream" / "arrived" / f"{1:012d}-{1:012d}" / "_state.json").unlink()
+    assert rig.take(2, rig.file(A, {2: (NOON + 20_000, 1)})) == {None: 6}
