@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,22 @@ def test_a_group_that_is_shared_out_is_refused(server: RealServer) -> None:
     server.admin("POST", "groups", "workers", body={"topics": ["shelf"]})
     with reader(server, "shelf", group="workers") as ranges, pytest.raises(PullError, match="as clustering"):
         ranges.bounds()
+
+
+def test_a_range_goes_on_when_its_proxy_is_killed_and_comes_back(tmp_path: Path) -> None:
+    mortal = RealServer(tmp_path)
+    mortal.ports["consumer"] = lasting_port()
+    try:
+        mortal.start()
+        send(mortal, "shelf", COUNT)
+        with RangeReader(
+            f"127.0.0.1:{mortal.ports['consumer']}", "archive", ["shelf"], timeout_ms=60_000
+        ) as ranges:
+            at = ranges.bounds()[0]
+            first = everything(ranges, at)
+            mortal.kill()
+            mortal.launch()
+            assert everything(ranges, at) == first
+            assert ranges.bounds()[0] == at
+    finally:
+        mortal.end()
