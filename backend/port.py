@@ -244,10 +244,6 @@ class Backend(ABC):
     def health(self) -> Health:
         """From memory, at once."""
 
-    def leads(self) -> bool:
-        """Whether this is the one process over the store that speaks for what no process holds."""
-        return True
-
     @abstractmethod
     def clock_ms(self) -> int:
         """The store's clock: the store time the next record would get."""

@@ -116,6 +116,7 @@ class ConsumerService:
             self._pulls.draining = True
             self._fetches.drain()
             self._pushers.stop()
+            self._gauges.stop()
             now = self._runtime.now()
             self._drain_until = min(deadline, now + self._runtime.config.drain_leases_ms / 1000)
             for group in list(self._directory.groups.values()):

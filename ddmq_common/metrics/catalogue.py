@@ -188,8 +188,8 @@ INCONSISTENT = _metric(
 PROGRESS_FAILED = _metric(
     "ddmq_progress_failed_total", "counter", ("reason",), "Commits of progress or dead letters that failed."
 )
-# --- where messages wait: per subscription, from the proxy that holds its queues, or (nobody pulls) from the
-# process that leads. Over several proxies they add up; of ages and spans the highest holds
+# --- where messages wait: per subscription, from the proxy that holds its queues; of those that nobody pulls
+# from, from one proxy. Over several proxies they add up; of ages and spans the highest holds
 LAG = _metric(
     "ddmq_lag",
     "gauge",

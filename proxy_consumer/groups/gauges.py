@@ -2,8 +2,7 @@
 
 Filled in when somebody looks (Registry.add_collector), so a scrape pays for it and not a message. Only the
 proxy that holds a subscription's queues tells of it: over several proxies the numbers add up, ages are the
-highest. What no proxy holds, because nobody pulls, grows all the same: of that the leading process tells
-(Backend.leads), if a consumer proxy runs in it.
+highest. What no proxy holds, because nobody pulls, grows all the same: of that one proxy tells (unheld.py).
 
 The age of a lag is that of the message at the committed offset. It takes a read, so it is looked up
 (oldest.py) only where that offset has moved, for a bounded number of queues per look.
@@ -78,6 +77,10 @@ class Gauges:
         self._unheld = Unheld(runtime)
         self._looked_at = float("-inf")
         self._asking = False
+
+    def stop(self) -> None:
+        """Tell of nothing any more but what is held."""
+        self._unheld.leave()
 
     def fill(self) -> None:
         """Set every gauge. Where the backend answers later, they are set then, and shown at the next look."""

@@ -1,19 +1,23 @@
-"""The lag of subscriptions that no proxy holds, as the leading process tells it.
+"""The lag of subscriptions that no proxy holds, as one proxy tells it for all.
 
 Nobody pulls from them, so nothing of theirs is in memory: who holds what, progress and bounds are asked of
-the backend, every REFRESH_S and for at most CHECKS_MAX subscriptions per look, in turn.
+the backend, every REFRESH_S and for at most CHECKS_MAX subscriptions per look, in turn. Which proxy does it
+is settled as everything is that only one may do: it holds a queue, here one of an inner topic that is always
+there, in a group of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from backend.completion import Completion
+from backend.port import Assignment, Membership
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
+from ddmq_common.names import SCHEDULE_TOPIC, SPEAKER_GROUP
 from proxy_consumer.groups.stats import SubscriptionStats, subscription_stats
-from proxy_consumer.runtime import Runtime
+from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.subscription import Subscription
 
 REFRESH_S = 5.0
@@ -29,16 +33,67 @@ class Known(NamedTuple):
     rows: list[Row]
 
 
+class Speaker:
+    """This proxy's wish to speak for what no proxy holds. `speaks`: it does."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._membership: Membership | None = None
+        self._queues: set[QueueRef] = set()
+        self._left = False
+
+    @property
+    def speaks(self) -> bool:
+        return bool(self._queues)
+
+    def join(self) -> None:
+        """Become a member, unless it is one; tried again with the next look where that cannot be yet."""
+        backend = self._runtime.backend
+        if self._membership is not None or self._left or backend.topic(SCHEDULE_TOPIC) is None:
+            return
+        try:
+            self._membership = backend.join(
+                SPEAKER_GROUP, SCHEDULE_TOPIC, self, queues=frozenset({0}), address=self._runtime.address
+            )
+        except DdmqError as error:
+            log.warning("lags that no proxy holds are not told yet", extra={"error": str(error)})
+
+    def leave(self) -> None:
+        """For good: another proxy takes over."""
+        self._left = True
+        self._queues.clear()
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            membership.leave()
+
+    def assigned(self, assignment: Assignment) -> None:
+        self._queues.update(assignment.queues)
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        self._queues.difference_update(queues)
+        if self._membership is not None:
+            self._membership.release(queues)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        self._queues.difference_update(queues)
+
+
 class Unheld:
     """What is known of subscriptions that this proxy does not hold."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._speaker = Speaker(runtime)
         self._known: dict[Name, Known] = {}
 
+    def leave(self) -> None:
+        """Leave it to another proxy."""
+        self._speaker.leave()
+
     def look(self, others: Iterable[Subscription]) -> Mapping[Name, list[Row]]:
-        """The queues of those among `others` that no proxy holds; {} where this process does not lead."""
-        if not self._runtime.backend.leads():
+        """The queues of those among `others` that no proxy holds; {} where another proxy tells of them."""
+        self._speaker.join()
+        if not self._speaker.speaks:
             self._known.clear()
             return {}
         now = self._runtime.now()

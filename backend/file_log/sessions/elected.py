@@ -270,9 +270,6 @@ class ElectedBackend(Backend):
     def health(self) -> Health:
         return self.current.health()
 
-    def leads(self) -> bool:
-        return self.current.leads()
-
     def clock_ms(self) -> int:
         return self.current.clock_ms()
 

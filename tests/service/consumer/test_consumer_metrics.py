@@ -13,6 +13,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.registry import Histogram, Registry
+from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.groups import oldest
 from proxy_consumer.groups.unheld import REFRESH_S
@@ -176,17 +177,19 @@ def test_gauges_of_a_deleted_group_become_zero(rig: Rig) -> None:
 
 
 def unheld_lag(rig: Rig) -> float:
-    """Who holds what is asked for at one look and shown at the next."""
+    """Who tells of it, and who holds what, is asked for at one look and shown at the next."""
+    value(rig, catalogue.LAG)
     rig.clock.advance(REFRESH_S)
     value(rig, catalogue.LAG)
     return value(rig, catalogue.LAG)
 
 
-def test_the_lag_of_what_nobody_pulls_is_told_by_the_leading_process(rig: Rig) -> None:
+def test_the_lag_of_what_nobody_pulls_is_told_all_the_same(rig: Rig) -> None:
+    rig.topic(SCHEDULE_TOPIC, 18)
     ready(rig)
     rig.send(5)
     assert unheld_lag(rig) == 5
-    assert value(rig, catalogue.LAG_AGE) == pytest.approx(1000 * (REFRESH_S + 3), abs=100)
+    assert value(rig, catalogue.LAG_AGE) == pytest.approx(1000 * (REFRESH_S + 4), abs=100)
     rig.pull(count=5)
     rig.submit(answer([0, 1]))
     assert value(rig, catalogue.LAG) == 3
@@ -196,21 +199,41 @@ def test_the_lag_of_what_nobody_pulls_is_told_by_the_leading_process(rig: Rig) -
     rig.send(4)
     assert unheld_lag(rig) == 7
     assert value(rig, catalogue.INFLIGHT) == 0
-    rig.backend.leads = lambda: False  # type: ignore[method-assign]
-    assert unheld_lag(rig) == 0
+
+
+class Proxies:
+    """Two over one backend, each with metrics of its own."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        first, rig.metrics = (rig.metrics, rig.service), Registry()
+        self.each = [first, (rig.metrics, rig.start())]
+
+    def lag(self, number: int) -> float:
+        self.rig.metrics = self.each[number][0]
+        return unheld_lag(self.rig)
+
+
+def test_one_proxy_tells_of_it_and_then_another(rig: Rig) -> None:
+    rig.topic(SCHEDULE_TOPIC, 18)
+    ready(rig)
+    rig.send(5)
+    both = Proxies(rig)
+    assert [both.lag(0), both.lag(1)] == [5, 0]
+    both.each[0][1].drain(rig.deadline())
+    rig.settle()
+    assert [both.lag(0), both.lag(1)] == [0, 5]
 
 
 def test_what_another_proxy_holds_is_left_to_it(rig: Rig) -> None:
+    rig.topic(SCHEDULE_TOPIC, 18)
     ready(rig)
     rig.send(5)
-    first, first_metrics = rig.service, rig.metrics
-    rig.metrics = Registry()
-    rig.start()
+    both = Proxies(rig)
+    assert both.lag(0) == 5
     rig.pull(count=1)
-    assert unheld_lag(rig) == 5
-    rig.metrics = first_metrics
-    assert unheld_lag(rig) == 0
-    assert not first._directory.groups[b"G"].subscriptions[b"T"].joined
+    assert [both.lag(0), both.lag(1)] == [0, 5]
+    assert not both.each[0][1]._directory.groups[b"G"].subscriptions[b"T"].joined
 
 
 def test_a_look_reads_a_bounded_number_of_queues_and_only_what_moved(

@@ -9,6 +9,7 @@ from consumer_rig import FIRST, Rig, until
 from fetch_calls import ask, fetch, shown, values
 
 from ddmq_common.metrics.catalogue import LAG
+from ddmq_common.names import SCHEDULE_TOPIC
 from ddmq_rpc.api import Wire
 from proxy_consumer.groups.unheld import REFRESH_S
 
@@ -79,6 +80,7 @@ def test_a_group_that_is_shared_out_is_not_read_exactly(shelf: Rig) -> None:
 
 def test_a_group_that_keeps_no_place_has_no_lag(shelf: Rig) -> None:
     """Else an alert on lag would never end where a pipeline only reads ranges."""
+    shelf.topic(SCHEDULE_TOPIC, 18)
     shelf.subscribe("H", "T", config=FIRST)
     for _ in range(3):  # who holds what is asked for at one look and shown at the next
         shelf.clock.advance(REFRESH_S + 1)

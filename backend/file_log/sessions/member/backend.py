@@ -265,9 +265,6 @@ class MemberBackend(Backend):
             return Health(False, "draining")
         return self._health
 
-    def leads(self) -> bool:
-        return False
-
     def clock_ms(self) -> int:
         return max(self.clock.wall_ms(), self._clock_ms)
 
