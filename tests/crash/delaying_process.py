@@ -2,8 +2,9 @@
 
 `python -m tests.crash.delaying_process DIRECTORY [until-idle] [watched SOCKET]` becomes the directory's
 writer or joins it, says `ready` when every shard it was granted fires, and runs until it is killed; with
-`until-idle` it ends by itself when all orders are taken in and nothing waits; with `watched` its storage is
-as whoever listens at the socket says (storage_calls.py). Few messages a commit, so that kills meet every step.
+`until-idle` it ends by itself when all orders are taken in and nothing waits; with `watched` its storage
+is as whoever listens at the socket says (storage_calls.py). Few messages a commit, so that kills meet every
+step.
 """
 
 from __future__ import annotations
