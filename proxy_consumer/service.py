@@ -65,7 +65,7 @@ class ConsumerService:
         self._pushers = Pushers(self._runtime, self._directory, random)
         self._pulls = Pulls(self._runtime, self._directory, self._results)
         self._fetches = Fetches(self._runtime, self._directory)
-        self._gauges = Gauges(self._runtime, self._directory)
+        self._gauges = Gauges(self._runtime, self._directory, self._fetches.committed)
         self._ticker = HubTicker(config.tick_ms / 1000, self.tick)
         self._drained: Completion[None] | None = None
         self._drain_until = 0.0

@@ -98,6 +98,13 @@ class HeldTopic:
 
     # --- progress
 
+    def committed(self) -> dict[QueueRef, int]:
+        """Of each queue held, below which offset all is finished, or was there before the group."""
+        return {
+            one.queue: one.newest if one.committed is None else one.committed
+            for one in self.positions.values()
+        }
+
     def _load(self) -> None:
         queues = sorted(self._loading)
         if queues:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from backend.records import QueueRef
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import DdmqError, TryLaterError
 from ddmq_common.metrics.catalogue import FETCHED, FETCHERS, FETCHES
@@ -64,6 +65,12 @@ class Fetches:
         self._runtime.instance_pull = self.instances.pull
         self._runtime.instance_result = self.instances.result
         self._stop_watching = self._runtime.backend.watch_settings(self._setting_changed)
+
+    def committed(self, group: str, topic: str) -> dict[QueueRef, int]:
+        """The queues of a topic that are fetched from at this proxy, and their committed offsets."""
+        fetched = self.groups.get(group.encode())
+        held = None if fetched is None else fetched.topics.get(topic)
+        return {} if held is None else held.committed()
 
     def drain(self) -> None:
         """Answer what waits, give up every queue, assign nothing any more."""

@@ -10,7 +10,7 @@ The age of a lag is that of the message at the committed offset. It takes a read
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from backend.completion import Completion
@@ -27,6 +27,7 @@ from proxy_consumer.subscription.subscription import Subscription
 
 LOOK_S = 1.0  # looks that follow sooner show what the last one found
 Name = tuple[str, str]  # group, topic
+Fetched = Callable[[str, str], dict[QueueRef, int]]
 METRICS = (
     catalogue.LAG,
     catalogue.LAG_AGE,
@@ -69,7 +70,9 @@ class Share(NamedTuple):
 class Gauges:
     """The gauges of one proxy; `fill` is the collector."""
 
-    def __init__(self, runtime: Runtime, directory: Directory) -> None:
+    def __init__(self, runtime: Runtime, directory: Directory, fetched: Fetched = lambda _, __: {}) -> None:
+        """`fetched(group, topic)`: the queues that are fetched from here, and their committed offsets."""
+        self._fetched = fetched
         self._runtime = runtime
         self._directory = directory
         self._cells: dict[Name, tuple[Cell, ...]] = {}
@@ -89,7 +92,7 @@ class Gauges:
             return
         self._looked_at, self._asking = now, True
         subscriptions = self._directory.subscriptions()
-        queues = list({queue for each in subscriptions for queue in own_states(each)})
+        queues = list({queue for each in subscriptions for queue in self._committed(each)})
         try:
             asked = self._runtime.backend.bounds(queues)
         except BaseException:
@@ -106,9 +109,9 @@ class Gauges:
         shares: list[Share] = []
         others: list[Subscription] = []
         for each in self._directory.subscriptions():
-            states = own_states(each)
-            if states:
-                shares.append(Share(each, states, _behind(states, nexts)))
+            committed = self._committed(each)
+            if committed:
+                shares.append(Share(each, own_states(each), _behind(committed, nexts)))
             else:
                 others.append(each)
         unheld = self._unheld.look(others)
@@ -122,6 +125,15 @@ class Gauges:
             for row in share.late
         )
         self._show(shares)
+
+    def _committed(self, subscription: Subscription) -> dict[QueueRef, int]:
+        """The queues of its topic that are pulled or fetched from here, and their committed offsets."""
+        found = {
+            queue: state.jobs.ack_map.committed
+            for queue, state in subscription.buffer.queues.items()
+            if not state.retry_queue
+        }
+        return found or self._fetched(subscription.group.name, subscription.topic)
 
     def _show(self, shares: Iterable[Share]) -> None:
         now, wall_ms = self._runtime.now(), self._runtime.clock.wall_ms()
@@ -166,14 +178,13 @@ def own_states(subscription: Subscription) -> dict[QueueRef, QueueState]:
     return {queue: state for queue, state in subscription.buffer.queues.items() if not state.retry_queue}
 
 
-def _behind(states: Mapping[QueueRef, QueueState], nexts: Mapping[QueueRef, int]) -> list[Behind]:
-    """Those of them that have a lag."""
-    rows = []
-    for queue, state in states.items():
-        committed, after = state.jobs.ack_map.committed, nexts.get(queue, 0)
-        if after > committed:
-            rows.append(Behind(queue, committed, after))
-    return rows
+def _behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[Behind]:
+    """Those of the queues that have a lag."""
+    return [
+        Behind(queue, offset, nexts[queue])
+        for queue, offset in committed.items()
+        if nexts.get(queue, 0) > offset
+    ]
 
 
 def blocked(subscription: Subscription, now: float) -> tuple[int, float]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from consumer_rig import FIRST, IDL, METHODS, Rig
 from consumer_rig import result as answer
+from fetch_calls import ack, fetch
 
 from backend.records import NewRecord
 from ddmq_common.delivery import encode
@@ -234,6 +235,18 @@ def test_what_another_proxy_holds_is_left_to_it(rig: Rig) -> None:
     rig.pull(count=1)
     assert [both.lag(0), both.lag(1)] == [0, 5]
     assert not both.each[0][1]._directory.groups[b"G"].subscriptions[b"T"].joined
+
+
+def test_what_is_fetched_has_its_lag_too(rig: Rig) -> None:
+    ready(rig, queues=2)
+    for queue in range(2):
+        rig.send(3, queue=queue)
+    fetch(rig)
+    assert value(rig, catalogue.LAG) == 6
+    rig.clock.advance(3)
+    assert ack(rig, {"T": {0: 3, 1: 1}})
+    assert value(rig, catalogue.LAG) == 2
+    assert value(rig, catalogue.LAG_AGE) == pytest.approx(5_000, abs=1_000)
 
 
 def test_a_look_reads_a_bounded_number_of_queues_and_only_what_moved(
