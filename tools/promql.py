@@ -2,7 +2,8 @@
 
 It is for the expressions of the dashboard and the alert rules, so it is strict: metrics must be in the
 catalogue, matchers and groupings may only use labels that the metric has, a histogram may only be used by its
-series, a counter only under rate or increase. `faults(expression)` says what is wrong.
+series, a counter only under rate or increase, or to ask whether it has begun (`x unless x offset 15m`).
+`faults(expression)` says what is wrong.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Selector:
     labels: set[str]
     matched: set[str]
     ranged: bool
+    moved: bool  # offset
+    begun: bool = False  # only asked whether it has begun
     inside: tuple[str, ...] = field(default=())
 
 
@@ -65,6 +68,10 @@ def selectors(expression: str) -> list[Selector]:
     parser.expression()
     if parser.at < len(parser.tokens):
         raise Fault(f"{parser.peek()!r} is left over")
+    for each in parser.found:
+        counts = each.metric is not None and each.metric.kind != "gauge"
+        if counts and not each.begun and not OF_COUNTERS & set(each.inside):
+            raise Fault(f"{each.series} only ever grows: take its rate or increase")
     return parser.found
 
 
@@ -122,14 +129,26 @@ class _Parser:
     # --- grammar
 
     def expression(self) -> None:
+        first = len(self.found)
         self.unary()
-        while self.accept(*BINARY):
+        while operator := self.accept(*BINARY):
             self.accept("bool")
             if self.accept("on", "ignoring"):
                 self.labels()
                 if self.accept("group_left", "group_right") and self.peek() == "(":
                     self.labels()
+            second = len(self.found)
             self.unary()
+            if operator == "unless":
+                self.begun(self.found[first:second], self.found[second:])
+
+    @staticmethod
+    def begun(now: list[Selector], before: list[Selector]) -> None:
+        """`now unless before`: series that are there now and were not at an offset."""
+        for selector in now:
+            for other in before:
+                if other.moved and other.series == selector.series:
+                    selector.begun = other.begun = True
 
     def unary(self) -> None:
         while self.accept("-", "+"):
@@ -210,14 +229,12 @@ class _Parser:
         if ranged:
             self.take(kind="duration")
             self.take("]")
-        if self.accept("offset"):
+        moved = bool(self.accept("offset"))
+        if moved:
             self.take(kind="duration")
         for label in sorted(matched - labels):
             raise Fault(f"{name} has no label {label}; it has {', '.join(sorted(labels))}")
         inside = tuple(self._around)
         if ranged != bool(inside and inside[-1] in OVER_RANGE):
             raise Fault(f"{name}: a range and a function over time belong together")
-        counts = metric is not None and (metric.kind == "counter" or metric.kind == "histogram")
-        if counts and not OF_COUNTERS & set(inside):
-            raise Fault(f"{name} only ever grows: take its rate or increase")
-        self.found.append(Selector(name, metric, labels, matched, ranged, inside))
+        self.found.append(Selector(name, metric, labels, matched, ranged, moved, inside=inside))

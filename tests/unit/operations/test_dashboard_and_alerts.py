@@ -118,6 +118,7 @@ def test_alerts_that_the_page_names_exist() -> None:
         "sum(rate(ddmq_sends_total[5m])) without (job) / 2",
         "histogram_quantile(0.99, sum by (le) (rate(ddmq_send_latency_us_bucket[5m])))",
         "-(ddmq_lag + on (group) group_left (topic) ddmq_inflight offset 5m) >= bool 1e3",
+        "sum by (topic) (ddmq_sends_total unless ddmq_sends_total offset 15m) > 0",
         "topk(5, max_over_time(ddmq_lag_age_ms[1h])) unless up == 0",
     ],
 )
@@ -133,6 +134,8 @@ def test_what_is_promql_is_taken(expression: str) -> None:
         ("rate(ddmq_sends_total[5m]))", "')' is left over"),
         ("rate(ddmq_sends_total)", "belong together"),
         ("ddmq_lag[5m]", "belong together"),
+        ("ddmq_sends_total unless ddmq_lag offset 5m", "take its rate or increase"),
+        ("ddmq_sends_total unless ddmq_sends_total", "take its rate or increase"),
         ("sum(ddmq_sends_total)", "take its rate or increase"),
         ("sum by (group) (rate(ddmq_sends_total[5m]))", "no label group to group by"),
         ("sum(rate(ddmq_sends_total[5m])) by (key)", "no label key to group by"),
