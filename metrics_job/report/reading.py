@@ -27,6 +27,11 @@ _COUNTED = (
     catalogue.SENDS.name, catalogue.DELIVERED.name, catalogue.ACKED.name, catalogue.FAILED.name,
     catalogue.DEAD_LETTERS.name, catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name,
 )  # fmt: skip
+COLUMNS = (  # of tables with a start; the others of them are never read
+    "start", "metric", "topic", "group", "detail", "total", "buckets", "counts", "lag", "lag_age_ms",
+    "finished_per_s", "arrived_per_s", "time_to_drain_s", "blocked_keys", "blocked_key_age_ms", "value",
+    "usual", "deviation", "weeks",
+)  # fmt: skip
 _LAG_NOW = (
     "lag", "lag_age_ms", "finished_per_s", "arrived_per_s", "time_to_drain_s", "blocked_keys",
     "blocked_key_age_ms",
@@ -171,7 +176,8 @@ class Tables:
             return None
         first, last = span.dates()
         wanted = (pc.field("date") >= first) & (pc.field("date") <= last)
-        rows = data.to_table(filter=wanted if more is None else wanted & more)
+        columns = [column for column in COLUMNS if column in data.schema.names]
+        rows = data.to_table(columns=columns, filter=wanted if more is None else wanted & more)
         rows = _in_ms(rows, "start")
         inside = pc.and_(pc.greater_equal(rows["start"], span.start_ms), pc.less(rows["start"], span.end_ms))
         rows = rows.filter(inside)
