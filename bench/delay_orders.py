@@ -57,7 +57,7 @@ def delay_id_of(number: int, due_ms: int) -> bytes:
     )
 
 
-def stamped(due_ms: int, body: int) -> bytes:
+def stamped(due_ms: float, body: int) -> bytes:
     """A body of so many bytes that begins with its due time (epoch seconds)."""
     head = MARK + STAMP.pack(due_ms / 1_000)
     return head + bytes(body - len(head))

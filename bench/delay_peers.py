@@ -1,0 +1,99 @@
+"""Delays side by side: we, a Redis sorted set, RabbitMQ (TTL and dead-letter exchange), beanstalkd; same load.
+
+20,000 messages of 1 KiB due evenly over 20 s, sent beforehand in the order of their due times; then a storm
+of 20,000 due at one moment. Every system makes what it takes durable before it answers (Redis: appendfsync
+always; RabbitMQ: persistent, confirmed; beanstalkd: binlog with fsync at each write). Lateness is from the
+due time to the moment that a waiting client has the message; `sent_per_s` is of the sending, `per_s` of the
+storm's delivery. Server on one core; clients, and what is beside the server (our delay service, the poller of
+the sorted set), on the other. We send one message a call on 64 connections, the others 100 in a row on one.
+A system that is not installed is left out, and said to be.
+
+beanstalkd knows whole seconds only: its messages are due a whole number of seconds after they were put,
+which is what they are held to. Its storm is spread over as many seconds as its sending took.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from bench import peers
+from bench.delay_orders import stamps
+from bench.harness import CLIENT_CORE, Series, percentiles, pin, run, sized
+from bench.peers import Peer
+from bench.servers import scratch
+
+COUNT = sized(20_000, 400)
+SPAN_S = sized(20.0, 1.0)
+BODY = 1024
+LEAD_S = 2.0
+EARLY_S = 0.001  # what a clock read in another process may be off
+
+
+def measure(peer: Peer, span_s: float) -> dict[str, float]:
+    """One load; a `span_s` of 0 is a storm."""
+    due_s = float(int(time.time() + LEAD_S + COUNT / peer.sends_per_s) + 1)
+    dues = [due_s + span_s * index / COUNT for index in range(COUNT)]
+    began = time.time()
+    peer.send(dues, BODY)
+    sent_s = time.time() - began
+    if time.time() > due_s:
+        raise AssertionError(f"{peer.name}: the first were due before all were sent ({sent_s:.1f} s)")
+    late: list[float] = []
+    first = last = 0.0
+    give_up = due_s + span_s + 60
+    while len(late) < COUNT and time.time() < give_up:
+        for body in peer.receive():
+            last = time.time()
+            found = stamps(body)
+            late += [last - due for due in found]
+            first = first or found[0]
+    if len(late) != COUNT:
+        raise AssertionError(f"{peer.name}: {COUNT} sent, {len(late)} came")
+    if min(late) < -EARLY_S:
+        raise AssertionError(f"{peer.name}: a message came {-min(late) * 1e3:.3f} ms early")
+    found_figures = percentiles(late) | {"max_ms": max(late) * 1e3, "sent_per_s": COUNT / sent_s}
+    return (
+        found_figures
+        | {"earliest_ms": min(late) * 1e3}
+        | ({} if span_s else {"per_s": COUNT / (last - first)})
+    )
+
+
+def main() -> None:
+    pin(CLIENT_CORE)
+    every: list[Series] = []
+    with tempfile.TemporaryDirectory(prefix="peers-", dir=scratch()) as name:
+        started: list[Peer] = []
+        try:
+            for make in peers.ALL:
+                missing = make.missing()
+                if missing:
+                    print(f"   left out: {make.name}: apt-get install {missing}")
+                    continue
+                peer = make(Path(name))
+                started.append(peer)
+                for what, span_s in (("evenly", SPAN_S), ("storm", 0.0)):
+                    every.append(Series(f"{peer.name}, {what}", partial(measure, peer, span_s)))
+            run("delay_peers", __doc__ or "", every, count=COUNT, span_s=SPAN_S, body=BODY)
+            print(table(every))
+        finally:
+            for peer in started:
+                peer.stop()
+
+
+def table(every: list[Series]) -> str:
+    """As markdown."""
+    rows = ["| | p50 ms | p99 ms | p99.9 ms | sent/s | storm delivered/s |", "|---|---|---|---|---|---|"]
+    for one in every:
+        cells: list[str] = []
+        for key in ("p50_ms", "p99_ms", "p99.9_ms", "sent_per_s", "per_s"):
+            cells.append(f"{one.median(key):,.1f}" if key in one.rounds[0] else "")
+        rows.append(f"| {one.name} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()

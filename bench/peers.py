@@ -1,0 +1,314 @@
+"""Other systems with delayed messages, and ours, behind one shape; each started here and gone afterwards.
+
+`python -m bench.peers poll PORT` is the poller of the sorted set: every 10 ms what is due moves to a list.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import redis
+
+from bench import amqp, delay_rig, frames, groups, load
+from bench.delay_orders import stamped
+from bench.harness import CLIENT_CORE, SERVER_CORE
+
+START_S = 60.0
+BATCH = 100
+POLL_S = 0.01
+RECEIVE_S = 1.0
+DELAYED, READY = "delayed", "ready"
+MOVE = """local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 1000)
+for at = 1, #due, 100 do
+  local part = {unpack(due, at, math.min(at + 99, #due))}
+  redis.call('RPUSH', KEYS[2], unpack(part))
+  redis.call('ZREM', KEYS[1], unpack(part))
+end
+return #due"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def launch(command: list[str], log: Path, core: int, **environment: str) -> subprocess.Popen[bytes]:
+    """A server on one core."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log.open("a"),
+        stderr=subprocess.STDOUT,
+        env=os.environ | environment,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+
+
+def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Until somebody listens. Raises AssertionError when the process ended or nobody did."""
+    give_up = time.monotonic() + START_S
+    while time.monotonic() < give_up and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"{process.args!r} does not listen on port {port}")
+
+
+class Peer(ABC):
+    """`package`: Debian's, with the program. `sends_per_s`: the slowest sending that due times allow for."""
+
+    name: ClassVar[str]
+    program: ClassVar[str] = ""
+    package: ClassVar[str] = ""
+    sends_per_s: ClassVar[int] = 2_000
+
+    def __init__(self, folder: Path) -> None:
+        """Start it, with its files in a folder of its own in `folder`."""
+        self.folder = folder / type(self).__name__
+        self.folder.mkdir()
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    @classmethod
+    def missing(cls) -> str:
+        """The Debian package that it needs and that is not there; "": nothing."""
+        found = not cls.program or shutil.which(cls.program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        return "" if found else cls.package
+
+    @abstractmethod
+    def send(self, dues: list[float], body: int) -> None:
+        """Messages of so many bytes with these due times (epoch seconds, ascending), durable."""
+
+    @abstractmethod
+    def receive(self) -> list[bytes]:
+        """What a waiting client gets next, acknowledged; [] after a second without any."""
+
+    def stop(self) -> None:
+        """End it."""
+        for process in reversed(self.processes):
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class Ours(Peer):
+    name = "ours"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        data = self.folder / "data"
+        server = delay_rig.start_server(data)
+        self.rig = delay_rig.Rig(data, server, delay_rig.start_service(data), {})
+        self.topic = self.rig.topic("peers")
+        self._sockets = load.connect(server.addresses["consumer"], delay_rig.CONSUMERS)
+        for one in self._sockets:
+            one.send(self._pull(None))
+        self._buffers = {one: bytearray() for one in self._sockets}
+
+    def _pull(self, answer: frames.Pulled | None) -> bytes:
+        done = None if answer is None else (answer.qid, list(answer.offsets))
+        return frames.pull(self.topic, self.topic, 100, 500, done)
+
+    def send(self, dues: list[float], body: int) -> None:
+        requests = (
+            delay_rig.delay_add(self.topic, stamped(due_ms, body), due_ms, str(uuid.uuid4()).encode())
+            for due_ms in (int(due * 1e3) for due in dues)
+        )
+        before = delay_rig.pending(self.rig.service)
+        delay_rig.send(self.rig.server, requests)
+        delay_rig.wait_stored(self.rig.service, before + len(dues), len(dues))
+
+    def receive(self) -> list[bytes]:
+        bodies = []
+        for one in select.select(self._sockets, (), (), RECEIVE_S)[0]:
+            buffer = self._buffers[one]
+            buffer += one.recv(1 << 18)
+            payload = load.thrift_payload(bytes(buffer))
+            if payload is not None:
+                buffer.clear()
+                answer = frames.pulled(payload)
+                one.send(self._pull(answer))
+                bodies += [] if answer is None else [payload]
+        return bodies
+
+    def stop(self) -> None:
+        if groups.lag(self.rig.server, self.topic):
+            time.sleep(RECEIVE_S)  # the last answers are acknowledged with the pulls that wait now
+        for one in self._sockets:
+            one.close()
+        self.rig.stop()
+
+
+class RedisSortedSet(Peer):
+    name = "Redis sorted set, 10 ms poll"
+    program, package = "redis-server", "redis-server"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        port = free_port()
+        settings = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
+        durable = ["--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"]
+        log = self.folder / "log"
+        self.processes.append(launch(["redis-server", *settings, *durable], log, SERVER_CORE))
+        await_port(port, self.processes[0])
+        poller = [sys.executable, "-m", "bench.peers", "poll", str(port)]
+        self.processes.append(launch(poller, log, CLIENT_CORE))
+        self._redis: Any = redis.Redis(port=port)
+        self._number = 0
+
+    def send(self, dues: list[float], body: int) -> None:
+        for start in range(0, len(dues), BATCH):
+            pipeline = self._redis.pipeline(transaction=False)
+            for due in dues[start : start + BATCH]:
+                self._number += 1  # members of a set differ
+                pipeline.zadd(DELAYED, {stamped_exactly(due, body - 8) + b"%08x" % self._number: due})
+            pipeline.execute()
+
+    def receive(self) -> list[bytes]:
+        found = self._redis.blmpop(RECEIVE_S, 1, READY, direction="LEFT", count=BATCH)
+        return [] if found is None else list(found[1])
+
+
+class RabbitTtl(Peer):
+    name = "RabbitMQ TTL, dead-letter exchange"
+    program, package = "rabbitmq-server", "rabbitmq-server"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        port, self._epmd = free_port(), free_port()
+        where = str(self.folder)
+        (self.folder / "plugins").write_text("[].")
+        self._environment = {
+            "HOME": where,
+            "ERL_EPMD_PORT": str(self._epmd),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"bench{port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": where,
+            "RABBITMQ_LOG_BASE": where,
+            "RABBITMQ_PID_FILE": f"{where}/pid",
+            "RABBITMQ_CONFIG_FILE": f"{where}/none",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{where}/plugins",
+        }
+        program = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or self.program
+        self.processes.append(launch([program], self.folder / "log", SERVER_CORE, **self._environment))
+        await_port(port, self.processes[0])
+        address = ("127.0.0.1", port)
+        self._sender, self._receiver = amqp.Channel(address), amqp.Channel(address, RECEIVE_S)
+        self._sender.declare(READY, {})
+        self._sender.declare(DELAYED, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": READY})
+        self._sender.confirms()
+        self._receiver.consume(READY, 1_000)
+
+    def send(self, dues: list[float], body: int) -> None:
+        for start in range(0, len(dues), BATCH):
+            now = time.time()
+            batch = [
+                (max(-int((now - due) * 1e3), 0) + 1, stamped_exactly(due, body))
+                for due in dues[start : start + BATCH]
+            ]
+            self._sender.publish(DELAYED, batch)
+
+    def receive(self) -> list[bytes]:
+        try:
+            return self._receiver.delivered()
+        except TimeoutError:
+            return []
+
+    def stop(self) -> None:
+        self._sender.close()
+        self._receiver.close()
+        super().stop()
+        subprocess.run(["epmd", "-port", str(self._epmd), "-kill"], capture_output=True, check=False)
+
+
+class Beanstalkd(Peer):
+    name = "beanstalkd, whole seconds"
+    program, package = "beanstalkd", "beanstalkd"
+    sends_per_s = 300
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        port = free_port()
+        command = ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(self.folder), "-f", "0"]
+        self.processes.append(launch(command, self.folder / "log", SERVER_CORE))
+        await_port(port, self.processes[0])
+        self._sender = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._receivers = load.connect(("127.0.0.1", port), delay_rig.CONSUMERS)
+        self._buffers = dict.fromkeys(self._receivers, b"")
+        for one in self._receivers:
+            one.send(b"reserve\r\n")
+
+    def send(self, dues: list[float], body: int) -> None:
+        for start in range(0, len(dues), BATCH):
+            parts = []
+            now = time.time()
+            for due in dues[start : start + BATCH]:
+                delay = max(round(due - now), 1)
+                parts.append(b"put 0 %d 600 %d\r\n%b\r\n" % (delay, body, stamped_exactly(now + delay, body)))
+            self._sender.sendall(b"".join(parts))
+            answers = b""
+            while answers.count(b"\r\n") < len(parts):
+                answers += self._sender.recv(1 << 16)
+            if answers.count(b"INSERTED") != len(parts):
+                raise AssertionError(f"beanstalkd answered {answers[:80]!r}")
+
+    def receive(self) -> list[bytes]:
+        bodies = []
+        for one in select.select(self._receivers, (), (), RECEIVE_S)[0]:
+            data = self._buffers[one] + one.recv(1 << 16)
+            while data.startswith(b"DELETED\r\n"):
+                data = data[9:]
+            head, _, rest = data.partition(b"\r\n")
+            words = head.split()
+            if len(words) == 3 and len(rest) >= int(words[2]) + 2:
+                bodies.append(rest[: int(words[2])])
+                data = rest[int(words[2]) + 2 :]
+                one.send(b"delete %b\r\nreserve\r\n" % words[1])
+            self._buffers[one] = data
+        return bodies
+
+    def stop(self) -> None:
+        for one in (self._sender, *self._receivers):
+            one.close()
+        super().stop()
+
+
+ALL: tuple[type[Peer], ...] = (Ours, RedisSortedSet, RabbitTtl, Beanstalkd)
+
+
+def stamped_exactly(due_s: float, body: int) -> bytes:
+    """As `stamped`, with a due time that need not be a whole millisecond."""
+    return stamped(due_s * 1e3, body)
+
+
+def poll(port: int) -> None:
+    """What is due moves to the list, as long as this process lives."""
+    server: Any = redis.Redis(port=port)
+    move = server.register_script(MOVE)
+    while True:
+        began = time.monotonic()
+        while move(keys=[DELAYED, READY], args=[time.time()]):
+            pass
+        time.sleep(max(POLL_S - (time.monotonic() - began), 0))
+
+
+if __name__ == "__main__":
+    poll(int(sys.argv[2]))
