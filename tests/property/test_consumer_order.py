@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -28,6 +29,7 @@ from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, Loaded, ReadRequest
 from proxy_consumer.core.tally import Tally
+from proxy_consumer.groups.gauges import blocked
 
 EXAMPLES = os.environ.get("DDMQ_PROPERTY_EXAMPLES")
 QUEUES = 3
@@ -395,6 +397,23 @@ class OrderMachine(RuleBasedStateMachine):
         assert self.scope.waiting == sum(len(lane.deliverable) for lane in self.scope.lanes)
         busy = {message.key for message in self.messages if message.state != "done"}
         assert {chain.key for chain in table if chain.key not in table.starving} <= busy
+
+    @invariant()
+    def keys_are_blocked_while_their_head_was_tried_in_vain(self) -> None:
+        out = {(lane.state.queue.queue_id, offset) for lane in self.scope.lanes for offset in lane.busy}
+        heads = [
+            message
+            for message in self.messages
+            if message.key and message.state != "done" and (message.queue, message.offset) in out
+        ]
+        stopped = {
+            message.key
+            for message in heads
+            if message.tries and not any(self.stands_before(other, message) for other in self.messages)
+        }
+        lanes: Any = SimpleNamespace(lanes=lambda: self.scope.lanes)
+        assert blocked(lanes, self.now)[0] == len(stopped)
+        assert blocked(lanes, self.now)[1] <= self.now - 100.0
 
     def teardown(self) -> None:
         """Whatever happened: who acknowledges everything gets everything, once more each."""
