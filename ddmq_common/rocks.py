@@ -111,7 +111,13 @@ class Rocks:
         self._reading: WeakSet[Generator[list[Pair], None, None]] = WeakSet()
 
     def write(self, batch: Batch) -> None:
-        """All of it or nothing, visible at once, not yet durable."""
+        """All of it or nothing, visible at once, not yet durable. Raises StorageError, also where RocksDB
+        would wait for ever (and we with it) because its tables cannot be written."""
+        if self.number("rocksdb.is-write-stopped") and self.number("rocksdb.background-errors"):
+            raise StorageError(
+                f"cannot write to {self.folder}: its tables cannot be written; is there space on the disk?"
+                " The file LOG there says what failed"
+            )
         with _translated(f"cannot write to {self.folder}"):
             self._db.write(batch.raw)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddmq_common.config.loader import rules
 from ddmq_common.levels import DEFAULT_WAITS, Levels
+from delay_service.core.kinds import CATCH_UP_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,10 @@ class DelayConfig:
     Any due time: `shards`: queues of the inner topic when it is made, for good. `dir`: where the
     stores are, None = `delay` inside the log's directory. `kept_ms`: how long the outcome of an id is known.
     `ingest_*`: one read of orders, and how many may be in a store before they are made durable.
-    `slice_count`: messages in one commit of theirs (of at most `fire_bytes_max`), `fires_in_flight`: such
-    commits under way at a time. Both make a storm faster, and what is due meanwhile later.
+    `catch_up_max`: of the deliveries that a loop, or a schedule that wants all of them, has missed, the last
+    so many fire (of a cron at most 100). `slice_count`: messages in one commit of theirs (of at most
+    `fire_bytes_max`), `fires_in_flight`: such commits under way at a time. Both make a storm faster, and what
+    is due meanwhile later.
     """
 
     levels: tuple[str, ...] = DEFAULT_WAITS
@@ -41,6 +44,7 @@ class DelayConfig:
     ingest_count: int = field(default=512, metadata=rules(low=1, high=10_000))
     ingest_bytes: int = field(default=1 << 20, metadata=rules(low=1, high=1 << 30))
     ingest_unflushed_max: int = field(default=8_192, metadata=rules(low=1, high=1_000_000))
+    catch_up_max: int = field(default=CATCH_UP_MAX, metadata=rules(low=1, high=1_000_000))
     slice_count: int = field(default=192, metadata=rules(low=1, high=10_000))
     fires_in_flight: int = field(default=4, metadata=rules(low=1, high=64))
 

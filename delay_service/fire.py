@@ -27,7 +27,7 @@ from ddmq_common.errors import (
     NoSuchTopicError,
     RemoteError,
 )
-from delay_service.core.intake import FireNow, Reply
+from delay_service.core.intake import DEAD_TEXT, FireNow, Reply
 from delay_service.core.outlets import GONE, REFUSED, Outlet
 from delay_service.firing import Firing
 from delay_service.holding import Holding, ranges_of
@@ -191,7 +191,12 @@ class Fire:
         for one in outlets:
             wanted = self._awaited.pop(one.message.offset, None)
             if wanted is not None:
-                outcome = DelayOutcome(reply_id=wanted.reply_id, code=ALREADY_FIRED, fired_at_ms=wall_ms)
+                outcome = DelayOutcome(
+                    reply_id=wanted.reply_id,
+                    code=ALREADY_FIRED,
+                    fired_at_ms=wall_ms,
+                    text=DEAD_TEXT if one.reason else "",
+                )
                 replies.append(Reply(wanted.queue_id, outcome))
         known = tellable(self._around.backend, replies)
         if len(known) < len(replies):

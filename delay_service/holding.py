@@ -93,7 +93,7 @@ class Holding:
         self._doubt = doubt
         self._closed_until: dict[str, float] = {}
         config = around.config
-        limits = Limits(config.slice_count, config.fire_bytes_max, config.kept_ms)
+        limits = Limits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
         self.lanes = Lanes(store, acks, self.look, limits)
         self.intake = Intake(store, acks, self.lanes.busy, config.kept_ms)
 

@@ -99,6 +99,12 @@ def outcome_json(delay_id: str, outcome: CancelOutcome | str) -> dict[str, Any]:
     if isinstance(outcome, str):
         return {"id": delay_id, "outcome": None, "error": outcome}
     moments = {"fired_ms": outcome.fired_at, "due_ms": outcome.due_at}
-    return {"id": delay_id, "outcome": outcome.status.name.lower()} | {
-        name: None if moment is None else round(moment.timestamp() * 1000) for name, moment in moments.items()
-    }
+    said = {"text": outcome.text} if outcome.text else {}
+    return (
+        {"id": delay_id, "outcome": outcome.status.name.lower()}
+        | said
+        | {
+            name: None if moment is None else round(moment.timestamp() * 1000)
+            for name, moment in moments.items()
+        }
+    )

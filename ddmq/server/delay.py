@@ -38,6 +38,7 @@ SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
 FOREVER_MS = 1 << 62
 MANIFEST = "delay-backup.json"
+_STATES = {IdKind.TOMBSTONE: "cancelled before it was known", IdKind.DEAD: "dead letter"}
 
 
 class Held(NamedTuple):
@@ -162,9 +163,7 @@ class DelayRoutes:
         found: dict[str, Any] = {"uuid": uuid, "shard": shard, "state": "unknown"}
         if state is None:
             return found
-        found["state"] = {IdKind.TOMBSTONE: "cancelled before it was known"}.get(
-            state.kind, state.kind.name.lower()
-        )
+        found["state"] = _STATES.get(state.kind, state.kind.name.lower())
         if state.kind is not IdKind.PENDING:
             return found | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
         message = store.get(DueKey(state.at_ms, state.offset))

@@ -8,6 +8,8 @@ Rules:
   own offset was fired already by an owner whose store did not live to tell.
 * A cancel of an unknown uuid leaves a tombstone until its due time and an hour, but at least an hour.
 * `taken.done`: offsets nobody waits for any more, to be finished in the group of fired messages.
+* A cancel of what became a dead letter is answered as of what fired, with words that say so: it is over.
+  (Only when the store did not live to tell is it "already fired" without them.)
 * What was written to the store and not yet committed is read again after a crash: `again` then changes
   nothing and says what had been decided.
 """
@@ -33,10 +35,13 @@ from ddmq_common.delay_order import (
     DelayOutcome,
 )
 from ddmq_common.errors import DamagedError
+from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.core.orders import Order, before, pending_of
 from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending
 
 RESEND_MS = 3_600_000  # an add of a fired uuid within this time is the same add, sent again
+DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
+_OVER = (IdKind.FIRED, IdKind.DEAD)
 INGESTED = "ingested"  # meta: the inner offset up to which the store has taken orders in
 
 
@@ -166,9 +171,14 @@ class _Batch:
     def _reply(self, said: DelayOrder, code: int, state: IdState | None) -> None:
         if said.reply_queue < 0:
             return
-        fired = state.at_ms if state is not None and state.kind is IdKind.FIRED else 0
-        due = state.at_ms if state is not None and state.kind is IdKind.PENDING else 0
-        outcome = DelayOutcome(reply_id=said.reply_id, code=code, fired_at_ms=fired, due_ms=due)
+        kind, at_ms = (None, 0) if state is None else (state.kind, state.at_ms)
+        outcome = DelayOutcome(
+            reply_id=said.reply_id,
+            code=code,
+            fired_at_ms=at_ms if kind in _OVER else 0,
+            due_ms=at_ms if kind is IdKind.PENDING else 0,
+            text=DEAD_TEXT if kind is IdKind.DEAD else "",
+        )
         self._replies.append(Reply(said.reply_queue, outcome))
 
     # --- add
@@ -189,7 +199,7 @@ class _Batch:
 
     def _forgotten(self, state: IdState) -> bool:
         """An add is a new one although the id is still known."""
-        return state.kind is IdKind.FIRED and state.at_ms + RESEND_MS < self._now
+        return state.kind in _OVER and state.at_ms + RESEND_MS < self._now
 
     def _cancelled_otherwise(self, said: DelayOrder) -> bool:
         if not said.unless_cancelled:
@@ -340,14 +350,14 @@ def _known(state: IdState) -> tuple[int, str]:
     """What an add of a known id is answered, and counted as."""
     if state.kind is IdKind.PENDING:
         return ADDED, "known"
-    if state.kind is IdKind.FIRED:
+    if state.kind in _OVER:
         return ALREADY_FIRED, "known"
     return CANCELLED, "cancelled before"
 
 
 def _known_again(state: IdState) -> tuple[int, str]:
     """What a cancel of an id is answered that does not wait any more."""
-    if state.kind is IdKind.FIRED:
+    if state.kind in _OVER:
         return ALREADY_FIRED, "already fired"
     if state.kind is IdKind.CANCELLED:
         return CANCELLED, "cancelled again"
@@ -359,4 +369,4 @@ def _code_of(state: IdState | None, pending: int) -> tuple[int]:
         return (UNKNOWN,)
     if state.kind is IdKind.PENDING:
         return (pending,)
-    return (ALREADY_FIRED if state.kind is IdKind.FIRED else CANCELLED,)
+    return (ALREADY_FIRED if state.kind in _OVER else CANCELLED,)

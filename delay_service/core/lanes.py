@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from backend.progress.ack_map import OFFSET_END, AckMap
 from ddmq_common.errors import DamagedError
+from delay_service.core.kinds import CATCH_UP_MAX
 from delay_service.core.nearby import Nearby
 from delay_service.core.orders import before
 from delay_service.core.outlets import (
@@ -42,11 +43,13 @@ CROWD = 4  # a topic with a CROWDth of the head slice is left out of the second 
 
 
 class Limits(NamedTuple):
-    """Of one slice of the head lane; the other lanes take a quarter. `kept_ms`: of an id that has fired."""
+    """Of one slice of the head lane; the other lanes take a quarter. `kept_ms`: of an id that has fired.
+    `catch_up_max`: of missed deliveries of one message."""
 
     count_max: int
     bytes_max: int
     kept_ms: int
+    catch_up_max: int = CATCH_UP_MAX
 
 
 class Look(NamedTuple):
@@ -243,7 +246,7 @@ class Lanes:
             if finished(offset):
                 self._forget(message, aside)
             elif attempts and attempts.get(offset, 0) > message.occurrence:
-                self._catch_up(message, aside)
+                self._catch_up(message, aside, outlets)
             else:
                 topic = message.topic
                 if topic not in looks:
@@ -257,8 +260,9 @@ class Lanes:
                 self._change().deferred.append(message)
                 self._aside.add(message.topic)
             return
+        queues = 1 if look is None else look.queues
         try:
-            made = outlet(message, 1 if look is None else look.queues, self._turn, self._now, aside)
+            made = outlet(message, queues, self._turn, self._now, aside, self._limits.catch_up_max)
         except DamagedError:
             made = dead_outlet(message, UNREADABLE, self._now, aside)
         if isinstance(made, Step):
@@ -281,10 +285,15 @@ class Lanes:
         self._stale += 1
         self._replace(message, None, aside)
 
-    def _catch_up(self, message: Pending, aside: bool) -> None:
-        self._stale += 1
+    def _catch_up(self, message: Pending, aside: bool, outlets: list[Outlet]) -> None:
         fired = self._acks.attempts[message.offset]
-        self._replace(message, caught_up(message, fired, self._now), aside)
+        try:
+            following = caught_up(message, fired, self._now, self._limits.catch_up_max)
+        except DamagedError:
+            outlets.append(dead_outlet(message, UNREADABLE, self._now, aside))
+        else:
+            self._stale += 1
+            self._replace(message, following, aside)
 
     def _replace(self, message: Pending, following: Pending | None, aside: bool) -> None:
         changes = self._change()

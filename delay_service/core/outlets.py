@@ -12,7 +12,7 @@ from ddmq_common.delivery_parts import key_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.queue_choice import choose
-from delay_service.core.kinds import next_after, occurrence_id, to_fire
+from delay_service.core.kinds import CATCH_UP_MAX, next_after, occurrence_id, to_fire
 from delay_service.store.port import IdKind, IdState, Pending
 
 GONE = "topic gone"
@@ -42,26 +42,33 @@ class Step(NamedTuple):
 
 
 def outlet(
-    message: Pending, queues: int, turn: Callable[[str], int], now_ms: int, aside: bool
+    message: Pending,
+    queues: int,
+    turn: Callable[[str], int],
+    now_ms: int,
+    aside: bool,
+    catch_up_max: int = CATCH_UP_MAX,
 ) -> Outlet | Step:
     """How `message` fires now into a topic with so many queues. `turn` counts up, per topic.
 
-    A Step when its order would rather have missed it. Raises DamagedError when the order does not parse.
+    A Step when its order would rather have missed it. Raises DamagedError when the order does not parse, or
+    cannot go on here.
     """
     order = decode_order(message.order)
     if order.schedule is not None:
-        wanted = to_fire(order, message.occurrence, now_ms)
+        wanted = to_fire(order, message.occurrence, now_ms, message.due_ms)
         if wanted is None or wanted.occurrence != message.occurrence:
             return Step(message, None if wanted is None else later(message, *wanted[:2]))
     queue_id = choose(order.partition, order.hash_id, queues, turn(message.topic))
-    return Outlet(message, record_of(message, order, queue_id), following(message, order, now_ms), aside)
+    then = following(message, order, now_ms, catch_up_max)
+    return Outlet(message, record_of(message, order, queue_id), then, aside)
 
 
-def following(message: Pending, order: DelayOrder, now_ms: int) -> Pending | None:
+def following(message: Pending, order: DelayOrder, now_ms: int, catch_up_max: int) -> Pending | None:
     """The next occurrence."""
     if order.kind == ONCE:
         return None
-    found = next_after(order, message.occurrence, now_ms)
+    found = next_after(order, message.occurrence, now_ms, catch_up_max)
     return None if found is None else later(message, found.occurrence, found.due_ms)
 
 
@@ -69,10 +76,11 @@ def later(message: Pending, occurrence: int, due_ms: int) -> Pending:
     return message._replace(occurrence=occurrence, due_ms=due_ms)
 
 
-def caught_up(message: Pending, fired: int, now_ms: int) -> Pending | None:
-    """What waits when the log says that everything below occurrence `fired` has been fired."""
+def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> Pending | None:
+    """What waits when the log says that everything below occurrence `fired` has been fired. Raises as
+    `outlet`."""
     order = decode_order(message.order)
-    found = next_after(order, fired - 1, now_ms)
+    found = next_after(order, fired - 1, now_ms, catch_up_max)
     return None if found is None else later(message, found.occurrence, found.due_ms)
 
 
@@ -170,4 +178,5 @@ def state_after(outlet: Outlet, fired_ms: int, kept_ms: int) -> IdState:
     message = outlet.message
     if outlet.following is not None:
         return IdState(IdKind.PENDING, outlet.following.due_ms, message.offset)
-    return IdState(IdKind.FIRED, fired_ms, message.offset, fired_ms + kept_ms)
+    kind = IdKind.DEAD if outlet.reason else IdKind.FIRED
+    return IdState(kind, fired_ms, message.offset, fired_ms + kept_ms)

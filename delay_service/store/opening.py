@@ -95,7 +95,7 @@ def _claim(folder: Path, shard: int, epoch: int) -> tuple[Copy, CopyLock]:
             )
         lock = CopyLock.try_take(newest.path)
         if lock is not None:
-            return _taken_over(newest, target, epoch), lock
+            return _taken_over(newest, target, epoch, lock), lock
         if newest.path.exists():
             if newest.epoch == epoch:
                 raise CallerError(f"delay shard {shard} is open already under epoch {epoch}")
@@ -105,15 +105,23 @@ def _claim(folder: Path, shard: int, epoch: int) -> tuple[Copy, CopyLock]:
 
 def _fresh(target: Path, epoch: int) -> tuple[Copy, CopyLock]:
     making, lock = new_folder(target)
-    finish(making, target)
+    try:
+        finish(making, target)
+    except BaseException:
+        lock.release()
+        raise
     return Copy(epoch, 0, target), lock
 
 
-def _taken_over(newest: Copy, target: Path, epoch: int) -> Copy:
+def _taken_over(newest: Copy, target: Path, epoch: int, lock: CopyLock) -> Copy:
     if newest.epoch == epoch:
         return newest
-    newest.path.rename(target)
-    sync_path(target.parent)
+    try:
+        newest.path.rename(target)
+        sync_path(target.parent)
+    except BaseException:
+        lock.release()
+        raise
     return Copy(epoch, 0, target)
 
 

@@ -61,10 +61,12 @@ class IdKind(IntEnum):
     FIRED = 2
     CANCELLED = 3
     TOMBSTONE = 4  # cancelled before it was known: an add of it stores nothing
+    DEAD = 5  # it could never be delivered and is a dead letter
 
 
 class IdState(NamedTuple):
-    """`at_ms`: when it fired or was cancelled; while PENDING its due time. `forget_ms`: kept until then."""
+    """`at_ms`: when it fired, was cancelled or became a dead letter; while PENDING its due time. `forget_ms`:
+    kept until then."""
 
     kind: IdKind
     at_ms: int

@@ -46,6 +46,9 @@ def faulty_life(story: Story, number: int) -> str:
             storage.serve(line, life.process.pid, WAIT_S)
         else:
             storage.serve(line, life.process.pid, SECONDS, random.uniform(0, AFTER_S))
+    except TimeoutError as error:
+        with (story.folder / "process.log").open("a") as log:
+            log.write(f"Traceback of {error}\n")
     finally:
         life.kill()
     storage.lose()

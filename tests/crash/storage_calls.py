@@ -192,9 +192,10 @@ class Storage:
         if call is None:
             return 0
         self.calls.append(call)
-        code = self._strike(call, thread) if len(self.calls) == self.fault.point else 0
-        if not code and call.what in _TAKES_SPACE and not self._limited and self._is_full():
-            code = errno.ENOSPC
+        if len(self.calls) == self.fault.point:
+            code = self._strike(call, thread)
+        else:
+            code = errno.ENOSPC if call.what in _TAKES_SPACE and self._is_full() else 0
         if not code:
             self._note(call)
         return code

@@ -72,13 +72,17 @@ class Stage:
         process = self._processes.Process(target=live, args=(trial.scene, place, str(at), far), daemon=True)
         process.start()
         far.close()
-        storage.serve(line, process.pid or 0, SECONDS)
+        faults = []
+        try:
+            storage.serve(line, process.pid or 0, SECONDS)
+        except TimeoutError as error:
+            faults.append(str(error))
         process.join()
         told = heard(near)
         near.close()
         storage.lose()
         at.unlink()
-        faults = list(faults_of(trial.scene, place, told))
+        faults += faults_of(trial.scene, place, told)
         shutil.rmtree(place)
         return Outcome(storage.struck, storage.calls, told, faults)
 

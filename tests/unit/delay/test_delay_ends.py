@@ -1,0 +1,98 @@
+"""Messages that end otherwise than by firing: damaged orders, what is passed over, dead letters."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from backend.progress.ack_map import AckMap
+from ddmq_common.delay_order import (
+    ADD,
+    ALREADY_FIRED,
+    CANCEL,
+    LOOP,
+    SCHEDULE,
+    DelayOrder,
+    Schedule,
+    encode_order,
+)
+from ddmq_common.delivery import encode
+from delay_service.core.intake import DEAD_TEXT, Intake
+from delay_service.core.lanes import Lanes, Limits, Look
+from delay_service.core.orders import Order
+from delay_service.core.outlets import GONE, UNREADABLE, Outlet, Step, dead_outlet, outlet
+from delay_service.store.memory import MemoryStore
+from delay_service.store.port import Changes, IdKind, IdState, Pending
+
+NOW = 1_700_000_000_000
+UUID_TEXT = "00000000-0000-0000-0000-000000000007"
+KEPT_MS = 3_600_000
+
+
+def waiting(order: str, due_ms: int, occurrence: int = 0) -> Pending:
+    delivery = encode(b"", b"x", b"", None)
+    return Pending(due_ms, 7, occurrence, "t", UUID(UUID_TEXT).bytes, order, bytes(16), 1, 0, b"", delivery)
+
+
+def lanes_over(message: Pending, acks: AckMap, catch_up_max: int = 1_000) -> Lanes:
+    store = MemoryStore()
+    store.write(Changes(added=[message], ids={message.uuid: IdState(IdKind.PENDING, message.due_ms, 7)}))
+    return Lanes(store, acks, lambda _: Look(1, True), Limits(64, 1 << 20, KEPT_MS, catch_up_max))
+
+
+def loop(times: int = 1_000_000) -> str:
+    second = NOW // 1_000 - 3_000
+    order = DelayOrder(ADD, UUID_TEXT, "t", LOOP, second * 1_000, second, second + 10**8, 3, times)
+    return encode_order(order)
+
+
+def test_a_damaged_order_that_was_to_catch_up_is_one_dead_letter() -> None:
+    acks = AckMap(0)
+    acks.attempt(7, 3)
+    lanes = lanes_over(waiting("{nothing", NOW - 5), acks)
+    plan = lanes.plan(NOW)
+    assert [one.reason for one in plan.outlets] == [UNREADABLE]
+    changes = lanes.changes_of(plan.outlets, NOW)
+    assert changes.ids[UUID(UUID_TEXT).bytes].kind is IdKind.DEAD
+    lanes.settled(plan.outlets, True)
+    assert not lanes.busy
+
+
+def test_a_zone_that_is_not_known_here_is_one_dead_letter() -> None:
+    schedule = Schedule(cron="0 9 * * *", zone="Mars/Olympus")
+    order = DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 5, schedule=schedule)
+    plan = lanes_over(waiting(encode_order(order), NOW - 5), AckMap(0)).plan(NOW)
+    assert [one.reason for one in plan.outlets] == [UNREADABLE]
+
+
+def test_how_many_missed_ones_fire_is_a_setting() -> None:
+    made = outlet(waiting(loop(), NOW - 3_000_000), 1, lambda _: 0, NOW, False, catch_up_max=10)
+    assert isinstance(made, Outlet)
+    assert made.following is not None
+    assert made.following.due_ms == NOW - 9 * 3_000
+    acks = AckMap(0)
+    acks.attempt(7, 5)
+    plan = lanes_over(waiting(loop(), NOW - 3_000_000), acks, catch_up_max=10).plan(NOW)
+    assert plan.changes is not None
+    assert [one.due_ms for one in plan.changes.added] == [NOW - 9 * 3_000]
+
+
+def test_a_rescheduled_one_is_late_by_its_new_due_time() -> None:
+    """`skip`: its first due time is long past, the one that it was given is not."""
+    schedule = Schedule(period_ms=60_000, repeat=5, catch_up="skip")
+    order = encode_order(DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
+    assert isinstance(outlet(waiting(order, NOW - 1), 1, lambda _: 0, NOW, False), Outlet)
+    assert isinstance(outlet(waiting(order, NOW - 100_000), 1, lambda _: 0, NOW, False), Step)
+
+
+def test_a_cancel_of_a_dead_letter_says_so() -> None:
+    message = waiting(encode_order(DelayOrder(ADD, UUID_TEXT, "t", due_ms=NOW - 5)), NOW - 5)
+    acks = AckMap(0)
+    lanes = lanes_over(message, acks)
+    store = lanes._store
+    store.write(lanes.changes_of([dead_outlet(message, GONE, NOW, False)], NOW))
+    said = DelayOrder(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
+    cancel = Order(9, said, message.uuid, "", bytes(16), 1, 0, b"")
+    [reply] = Intake(store, acks, {}, KEPT_MS).take([cancel], NOW + 50).replies
+    assert (reply.outcome.code, reply.outcome.fired_at_ms) == (ALREADY_FIRED, NOW)
+    assert reply.outcome.text == DEAD_TEXT
+    assert "%DLQ%%DELAY" in DEAD_TEXT
