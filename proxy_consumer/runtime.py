@@ -15,7 +15,7 @@ from backend.records import QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.levels import DEFAULT_LEVELS
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.registry import Cell, Registry
+from ddmq_common.metrics.registry import Cell, Histogram, Registry
 from ddmq_common.names import RETRY_PREFIX, qid, retry_qid
 from proxy_consumer.config import ConsumerConfig
 from proxy_consumer.core.agenda import Agenda
@@ -85,12 +85,13 @@ class Runtime:
             filtered=cell(catalogue.SKIPPED, group, topic, "filtered"),
             unkeyed=cell(catalogue.UNKEYED, group, topic),
             redelivered=cell(catalogue.REDELIVERED, group, topic),
-            process=self.metrics.histogram(catalogue.PROCESS, group, topic),
+            process=FirstUse(lambda: self.metrics.histogram(catalogue.PROCESS, group, topic)),
         )
 
     def handed_out(self, group: str, topic: str, tally: Tally) -> HandedOut:
         """What one subscription counts per answer."""
-        return HandedOut(self.metrics.histogram(catalogue.QUEUE_WAIT, group, topic), tally.redelivered)
+        wait = FirstUse(lambda: self.metrics.histogram(catalogue.QUEUE_WAIT, group, topic))
+        return HandedOut(wait, tally.redelivered)
 
     def ignored(self, group: str, reason: str) -> Cell:
         """Results that changed nothing."""
@@ -100,6 +101,22 @@ class Runtime:
         """A commit of ours failed."""
         self.metrics.cell(catalogue.PROGRESS_FAILED, type(error).__name__).value += 1
         log.warning("progress not stored", extra={"error": str(error)})
+
+
+class FirstUse:
+    """An Observer that gets its histogram with the first value.
+
+    Histograms have fewer label sets than there may be subscriptions: one that nobody uses takes none.
+    """
+
+    def __init__(self, made: Callable[[], Histogram]) -> None:
+        self._made = made
+
+    def observe(self, value: float) -> None:
+        """The first one; later ones go to the histogram itself."""
+        observe = self._made().observe
+        self.observe = observe  # type: ignore[method-assign]
+        observe(value)
 
 
 class HubTicker:

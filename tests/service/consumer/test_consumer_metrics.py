@@ -107,6 +107,20 @@ def test_extending_a_lease_does_not_shorten_the_process_time(rig: Rig) -> None:
     assert histogram(rig, catalogue.PROCESS).total == pytest.approx(16e6)
 
 
+def test_only_subscriptions_in_use_have_histograms(rig: Rig) -> None:
+    ready(rig)
+    rig.subscribe(group="idle")
+    rig.send(3)
+    for _ in range(2):
+        rig.pull(count=1)
+    rig.submit(answer([0]))
+    rig.submit(answer([1]))
+    found = {metric.name: cells for metric, cells in rig.metrics.histograms()}
+    for metric in (catalogue.QUEUE_WAIT, catalogue.PROCESS):
+        assert list(found[metric.name]) == [("G", "T")]
+        assert sum(found[metric.name]["G", "T"].counts) == 2
+
+
 # --- gauges
 
 
