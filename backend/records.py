@@ -179,7 +179,8 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """One topic as it stands. `delay`: both | none | only. `source`: "log", or the file that owns it."""
+    """One topic as it stands. `delay`: both | none | only. `source`: "log", or the file that owns it.
+    `delay_dialects`: in whose words properties of a plain send ask for a delay (names.DELAY_DIALECTS)."""
 
     name: str
     incarnation: int
@@ -190,6 +191,7 @@ class TopicInfo:
     delay: str = "both"
     body_bytes_max: int | None = None
     source: str = "log"
+    delay_dialects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ OUTCOME_TOPIC = "%DELAY-OUTCOMES"  # what became of orders; a queue is one produ
 OUTCOME_GROUP = OUTCOME_TOPIC
 DELAY_DLQ_TOPIC = "%DLQ%" + "%DELAY"  # delay messages that can never be appended
 HEARTBEAT_TOPIC = "carrera_heartbeat"
+DELAY_DIALECTS = ("amq", "rabbit", "rocketmq", "ddmq")  # words for delays in properties; docs/delay.md
 QUEUES_DEFAULT = 4
 TURN_GROUP = "%TURN"  # whose progress on a topic says whose turn it is to change something
 SPEAKER_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for what no proxy holds

@@ -136,6 +136,7 @@ class _TopicRow(msgspec.Struct, forbid_unknown_fields=False):
     delay: str = "both"
     body_bytes_max: int | None = None
     source: str = "log"
+    delay_dialects: tuple[str, ...] = ()
 
 
 _decode_row: Any = msgspec.json.Decoder(_TopicRow).decode
@@ -152,6 +153,7 @@ def encode_topic(info: TopicInfo) -> bytes:
             info.delay,
             info.body_bytes_max,
             info.source,
+            info.delay_dialects,
         )
     )
 
@@ -171,6 +173,7 @@ def decode_topic(name: str, incarnation: int, data: bytes) -> TopicInfo:
         delay=row.delay,
         body_bytes_max=row.body_bytes_max,
         source=row.source,
+        delay_dialects=row.delay_dialects,
     )
 
 

@@ -9,6 +9,14 @@ import click
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table
+from ddmq_common.names import DELAY_DIALECTS
+
+
+def _dialects(given: str | None) -> list[str] | None:
+    if given is None:
+        return None
+    return [name.strip() for name in given.split(",") if name.strip() not in ("", "none")]
+
 
 _settings = [
     click.option("--queues", type=click.IntRange(1, 1024), help="How many queues; they can only be added."),
@@ -21,6 +29,13 @@ _settings = [
         "--delay",
         type=click.Choice(["both", "none", "only"]),
         help="Which sends it takes: both kinds, none that are delayed, only delayed ones.",
+    ),
+    click.option(
+        "--delay-dialects",
+        metavar="NAMES",
+        callback=lambda _, __, given: _dialects(given),
+        help="In whose words properties of a plain send ask for a delay: of "
+        f"{', '.join(DELAY_DIALECTS)}, with commas between; none: they are ordinary properties (default).",
     ),
     click.option("--body-bytes-max", type=click.IntRange(1), help="Largest body, in bytes."),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),

@@ -44,6 +44,7 @@ def topic_row(info: TopicInfo) -> dict[str, Any]:
         "readable": info.readable,
         "writable": info.writable,
         "delay": info.delay,
+        "delay_dialects": list(info.delay_dialects),
         "body_bytes_max": info.body_bytes_max,
         "incarnation": info.incarnation,
         "source": info.source,

@@ -90,6 +90,7 @@ def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
         delay=entry.delay,
         body_bytes_max=entry.body_bytes_max,
         source=source,
+        delay_dialects=entry.delay_dialects,
     )
 
 
@@ -100,5 +101,6 @@ def _as_settings(info: TopicInfo) -> dict[str, Any]:
         "readable": info.readable,
         "writable": info.writable,
         "delay": info.delay,
+        "delay_dialects": list(info.delay_dialects),
         "body_bytes_max": info.body_bytes_max,
     }

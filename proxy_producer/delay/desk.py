@@ -79,7 +79,7 @@ class DelayDesk:
         heard = InnerTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
         self.outcomes = OutcomeDesk(backend, clock, random, counts, heard, delay.waiters_max, later)
         self.lane = DelayLane(flow, self.inner, self.outcomes)
-        self.plain = PlainDelays(delay, self.lane, self.presence, random, clock.wall_ms)
+        self.plain = PlainDelays(backend, delay, self.lane, self.presence, random, clock.wall_ms)
         self._rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards)
         self._intake = DelayIntake(intake, topics, self.presence)
         self._delay_s_max = delay.delay_s_max
@@ -99,6 +99,7 @@ class DelayDesk:
         """Outcomes are heard no more."""
         self.inner.close()
         self.outcomes.close()
+        self.plain.close()
 
     # One function of more than forty lines: it is the hot path, and each call costs it 0.1 µs.
     def send(self, call: Call, deadline: float) -> None:

@@ -16,6 +16,7 @@ from random import Random
 
 import msgspec
 
+from backend.port import Backend
 from backend.records import NewRecord
 from ddmq_common.delay_id import DelayId, parse_delay_id, shard_of
 from ddmq_common.delay_order import ORDER_PROPERTY, DelayOrder, encode_order
@@ -24,7 +25,7 @@ from ddmq_common.schedules import ScheduleLimits
 from ddmq_rpc.api import Call
 from proxy_producer.config import DelayLimits
 from proxy_producer.core.delay_orders import relay_order, uuid_of
-from proxy_producer.core.dialects import Dialects, dialect_of, dialects, without_dialects
+from proxy_producer.core.dialects import DIALECTS, Dialects, dialect_of, dialects, without_dialects
 from proxy_producer.core.refusal import Refusal
 from proxy_producer.delay.pending import DelayLane, PendingDialect
 from proxy_producer.delay.presence import Presence
@@ -35,24 +36,48 @@ Place = tuple[int, int]  # partitionId, hashId
 
 
 class PlainDelays:
-    """Of one producer proxy. `spoken`: by topic, as it comes on the wire; empty for nearly everyone."""
+    """Of one producer proxy. `spoken`: by topic, as it comes on the wire; empty for nearly everyone. What a
+    topic says of itself comes before what this proxy's configuration says of it."""
 
     def __init__(
         self,
+        backend: Backend,
         limits: DelayLimits,
         lane: DelayLane,
         presence: Presence,
         random: Random,
         wall_ms: Callable[[], int],
     ) -> None:
-        self.spoken: dict[bytes, Dialects] = {
-            name.encode(): dialects(names) for name, names in limits.dialects.items()
-        }
+        self._configured = {name: dialects(names) for name, names in limits.dialects.items()}
+        self.spoken: dict[bytes, Dialects] = {name.encode(): d for name, d in self._configured.items()}
+        self._backend = backend
+        self._unwatch = backend.watch_settings(self._changed)
+        for name in backend.topics():
+            self._learn(name)
         self._limits = ScheduleLimits(limits.delay_s_max * 1_000, limits.occurrences_max)
         self._lane = lane
         self._presence = presence
         self._random = random
         self._wall_ms = wall_ms
+
+    def close(self) -> None:
+        """Topics are watched no more."""
+        self._unwatch()
+
+    def _changed(self, key: str) -> None:
+        kind, _, name = key.partition("/")
+        if kind == "topic":
+            self._learn(name)
+
+    def _learn(self, name: str) -> None:
+        """What the topic speaks by now; names of a newer program mean nothing here."""
+        info = self._backend.topic(name)
+        known = () if info is None else [one for one in info.delay_dialects if one in DIALECTS]
+        spoken = dialects(known) if known else self._configured.get(name)
+        if spoken is not None:
+            self.spoken[name.encode()] = spoken
+        else:
+            self.spoken.pop(name.encode(), None)
 
     def read(
         self, topic: bytes, properties: Mapping[bytes, bytes]

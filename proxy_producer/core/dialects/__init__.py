@@ -20,14 +20,15 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ddmq_common.delay_order import ADD, SCHEDULE, DelayOrder
+from ddmq_common.names import DELAY_DIALECTS
 from ddmq_common.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from proxy_producer.core.dialects import amq, ours, rabbit, rocketmq
 from proxy_producer.core.dialects.wish import Wish, WrongValueError
 from proxy_producer.core.refusal import Refusal, illegal
 from proxy_producer.core.validation import delay_level
 
-_READERS = {"amq": amq, "rabbit": rabbit, "rocketmq": rocketmq, "ddmq": ours}
-DIALECTS = tuple(_READERS)
+DIALECTS = DELAY_DIALECTS
+_READERS = dict(zip(DIALECTS, (amq, rabbit, rocketmq, ours), strict=True))
 
 
 class Dialects(NamedTuple):

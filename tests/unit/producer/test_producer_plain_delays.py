@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from producer_delay_rig import TOPICS, DelayRig
 from producer_rig import Rig, message, until
@@ -84,6 +86,39 @@ class TestDialects:
     def test_a_dialect_that_nobody_speaks_is_refused_in_the_configuration(self):
         with pytest.raises(ValueError, match="klingon"):
             ProducerConfig(delay=DelayLimits(dialects={"orders": ("klingon",)}))
+
+
+class TestTopicsOwnDialects:
+    """What a topic says of itself, also while the proxy runs."""
+
+    def settle(self, rig, **changes):
+        info = replace(rig.backend.topic("orders"), **changes)
+        rig.backend.put_topic(info, rig.clock.monotonic() + 10).wait(10)
+
+    def test_from_the_start(self):
+        rig = DelayRig([replace(TOPICS[0], delay_dialects=("ddmq",)), *TOPICS[1:]])
+        rig.send(properties={b"deliver-after": b"5s"})
+        assert rig.order().due_ms == rig.clock.wall_ms() + 5_000
+
+    def test_switched_on_and_off_while_it_runs(self):
+        rig = DelayRig()
+        asked = {b"x-delay": b"5000"}
+        rig.send(properties=asked)
+        assert rig.records()[0].topic == "orders"
+        self.settle(rig, delay_dialects=("rabbit", "klingon"))
+        rig.send(properties=asked)
+        assert rig.records(2)[1].topic == DELAY_TOPIC
+        self.settle(rig, delay_dialects=())
+        rig.send(properties=asked)
+        assert rig.records(3)[2].topic == "orders"
+
+    def test_they_come_before_the_proxys(self, rig):
+        self.settle(rig, delay_dialects=("ddmq",))
+        rig.send(properties={b"x-delay": b"5000"})
+        assert rig.records()[0].topic == "orders"
+        self.settle(rig, delay_dialects=())
+        rig.send(properties={b"x-delay": b"5000"})
+        assert rig.records(2)[1].topic == DELAY_TOPIC
 
 
 class TestOldServers:

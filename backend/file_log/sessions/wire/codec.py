@@ -154,7 +154,7 @@ def decode_commit(body: Body) -> tuple[int, CommitBatch]:
 
 # --- topics, bounds, progress, capabilities
 
-TopicRow = tuple[str, int, int, int, bool, bool, str, int | None, str]
+TopicRow = tuple[str, int, int, int, bool, bool, str, int | None, str, tuple[str, ...]]
 BoundsRow = tuple[int, int]
 ViewRow = tuple[int | None, list[tuple[int, int]], dict[int, int], int, int]
 CapabilitiesRow = tuple[str, bool, bool, bool, bool, list[int], int, int, bytes, bool, bool]
@@ -173,16 +173,17 @@ def topic_row(i: TopicInfo) -> TopicRow:
     """A topic as it travels."""
     return (
         i.name, i.incarnation, i.queues, i.durability, i.readable, i.writable, i.delay, i.body_bytes_max,
-        i.source,
+        i.source, i.delay_dialects,
     )  # fmt: skip
 
 
 def topic_from(row: TopicRow) -> TopicInfo:
     """The topic that `row` stands for."""
-    name, incarnation, queues, durability, readable, writable, delay, body_bytes_max, source = row
+    name, incarnation, queues, durability, readable, writable, delay, body_bytes_max, source, dialects = row
     return TopicInfo(
-        name, incarnation, queues, Durability(durability), readable, writable, delay, body_bytes_max, source
-    )
+        name, incarnation, queues, Durability(durability), readable, writable, delay, body_bytes_max, source,
+        dialects,
+    )  # fmt: skip
 
 
 def decode_bounds(body: Body) -> list[Bounds | None]:
