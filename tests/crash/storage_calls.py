@@ -49,6 +49,7 @@ _ARM = {
     34: "mkdirat", 285: "copy", 71: "sendfile",
 }  # fmt: skip
 _MACHINES = {"x86_64": (317, 0xC000003E, _X86), "aarch64": (277, 0xC00000B7, _ARM)}
+_START_S = 60.0  # until a process calls
 _NO_NEW_PRIVILEGES, _WITH_FILTER, _NEW_LISTENER = 38, 1, 8
 _ALLOW, _ASK, _CONTINUE = 0x7FFF0000, 0x7FC00000, 1
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
@@ -143,13 +144,13 @@ class Storage:
         the seconds are over.
         """
         self._pid = pid
-        give_up = time.monotonic() + seconds
-        line.settimeout(seconds)
+        line.settimeout(_START_S)
         near, _ = line.accept()
         with near, line:
-            near.settimeout(seconds)
+            near.settimeout(_START_S)
             _, [listener], _, _ = socket.recv_fds(near, 1, 1)
             near.send(b"1")
+        give_up = time.monotonic() + seconds
         ready = select.poll()
         ready.register(listener, select.POLLIN)
         try:
