@@ -145,7 +145,7 @@ def test_a_stream_goes_on_where_its_checkpoint_says(
 def test_a_stream_that_is_killed_and_goes_on_has_every_message_once(
     source: SparkSession, server: RealServer, tmp_path: Path
 ) -> None:
-    send(server, "killed", 3_000)
+    send(server, "killed", 1_500)
     at = tmp_path / "at"
     command = [sys.executable, "-m", "tests.spark.stream_to_files", consumers(server), "killed"]
     command += [str(tmp_path / "out"), str(at), "100"]
@@ -155,7 +155,7 @@ def test_a_stream_that_is_killed_and_goes_on_has_every_message_once(
     def in_mid_batch() -> bool:
         assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
         begun, done = (len(list((at / name).glob("[0-9]*"))) for name in ("offsets", "commits"))
-        return begun > done >= 3
+        return begun > done >= 1
 
     try:
         until(in_mid_batch, "a batch that is begun and not committed", PATIENCE_S)
@@ -163,7 +163,7 @@ def test_a_stream_that_is_killed_and_goes_on_has_every_message_once(
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     done = len(list((at / "commits").glob("[0-9]*")))
-    assert done < 30, "there was something left"
+    assert done < 15, "there was something left"
     frame = stream(source, server, "killed", startingOffsets="first", maxMessagesPerTrigger=2_000)
     finish(
         frame.selectExpr("queue", "offset", "cast(value as string) as value")
@@ -172,8 +172,8 @@ def test_a_stream_that_is_killed_and_goes_on_has_every_message_once(
         .option("checkpointLocation", str(at))
     )
     rows = source.read.schema("queue int, offset long, value string").json(str(tmp_path / "out")).collect()
-    assert Counter(int(row.value) for row in rows) == dict.fromkeys(range(3_000), 1)
-    assert len({(row.queue, row.offset) for row in rows}) == 3_000
+    assert Counter(int(row.value) for row in rows) == dict.fromkeys(range(1_500), 1)
+    assert len({(row.queue, row.offset) for row in rows}) == 1_500
 
 
 def test_what_is_written_can_be_read_with_its_place_in_the_write(
