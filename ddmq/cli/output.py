@@ -53,6 +53,8 @@ def cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.1f}"
+    if isinstance(value, list):
+        return ", ".join(map(cell, value)) or "–"
     return str(value)
 
 

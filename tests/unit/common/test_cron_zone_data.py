@@ -1,0 +1,22 @@
+"""A machine without time zone data of its own: crons work, with the package's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_zones_are_known_without_the_machines_data() -> None:
+    code = "from ddmq_common.cron import Cron; print(Cron.of('0 9 * * 1-5', 'Asia/Shanghai').next_ms(0))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONTZPATH": ""},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.stdout.strip() == str(1 * 3_600_000), ran.stderr  # Thursday, 9:00 in Shanghai
