@@ -13,7 +13,7 @@ key is, and removes whole ranges instead of keys. Rules:
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 KNOWN_MAX = 65_536
@@ -74,9 +74,12 @@ class Front:
         """These keys live from now on."""
         if not keys or min(keys) >= self._horizon:
             return
-        fresh = [key for key in keys if key < self._horizon]
+        fresh = sorted(key for key in keys if key < self._horizon)
         self._dead.difference_update(fresh)
-        if len(fresh) < FEW:
+        place = bisect_left(self._known, fresh[0], self._head)
+        if place == bisect_right(self._known, fresh[-1], place):
+            self._known[place:place] = fresh  # side by side, as a storm comes in
+        elif len(fresh) < FEW:
             for key in fresh:
                 self._insert(key)
         else:
