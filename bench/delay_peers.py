@@ -1,4 +1,4 @@
-"""Delays side by side: we, a Redis sorted set, RabbitMQ (TTL and dead-letter exchange), beanstalkd; same load.
+"""Delays side by side: we, a Redis sorted set, RabbitMQ (TTL, dead-letter exchange), beanstalkd; same load.
 
 20,000 messages of 1 KiB due evenly over 20 s, sent beforehand in the order of their due times; then a storm
 of 20,000 due at one moment. Every system makes what it takes durable before it answers (Redis: appendfsync

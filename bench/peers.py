@@ -73,7 +73,7 @@ class Peer(ABC):
     name: ClassVar[str]
     program: ClassVar[str] = ""
     package: ClassVar[str] = ""
-    sends_per_s: ClassVar[int] = 2_000
+    sends_per_s: ClassVar[int] = 1_000
 
     def __init__(self, folder: Path) -> None:
         """Start it, with its files in a folder of its own in `folder`."""
@@ -129,9 +129,7 @@ class Ours(Peer):
             delay_rig.delay_add(self.topic, stamped(due_ms, body), due_ms, str(uuid.uuid4()).encode())
             for due_ms in (int(due * 1e3) for due in dues)
         )
-        before = delay_rig.pending(self.rig.service)
         delay_rig.send(self.rig.server, requests)
-        delay_rig.wait_stored(self.rig.service, before + len(dues), len(dues))
 
     def receive(self) -> list[bytes]:
         bodies = []
