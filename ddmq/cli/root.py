@@ -28,6 +28,11 @@ COMMANDS = {
     "tail": ("ddmq.cli.pull", "tail", "Watch a topic without taking anything."),
     "stats": ("ddmq.cli.stats", "stats", "Rates, lag and what is in flight; live with --watch."),
     "lag": ("ddmq.cli.lag", "lag", "How far behind groups are, and for how long; live with --watch."),
+    "report": (
+        "ddmq.cli.report",
+        "report",
+        "How messages flowed: HTML with charts, and in short.",
+    ),
     "message": ("ddmq.cli.message", "message", "Find messages by id, key, offset or time."),
     "delay": ("ddmq.cli.delay", "delay", "Later deliveries: add, list, cancel, move, back up."),
     "dlq": ("ddmq.cli.dlq", "dlq", "Dead letters: list, show, resend, purge."),

@@ -21,6 +21,7 @@ from ddmq.cli.admin_client import AdminClient
 from ddmq.demo import library
 from ddmq.demo.library import LibraryFile
 from ddmq.demo.module_order import ModuleOrder
+from ddmq.demo.reported import Counted
 from ddmq.demo.sending import GIVE_UP_S, Parcel, Sent, send_all
 from ddmq.demo.telling import say, tell
 from ddmq.demo.typed import Typed
@@ -155,6 +156,15 @@ class OrderedAct:
             and self._letters() == len(self._damaged) == 0
             and self._during > 0
         )
+
+    def counted(self) -> Counted:
+        """What this act's clients saw, to be found again in the report of the run."""
+        order, sent = self._order, self._sent
+        return Counted(
+            TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms,
+            delivered=order.deliveries, finished=order.deliveries - order.failures, failed=order.failures,
+            dead=self._died,
+        )  # fmt: skip
 
     # --- what the server says
 

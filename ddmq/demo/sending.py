@@ -31,6 +31,7 @@ class Sent:
 
     acknowledged: dict[str, str] = field(default_factory=dict)  # path → checksum
     latencies_ms: list[float] = field(default_factory=list)
+    answered_ms: list[int] = field(default_factory=list)  # wall clock
     sent_again: int = 0
     body_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -40,6 +41,7 @@ class Sent:
         with self.lock:
             self.acknowledged[file.path] = digest
             self.latencies_ms.append((time.monotonic() - began) * 1000)
+            self.answered_ms.append(time.time_ns() // 1_000_000)
             self.body_bytes += file.size
 
 

@@ -12,6 +12,7 @@ from ddmq.address import Address, parse
 from ddmq_common.errors import RemoteError
 
 READY_WITHIN_S = 30.0
+CONFIG = "process_name: demo\nsamples:\n  interval_ms: 500\n"
 
 
 class DemoServer:
@@ -27,12 +28,20 @@ class DemoServer:
         """Blocks until `ready`; returns the seconds it took."""
         began = time.monotonic()
         command = [sys.executable, "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
+        command += ["--config", str(self._config())]
         for part in ("producer", "consumer", "admin"):
             command += [f"--{part}", str(self.addresses.get(part, Address("127.0.0.1", 0)))]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         self._read_ready(self._process)
         return time.monotonic() - began
+
+    def _config(self) -> Path:
+        """A folder with the demo's settings: a name, and samples often, because the demo is short."""
+        folder = self.data_dir.with_suffix(".conf")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "ddmq.yaml").write_text(CONFIG)
+        return folder
 
     def _read_ready(self, process: subprocess.Popen[str]) -> None:
         watchdog = threading.Timer(READY_WITHIN_S, process.kill)

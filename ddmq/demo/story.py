@@ -17,6 +17,7 @@ import click
 from ddmq.demo import library
 from ddmq.demo.library import LibraryFile
 from ddmq.demo.ordered import OrderedAct
+from ddmq.demo.reported import Counted
 from ddmq.demo.sending import GIVE_UP_S, Parcel, Sent, send_all
 from ddmq.demo.server import DemoServer
 from ddmq.demo.telling import say, tell
@@ -85,6 +86,8 @@ class Story:
         self._typed = Typed()
         self._killed = threading.Event()
         self._restart_s = 0.0
+        self.killed_ms = 0  # wall clock, when the killed server was up again
+        self.counted: list[Counted] = []  # by act, what the report of the run is compared with
 
     def run(self) -> bool:
         """True when everything was proven."""
@@ -97,7 +100,16 @@ class Story:
             say(f"left out: {len(rest)} files that are empty or over 2 MiB")
         stored = self._first_act(fit)
         say("ACT TWO: every module in order, while one of them fails")
-        return OrderedAct(self.server.addresses, fit, self._typed).run() and stored
+        act = OrderedAct(self.server.addresses, fit, self._typed)
+        ordered = act.run()
+        self.counted = [self._counted(), act.counted()]
+        return ordered and stored
+
+    def _counted(self) -> Counted:
+        sent, deliveries = self.sent, sum(self.received.by_consumer.values())
+        return Counted(
+            TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms, deliveries, deliveries, 0, 0
+        )
 
     def _first_act(self, files: list[LibraryFile]) -> bool:
         self._typed(f"topic create {TOPIC}")
@@ -128,6 +140,7 @@ class Story:
         say(f"kill -9 after {count:,} acknowledged files, while the others are on their way")
         self.server.kill()
         self._restart_s = self.server.start()
+        self.killed_ms = time.time_ns() // 1_000_000
         say(f"started again, ready after {self._restart_s:.2f} s")
 
     def _prove(self, files: int, send_s: float, consume_s: float) -> bool:

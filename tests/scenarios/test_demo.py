@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -23,12 +24,23 @@ def fact(said: str, name: str, act: int) -> str:
     return str(re.findall(rf"^  {name} +(.*)$", said, re.MULTILINE)[act - 1])
 
 
+def number(shown: str) -> int:
+    """The first one in `2,418 of 2,418 files`."""
+    return int(shown.split()[0].replace(",", ""))
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 30)
 def test_the_demo_proves_and_its_commands_are_true(
-    server: RealServer, monkeypatch: pytest.MonkeyPatch
+    server: RealServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    page = tmp_path / "report.html"
     ended = subprocess.run(
-        ddmq_command("demo"), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        ddmq_command("demo", "--report", str(page)),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     said = ended.stdout
     assert ended.returncode == 0, said + ended.stderr
@@ -39,6 +51,12 @@ def test_the_demo_proves_and_its_commands_are_true(
     assert '"json"' in said
     assert "broken on purpose" in said
     assert re.search(r"^resent \d+ to modules$", said, re.MULTILINE)
+    assert "the report's numbers are those the demo counted" in said
+    assert f"open it: {page}" in said
+    tiles = dict(re.findall(r'"tile"><span class="soft">([^<]+)</span><b>([^<]+)</b>', page.read_text()))
+    finished, died = number(fact(said, "acknowledged", 2)), number(fact(said, "dead letters", 2))
+    assert number(tiles["dead letters"]) == died
+    assert number(tiles["acknowledged"]) >= 2 * finished
 
     commands = re.findall(r"^\$ ddmq (.*)$", said, re.MULTILINE)
     assert len(commands) == len(TYPED)

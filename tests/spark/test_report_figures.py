@@ -143,6 +143,14 @@ def test_processes_and_rejects_are_told(tmp_path: Path) -> None:
     assert "4 sample lines not understood" in said
 
 
+def test_one_that_started_again_without_a_last_word_vanished(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(60), at(65), ended="running", instance="1" * 16)
+    writer.process(at(66), at(70), ended="running", instance="2" * 16)
+    (process,) = report(writer.write(), 60, 70).processes
+    assert process.vanished_ms == [ms(65)]
+
+
 def test_an_instance_is_what_its_last_day_says(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.process(at(1400), at(1439), ended="running")

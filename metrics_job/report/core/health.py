@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from metrics_job.report.core.material import Row
 
 VANISHED = "vanished"
+STOPPED = "last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,17 @@ def _process(name: str, rows: list[Row]) -> ProcessFacts:
         first_ms=min(row["first_seen"] for row in rows),
         last_ms=max(row["last_seen"] for row in rows),
         starts=len(ends),
-        vanished_ms=[row["last_seen"] for row in ends.values() if row["ended"] == VANISHED],
+        vanished_ms=[row["last_seen"] for row in ends.values() if _vanished(row, ends.values())],
         missing=sum(int(row["missing"] or 0) for row in rows),
         duplicates=sum(int(row["duplicates"] or 0) for row in rows),
         longest_gap_s=max(float(row["longest_gap_s"] or 0) for row in rows),
         clock_steps=sum(int(row.get("clock_steps") or 0) for row in rows),
         ended=list(ends.values())[-1]["ended"],
     )
+
+
+def _vanished(row: Row, all_of_name: Iterable[Row]) -> bool:
+    """Said so, or started again under the same name without having said that it stops."""
+    if row["ended"] == STOPPED:
+        return False
+    return row["ended"] == VANISHED or any(other["first_seen"] >= row["last_seen"] for other in all_of_name)

@@ -1,0 +1,136 @@
+"""`ddmq report`: the samples of the proxies as one HTML file, and in short here.
+
+Spark and the charts are the extra `spark`; they are imported only when the report is made.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddmq.cli.output import hint, json_option, print_json
+from ddmq.moments import DURATION_ALLOWED, duration
+
+if TYPE_CHECKING:
+    from metrics_job.report.core.facts import Report
+
+NEEDED = ("pyspark", "pyarrow", "plotly")
+
+
+@click.command()
+@click.option(
+    "--samples",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the sample files (default: where the configuration has them, DATA_DIR/metrics).",
+)
+@click.option(
+    "--out",
+    default="ddmq-report.html",
+    show_default=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The HTML file; it needs nothing else to be opened.",
+)
+@click.option("--since", metavar="DURATION", help="So far back: 1h, 7d (default: everything there is).")
+@click.option(
+    "--tables",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the job keeps its Parquet tables (default: SAMPLES-tables beside the samples).",
+)
+@click.option("--no-job", is_flag=True, help="Use the tables as they are: something else runs the job.")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path, file_okay=False), help="As in `ddmq serve` (default: data)."
+)
+@click.option(
+    "--config", "config_dir", type=click.Path(path_type=Path, file_okay=False), help="As in `ddmq serve`."
+)
+@json_option
+def report(
+    samples: Path | None,
+    out: Path,
+    since: str | None,
+    tables: Path | None,
+    no_job: bool,
+    data_dir: Path | None,
+    config_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """How messages flowed, where they waited, what was late, and what somebody should look at.
+
+    Runs the Spark job over the samples (the first second of it is a Java that starts; a laptop will do),
+    writes one HTML file with charts and prints the short form. docs/report.md tells how to read it.
+    """
+    since_ms = None if since is None else _ago(since)
+    found = samples or samples_folder(config_dir, data_dir)
+    made = make_report(found, tables or tables_folder(found), out, since_ms, with_job=not no_job)
+    if as_json:
+        from metrics_job.report.core.summary import summary
+
+        print_json({**summary(made), "html": str(out)})
+        return
+    show(made)
+    click.echo(f"the whole report: {out.resolve()}")
+
+
+def make_report(
+    samples: Path, tables: Path, out: Path, since_ms: int | None, *, with_job: bool = True
+) -> Report:
+    """Run the job over what is needed, write the HTML file. Raises ClickException, DdmqError."""
+    need_packages()
+    from metrics_job.report.run import make_tables, read_report, write_page
+
+    now_ms = time.time_ns() // 1_000_000
+    if with_job:
+        make_tables(_job, samples, tables, since_ms, now_ms)
+    made = read_report(tables, since_ms, now_ms)
+    write_page(made, out, now_ms)
+    return made
+
+
+def _job(samples: Path, tables: Path, from_ms: int, to_ms: int) -> None:
+    from metrics_job.batch import run_batch
+
+    hint(f"running the job over {samples}; tables go to {tables}")
+    run_batch(samples, tables, from_ms, to_ms)
+
+
+def show(made: Report) -> None:
+    """The short form on standard output; wide when that is not a terminal."""
+    from rich.console import Console
+
+    from metrics_job.report.terminal import print_report
+
+    print_report(made, Console() if sys.stdout.isatty() else Console(width=160))
+
+
+def need_packages() -> None:
+    """Raises ClickException that says what to install."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"the report needs {', '.join(missing)}, not installed here: pip install 'ddmq-proxy[spark]'"
+        )
+
+
+def samples_folder(config_dir: Path | None, data_dir: Path | None) -> Path:
+    """Where a server of that configuration writes its samples. Raises ConfigError."""
+    from ddmq.server.config import load_folder
+
+    serve = load_folder(config_dir).serve
+    return serve.samples.dir or (data_dir or serve.data_dir) / "metrics"
+
+
+def tables_folder(samples: Path) -> Path:
+    """Beside the samples."""
+    return samples.with_name(f"{samples.name}-tables")
+
+
+def _ago(since: str) -> int:
+    try:
+        return time.time_ns() // 1_000_000 - duration(since)
+    except ValueError as error:
+        raise click.UsageError(f"--since {since!r}: allowed: {DURATION_ALLOWED}") from error

@@ -1,0 +1,132 @@
+"""The end of the demo: the report of its own run, compared number by number with what its clients counted.
+
+What the servers counted and the report adds up must be what the clients saw. One thing cannot be known: what
+the killed server counted after its last sample, half a second at most, died with it. So of the topic that was
+sent to when the server was killed, the report may lack as many sends as were answered since that sample, and
+may have more by those whose answers were lost in the kill, which may be stored and delivered twice. All
+else must be equal.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from ddmq.cli.report import NEEDED, make_report, show, tables_folder
+from ddmq.demo.telling import say
+from ddmq_common.errors import DdmqError
+
+if TYPE_CHECKING:
+    from metrics_job.report.core.facts import Report
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the clients of one topic counted; `answered_ms` are the wall times of the answers to sends."""
+
+    topic: str
+    acknowledged: int
+    sent_again: int
+    answered_ms: list[int]
+    delivered: int
+    finished: int
+    failed: int
+    dead: int
+
+
+class Compared(NamedTuple):
+    """One number of the report beside what is possible by the clients' count."""
+
+    what: str
+    reported: int
+    counted: int
+    low: int
+    high: int
+
+    @property
+    def same(self) -> bool:
+        return self.low <= self.reported <= self.high
+
+
+def report_of_the_run(data_dir: Path, out: Path, counted: list[Counted], killed_ms: int) -> bool:
+    """Make, show and compare the report. True when the numbers are the same, or there is no Spark here."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        say(f"no report of this run: {', '.join(missing)} missing; pip install 'ddmq-proxy[spark]'")
+        return True
+    say("the report of this run: Spark reads what the servers counted")
+    samples = data_dir / "metrics"
+    try:
+        made = make_report(samples, tables_folder(samples), out, None)
+    except DdmqError as error:
+        raise click.ClickException(f"no report of this run: {error}") from error
+    show(made)
+    same = tell(compared(made, counted, killed_ms))
+    say(f"open it: {out.resolve()}")
+    return same
+
+
+def compared(made: Report, counted: list[Counted], killed_ms: int) -> list[Compared]:
+    """Every number that both sides have."""
+    sampled = [seen for process in made.processes for seen in process.vanished_ms]
+    last_sample_ms = max((seen for seen in sampled if seen <= killed_ms), default=0)
+    found = []
+    for seen in counted:
+        totals = made.topics.get(seen.topic)
+        if totals is None:
+            return [Compared(f"{seen.topic}: anything", 0, 1, 1, 1)]
+        unsampled = sum(last_sample_ms <= answered for answered in seen.answered_ms if answered <= killed_ms)
+        found += [
+            Compared(
+                f"{seen.topic}: sent",
+                totals.sent,
+                seen.acknowledged,
+                seen.acknowledged - unsampled,
+                seen.acknowledged + seen.sent_again,
+            ),
+            Compared(
+                f"{seen.topic}: delivered",
+                totals.delivered,
+                seen.delivered,
+                seen.delivered,
+                seen.delivered + seen.sent_again,
+            ),
+            exact(f"{seen.topic}: acknowledged", totals.acked, seen.finished),
+            exact(f"{seen.topic}: failed", totals.failed, seen.failed),
+            exact(f"{seen.topic}: dead letters", totals.dead_lettered, seen.dead),
+        ]
+    return found
+
+
+def exact(what: str, reported: int, counted: int) -> Compared:
+    """One that must be equal."""
+    return Compared(what, reported, counted, counted, counted)
+
+
+def tell(rows: list[Compared]) -> bool:
+    """Each number with what the clients counted; True when all are the same."""
+    for row in rows:
+        click.echo(f"  {row.what:<24} {row.reported:>7,} {_beside(row)}")
+    same = all(row.same for row in rows)
+    say("the report's numbers are those the demo counted" if same else "NOT THE SAME NUMBERS: see above")
+    return same
+
+
+def _beside(row: Compared) -> str:
+    if row.reported == row.counted:
+        return "as counted"
+    if not row.same:
+        return f"BUT COUNTED {row.counted:,}"
+    if row.reported < row.counted:
+        lost, bound = row.counted - row.reported, row.counted - row.low
+        return (
+            f"of {row.counted:,} counted: {lost:,} of the {bound:,} answered after the killed server's last "
+            "sample died with it"
+        )
+    return (
+        f"and {row.counted:,} counted: {row.reported - row.counted:,} more whose answers the kill prevented"
+    )
