@@ -28,21 +28,22 @@ UNKNOWN_VERSION, CORRUPT_LINE, UNKNOWN_METRIC, BAD_VALUE = (
     "unknown metric",
     "bad value",
 )
+FILES = "*.jsonl"
 READER_OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": CORRUPT,
-    "pathGlobFilter": "*.jsonl",
+    "pathGlobFilter": FILES,
     "encoding": "UTF-8",
 }
 
 
-def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """Every line below `paths` (folders or patterns) with its file, kind and the reason to refuse it.
+def read_lines(spark: SparkSession, paths: list[str], names: str = FILES) -> DataFrame:
+    """Every line of the files in `paths` called `names`, with its file, kind and the reason to refuse it.
 
     Files whose name starts with a dot are being written: Spark leaves them out. `reason` is null for good
     lines. The line's own text is there only where it could not be read.
     """
-    lines = spark.read.schema(line_schema()).options(**READER_OPTIONS).json(paths)
+    lines = spark.read.schema(line_schema()).options(**READER_OPTIONS | {"pathGlobFilter": names}).json(paths)
     return lines.withColumn(FILE, F.col("_metadata.file_path")).transform(classified)
 
 
@@ -104,7 +105,7 @@ def _bad_number() -> Column:
 def _bad_buckets() -> Column:
     buckets, counts, total = F.col("buckets"), F.col("counts"), F.col("sum")
     sizes = total.isNull() | buckets.isNull() | counts.isNull() | (F.size(buckets) != F.size(counts))
-    wrong = (F.array_min(buckets) < 0) | (F.array_max(buckets) >= BUCKETS) | (F.array_min(counts) < 0)
+    wrong = (F.array_min(buckets) < 0) | (F.array_max(buckets) >= BUCKETS) | (F.array_min(counts) <= 0)
     return sizes | F.isnan(total) | (F.size(buckets) == 0) | wrong
 
 

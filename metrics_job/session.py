@@ -60,10 +60,13 @@ exec '{java}' "$@"
 
 
 def session(name: str = "ddmq-metrics", master: str | None = None, **settings: str) -> SparkSession:
-    """The session of this process, made on first use. `master` None: spark-submit's, else all cores here.
+    """The session of this process, made by the first call. `master` None: spark-submit's, else all cores here.
 
     `settings`: further Spark settings, dots written as "__". Raises ConfigError when there is no Java.
     """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
     builder = SparkSession.builder.appName(name)
     wanted = dict(ALWAYS)
     if GATEWAY not in os.environ:

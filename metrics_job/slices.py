@@ -1,10 +1,10 @@
 """Slices: what one process added to one series in one minute. Everything else is made from them.
 
 The lines are read once. Each good line gives one row for its number (a histogram's is its sum) and one for
-each of its buckets; rows are added up by minute, series and `block`, 64 sequence numbers that share it. `seen`
-is the set of sequence numbers of the block as bits, so that `lines` different from its size shows that a line
-was there twice (metrics_job.duplicates). Rows of buckets carry no names, only the ids of their series: they
-are many, and their names are the same as those of the sum's row.
+each of its buckets; rows are added up by minute, series and `block`, 64 sequence numbers that share it.
+`seen` is the set of sequence numbers of the block as bits, so that `lines` different from its size shows that
+a line was there twice (metrics_job.duplicates). Rows of buckets carry no names, only the ids of their series:
+they are many, and their names are the same as those of the sum's row.
 
 An id is a 64-bit hash of the names; `series` has the instance in it, `lane` the process, `merged` neither.
 Refused lines travel along as rows of the kind `reject`: `metric` is the reason, `detail` the file.
@@ -18,8 +18,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from metrics_job.read import FILE, KIND, REASON, key_columns
+from metrics_job.tables import PARTITION
 
 MINUTE_MS = 60_000
+DAY_MINUTES = 24 * 60
 BLOCK = 64
 SUM = -1  # in `bucket`: the row of the line's own number
 NAMES = ("metric", "process", "instance", "topic", "group", "detail")
@@ -53,7 +55,7 @@ def _named(lines: DataFrame) -> DataFrame:
     copies = F.col(COPIES) if COPIES in lines.columns else F.lit(1).cast("long")
     return lines.select(
         F.when(refused, "reject").otherwise(F.col(KIND)).alias("kind"),
-        F.when(~refused, F.floor(F.col("to") / MINUTE_MS)).alias("minute"),
+        F.when(~refused, F.floor(F.col("to") / MINUTE_MS)).otherwise(_day_given(lines)).alias("minute"),
         F.xxhash64("instance", "process", *who).alias("series"),
         F.xxhash64("process", *who).alias("lane"),
         F.xxhash64(*who).alias("merged"),
@@ -69,6 +71,13 @@ def _named(lines: DataFrame) -> DataFrame:
         "counts",
         copies.alias(COPIES),
     )
+
+
+def _day_given(lines: DataFrame) -> Column:
+    """The first minute of the day that the lines say they belong to; null where they do not say."""
+    if PARTITION not in lines.columns:
+        return F.lit(None).cast("long")
+    return F.unix_date(PARTITION).cast("long") * DAY_MINUTES
 
 
 def _contributions(named: DataFrame) -> DataFrame:
@@ -119,6 +128,8 @@ def names(made: DataFrame, key: str) -> DataFrame:
     wanted = {"series": NAMES, "lane": ("metric", "process", "topic", "group", "detail")}.get(
         key, ("metric", "topic", "group", "detail")
     )
-    return made.filter(F.col("kind") == "histogram").groupBy(key).agg(
-        *(F.any_value(name).alias(name) for name in wanted)
+    return (
+        made.filter(F.col("kind") == "histogram")
+        .groupBy(key)
+        .agg(*(F.any_value(name).alias(name) for name in wanted))
     )

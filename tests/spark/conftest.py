@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this folder: starting one takes longer than most of them."""
+"""One Spark session for all of them: small, on two cores, gone when the run ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from metrics_job.session import session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two cores, two shuffle partitions; its settings are those of the job."""
-    made = session("tests", master="local[2]", spark__sql__shuffle__partitions="2")
+    """The session of this test run; leave its settings as they are."""
+    made = session(
+        "tests", master="local[2]", spark__sql__shuffle__partitions="2", spark__driver__memory="1g"
+    )
     yield made
     made.stop()

@@ -1,0 +1,154 @@
+"""The batch job: samples of whole days in, their tables out, replaced. Streaming may use it for its days.
+
+Everything is made from slices (one reading of the files, persisted) and from tables made before. The job may
+be repeated, on the same range or on one that overlaps: the dates it covers are replaced, nothing else is
+touched. A date of which no sample folder is left (retention) keeps its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from metrics_job.duplicates import Read, without_duplicates
+from metrics_job.folders import Days, Folders, Hour, days_of
+from metrics_job.read import FILES, read_lines
+from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
+from metrics_job.session import session
+from metrics_job.slices import in_range, slices
+from metrics_job.tables import (
+    ANOMALIES_HOUR,
+    COUNTERS_HOUR,
+    COUNTERS_MINUTE,
+    GAUGES_HOUR,
+    GAUGES_MINUTE,
+    LAG_MINUTE,
+    LATENCIES_HOUR,
+    LATENCIES_MINUTE,
+    PARTITION,
+    PROCESSES,
+    RATIOS_HOUR,
+    REJECTS,
+    SLO_DAY,
+)
+from metrics_job.write import Store
+
+REJECTED_FILES_MAX = 200  # of so many files the lines are read again for an example
+
+
+class Input(NamedTuple):
+    """The lines of a run. `hours`: its folders, if it has any; `read`: lines of paths."""
+
+    lines: DataFrame
+    hours: Sequence[Hour]
+    read: Read
+
+
+def run_batch(
+    samples: Path | str,
+    out: Path | str,
+    from_ms: int | None = None,
+    to_ms: int | None = None,
+    config: Path | None = None,
+    spark: SparkSession | None = None,
+) -> list[date]:
+    """Tables of every UTC day that [from_ms, to_ms) touches (None: open) and that has samples; these days.
+
+    `config`: a folder with slo.yaml. Raises ConfigError when `samples` is not there or the range is empty.
+    """
+    wanted, goals = days_of(from_ms, to_ms), objectives.load_objectives(config)
+    spark = spark or session()
+    hours = Folders(spark).hours(str(samples), wanted)
+    days = sorted({hour.start.date() for hour in hours if wanted.hold(hour.start.date())})
+    if days:
+        whole = Days(days[0], days[-1] + timedelta(days=1))
+
+        def read(paths: list[str], names: str) -> DataFrame:
+            return read_lines(spark, paths, names).transform(
+                lambda lines: in_range(lines, whole.from_ms, whole.to_ms)
+            )
+
+        lines = read([hour.path for hour in hours], FILES)
+        write_tables(spark, str(out), Input(lines, hours, read), days, goals)
+    return days
+
+
+def roll_up(
+    spark: SparkSession, out: str, config: Path | None = None
+) -> Callable[[DataFrame, list[date]], None]:
+    """For streaming: tables of days from all their lines, classified, with file and date."""
+    goals = objectives.load_objectives(config)
+
+    def replace(lines: DataFrame, days: list[date]) -> None:
+        write_tables(spark, out, Input(lines, (), lambda paths, names: lines), sorted(days), goals)
+
+    return replace
+
+
+def write_tables(
+    spark: SparkSession,
+    out: str,
+    given: Input,
+    days: Sequence[date],
+    goals: dict[str, objectives.Objective],
+) -> None:
+    """Every table of these days, from all their lines."""
+    kept: list[DataFrame] = []
+
+    def keep(rows: DataFrame) -> DataFrame:
+        kept.append(rows.persist(StorageLevel.MEMORY_AND_DISK))
+        return rows
+
+    store, raw = Store(spark, out, days), keep(slices(given.lines))
+    made = without_duplicates(raw, given.hours, given.read, keep)
+    try:
+        _write_series(store, made, keep)
+        _write_health(store, made, given)
+        _write_judged(store, days, goals)
+    finally:
+        for rows in kept:
+            rows.unpersist()
+
+
+def _write_series(store: Store, made: DataFrame, keep: Callable[[DataFrame], DataFrame]) -> None:
+    counters, gauges = keep(numbers.counters_minute(made)), keep(numbers.gauges_minute(made))
+    buckets = keep(latencies.bucket_minutes(made))
+    store.write(COUNTERS_MINUTE, counters)
+    store.write(COUNTERS_HOUR, numbers.counters_hour(counters, made))
+    store.write(GAUGES_MINUTE, gauges)
+    store.write(GAUGES_HOUR, numbers.gauges_hour(gauges))
+    store.write(LATENCIES_MINUTE, latencies.latencies(buckets, made))
+    store.write(LATENCIES_HOUR, latencies.latencies(latencies.bucket_hours(buckets), made))
+    store.write(LAG_MINUTE, groups.lag_minute(gauges, counters))
+
+
+def _write_health(store: Store, made: DataFrame, given: Input) -> None:
+    store.write(PROCESSES, processes.processes(made))
+    refused = processes.rejects(made).persist()
+    paths = [row["path"] for row in refused.select("path").distinct().limit(REJECTED_FILES_MAX).collect()]
+    examined = given.read(paths, FILES) if paths else given.lines.limit(0)
+    store.write(REJECTS, processes.with_examples(refused, examined))
+    refused.unpersist()
+
+
+def _write_judged(store: Store, days: Sequence[date], goals: dict[str, objectives.Objective]) -> None:
+    """What compares hours: with what was promised, and with former weeks; from the tables as written."""
+    day = F.col(PARTITION)
+    all_counters, all_latencies = store.read(COUNTERS_HOUR), store.read(LATENCIES_HOUR)
+    counters, slow = all_counters.filter(day.isin(list(days))), all_latencies.filter(day.isin(list(days)))
+    store.write(RATIOS_HOUR, groups.ratios_hour(counters))
+    judged = objectives.slo_day(counters, slow, goals)
+    if judged is not None:
+        store.write(SLO_DAY, judged)
+    history = sorted({one - timedelta(weeks=week) for one in days for week in range(1, anomalies.WEEKS + 1)})
+    former = anomalies.hour_values(
+        all_counters.filter(day.isin(history)), all_latencies.filter(day.isin(history))
+    )
+    now, hours = anomalies.hour_values(counters, slow), counters.select("start").distinct()
+    store.write(ANOMALIES_HOUR, anomalies.anomalies_hour(now, former, hours))

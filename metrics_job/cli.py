@@ -1,0 +1,128 @@
+"""The command line: `python -m metrics_job batch|stream|report`, the same under spark-submit."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from ddmq_common.errors import ConfigError
+
+_DIGITS = re.compile(r"-?\d+\Z")
+
+
+class Moment(click.ParamType):
+    """A day, a time (UTC unless it says otherwise) or epoch milliseconds; gives epoch milliseconds."""
+
+    name = "TIME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if _DIGITS.match(text):
+            return int(text)
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self.fail(f"{text!r} is no time; write 2026-11-21, 2026-11-21T12:00 (UTC) or epoch milliseconds")
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return int(aware.timestamp() * 1000)
+
+
+samples_option = click.option(
+    "--samples", required=True, metavar="DIR", help="The folder the processes write to; a path or a URL."
+)
+out_option = click.option("--out", required=True, metavar="DIR", help="Where the tables go; a path or a URL.")
+config_option = click.option(
+    "--config",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with slo.yaml; without one, built-in objectives hold.",
+)
+
+
+@click.group()
+def commands() -> None:
+    """Metrics samples into tables, with Spark: rollups, lag, objectives, anomalies (docs/metrics-job.md)."""
+
+
+@commands.command()
+@samples_option
+@out_option
+@click.option("--from", "from_ms", type=Moment(), help="Begin of the range; its whole UTC day is computed.")
+@click.option("--to", "to_ms", type=Moment(), help="End of the range, exclusive; rounded up to whole days.")
+@config_option
+def batch(samples: str, out: str, from_ms: int | None, to_ms: int | None, config: Path | None) -> None:
+    """Compute the tables of whole days, replacing those that are there.
+
+    Without --from and --to: of every day that has samples.
+    """
+    from metrics_job.batch import run_batch
+
+    days = run_batch(samples, out, from_ms, to_ms, config)
+    if days:
+        click.echo(f"tables of {len(days)} days, {days[0]} to {days[-1]}, in {out}")
+    else:
+        click.echo(f"no samples in {samples} in that range; nothing written")
+
+
+@commands.command()
+@samples_option
+@out_option
+@click.option("--checkpoint", default="", metavar="DIR", help="Where the query remembers what it took in.")
+@click.option("--late-hours", default=6.0, show_default=True, help="Lines later than this are refused.")
+@click.option("--every", "every_s", default=60.0, show_default=True, help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Take in what is there, then end.")
+@config_option
+def stream(
+    samples: str,
+    out: str,
+    checkpoint: str,
+    late_hours: float,
+    every_s: float,
+    once: bool,
+    config: Path | None,
+) -> None:
+    """Keep the tables up to date while files arrive, until SIGTERM; start again to go on."""
+    from metrics_job import batch as job
+    from metrics_job import stream as streaming
+    from metrics_job.session import session
+
+    spark = session()
+    what = streaming.Streaming(samples, out, checkpoint, late_hours, every_s, once)
+    stopping = threading.Event() if once else streaming.stop_on_signals()
+    streaming.run(spark, what, job.roll_up(spark, out, config), stopping)
+
+
+@commands.command()
+@click.option("--out", "tables", required=True, metavar="DIR", help="The folder with the tables.")
+@click.option("--html", default="ddmq-report.html", show_default=True, help="The page to write.")
+@click.option("--from", "from_ms", type=Moment(), help="Begin of what is shown; default: all there is.")
+def report(tables: str, html: str, from_ms: int | None) -> None:
+    """One page with charts from tables that were made before; `ddmq report` makes the tables, too."""
+    from rich.console import Console
+
+    from metrics_job.report.run import read_report, write_page
+    from metrics_job.report.terminal import print_report
+
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    made = read_report(Path(tables), from_ms, now_ms)
+    write_page(made, Path(html), now_ms)
+    print_report(made, Console())
+    click.echo(f"the page is {html}")
+
+
+def main() -> None:
+    """Run it; mistakes of the caller are one line and exit code 2."""
+    try:
+        commands(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ConfigError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)

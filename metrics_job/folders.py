@@ -1,0 +1,124 @@
+"""Folders on whatever Spark reads (a disk, HDFS, an object store), and the hours of a range.
+
+Samples lie in `<dir>/date=YYYY-MM-DD/hour=HH/`, in UTC of the interval's end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from ddmq_common.errors import ConfigError
+
+_DATE = re.compile(r"date=(\d{4}-\d\d-\d\d)\Z")
+_HOUR = re.compile(r"hour=(\d\d)\Z")
+
+
+class Hour(NamedTuple):
+    """One folder of samples."""
+
+    start: datetime
+    path: str
+
+
+class Days(NamedTuple):
+    """Whole UTC days [first, end); None: open on that side."""
+
+    first: date | None
+    end: date | None
+
+    def hold(self, day: date) -> bool:
+        return (self.first is None or day >= self.first) and (self.end is None or day < self.end)
+
+    @property
+    def from_ms(self) -> int | None:
+        return None if self.first is None else day_ms(self.first)
+
+    @property
+    def to_ms(self) -> int | None:
+        return None if self.end is None else day_ms(self.end)
+
+
+def days_of(from_ms: int | None, to_ms: int | None) -> Days:
+    """The days that [from_ms, to_ms) touches. Raises ConfigError when it is empty."""
+    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
+        raise ConfigError(f"--from {from_ms} is not before --to {to_ms}: the range holds nothing")
+    first = None if from_ms is None else _day(from_ms)
+    return Days(first, None if to_ms is None else _day(to_ms - 1) + timedelta(days=1))
+
+
+def day_ms(day: date) -> int:
+    """Its first millisecond, since the epoch."""
+    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1000
+
+
+def _day(moment_ms: int) -> date:
+    return datetime.fromtimestamp(moment_ms / 1000, UTC).date()
+
+
+class Folders:
+    """The file systems of a session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._java: Any = spark.sparkContext._jvm
+        self._settings: Any = spark._jsparkSession.sessionState().newHadoopConf()
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or folder."""
+        return bool(self._system(path).exists(self._path(path)))
+
+    def names(self, path: str) -> list[str]:
+        """What lies in a folder, sorted; nothing when it is not there."""
+        if not self.exists(path):
+            return []
+        return sorted(str(one.getPath().getName()) for one in self._system(path).listStatus(self._path(path)))
+
+    def delete(self, path: str) -> None:
+        """Away with it and all below; nothing happens when it is not there."""
+        self._system(path).delete(self._path(path), True)
+
+    def hours(self, samples: str, days: Days) -> list[Hour]:
+        """The folders that can hold intervals of these days, in order.
+
+        With one hour before and after: a file that was late or sent again may lie in a neighbour. Raises
+        ConfigError when `samples` is not there.
+        """
+        if not self.exists(samples):
+            raise ConfigError(
+                f"{samples}: no such folder; --samples wants the folder that the processes write to"
+            )
+        found = [
+            Hour(start, f"{samples.rstrip('/')}/{day_name}/{hour_name}")
+            for day_name, day in _matching(self.names(samples), _DATE)
+            if any(days.hold(_shift(day, by)) for by in (-1, 0, 1))
+            for hour_name, number in _matching(self.names(f"{samples.rstrip('/')}/{day_name}"), _HOUR)
+            if (start := _start(day, number)) and _near(days, start)
+        ]
+        return sorted(found)
+
+    def _path(self, path: str) -> Any:
+        return self._java.org.apache.hadoop.fs.Path(path)
+
+    def _system(self, path: str) -> Any:
+        return self._path(path).getFileSystem(self._settings)
+
+
+def _matching(names: Iterable[str], pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    return [(name, found[1]) for name in names if (found := pattern.match(name))]
+
+
+def _shift(day: str, days: int) -> date:
+    return date.fromisoformat(day) + timedelta(days=days)
+
+
+def _start(day: str, hour: str) -> datetime:
+    return datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(hours=int(hour))
+
+
+def _near(days: Days, start: datetime) -> bool:
+    hour = timedelta(hours=1)
+    return any(days.hold((start + shift).date()) for shift in (-hour, timedelta(), hour))

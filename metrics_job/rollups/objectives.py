@@ -1,0 +1,125 @@
+"""Service-level objectives: what was promised (conf/slo.yaml), and how much of it each day held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from ddmq_common.config.loader import load, rules
+from ddmq_common.errors import ConfigError
+from ddmq_common.metrics.buckets import BUCKETS, upper_edge
+from ddmq_common.metrics.catalogue import CATALOGUE
+
+SENDS, STORED = "ddmq_sends_total", "code=0"
+ANY = "*"
+PER_MS = {"us": 1000.0, "ms": 1.0}  # units of a histogram in which a limit in ms can be said
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`percent` of the observations of `metric` are at most `at_most_ms`; without a limit, `percent` of the
+    answered sends are stored (code 0). For one topic and group, or each of them ("*")."""
+
+    percent: float = field(metadata=rules(low=0, high=100))
+    metric: str = SENDS
+    at_most_ms: float | None = field(default=None, metadata=rules(low=0))
+    topic: str = ANY
+    group: str = ANY
+
+    def __post_init__(self) -> None:
+        metric = CATALOGUE.get(self.metric)
+        if self.at_most_ms is None:
+            if self.metric != SENDS:
+                raise ConfigError(f"at_most_ms is missing for {self.metric}; only {SENDS} has no limit")
+            return
+        if metric is None or metric.kind != "histogram" or metric.unit not in PER_MS:
+            timed = [one.name for one in CATALOGUE.values() if one.kind == "histogram" and one.unit in PER_MS]
+            raise ConfigError(f"metric is {self.metric!r}; at_most_ms wants one of: {', '.join(timed)}")
+
+    @property
+    def last_good_bucket(self) -> int:
+        """The highest bucket that lies wholly within the limit; -1: none does."""
+        limit = (self.at_most_ms or 0.0) * PER_MS[CATALOGUE[self.metric].unit]
+        return max((index for index in range(BUCKETS) if upper_edge(index) <= limit), default=-1)
+
+
+def defaults() -> dict[str, Objective]:
+    """What holds without a file; conf/slo.yaml says the same."""
+    return {
+        "sends stored": Objective(99.9),
+        "send within 50 ms": Objective(99.0, "ddmq_send_latency_us", 50.0),
+        "delay at most 1 s late": Objective(99.0, "ddmq_delay_lateness_us", 1000.0),
+        "waiting at most 1 s": Objective(95.0, "ddmq_queue_wait_us", 1000.0),
+    }
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """The file: name → objective."""
+
+    objectives: dict[str, Objective] = field(default_factory=defaults)
+
+
+def load_objectives(folder: Path | None) -> dict[str, Objective]:
+    """Those of `slo.yaml` in a configuration folder; the defaults without one. Raises ConfigError."""
+    path = None if folder is None else folder / "slo.yaml"
+    return defaults() if path is None or not path.exists() else load(path, Objectives).objectives
+
+
+def slo_day(
+    counters_hour: DataFrame, latencies_hour: DataFrame, objectives: dict[str, Objective]
+) -> DataFrame | None:
+    """One row per day, objective, topic and group that was observed; None when nothing is promised."""
+    parts = [
+        (counters_hour.transform(lambda rows, one=one: _stored(rows, one)) if one.at_most_ms is None
+         else latencies_hour.transform(lambda rows, one=one: _quick(rows, one)))
+        .transform(lambda days, one=one, name=name: _judged(days, name, one))
+        for name, one in objectives.items()
+    ]  # fmt: skip
+    return reduce(DataFrame.unionByName, parts) if parts else None
+
+
+def _stored(counters: DataFrame, one: Objective) -> DataFrame:
+    good = F.when(F.col("detail") == STORED, F.col("total")).otherwise(0.0)
+    return _by_day(counters.filter(_meant(one)), good, F.col("total"))
+
+
+def _quick(latencies: DataFrame, one: Objective) -> DataFrame:
+    within = F.zip_with(
+        "buckets", "counts", lambda bucket, n: F.when(bucket <= one.last_good_bucket, n).otherwise(0)
+    )
+    good = F.aggregate(within, F.lit(0).cast("long"), lambda seen, n: seen + n)
+    return _by_day(latencies.filter(_meant(one) & (F.col("process") == "")), good, F.col("count"))
+
+
+def _meant(one: Objective) -> Column:
+    kept = F.col("metric") == one.metric
+    for name, wanted in (("topic", one.topic), ("group", one.group)):
+        kept = kept & (F.lit(True) if wanted == ANY else F.col(name) == wanted)
+    return kept
+
+
+def _by_day(rows: DataFrame, good: Column, total: Column) -> DataFrame:
+    return rows.groupBy(F.to_date("start").alias("day"), "topic", "group").agg(
+        F.sum(good).cast("long").alias("good"), F.sum(total).cast("long").alias("total")
+    )
+
+
+def _judged(days: DataFrame, name: str, one: Objective) -> DataFrame:
+    target = one.percent / 100
+    compliance = F.col("good") / F.col("total")
+    return days.filter(F.col("total") > 0).select(
+        "day",
+        F.lit(name).alias("slo"),
+        "topic",
+        "group",
+        F.lit(target).alias("target"),
+        "good",
+        "total",
+        compliance.alias("compliance"),
+        (compliance >= target).alias("met"),
+    )
