@@ -32,7 +32,9 @@ PENDING_TOPIC = "pending"
 SOONEST_MS, SPAN_MS = 20 * 86_400_000, 30 * 86_400_000  # due in 20 to 50 days
 USABLE_S = 10 * 86_400  # after that a directory is made anew
 MADE = "made.json"
-BYTES_EACH = 1_200  # of disk, log and store, while they are made
+PORTION = 10_000_000  # made at a time; the log of those before may go then
+LOG_BYTES_MAX = 10 << 30
+LOG_BYTES_EACH, STORE_BYTES_EACH = 750, 300  # of disk; the store twice while it is put in order
 STORED_S = 1e-4  # what one order may take until it is in the store, and
 STORED_S_MIN = 60.0
 SILENCE_S = 30.0
@@ -80,10 +82,10 @@ def start_server(data: Path) -> Running:
     return start(["bench.serve_parts", str(data)])
 
 
-def start_service(data: Path) -> Running:
+def start_service(data: Path, config: Path | None = None) -> Running:
     """The delay service."""
     arguments = ["ddmq", "delay-service", "--data-dir", str(data), "--admin", "127.0.0.1:0"]
-    return start(arguments, {CLIENT_CORE})
+    return start(arguments + (["--config", str(config)] if config else []), {CLIENT_CORE})
 
 
 def pending(service: Running) -> int:
@@ -133,9 +135,10 @@ def prepared(count: int = PENDING) -> Path:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     free = shutil.disk_usage(folder.parent).free
-    if free < 2 * count * BYTES_EACH:
+    wanted = 2 * (min(count, PORTION) * LOG_BYTES_EACH + count * STORE_BYTES_EACH)
+    if free < wanted:
         raise SystemExit(
-            f"{folder.parent}: {free} bytes free; {2 * count * BYTES_EACH} are wanted for {count} pending: "
+            f"{folder.parent}: {free} bytes free; {wanted} are wanted for {count} pending: "
             "choose another disk (DDMQ_BENCH_DIR), or fewer (--pending)"
         )
     due_ms = int(time.time() * 1_000) + SOONEST_MS
@@ -148,21 +151,28 @@ def prepared(count: int = PENDING) -> Path:
 
 def _make(data: Path, count: int, due_ms: int) -> dict[str, Any]:
     """Orders into the inner topic, then a delay service that takes them in."""
-    appended = delay_orders.add(data, PENDING_TOPIC, 0, count, PENDING_BODY, due_ms, SPAN_MS)
-    began = time.perf_counter()
-    service = start_service(data)
-    try:
-        wait_stored(service, count, count)
-        seconds = time.perf_counter() - began
-        memory = service.memory()
-    finally:
-        service.stop()
+    appended_s = taken_s = 0.0
+    anonymous = 0
+    config = data.parent / "config"
+    config.mkdir(parents=True)
+    (config / "file_log.yaml").write_text(f"retention:\n  log_bytes_max: {LOG_BYTES_MAX}\n")
+    for first in range(0, count, PORTION):
+        part = min(PORTION, count - first)
+        appended_s += part / delay_orders.add(data, PENDING_TOPIC, first, part, PENDING_BODY, due_ms, SPAN_MS)
+        began = time.perf_counter()
+        service = start_service(data, config)
+        try:
+            wait_stored(service, first + part, part)
+            taken_s += time.perf_counter() - began
+            anonymous = max(anonymous, service.anonymous_bytes())
+        finally:
+            service.stop()
     return {
         "pending": count,
         "pending_body": PENDING_BODY,
-        "appended_per_s": round(appended),
-        "taken_in_per_s": round(count / seconds),
-        "rss_anon_mib_after": round(memory["RssAnon"] / (1 << 20), 1),
+        "appended_per_s": round(count / appended_s),
+        "taken_in_per_s": round(count / taken_s),
+        "rss_anon_mib_after": round(anonymous / (1 << 20), 1),
         "log_mib": _mib(data / "commitlog"),
         "store_mib": _mib(data / "delay"),
     }
