@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,9 @@ def report(
     """
     since_ms = None if since is None else _ago(since)
     found = samples or samples_folder(config_dir, data_dir)
-    made = make_report(found, tables or tables_folder(found), out, since_ms, with_job=not no_job)
+    made = make_report(
+        found, tables or tables_folder(found), out, since_ms, with_job=not no_job, config_dir=config_dir
+    )
     if as_json:
         from metrics_job.report.core.summary import summary
 
@@ -77,7 +80,13 @@ def report(
 
 
 def make_report(
-    samples: Path, tables: Path, out: Path, since_ms: int | None, *, with_job: bool = True
+    samples: Path,
+    tables: Path,
+    out: Path,
+    since_ms: int | None,
+    *,
+    with_job: bool = True,
+    config_dir: Path | None = None,
 ) -> Report:
     """Run the job over what is needed, write the HTML file. Raises ClickException, DdmqError."""
     need_packages()
@@ -85,17 +94,17 @@ def make_report(
 
     now_ms = time.time_ns() // 1_000_000
     if with_job:
-        make_tables(_job, samples, tables, since_ms, now_ms)
+        make_tables(partial(_job, config_dir), samples, tables, since_ms, now_ms)
     made = read_report(tables, since_ms, now_ms)
     write_page(made, out, now_ms)
     return made
 
 
-def _job(samples: Path, tables: Path, from_ms: int, to_ms: int) -> None:
+def _job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int, to_ms: int) -> None:
     from metrics_job.batch import run_batch
 
     hint(f"running the job over {samples}; tables go to {tables}")
-    run_batch(samples, tables, from_ms, to_ms)
+    run_batch(samples, tables, from_ms, to_ms, config_dir)
 
 
 def show(made: Report) -> None:

@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 from ddmq_common.metrics import catalogue
 from metrics_job.report.core.buckets import Buckets
 from metrics_job.report.core.material import Counted, Material, Row, Sums, Timed, Waiting
-from metrics_job.report.core.span import HOUR_MS, Span
+from metrics_job.report.core.span import HOUR_MS, MINUTE_MS, Span
 
 LAGS_SHOWN = 8  # subscriptions with a line of their own; what is beyond is one line together
 ROWS_MAX = 100_000  # of the small tables: more are cut, the first stay
@@ -28,7 +28,8 @@ _COUNTED = (
     catalogue.DEAD_LETTERS.name, catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name,
 )  # fmt: skip
 COLUMNS = (  # of tables with a start; the others of them are never read
-    "start", "metric", "topic", "group", "detail", "total", "buckets", "counts", "lag", "lag_age_ms",
+    "start", "metric", "process", "topic", "group", "detail", "total", "buckets", "counts", "lag",
+    "lag_age_ms",
     "finished_per_s", "arrived_per_s", "time_to_drain_s", "blocked_keys", "blocked_key_age_ms", "value",
     "usual", "deviation", "weeks",
 )  # fmt: skip
@@ -129,7 +130,8 @@ class Tables:
         rows = self._rows("lag_minute", span)
         if rows is None:
             return {}, []
-        waiting = _waiting(rows)
+        told = self._still_told(span)
+        waiting = _waiting(rows, told)
         largest = {(row.group, row.topic) for row in waiting[:LAGS_SHOWN]}
         steps = _stepped(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag", "max")])
         found: dict[tuple[str, str], dict[int, float]] = {}
@@ -138,6 +140,25 @@ class Tables:
             line = found.setdefault(name, {})
             line[step] = line.get(step, 0.0) + (lag or 0.0)
         return found, waiting
+
+    def _still_told(self, span: Span) -> set[tuple[str, str]] | None:
+        """Subscriptions whose lag was told until the end of a process that told it; None without gauges.
+
+        A lag is told in every sample while it is not 0: one that was not told any more although its process
+        went on is 0, even if the 0 itself was never told because the process was started again in between.
+        """
+        rows = self._rows("gauges_minute", span, pc.field("metric") == catalogue.LAG.name)
+        if rows is None:
+            return None
+        last = rows.group_by(["process", "group", "topic"]).aggregate([("start", "max")])
+        seen: dict[str, int] = {}
+        for row in self._days("processes", span):
+            seen[row["process"]] = max(seen.get(row["process"], 0), row["last_seen"])
+        return {
+            (group, topic)
+            for process, group, topic, start in _tuples(last, "process", "group", "topic", "start_max")
+            if start + MINUTE_MS > seen.get(process, 0)
+        }
 
     # --- tables by the day, and the rest
 
@@ -195,8 +216,8 @@ class Tables:
         return found["min"], found["max"]
 
 
-def _waiting(rows: Any) -> list[Waiting]:
-    """One per subscription, the largest lag first."""
+def _waiting(rows: Any, told: set[tuple[str, str]] | None) -> list[Waiting]:
+    """One per subscription, the largest lag first; what is not `told` any more is empty."""
     ordered = rows.sort_by([("start", "ascending")])
     last = [(name, "last") for name in _LAG_NOW]
     worst = [(name, "max") for name in ("lag", "blocked_keys", "blocked_key_age_ms")]
@@ -206,7 +227,15 @@ def _waiting(rows: Any) -> list[Waiting]:
     )
     columns = ["group", "topic", *(f"{name}_{how}" for name, how in [*last, *worst])]
     found = [_subscription(values) for values in _tuples(by, *columns)]
+    if told is not None:
+        found = [row if (row.group, row.topic) in told else _emptied(row) for row in found]
     return sorted(found, key=lambda row: (-row.lag_max, row.group, row.topic))
+
+
+def _emptied(row: Waiting) -> Waiting:
+    return row._replace(
+        lag=0.0, lag_age_ms=0.0, time_to_drain_s=0.0, blocked_keys=0.0, blocked_key_age_ms=0.0
+    )
 
 
 def _subscription(values: Sequence[Any]) -> Waiting:

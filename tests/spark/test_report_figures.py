@@ -151,6 +151,25 @@ def test_one_that_started_again_without_a_last_word_vanished(tmp_path: Path) -> 
     assert process.vanished_ms == [ms(65)]
 
 
+def test_a_lag_that_is_not_told_any_more_is_none(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    gauge = {
+        "metric": "ddmq_lag",
+        "topic": "t",
+        "detail": "",
+        "last": 5.0,
+        "max": 5.0,
+        "min": 5.0,
+        "mean": 5.0,
+    }
+    for group, process, last in (("done", "alive", 70), ("stuck", "dead", 61)):
+        writer.lag(at(60), group, "t", 5.0)
+        writer.add("gauges_minute", {"start": at(60), "group": group, "process": process, **gauge})
+        writer.process(at(60), at(last) if last > 61 else at(60).replace(second=30), process=process)
+    found = {row.group: row.lag for row in report(writer.write(), 60, 70).waiting}
+    assert found == {"done": 0.0, "stuck": 5.0}
+
+
 def test_an_instance_is_what_its_last_day_says(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.process(at(1400), at(1439), ended="running")
