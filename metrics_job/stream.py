@@ -37,6 +37,7 @@ from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified
 from metrics_job.tables import PARTITION, STRING, line_schema
 
 LATE = "late"
+_DAY_FOLDER = r"/date(?:=|%3D)(\d{4}-\d\d-\d\d)/"
 HOUR_MS = 3_600_000
 KEEP_DAYS = 2  # behind the oldest line that still counts: merged hours are compared with what is kept
 FILES_MAX = 100_000  # of one batch
@@ -128,9 +129,9 @@ class Taking:
 
 
 def _day_of_line() -> Column:
-    """Of `to`; of the folder for a line that has none."""
-    ended = F.to_date(F.timestamp_millis("to"))
-    folder = F.to_date(F.regexp_extract(FILE, r"/date=(\d{4}-\d\d-\d\d)/", 1))
+    """Of `to`; of the folder for a line that is refused."""
+    ended = F.when(F.col(REASON).isNull(), F.to_date(F.timestamp_millis("to")))
+    folder = F.to_date(F.nullif(F.regexp_extract(FILE, _DAY_FOLDER, 1), F.lit("")))
     return F.coalesce(ended, folder, F.lit(date(1970, 1, 1)))
 
 

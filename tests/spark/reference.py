@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, TypeGuard
 
 from ddmq_common.metrics.buckets import BUCKETS, upper_edge
@@ -157,7 +158,8 @@ def counters(lines: list[Line], period_ms: int) -> dict[tuple[Any, ...], tuple[A
 
 
 def gauges(lines: list[Line], period_ms: int) -> dict[tuple[Any, ...], tuple[float, ...]]:
-    """(start, metric, process, topic, group, detail) -> (last, max, min, mean)."""
+    """(start, metric, process, topic, group, detail) -> (last, max, min, mean); the mean over an hour is that
+    of its minutes' means, so that a minute with more intervals does not weigh more."""
     found: dict[tuple[Any, ...], list[Line]] = defaultdict(list)
     for line in _of(lines, "gauge"):
         found[line.to_ms // period_ms * period_ms, *line.series].append(line)
@@ -166,10 +168,17 @@ def gauges(lines: list[Line], period_ms: int) -> dict[tuple[Any, ...], tuple[flo
             max(some, key=lambda line: (line.to_ms, line.seq)).value,
             max(line.value for line in some),
             min(line.value for line in some),
-            sum(line.value for line in some) / len(some),
+            _mean_of_minutes(some),
         )
         for key, some in found.items()
     }
+
+
+def _mean_of_minutes(lines: list[Line]) -> float:
+    minutes: dict[int, list[float]] = defaultdict(list)
+    for line in lines:
+        minutes[line.to_ms // MINUTE_MS].append(line.value)
+    return fmean(fmean(values) for values in minutes.values())
 
 
 def latencies(lines: list[Line], period_ms: int) -> dict[tuple[Any, ...], tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,18 @@ def everything(out: Path) -> dict[str, Rows]:
 def rounded(value: Any) -> Any:
     """Sums of floats depend on the order of adding."""
     return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
+def same(found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> None:
+    """Equal, floats up to rounding; says which rows are not."""
+    assert wanted, "the reference found nothing"
+    assert not found.keys() - wanted.keys(), "rows too many"
+    assert not wanted.keys() - found.keys(), "rows missing"
+    differ = {key: (found[key], row) for key, row in wanted.items() if _values(found[key]) != _values(row)}
+    assert not differ, (
+        f"{len(differ)} of {len(wanted)} rows differ (found, wanted): {list(differ.items())[:3]}"
+    )
+
+
+def _values(row: Any) -> Any:
+    return tuple(map(rounded, row)) if isinstance(row, tuple) else row

@@ -1,0 +1,132 @@
+"""The streaming job as a process, killed with -9 in mid-batch again and again, ends with the batch tables."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.samples_generator import Arrival, Generator, Shape, place
+from tests.spark import reference, tables_read
+
+SHAPE = Shape(samples=9_000, seed=21, faults=0.2, interval_ms=20_000, topics=1, groups=2)
+FILES_A_BATCH = 25
+DEADLINE_S = 240.0
+ROOT = Path(__file__).parents[2]
+COMMAND = "import sys; from metrics_job.stream_command import main; sys.exit(main(sys.argv[1:]))"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
+
+
+class Streaming:
+    """Folders, and the process that may or may not run."""
+
+    def __init__(self, root: Path) -> None:
+        self.samples, self.out, self.said = root / "samples", root / "out", root / "said"
+        self.samples.mkdir()
+
+    @contextmanager
+    def running(self, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-c", COMMAND, "--samples", str(self.samples)]
+        options = ["--out", str(self.out), "--files-max", str(FILES_A_BATCH), *more]
+        with self.said.open("ab") as said:
+            process = subprocess.Popen(
+                [*command, *options], cwd=ROOT, stdout=said, stderr=said, start_new_session=True
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def until(self, process: subprocess.Popen[bytes], wanted: Callable[[], bool], what: str) -> None:
+        """Raises AssertionError with what the process said when it ends or the deadline passes first."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not wanted():
+            try:
+                process.wait(0.02)
+            except subprocess.TimeoutExpired:
+                pass
+            if wanted():
+                return
+            if process.returncode is not None or time.monotonic() > deadline:
+                raise AssertionError(f"not {what}; it ended with {process.returncode}:\n{self.tail()}")
+
+    def tail(self) -> str:
+        return self.said.read_text(errors="replace")[-3_000:]
+
+    def begun(self) -> int:
+        """Batches whose files are chosen."""
+        return _numbered(self.out / "stream" / "checkpoint" / "offsets")
+
+    def ended(self) -> int:
+        """Batches that are done."""
+        return _numbered(self.out / "stream" / "checkpoint" / "commits")
+
+    def kept(self) -> int:
+        """Batches whose lines are kept."""
+        return len(list((self.out / "stream" / "arrived").glob("*/_state.json")))
+
+    def tables(self) -> int:
+        """Files of tables."""
+        return len([path for path in self.out.rglob("*.parquet") if "stream" not in path.parts])
+
+
+def _numbered(folder: Path) -> int:
+    return len([path for path in folder.glob("*") if path.name.isdigit()]) if folder.exists() else 0
+
+
+def arrive(job: Streaming, files: list[Arrival]) -> None:
+    for file in files:
+        place(job.samples, file.path, file.data)
+
+
+def test_killed_in_the_middle_it_ends_with_the_tables_of_a_batch(tmp_path: Path) -> None:
+    job, files = Streaming(tmp_path), list(Generator(SHAPE).arrivals())
+    assert len(files) > 4 * FILES_A_BATCH
+    arrive(job, files[: len(files) // 2])
+    with job.running("--once") as process:  # killed while the first batch is read or being written
+        job.until(process, lambda: job.begun() > 0, "begun")
+        assert job.ended() == 0
+    with job.running("--once") as process:  # killed between what is kept and the tables
+        job.until(process, lambda: job.kept() > 0, "kept")
+    assert job.ended() == 0, "killed too late to show anything"
+    with job.running("--once") as process:  # killed among the tables of a batch
+        job.until(process, lambda: job.tables() > 0, "wrote a table")
+    arrive(job, files[len(files) // 2 :])
+    with job.running("--once") as process:  # killed in a later batch
+        batches = job.ended()
+        job.until(process, lambda: job.ended() > batches, "ended a batch")
+    with job.running("--once") as process:
+        job.until(process, lambda: process.returncode is not None, "finished")
+        assert process.returncode == 0, job.tail()
+    assert job.ended() >= 4
+    same_as_reference(job)
+
+
+def same_as_reference(job: Streaming) -> None:
+    found = reference.read(job.samples)
+    for period, length in (("minute", reference.MINUTE_MS), ("hour", reference.HOUR_MS)):
+        tables_read.same(tables_read.counters(job.out, period), reference.counters(found.lines, length))
+        tables_read.same(tables_read.gauges(job.out, period), reference.gauges(found.lines, length))
+        tables_read.same(tables_read.latencies(job.out, period), reference.latencies(found.lines, length))
+    tables_read.same(tables_read.processes(job.out), reference.processes(found))
+    tables_read.same(tables_read.rejects(job.out), found.rejects)
+
+
+def test_sigterm_ends_it_after_the_batch_and_nothing_is_left_to_do(tmp_path: Path) -> None:
+    job, files = Streaming(tmp_path), list(Generator(SHAPE).arrivals())
+    arrive(job, files[:FILES_A_BATCH])
+    with job.running("--every", "1") as process:
+        job.until(process, lambda: job.begun() > 0, "begun")
+        process.send_signal(signal.SIGTERM)
+        job.until(process, lambda: process.returncode is not None, "stopped")
+        assert process.returncode == 0, job.tail()
+    assert job.begun() == job.ended()
