@@ -41,9 +41,7 @@ def measure(peer: Peer, span_s: float) -> dict[str, float]:
     sent_s = time.time() - began
     spare_s = due_s - time.time()
     if spare_s < 0:
-        print(
-            f"   {peer.name}: the first were due before all were sent: repeat it on a machine that is not busy"
-        )
+        print(f"   {peer.name}: the first were due before all were sent: repeat it where nothing else runs")
     late: list[float] = []
     first = last = 0.0
     give_up = due_s + span_s + 60
