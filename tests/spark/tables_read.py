@@ -7,9 +7,11 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import dataset
 
 KEY = ("start", "metric", "process", "topic", "group", "detail")
+BY_DATE = dataset.partitioning(pa.schema([("date", pa.date32())]), flavor="hive")
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
 
 
@@ -18,7 +20,7 @@ def rows(out: Path, table: str, key: tuple[str, ...], values: tuple[str, ...]) -
     there twice."""
     if not (out / table).exists():
         return {}
-    found = dataset.dataset(out / table, format="parquet", partitioning="hive")
+    found = dataset.dataset(out / table, format="parquet", partitioning=BY_DATE)
     told: Rows = {}
     for row in found.to_table(columns=[*key, *values]).to_pylist():
         name = tuple(plain(row[column]) for column in key)
@@ -69,7 +71,7 @@ def everything(out: Path) -> dict[str, Rows]:
     """Every table with all its columns but floating sums' last digits, to compare two runs."""
     told: dict[str, Rows] = {}
     for folder in sorted(path for path in out.iterdir() if path.is_dir() and path.name != "stream"):
-        found = dataset.dataset(folder, format="parquet", partitioning="hive").to_table()
+        found = dataset.dataset(folder, format="parquet", partitioning=BY_DATE).to_table()
         listed = [tuple(rounded(plain(value)) for value in row.values()) for row in found.to_pylist()]
         told[folder.name] = dict.fromkeys(listed, ())
         assert len(told[folder.name]) == len(listed), f"{folder.name} has a row twice"
