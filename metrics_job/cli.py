@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ddmq_common.errors import ConfigError
 _DIGITS = re.compile(r"-?\d+\Z")
 
 
-class Moment(click.ParamType):
+class Moment(click.ParamType[int]):
     """A day, a time (UTC unless it says otherwise) or epoch milliseconds; gives epoch milliseconds."""
 
     name = "TIME"
@@ -68,32 +67,17 @@ def batch(samples: str, out: str, from_ms: int | None, to_ms: int | None, config
         click.echo(f"no samples in {samples} in that range; nothing written")
 
 
-@commands.command()
-@samples_option
-@out_option
-@click.option("--checkpoint", default="", metavar="DIR", help="Where the query remembers what it took in.")
-@click.option("--late-hours", default=6.0, show_default=True, help="Lines later than this are refused.")
-@click.option("--every", "every_s", default=60.0, show_default=True, help="Seconds between two looks.")
-@click.option("--once", is_flag=True, help="Take in what is there, then end.")
-@config_option
-def stream(
-    samples: str,
-    out: str,
-    checkpoint: str,
-    late_hours: float,
-    every_s: float,
-    once: bool,
-    config: Path | None,
-) -> None:
-    """Keep the tables up to date while files arrive, until SIGTERM; start again to go on."""
-    from metrics_job import batch as job
-    from metrics_job import stream as streaming
-    from metrics_job.session import session
+@commands.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    short_help="Keep the tables up to date while files arrive.",
+)
+@click.pass_context
+def stream(ctx: click.Context) -> None:
+    """Keep the tables up to date while files arrive; its options: `stream --help`."""
+    from metrics_job.stream_command import main as run_stream
 
-    spark = session()
-    what = streaming.Streaming(samples, out, checkpoint, late_hours, every_s, once)
-    stopping = threading.Event() if once else streaming.stop_on_signals()
-    streaming.run(spark, what, job.roll_up(spark, out, config), stopping)
+    ctx.exit(run_stream(ctx.args))
 
 
 @commands.command()
@@ -117,7 +101,8 @@ def report(tables: str, html: str, from_ms: int | None) -> None:
 def main() -> None:
     """Run it; mistakes of the caller are one line and exit code 2."""
     try:
-        commands(standalone_mode=False)
+        code = commands(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:

@@ -60,7 +60,7 @@ exec '{java}' "$@"
 
 
 def session(name: str = "ddmq-metrics", master: str | None = None, **settings: str) -> SparkSession:
-    """The session of this process, made by the first call. `master` None: spark-submit's, else all cores here.
+    """The session of this process, made by the first call. `master` None: spark-submit's or all cores.
 
     `settings`: further Spark settings, dots written as "__". Raises ConfigError when there is no Java.
     """

@@ -33,6 +33,8 @@ class Store:
         for day, files in before.items():
             if files and self._files(path, day) == files:  # nothing was written in their place
                 self._folders.delete(_partition(path, day))
+        if not any(name.startswith(f"{PARTITION}=") for name in self._folders.names(path)):
+            self._folders.delete(path)  # a folder without rows tells no reader its columns
 
     def read(self, table: Table) -> DataFrame:
         """All dates of a table; no rows where there is none yet."""

@@ -110,7 +110,7 @@ def _by_day(rows: DataFrame, good: Column, total: Column) -> DataFrame:
 
 
 def _judged(days: DataFrame, name: str, one: Objective) -> DataFrame:
-    target = one.percent / 100
+    target = round(one.percent / 100, 9)
     compliance = F.col("good") / F.col("total")
     return days.filter(F.col("total") > 0).select(
         "day",

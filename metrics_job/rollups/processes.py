@@ -66,7 +66,7 @@ def with_examples(refused: DataFrame, lines: DataFrame) -> DataFrame:
     A line that was read but refused is written again from what was understood of it.
     """
     understood = F.to_json(F.struct(*(name for name in line_schema().names if name != CORRUPT)))
-    text = F.substring(F.coalesce(F.col(CORRUPT), understood), 1, EXAMPLE_CHARS)
+    text = F.substring(F.make_valid_utf8(F.coalesce(F.col(CORRUPT), understood)), 1, EXAMPLE_CHARS)
     examples = (
         lines.filter(F.col(REASON).isNotNull())
         .groupBy(F.col(FILE).alias("path"), REASON)
