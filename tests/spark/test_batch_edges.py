@@ -1,0 +1,198 @@
+"""The batch job on what is not a plain day of samples: each has an outcome that is written down.
+
+Every case has a day of its own and one run computes them all. Minute 0 of a day is 10:00 UTC.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ddmq_common.errors import ConfigError
+from metrics_job.batch import run_batch
+from tests.spark import tables_read
+
+MINUTE = 60_000
+SENDS = {"metric": "ddmq_sends_total", "labels": {"topic": "t", "code": "0"}}
+MONDAY = datetime(2026, 1, 5, 10, tzinfo=UTC)
+CLOCK, LONG, ENDED, COPIES, LAG, BAD = (MONDAY + timedelta(days=day) for day in (1, 2, 3, 4, 5, 6))
+WEEKS = [MONDAY + timedelta(weeks=week) for week in range(4)]
+
+
+def ms(day: datetime, minute: float = 0) -> int:
+    return int(day.timestamp() * 1000 + minute * MINUTE)
+
+
+def line(seq: int, from_ms: int, to_ms: int, value: float, of: dict[str, Any], instance: str) -> str:
+    head = {"v": 1, "process": "p@h", "instance": instance, "seq": seq, "from": from_ms, "to": to_ms}
+    return json.dumps(head | of | {"value": value}, separators=(",", ":"))
+
+
+def interval(seq: int, from_ms: int, to_ms: int, instance: str, state: str, *lines: Any) -> list[str]:
+    """The lines of one file; `lines` are pairs of a metric with its labels and a value."""
+    first = {"metric": "ddmq_process", "labels": {"state": state}}
+    pairs = [(first, len(lines) + 1), *lines]
+    return [line(seq, from_ms, to_ms, value, of, instance) for of, value in pairs]
+
+
+def put(samples: Path, at_ms: int, instance: str, seq: int, lines: Iterable[str]) -> Path:
+    moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    folder = samples / f"date={moment:%Y-%m-%d}" / f"hour={moment:%H}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"samples-{instance}-{seq:08d}.jsonl"
+    path.write_text("".join(f"{one}\n" for one in lines))
+    return path
+
+
+def sends(
+    samples: Path, to_ms: int, instance: str, seq: int, value: float, state: str = "running", s: int = 10
+) -> Path:
+    """A file that says how much was sent in the `s` seconds before."""
+    return put(
+        samples, to_ms, instance, seq, interval(seq, to_ms - s * 1000, to_ms, instance, state, (SENDS, value))
+    )
+
+
+def clock_steps_back(samples: Path) -> None:
+    sends(samples, ms(CLOCK, 0.5), "clock", 0, 60)
+    back = ms(CLOCK, 0.5) - 10_000  # the end, before the beginning
+    put(samples, back, "clock", 1, interval(1, ms(CLOCK, 0.5), back, "clock", "running", (SENDS, 7)))
+
+
+def some_end(samples: Path) -> None:
+    sends(samples, ms(ENDED), "stopped", 0, 1, "last")
+    sends(samples, ms(ENDED, 1), "gone", 0, 1)
+    for seq in (0, 1, 4):  # 2 and 3 never came
+        sends(samples, ms(ENDED, 5 + seq), "alive", seq, 1)
+
+
+def copies(samples: Path) -> None:
+    part = sends(samples, ms(COPIES, 59), "twice", 0, 5)
+    (part.parent / "hour-twice-00000000-00000000.jsonl").write_bytes(part.read_bytes())
+    (part.parent / "copy.jsonl").write_bytes(part.read_bytes())  # by no name the job knows
+    sends(samples, ms(COPIES, 59.5), "twice", 1, 2)
+    late = samples / f"date={COPIES:%Y-%m-%d}" / "hour=11" / part.name  # sent again an hour later
+    late.parent.mkdir()
+    late.write_bytes(part.read_bytes())
+
+
+def lag(samples: Path) -> None:
+    of = {"labels": {"group": "g", "topic": "t"}}
+    for minute, left, acked in ((0, 600, 0), (1, 540, 120), (2, 540, 120), (3, 0, 600)):
+        end = ms(LAG, minute)
+        told = ({"metric": "ddmq_lag"} | of, left), ({"metric": "ddmq_acked_total"} | of, acked)
+        put(samples, end, "lag", minute, interval(minute, end - MINUTE, end, "lag", "running", *told))
+
+
+def bad_lines(samples: Path) -> None:
+    negative = line(0, 0, ms(BAD), -1, SENDS, "bad")
+    put(samples, ms(BAD), "bad", 0, ["{", "[1]", negative.replace('"v":1', '"v":9'), negative])
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("edges") / "samples"
+    for case in (clock_steps_back, some_end, copies, lag, bad_lines):
+        case(folder)
+    sends(folder, ms(LONG, 1.5), "long", 0, 180, s=90)
+    for week, value in enumerate((100, 104, 96, 1000)):
+        sends(folder, ms(WEEKS[week]), f"week{week}", 0, value)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(spark: SparkSession, samples: Path) -> Path:
+    """The tables of one run over all."""
+    days = run_batch(samples, samples.parent / "out")
+    assert len(days) == 10
+    return samples.parent / "out"
+
+
+def of_day(rows: tables_read.Rows, day: datetime) -> tables_read.Rows:
+    return {key: row for key, row in rows.items() if ms(day) <= key[0] < ms(day) + 4 * 60 * MINUTE}
+
+
+def test_an_empty_folder_writes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    assert run_batch(tmp_path / "samples", tmp_path / "out") == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_there_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        run_batch(tmp_path / "samples", tmp_path / "out")
+
+
+def test_a_day_of_only_bad_lines_has_rejects_alone(out: Path) -> None:
+    name = "samples-bad-00000000.jsonl"
+    wanted = {(name, "corrupt"): 2, (name, "unknown version"): 1, (name, "bad value"): 1}
+    assert tables_read.rejects(out) == wanted
+    assert [path.name for path in out.iterdir() if (path / f"date={BAD:%Y-%m-%d}").exists()] == ["rejects"]
+
+
+def test_a_clock_that_steps_back_counts_and_covers_no_time(out: Path) -> None:
+    rows = of_day(tables_read.counters(out, "minute"), CLOCK)
+    assert list(rows.values()) == [(67.0, 10.0, 6.7)]
+    steps = {key[2]: row[-1] for key, row in tables_read.processes(out).items() if row[-1]}
+    assert steps == {"clock": 1}
+
+
+def test_an_interval_over_a_minute_belongs_to_the_minute_of_its_end(out: Path) -> None:
+    rows = of_day(tables_read.counters(out, "minute"), LONG)
+    assert {key[0]: row for key, row in rows.items()} == {ms(LONG, 1): (180.0, 90.0, 2.0)}
+
+
+def test_ended_tells_a_stop_from_a_vanished_process(out: Path) -> None:
+    values = ("ended", "missing", "longest_gap_s")
+    rows = tables_read.rows(out, "processes", ("instance",), values)
+    assert {name: rows[(name,)] for name in ("stopped", "gone", "alive")} == {
+        "stopped": ("last", 0, 0.0),
+        "gone": ("vanished", 0, 0.0),
+        "alive": ("running", 2, 170.0),
+    }
+
+
+def test_copies_under_other_names_and_folders_count_once(out: Path) -> None:
+    assert sum(row[0] for row in of_day(tables_read.counters(out, "minute"), COPIES).values()) == 7
+    dropped = {key[2]: row[3] for key, row in tables_read.processes(out).items() if row[3]}
+    assert dropped == {"twice": 6}
+
+
+def test_an_hour_unlike_former_weeks_is_an_anomaly(out: Path) -> None:
+    found = tables_read.rows(out, "anomalies_hour", ("start", "metric", "topic"), ("value", "usual", "weeks"))
+    assert found == {(ms(WEEKS[3]), "ddmq_sends_total", "t"): (1000.0, 100.0, 3)}
+
+
+def test_lag_tells_when_it_will_be_gone(out: Path) -> None:
+    values = ("finished_per_s", "arrived_per_s", "time_to_drain_s")
+    rows = tables_read.rows(out, "lag_minute", ("start",), values)
+    assert [rows[(ms(LAG, minute),)] for minute in range(4)] == [
+        (0.0, 0.0, None),  # nothing moves
+        (2.0, 1.0, 540.0),  # one a second less
+        (2.0, 2.0, None),  # as much comes as goes
+        (10.0, 1.0, 0.0),  # there is none
+    ]
+
+
+def test_objectives_are_judged_by_day(out: Path) -> None:
+    rows = tables_read.rows(out, "slo_day", ("slo", "topic", "date"), ("good", "total", "met"))
+    long = (LONG.date() - date(1970, 1, 1)).days
+    assert rows[("sends stored", "t", long)] == (180, 180, True)
+
+
+def test_a_run_replaces_its_dates_and_no_others(spark: SparkSession, tmp_path: Path) -> None:
+    samples, out = tmp_path / "samples", tmp_path / "out"
+    sends(samples, ms(WEEKS[0]), "one", 0, 5)
+    sends(samples, ms(WEEKS[1]), "two", 0, 5)
+    assert len(run_batch(samples, out)) == 2
+    put(samples, ms(WEEKS[0]), "one", 0, ["{"])  # what it had is gone
+    sends(samples, ms(WEEKS[1]), "two", 0, 1000)  # not in the range
+    assert run_batch(samples, out, ms(WEEKS[0]), ms(WEEKS[0]) + 1) == [WEEKS[0].date()]
+    rows = tables_read.counters(out, "minute")
+    assert {key[0]: row[0] for key, row in rows.items()} == {ms(WEEKS[1]): 5.0}
