@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +17,13 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from metrics_job.duplicates import Read, without_duplicates
-from metrics_job.folders import Days, Folders, Hour, days_of
-from metrics_job.read import FILES, read_lines
+from metrics_job.arrow.read import files, name_of, read_blocks, read_slices
+from metrics_job.duplicates import Blocks, Keep, Read, without_duplicates
+from metrics_job.folders import Days, Folders, days_of, input_files
+from metrics_job.read import FILE
 from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
 from metrics_job.session import session
-from metrics_job.slices import in_range, slices
+from metrics_job.slices import slices
 from metrics_job.tables import (
     ANOMALIES_HOUR,
     COUNTERS_HOUR,
@@ -39,15 +41,17 @@ from metrics_job.tables import (
 )
 from metrics_job.write import Store
 
-REJECTED_FILES_MAX = 200  # of so many files the lines are read again for an example
-
 
 class Input(NamedTuple):
-    """The lines of a run. `hours`: its folders, if it has any; `read`: lines of paths."""
+    """What a run works on: the slices of its lines, persisted."""
 
-    lines: DataFrame
-    hours: Sequence[Hour]
-    read: Read
+    made: DataFrame
+    refused: DataFrame  # lines, those that were refused among them
+    files: Callable[[], list[str]]
+    read: Read  # lines of some files again
+
+
+Open = Callable[[Keep], Input]
 
 
 def run_batch(
@@ -68,14 +72,7 @@ def run_batch(
     days = sorted({hour.start.date() for hour in hours if wanted.hold(hour.start.date())})
     if days:
         whole = Days(days[0], days[-1] + timedelta(days=1))
-
-        def read(paths: list[str], names: str) -> DataFrame:
-            return read_lines(spark, paths, names).transform(
-                lambda lines: in_range(lines, whole.from_ms, whole.to_ms)
-            )
-
-        lines = read([hour.path for hour in hours], FILES)
-        write_tables(spark, str(out), Input(lines, hours, read), days, goals)
+        write_tables(spark, str(out), _opened(spark, [hour.path for hour in hours], whole), days, goals)
     return days
 
 
@@ -86,15 +83,34 @@ def roll_up(
     goals = objectives.load_objectives(config)
 
     def replace(lines: DataFrame, days: list[date]) -> None:
-        write_tables(spark, out, Input(lines, (), lambda paths, names: lines), sorted(days), goals)
+        def opened(keep: Keep) -> Input:
+            return Input(keep(slices(lines)), lines, list, lambda *_: lines)
+
+        write_tables(spark, out, opened, sorted(days), goals)
 
     return replace
+
+
+def _opened(spark: SparkSession, paths: list[str], days: Days) -> Open:
+    """The lines of these folders, of whole days."""
+
+    def opened(keep: Keep) -> Input:
+        contents = files(spark, paths)
+        found = read_slices(contents, days, keep)
+
+        def read(some: list[str] | None, blocks: Blocks) -> DataFrame:
+            chosen = contents if some is None else contents.filter(name_of(F.col(FILE)).isin(some))
+            return read_blocks(chosen, days, blocks, keep)
+
+        return Input(found.made, found.odd, partial(input_files, contents), read)
+
+    return opened
 
 
 def write_tables(
     spark: SparkSession,
     out: str,
-    given: Input,
+    opened: Open,
     days: Sequence[date],
     goals: dict[str, objectives.Objective],
 ) -> None:
@@ -105,8 +121,8 @@ def write_tables(
         kept.append(rows.persist(StorageLevel.MEMORY_AND_DISK))
         return rows
 
-    store, raw = Store(spark, out, days), keep(slices(given.lines))
-    made = without_duplicates(raw, given.hours, given.read, keep)
+    store, given = Store(spark, out, days), opened(keep)
+    made = without_duplicates(given.made, given.files, given.read, keep)
     try:
         _write_series(store, made, keep)
         _write_health(store, made, given)
@@ -118,23 +134,19 @@ def write_tables(
 
 def _write_series(store: Store, made: DataFrame, keep: Callable[[DataFrame], DataFrame]) -> None:
     counters, gauges = keep(numbers.counters_minute(made)), keep(numbers.gauges_minute(made))
-    buckets = keep(latencies.bucket_minutes(made))
+    histograms = keep(latencies.latencies(made))
     store.write(COUNTERS_MINUTE, counters)
     store.write(COUNTERS_HOUR, numbers.counters_hour(counters, made))
     store.write(GAUGES_MINUTE, gauges)
     store.write(GAUGES_HOUR, numbers.gauges_hour(gauges))
-    store.write(LATENCIES_MINUTE, latencies.latencies(buckets, made))
-    store.write(LATENCIES_HOUR, latencies.latencies(latencies.bucket_hours(buckets), made))
+    store.write(LATENCIES_MINUTE, latencies.of_period(histograms, "minute"))
+    store.write(LATENCIES_HOUR, latencies.of_period(histograms, "hour"))
     store.write(LAG_MINUTE, groups.lag_minute(gauges, counters))
 
 
 def _write_health(store: Store, made: DataFrame, given: Input) -> None:
     store.write(PROCESSES, processes.processes(made))
-    refused = processes.rejects(made).persist()
-    paths = [row["path"] for row in refused.select("path").distinct().limit(REJECTED_FILES_MAX).collect()]
-    examined = given.read(paths, FILES) if paths else given.lines.limit(0)
-    store.write(REJECTS, processes.with_examples(refused, examined))
-    refused.unpersist()
+    store.write(REJECTS, processes.with_examples(processes.rejects(made), given.refused))
 
 
 def _write_judged(store: Store, days: Sequence[date], goals: dict[str, objectives.Objective]) -> None:

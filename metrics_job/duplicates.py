@@ -6,77 +6,76 @@ whole rest of the job. So the slices (metrics_job.slices) keep the set of sequen
 them. Where that set is smaller than the number of lines, the block of that instance is taken out, its files
 are read again, each line is counted once, and the sums are put back.
 
-Which files those are follows from the layout: the instance's name, the interval's hour and the hour after it.
-Should the second reading find another number of lines than the first one, names and contents do not agree,
-and all files of the range are read again.
+Which files those are follows from their names (docs/formats-samples.md), and a file with a name of another
+kind may hold anything. Should the second reading find another number of lines than the first one, names and
+contents do not agree, and all files are read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from metrics_job.folders import Hour
-from metrics_job.read import FILES, REASON
-from metrics_job.slices import BLOCK, COPIES, MINUTE_MS, slices
+from metrics_job.read import REASON
+from metrics_job.slices import BLOCK, COPIES, slices
 
-HOUR_MINUTES = 60
-INSTANCES_MAX = 200  # in one pattern; more, and all files of those hours are read again
+FILES_MAX = 2_000  # more, and all are read again: listing them one by one would take as long
 LINE_KEY = ("instance", "seq", "metric", "labels")
-Read = Callable[[list[str], str], DataFrame]  # folders or files, a pattern of names
+_NAME = re.compile(r"(?:samples-(\w+)-(\d+)|hour-(\w+)-(\d+)-(\d+))\.jsonl\Z")
+Blocks = Collection[tuple[str, int]]  # instance, block
+Read = Callable[[list[str] | None, Blocks], DataFrame]  # the names of files, None: all
 Keep = Callable[[DataFrame], DataFrame]
 
 
 def without_duplicates(
-    made: DataFrame, hours: Sequence[Hour], read: Read, keep: Keep = DataFrame.persist
+    made: DataFrame, files: Callable[[], list[str]], read: Read, keep: Keep = DataFrame.persist
 ) -> DataFrame:
-    """Slices in which every line counts once. `made` is persisted; `read` gives the range's lines of files;
-    `keep` persists what is used more than once until the run ends."""
+    """Slices in which every line counts once. `made`: slices of `files`, persisted; `read` gives the lines of
+    some of these files, at least those of some blocks; `keep` persists what is used more than once."""
     twice = keep(_blocks_with_duplicates(made))
     rows = twice.collect()
     if not rows:
         return made
-    again = keep(_repaired(read(*_places(hours, rows)), twice))
+    blocks = {(row["instance"], row["block"]) for row in rows}
+    some = files_of(blocks, files())
+    again = keep(_repaired(read(some if 0 < len(some) <= FILES_MAX else None, blocks), twice))
     if _lines(again, COPIES) != sum(row["lines"] for row in rows):
-        again = keep(_repaired(read([hour.path for hour in hours], FILES), twice))
+        again = keep(_repaired(read(None, blocks), twice))
     touched = _touched(made, twice)
     return made.join(touched, on=["series", "block"], how="left_anti").unionByName(again)
 
 
+def files_of(blocks: Blocks, files: Sequence[str]) -> list[str]:
+    """The names of the files that by their names can hold lines of these (instance, block)."""
+    return [name for path in files if _can_hold(name := path.rpartition("/")[2], blocks)]
+
+
+def _can_hold(name: str, blocks: Blocks) -> bool:
+    found = _NAME.match(name)
+    if found is None:
+        return True
+    instance, first, last = found[1] or found[3], int(found[2] or found[4]), int(found[2] or found[5])
+    return any((instance, block) in blocks for block in range(first // BLOCK, last // BLOCK + 1))
+
+
 def _blocks_with_duplicates(made: DataFrame) -> DataFrame:
-    """instance, block, the lines read of it and the minutes they fall in."""
-    doubled = F.max(F.col("lines") != F.bit_count("seen"))
+    """instance, block, and the lines read of it."""
     return (
         made.filter(F.col("instance").isNotNull())
-        .groupBy("instance", "block")
+        .groupBy("series", "block")
         .agg(
-            doubled.alias("doubled"),
+            F.any_value("instance").alias("instance"),
             F.sum("lines").alias("lines"),
-            F.collect_set(F.floor(F.col("minute") / HOUR_MINUTES)).alias("hours"),
+            F.bit_or("seen").alias("seen"),
         )
+        .groupBy("instance", "block")
+        .agg(F.max(F.col("lines") != F.bit_count("seen")).alias("doubled"), F.sum("lines").alias("lines"))
         .filter("doubled")
         .drop("doubled")
     )
-
-
-def _places(hours: Sequence[Hour], rows: Sequence[Any]) -> tuple[list[str], str]:
-    """The folders and the pattern of names of the files that can hold those blocks."""
-    there = {hour.start: hour.path for hour in hours}
-    ended = {
-        _start(number) + timedelta(hours=late) for row in rows for number in row["hours"] for late in (0, 1)
-    }
-    instances = sorted({row["instance"] for row in rows})
-    paths = sorted(there[start] for start in ended if start in there)
-    safe = len(instances) <= INSTANCES_MAX and all(map(str.isalnum, instances))
-    return paths, "*-{" + ",".join(instances) + "}-*.jsonl" if safe else FILES
-
-
-def _start(hour: int) -> datetime:
-    return datetime.fromtimestamp(hour * HOUR_MINUTES * MINUTE_MS / 1000, UTC)
 
 
 def _repaired(lines: DataFrame, twice: DataFrame) -> DataFrame:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from ddmq_common.errors import ConfigError
 
@@ -105,6 +105,11 @@ class Folders:
 
     def _system(self, path: str) -> Any:
         return self._path(path).getFileSystem(self._settings)
+
+
+def input_files(rows: DataFrame) -> list[str]:
+    """The files that rows are read from; how a path is written depends on the file system."""
+    return list(rows.inputFiles())
 
 
 def _matching(names: Iterable[str], pattern: re.Pattern[str]) -> list[tuple[str, str]]:

@@ -28,22 +28,21 @@ UNKNOWN_VERSION, CORRUPT_LINE, UNKNOWN_METRIC, BAD_VALUE = (
     "unknown metric",
     "bad value",
 )
-FILES = "*.jsonl"
 READER_OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": CORRUPT,
-    "pathGlobFilter": FILES,
+    "pathGlobFilter": "*.jsonl",
     "encoding": "UTF-8",
 }
 
 
-def read_lines(spark: SparkSession, paths: list[str], names: str = FILES) -> DataFrame:
-    """Every line of the files in `paths` called `names`, with its file, kind and the reason to refuse it.
+def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
+    """Every line of the sample files in `paths`, with its file, kind and the reason to refuse it.
 
     Files whose name starts with a dot are being written: Spark leaves them out. `reason` is null for good
     lines. The line's own text is there only where it could not be read.
     """
-    lines = spark.read.schema(line_schema()).options(**READER_OPTIONS | {"pathGlobFilter": names}).json(paths)
+    lines = spark.read.schema(line_schema()).options(**READER_OPTIONS).json(paths)
     return lines.withColumn(FILE, F.col("_metadata.file_path")).transform(classified)
 
 

@@ -27,6 +27,20 @@ SUM = -1  # in `bucket`: the row of the line's own number
 NAMES = ("metric", "process", "instance", "topic", "group", "detail")
 KEY = ("kind", "minute", "series", "lane", "merged", "bucket", "block", *NAMES)
 COPIES = "copies"
+HISTOGRAM_INPUT = (
+    "minute",
+    "lane",
+    "merged",
+    "bucket",
+    "total",
+    "metric",
+    "process",
+    "topic",
+    "group",
+    "detail",
+)
+BUCKET, REJECT = "bucket", "reject"  # kinds of rows besides those of metrics
+ODD = "odd"  # a line that metrics_job.arrow leaves to Spark's reader
 
 
 def slices(lines: DataFrame) -> DataFrame:
@@ -54,7 +68,7 @@ def _named(lines: DataFrame) -> DataFrame:
     who = ("metric", "labels")
     copies = F.col(COPIES) if COPIES in lines.columns else F.lit(1).cast("long")
     return lines.select(
-        F.when(refused, "reject").otherwise(F.col(KIND)).alias("kind"),
+        F.when(refused, REJECT).otherwise(F.col(KIND)).alias("kind"),
         F.when(~refused, F.floor(F.col("to") / MINUTE_MS)).otherwise(_day_given(lines)).alias("minute"),
         F.xxhash64("instance", "process", *who).alias("series"),
         F.xxhash64("process", *who).alias("lane"),
@@ -89,7 +103,7 @@ def _contributions(named: DataFrame) -> DataFrame:
     first = F.col("position") == 0
     counted = F.get(F.col("counts"), F.col("position") - 1)
     return rows.select(
-        F.when(first, F.col("kind")).otherwise("bucket").alias("kind"),
+        F.when(first, F.col("kind")).otherwise(F.lit(BUCKET)).alias("kind"),
         "minute",
         "series",
         "lane",
@@ -121,15 +135,3 @@ def _sums() -> list[Column]:
         F.max("to").alias("to_ms"),
         F.count_if(length < 0).alias("clock_steps"),
     ]
-
-
-def names(made: DataFrame, key: str) -> DataFrame:
-    """The names that belong to each `series`, `lane` or `merged` id of histograms; few rows."""
-    wanted = {"series": NAMES, "lane": ("metric", "process", "topic", "group", "detail")}.get(
-        key, ("metric", "topic", "group", "detail")
-    )
-    return (
-        made.filter(F.col("kind") == "histogram")
-        .groupBy(key)
-        .agg(*(F.any_value(name).alias(name) for name in wanted))
-    )
