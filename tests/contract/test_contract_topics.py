@@ -13,12 +13,24 @@ from ddmq_common.errors import CallerError, NoSuchTopicError
 
 def test_a_made_topic_is_known_with_all_it_was_made_with(kit: Kit) -> None:
     info = kit.make(
-        "orders", 3, readable=True, writable=False, delay="none", body_bytes_max=77, source="topics.yaml",
+        "orders",
+        3,
+        readable=True,
+        writable=False,
+        delay="none",
+        body_bytes_max=77,
+        source="topics.yaml",
         delay_dialects=("amq", "ddmq"),
     )
     assert info.incarnation > 0
     expected = TopicInfo(
-        "orders", info.incarnation, 3, writable=False, delay="none", body_bytes_max=77, source="topics.yaml",
+        "orders",
+        info.incarnation,
+        3,
+        writable=False,
+        delay="none",
+        body_bytes_max=77,
+        source="topics.yaml",
         delay_dialects=("amq", "ddmq"),
     )
     assert info == expected
