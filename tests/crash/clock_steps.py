@@ -30,7 +30,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 
-from ddmq_client import CancelOutcome, Consumer, DelayStatus, Message, Producer
+from ddmq_client import CancelOutcome, Consumer, DelayStatus, Message, NotStoredError, Producer
 from ddmq_client.delays import DelayResult
 from tests.crash.stepped_process import SteppedClock
 from tests.scenarios.real_server import RealServer, until
@@ -160,6 +160,14 @@ class Load:
             self._pause(random.uniform(0, 0.05))
             made.outcome = self._producer.cancel(result, timeout_ms=TIMEOUT_MS)
 
+    def _begins(self) -> bool:
+        """Whether the first send is taken; refused ones were not sent."""
+        try:
+            self.one()
+        except NotStoredError:
+            return False
+        return True
+
     @staticmethod
     def _pause(seconds: float) -> None:
         threading.Event().wait(seconds)
@@ -176,6 +184,7 @@ class Load:
 
     def run(self, seconds: float) -> None:
         """All of it."""
+        until(self._begins, "a delay service runs", 30)
         end = time.monotonic() + seconds
         step_at = time.monotonic() + 0.5
         address = f"127.0.0.1:{self._ports['consumer']}"
