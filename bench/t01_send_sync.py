@@ -21,15 +21,20 @@ REACH = {1024: "≥ 45,000/s, p99 ≤ 3 ms, ≥ 0.65 of the floor", 128: ""}
 
 def measure(server: Running, body_bytes: int, calls: int = CALLS) -> dict[str, float]:
     """One round; raises when an answer is not code 0."""
-    connections = load.connect(server.addresses["producer"], CONNECTIONS)
     requests = [
         frames.send_sync(b"bench", b"key-%d" % index, bytes(body_bytes), index)
         for index in range(CONNECTIONS)
     ]
+    return driven(server, load.answered_ok(requests, calls), calls)
+
+
+def driven(server: Running, requests: load.Next, calls: int) -> dict[str, float]:
+    """So many calls over CONNECTIONS; raises unless every one is answered."""
+    connections = load.connect(server.addresses["producer"], CONNECTIONS)
     latencies: list[float] = []
 
     def act() -> int:
-        latencies.extend(load.closed_loop(connections, load.answered_ok(requests, calls)))
+        latencies.extend(load.closed_loop(connections, requests))
         return calls
 
     began = time.perf_counter()

@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench import frames, load
-from bench.harness import CLIENT_CORE, Series, percentiles, pin, run, sized
+from bench.harness import CLIENT_CORE, Series, pin, run, sized
 from bench.servers import Running, scratch, start
+from bench.t01_send_sync import CONNECTIONS, driven
 from ddmq_common.delivery import zigzag
 
-CONNECTIONS = 64
 CALLS = sized(30_000, 1_000)
 BODY = 1024
 WAIT_S = 60.0
@@ -62,24 +62,6 @@ class Adds:
         return next_frame
 
 
-def measure(server: Running, requests: load.Next, calls: int) -> dict[str, float]:
-    connections = load.connect(server.addresses["producer"], CONNECTIONS)
-    latencies: list[float] = []
-
-    def act() -> int:
-        latencies.extend(load.closed_loop(connections, requests))
-        return calls
-
-    began = time.perf_counter()
-    cost_us = server.cpu_us(act)
-    seconds = time.perf_counter() - began
-    for one in connections:
-        one.close()
-    if len(latencies) != calls:
-        raise AssertionError(f"{len(latencies)} answers to {calls} calls")
-    return {"per_s": calls / seconds} | percentiles(latencies) | {"cpu_us": cost_us}
-
-
 def pending(service: Running) -> int:
     """How many messages the delay service holds."""
     connection = http.client.HTTPConnection(*service.addresses["admin"], timeout=10)
@@ -92,7 +74,7 @@ def pending(service: Running) -> int:
 def measure_adds(server: Running, service: Running, adds: Adds, calls: int = CALLS) -> dict[str, float]:
     """One round; `to_store_per_s`: until the store had all; `service_cpu_us`: what each cost there."""
     before, began, spent = pending(service), time.perf_counter(), service.cpu_seconds()
-    found = measure(server, adds.requests(calls), calls)
+    found = driven(server, adds.requests(calls), calls)
     while pending(service) - before != calls:
         if time.perf_counter() - began > WAIT_S:
             raise AssertionError(f"{calls} answered OK, {pending(service) - before} in the store")
@@ -103,7 +85,7 @@ def measure_adds(server: Running, service: Running, adds: Adds, calls: int = CAL
 
 def measure_sends(server: Running) -> dict[str, float]:
     requests = [frames.send_sync(b"now", b"key-%d" % n, bytes(BODY), n) for n in range(CONNECTIONS)]
-    return measure(server, load.answered_ok(requests, CALLS), CALLS)
+    return driven(server, load.answered_ok(requests, CALLS), CALLS)
 
 
 def alone(part: str, data_dir: Path, *flags: str, cores: set[int] | None = None) -> Running:
