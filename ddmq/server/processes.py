@@ -8,7 +8,6 @@ that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed o
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -68,6 +67,21 @@ class Part:
             self.arguments[self.arguments.index(f"--{name}") + 1] = str(address)
 
 
+class Wakes:
+    """Waits for a signal, SIGCHLD included. One that came since the last wait, or since this was made, ends
+    the wait at once: a wait in the system alone would sleep on when the signal comes just before it."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+
+    def wait(self) -> None:
+        """Until there is a signal; its handler has run then."""
+        self._read.recv(4096)
+
+
 class Supervisor:
     """Starts the parts, starts them again when they die, stops them together."""
 
@@ -92,12 +106,14 @@ class Supervisor:
     def watch(self) -> None:
         """Until stopped: start again what dies."""
         pauses = {part.name: PAUSE_FIRST_S for part in self.parts}
+        wakes = Wakes()
         while not self.stopping:
-            pid, status = os.wait()
-            part = next((part for part in self.parts if part.child and part.child.pid == pid), None)
-            if part is None or self.stopping:
+            part = next((part for part in self.parts if part.child and part.child.poll() is not None), None)
+            if part is None or part.child is None:
+                wakes.wait()
                 continue
-            log.warning("part died, starting it again", extra={"part": part.name, "how": _ended(status)})
+            how = _ended(part.child.returncode)
+            log.warning("part died, starting it again", extra={"part": part.name, "how": how})
             if time.monotonic() - part.started_at > PAUSE_MAX_S:
                 pauses[part.name] = PAUSE_FIRST_S  # it had settled
             threading.Event().wait(pauses[part.name])
@@ -154,16 +170,12 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
         "admin": consumer.addresses["admin"],
     }
     click.echo(ready_line(addresses, config.serve.data_dir))
-    try:
-        supervisor.watch()
-    except ChildProcessError:
-        pass
+    supervisor.watch()
     supervisor.join()
 
 
-def _ended(status: int) -> str:
-    """How a child ended, from what os.wait gave."""
-    code = os.waitstatus_to_exitcode(status)
+def _ended(code: int) -> str:
+    """How a child ended, from its return code."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -124,6 +126,25 @@ def test_an_interrupt_of_the_terminal_drains_every_process_once(tmp_path: Path) 
     finally:
         signal.signal(signal.SIGINT, previous)
         server.end()
+
+
+def test_a_signal_just_before_the_wait_ends_the_wait() -> None:
+    """What a wait in the system alone would sleep through, until some part died."""
+    code = """
+import os, signal
+from ddmq.server.processes import Wakes
+told = []
+signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
+wakes = Wakes()
+os.kill(os.getpid(), signal.SIGINT)
+assert told == [signal.SIGINT]
+wakes.wait()
+print("awake")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "awake\n"
 
 
 @pytest.mark.slow
