@@ -1,6 +1,6 @@
 """The batch job: samples of whole days in, their tables out, replaced. Streaming may use it for its days.
 
-Everything is made from slices (one reading of the files, persisted) and from tables made before. The job may
+Everything is made from minutes (one reading of the files, persisted) and from tables made before. The job may
 be repeated, on the same range or on one that overlaps: the dates it covers are replaced, nothing else is
 touched. A date of which no sample folder is left (retention) keeps its tables.
 """
@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from metrics_job.arrow.read import files, name_of, read_blocks, read_slices
-from metrics_job.duplicates import Blocks, Keep, Read, without_duplicates
+from metrics_job.arrow.read import Found, files, read_minutes
 from metrics_job.folders import Days, Folders, days_of, input_files
-from metrics_job.read import FILE
+from metrics_job.minutes import Keep, minutes
 from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
 from metrics_job.session import session
-from metrics_job.slices import slices
 from metrics_job.tables import (
     ANOMALIES_HOUR,
     COUNTERS_HOUR,
@@ -41,17 +37,7 @@ from metrics_job.tables import (
 )
 from metrics_job.write import Store
 
-
-class Input(NamedTuple):
-    """What a run works on: the slices of its lines, persisted."""
-
-    made: DataFrame
-    refused: DataFrame  # lines, those that were refused among them
-    files: Callable[[], list[str]]
-    read: Read  # lines of some files again
-
-
-Open = Callable[[Keep], Input]
+Open = Callable[[Keep], Found]
 
 
 def run_batch(
@@ -83,28 +69,15 @@ def roll_up(
     goals = objectives.load_objectives(config)
 
     def replace(lines: DataFrame, days: list[date]) -> None:
-        def opened(keep: Keep) -> Input:
-            return Input(keep(slices(lines)), lines, list, lambda *_: lines)
-
-        write_tables(spark, out, opened, sorted(days), goals)
+        write_tables(spark, out, lambda keep: Found(keep(minutes(lines, keep)), lines), sorted(days), goals)
 
     return replace
 
 
 def _opened(spark: SparkSession, paths: list[str], days: Days) -> Open:
     """The lines of these folders, of whole days."""
-
-    def opened(keep: Keep) -> Input:
-        contents = files(spark, paths)
-        found = read_slices(contents, days, keep)
-
-        def read(some: list[str] | None, blocks: Blocks) -> DataFrame:
-            chosen = contents if some is None else contents.filter(name_of(F.col(FILE)).isin(some))
-            return read_blocks(chosen, days, blocks, keep)
-
-        return Input(found.made, found.odd, partial(input_files, contents), read)
-
-    return opened
+    contents = files(spark, paths)
+    return lambda keep: read_minutes(contents, input_files(contents), days, keep)
 
 
 def write_tables(
@@ -121,18 +94,18 @@ def write_tables(
         kept.append(rows.persist(StorageLevel.MEMORY_AND_DISK))
         return rows
 
-    store, given = Store(spark, out, days), opened(keep)
-    made = without_duplicates(given.made, given.files, given.read, keep)
     try:
-        _write_series(store, made, keep)
-        _write_health(store, made, given)
+        store, found = Store(spark, out, days), opened(keep)
+        _write_series(store, found.made, keep)
+        store.write(PROCESSES, processes.processes(found.made))
+        store.write(REJECTS, None if found.odd is None else processes.rejects(found.odd))
         _write_judged(store, days, goals)
     finally:
         for rows in kept:
             rows.unpersist()
 
 
-def _write_series(store: Store, made: DataFrame, keep: Callable[[DataFrame], DataFrame]) -> None:
+def _write_series(store: Store, made: DataFrame, keep: Keep) -> None:
     counters, gauges = keep(numbers.counters_minute(made)), keep(numbers.gauges_minute(made))
     histograms = keep(latencies.latencies(made))
     store.write(COUNTERS_MINUTE, counters)
@@ -142,11 +115,6 @@ def _write_series(store: Store, made: DataFrame, keep: Callable[[DataFrame], Dat
     store.write(LATENCIES_MINUTE, latencies.of_period(histograms, "minute"))
     store.write(LATENCIES_HOUR, latencies.of_period(histograms, "hour"))
     store.write(LAG_MINUTE, groups.lag_minute(gauges, counters))
-
-
-def _write_health(store: Store, made: DataFrame, given: Input) -> None:
-    store.write(PROCESSES, processes.processes(made))
-    store.write(REJECTS, processes.with_examples(processes.rejects(made), given.refused))
 
 
 def _write_judged(store: Store, days: Sequence[date], goals: dict[str, objectives.Objective]) -> None:

@@ -17,7 +17,7 @@ from ddmq_common.metrics.catalogue import CATALOGUE
 
 VERSION = 1  # of the sample lines this job reads
 PROCESS_METRIC = "ddmq_process"  # the first line of a file: not a metric, says what the file is
-STATE_LABEL = "state"
+STATE_LABEL, LAST = "state", "last"  # its label, and what the last file of a process says there
 CORRUPT = "corrupt_line"  # where the reader keeps a line that is not a sample
 PARTITION = "date"
 
@@ -104,7 +104,8 @@ LAG_MINUTE = Table(
         start=T.TimestampType(),
         group=STRING,
         topic=STRING,
-        lag=DOUBLE,
+        lag=DOUBLE,  # at the end of the minute
+        lag_max=DOUBLE,
         lag_age_ms=DOUBLE,
         finished_per_s=DOUBLE,
         arrived_per_s=DOUBLE,

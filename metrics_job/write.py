@@ -23,13 +23,15 @@ class Store:
         self._spark, self._out, self._dates = spark, out, list(dates)
         self._folders = Folders(spark)
 
-    def write(self, table: Table, rows: DataFrame) -> None:
-        """Replace the run's dates. `rows` has the table's columns, and `date` or what it follows from."""
+    def write(self, table: Table, rows: DataFrame | None) -> None:
+        """Replace the run's dates. `rows` has the table's columns, and `date` or what it follows from; None:
+        there are none."""
         path = table_path(self._out, table)
         before = {day: self._files(path, day) for day in self._dates}
-        shaped = _shaped(table, rows).filter(F.col(PARTITION).isin(self._dates))
-        writer = shaped.hint("rebalance", PARTITION).write.mode("overwrite").partitionBy(PARTITION)
-        writer.option("partitionOverwriteMode", "dynamic").parquet(path)
+        if rows is not None:
+            shaped = _shaped(table, rows).filter(F.col(PARTITION).isin(self._dates))
+            writer = shaped.hint("rebalance", PARTITION).write.mode("overwrite").partitionBy(PARTITION)
+            writer.option("partitionOverwriteMode", "dynamic").parquet(path)
         for day, files in before.items():
             if files and self._files(path, day) == files:  # nothing was written in their place
                 self._folders.delete(_partition(path, day))

@@ -1,1 +1,1 @@
-"""Sample files into slices by Arrow: columns are parsed and added up in Python workers."""
+"""Sample files into minutes: lines are decoded and added up in Python workers, by columns."""

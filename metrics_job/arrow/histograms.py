@@ -1,7 +1,6 @@
 """Histograms merged exactly, bucket by bucket, over intervals, processes and hours, part by part.
 
-The rows come sorted by nothing, but all of one merged series (with all its lanes) lie in one part. A row with
-the bucket SUM holds the sum of what was observed and the names; the others hold how often a bucket was met.
+The rows come sorted by nothing, but all of one day that differ only in their process lie in one part.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import pyarrow.compute as pc
 
 from ddmq_common.metrics.buckets import BUCKETS, upper_edge
 from metrics_job.arrow.parse import column
-from metrics_job.slices import HISTOGRAM_INPUT, SUM
+from metrics_job.arrow.series import codes_of
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 PERIODS = {"minute": 1, "hour": 60}  # in minutes
 NAMES = ("metric", "process", "topic", "group", "detail")
+GIVEN = ("minute", *NAMES, "total", "buckets", "counts")
 _BY = ("minute", "id")
 _EDGES = [upper_edge(index) for index in range(BUCKETS)]
 
@@ -33,59 +33,58 @@ def schema() -> Any:
 
 
 def merged(batches: Iterator[Any]) -> Iterator[Any]:
-    """Batches of slices.HISTOGRAM_INPUT to batches of schema()."""
+    """Batches of the columns GIVEN of metrics_job.minutes to batches of schema()."""
     given = list(batches)
-    rows = pa.Table.from_batches(given).select(HISTOGRAM_INPUT) if given else None
+    rows = pa.Table.from_batches(given).select(GIVEN).combine_chunks() if given else None
     if rows is None or not rows.num_rows:
         return
-    named = rows.filter(pc.equal(rows["bucket"], SUM))
-    for key in ("lane", "merged"):
-        names = _names(named, key)
-        minutes = _sums(rows.select(["minute", "bucket", "total"]).append_column("id", rows[key]))
+    parents, sums, met = pc.list_parent_indices(column(rows, "buckets")), *_apart(rows)
+    for together in (False, True):
+        codes, known = codes_of([column(rows, name) for name in NAMES if name != "process" or not together])
+        names = [(one[0], "", *one[1:]) for one in known] if together else known
+        minutes = _sums(met.append_column("id", codes.take(parents)), "bucket")
+        totals = _sums(sums.append_column("id", codes))
         for period, length in PERIODS.items():
-            yield from _table(period, _sums(_by(minutes, length)), names).combine_chunks().to_batches()
+            found = _sums(_by(minutes, length), "bucket"), _sums(_by(totals, length))
+            yield from _table(period, *found, names).combine_chunks().to_batches()
 
 
-def _names(named: Any, key: str) -> Any:
-    """id and names, each id once; a merged series has the process ""."""
-    first = named.select([key, *NAMES]).group_by(key, use_threads=False)
-    found = first.aggregate([(name, "first") for name in NAMES])
-    columns = {name: column(found, f"{name}_first") for name in NAMES}
-    if key == "merged":
-        columns["process"] = pa.array([""] * found.num_rows, pa.string())
-    return pa.table({"id": column(found, key)} | columns)
+def _apart(rows: Any) -> tuple[Any, Any]:
+    """minute and total of every row; minute, bucket and total of every bucket of every row."""
+    lists, minute = column(rows, "buckets"), column(rows, "minute")
+    counted = {"minute": minute.take(pc.list_parent_indices(lists)), "bucket": pc.list_flatten(lists)}
+    return rows.select(["minute", "total"]), pa.table(
+        counted | {"total": pc.list_flatten(column(rows, "counts"))}
+    )
 
 
 def _by(minutes: Any, length: int) -> Any:
+    if length == 1:
+        return minutes
     start = pc.multiply(pc.divide(minutes["minute"], length), length)
     return minutes.set_column(minutes.column_names.index("minute"), "minute", start)
 
 
-def _sums(rows: Any) -> Any:
-    found = rows.group_by([*_BY, "bucket"], use_threads=False).aggregate([("total", "sum")])
+def _sums(rows: Any, *more: str) -> Any:
+    found = rows.group_by([*_BY, *more], use_threads=False).aggregate([("total", "sum")])
     return found.rename_columns(["total" if name == "total_sum" else name for name in found.column_names])
 
 
-def _table(period: str, counted: Any, names: Any) -> Any:
-    """Rows of schema() from what was counted by minute, id and bucket."""
-    real = pc.and_(pc.greater_equal(counted["bucket"], 0), pc.greater(counted["total"], 0.0))
-    buckets = counted.filter(real).sort_by([(name, "ascending") for name in (*_BY, "bucket")])
-    if not buckets.num_rows:
-        return schema().empty_table()
-    made, groups = _percentiles(buckets)
-    sums = counted.filter(pc.equal(counted["bucket"], SUM)).drop_columns(["bucket"])
+def _table(period: str, counted: Any, sums: Any, known: list[tuple[str, ...]]) -> Any:
+    """Rows of schema() from what was counted by minute, id and bucket, and the sums by minute and id."""
+    made, groups = _percentiles(counted.sort_by([(name, "ascending") for name in (*_BY, "bucket")]))
     groups = groups.join(sums, list(_BY), use_threads=False).sort_by("row")
-    named = pc.index_in(column(groups, "id"), column(names, "id"))
-    made |= {name: column(names, name).take(named) for name in NAMES}
     made |= {"minute": column(groups, "minute"), "sum": column(groups, "total")}
-    made["period"] = pa.array([period] * groups.num_rows, pa.string())
+    for at, name in enumerate(NAMES):
+        made[name] = pa.array([one[at] for one in known], pa.string()).take(column(groups, "id"))
+    made["period"] = pa.repeat(period, groups.num_rows)
     return pa.table([made[name] for name in schema().names], schema=schema())
 
 
 def _percentiles(buckets: Any) -> tuple[dict[str, Any], Any]:
     """Columns with a row for each run of one minute and id in these sorted rows; their minute, id and row."""
     minute, ids, bucket = (column(buckets, name) for name in ("minute", "id", "bucket"))
-    size, n = len(ids), column(buckets, "total").cast(pa.int64())
+    size, n = len(ids), column(buckets, "total")
     starts = pa.concat_arrays([pa.array([0], pa.int64()), _changes(minute, ids, size)])
     ends = pa.concat_arrays([starts.slice(1), pa.array([size], pa.int64())])
     through = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(n)])
@@ -101,9 +100,7 @@ def _percentiles(buckets: Any) -> tuple[dict[str, Any], Any]:
     for name, fraction in (PERCENTILES | {"max": 1.0}).items():
         reached = pc.greater_equal(running.cast(pa.float64()), pc.multiply(whole, fraction))
         first = pa.table({"run": run.filter(reached), "bucket": bucket.filter(reached)})
-        found = first.group_by("run", use_threads=False).aggregate(
-            [("bucket", "min")]
-        )  # runs keep their order
+        found = first.group_by("run", use_threads=False).aggregate([("bucket", "min")]).sort_by("run")
         made[name] = edges.take(column(found, "bucket_min"))
     rows = pa.array(range(len(starts)), pa.int64())
     return made, pa.table({"minute": minute.take(starts), "id": ids.take(starts), "row": rows})

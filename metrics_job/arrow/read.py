@@ -1,86 +1,78 @@
-"""Sample files to slices through Arrow: Spark finds and reads the files, Python workers make rows of them.
+"""Sample files to minutes through Arrow: Spark finds and reads the files, Python workers make rows of them.
 
 Spark reads whole files (its `binaryFile`), so that whatever file system it reaches will do; the workers parse
-and add up (metrics_job.arrow.parse, add) and send back a row where there were several lines. Odd lines come
-back as they are and go through the functions of metrics_job.read, which decide what they are.
+and add up (metrics_job.arrow.parse, add) and send back a row where there were several lines. Files that by
+their names may hold the same lines (metrics_job.units) are given to one worker at once.
+
+What cannot be decided there is done again line by line, with Spark's reader and metrics_job.minutes: a unit
+in which that reader finds a line good that was odd before, and everything when names and contents of files
+do not agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from functools import reduce
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from metrics_job.arrow import parse as parsing
-from metrics_job.arrow.add import added, odd_rows, schema
+from metrics_job.arrow.add import FILE as ROW_FILE
+from metrics_job.arrow.add import ODD, TEXT, schema
+from metrics_job.arrow.parse import Odd, column, parse
+from metrics_job.arrow.pieces import pieces, unit_pieces
+from metrics_job.arrow.series import Known
 from metrics_job.arrow.spark import Batches, map_in_arrow
+from metrics_job.arrow.work import DOUBT, Adding, of_days
 from metrics_job.folders import Days
+from metrics_job.minutes import Keep, in_range, minutes
 from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified
-from metrics_job.slices import BLOCK, ODD, in_range, slices
-from metrics_job.tables import CORRUPT, line_schema
+from metrics_job.tables import CORRUPT, VERSION, line_schema
+from metrics_job.units import Units, holds, units_of
 
-PIECE_BYTES = 4 << 20  # that are parsed and added up at once
-Keep = Callable[[DataFrame], DataFrame]
+AGAIN_MAX = 2_000  # intervals; more, and everything is done again: naming files one by one would take as long
 
 
 class Found(NamedTuple):
     """What is in the files."""
 
-    made: DataFrame  # slices(in_range(read_lines(spark, paths))), but a key may come more than once
-    odd: DataFrame  # among them the lines that are refused, as metrics_job.read has them
+    made: DataFrame  # metrics_job.minutes, persisted
+    odd: DataFrame | None  # lines as metrics_job.read has them, those that are refused among them
 
 
-def read_slices(contents: DataFrame, days: Days, keep: Keep) -> Found:
-    """The lines of these days in files(), and all that are refused.
-
-    `keep` persists what is used more than once.
-    """
-
-    def work(batches: Batches) -> Batches:
-        for files, pieces in _pieces(batches):
-            found = parsing.parse(pieces)
-            for table in (*added(_of_days(found.lines, days)), odd_rows(found.odd, files)):
-                yield from table.combine_chunks().to_batches()
-
-    rows = keep(map_in_arrow(contents, work, schema()))
-    odd = in_range(lines_of_text(rows.filter(F.col("kind") == ODD)), days.from_ms, days.to_ms)
-    made = rows.filter(F.col("kind") != ODD).drop("text").unionByName(keep(slices(odd)))
-    return Found(made, odd)
-
-
-def read_blocks(
-    contents: DataFrame, days: Days, blocks: Collection[tuple[str, int]], keep: Keep
-) -> DataFrame:
-    """Lines of the files as metrics_job.read has them: good ones of these (instance, block) of these days,
-    and odd ones of all."""
-    wanted = frozenset(blocks)
-
-    def work(batches: Batches) -> Batches:
-        for files, pieces in _pieces(batches):
-            found = parsing.parse(pieces)
-            lines = _of_blocks(_of_days(found.lines, days), wanted)
-            odd = odd_rows(found.odd, files).select(["text", "detail"])
-            for table in (lines, odd):
-                yield from _widened(table).combine_chunks().to_batches()
-
-    rows = keep(map_in_arrow(contents, work, _lines_schema()))
-    good = rows.filter(F.col("text").isNull()).drop("text", "detail")
-    for name in (CORRUPT, FILE, REASON):
-        good = good.withColumn(name, F.lit(None).cast("string"))
-    odd = in_range(lines_of_text(rows.filter(F.col("text").isNotNull())), days.from_ms, days.to_ms)
-    return good.unionByName(odd)
-
-
-def lines_of_text(odd: DataFrame) -> DataFrame:
-    """Lines as metrics_job.read has them, from rows with `text` and their file as `detail`."""
-    options = {name: READER_OPTIONS[name] for name in ("mode", "columnNameOfCorruptRecord")}
-    line = F.from_json("text", line_schema(), options).alias("line")
-    return odd.select(line, F.col("detail").alias(FILE)).select("line.*", FILE).transform(classified)
+def read_minutes(contents: DataFrame, paths: Iterable[str], days: Days, keep: Keep) -> Found:
+    """The lines of these days in files(), whose names are in `paths`, and all lines that are refused."""
+    units = units_of(paths)
+    if units.strange:
+        return _line_by_line(contents, days, keep)
+    rows = _alone(contents, units, days)
+    if units.shared:
+        rows = rows.unionByName(_together(contents, units, days))
+    rows = keep(rows)
+    kinds = {row["kind"] for row in rows.select("kind").distinct().collect()}
+    if DOUBT in kinds:
+        return _line_by_line(contents, days, keep)
+    if ODD not in kinds:
+        return Found(rows.drop(TEXT, ROW_FILE), None)
+    odd = rows.filter(F.col("kind") == ODD).select(TEXT, ROW_FILE)
+    lines = keep(in_range(_lines_of_text(odd), days.from_ms, days.to_ms))
+    made, good = rows.filter(F.col("kind") != ODD), lines.filter(F.col(REASON).isNull())
+    told = good.select(_name_of(F.col(FILE)).alias("name"), "instance", "seq").distinct()
+    intervals = [tuple(row) for row in told.limit(AGAIN_MAX).collect()]
+    if len(intervals) == AGAIN_MAX or not all(
+        holds([name], [(instance, seq)]) for name, instance, seq in intervals
+    ):
+        return _line_by_line(contents, days, keep)
+    again = {units.unit(name) for name, *_ in intervals}
+    if again:
+        names = [*again, *(name for name, unit in units.shared.items() if unit in again)]
+        some = contents.filter(_name_of(F.col(FILE)).isin(names))
+        made = made.filter(F.col(ROW_FILE).isNull() | ~F.col(ROW_FILE).isin(list(again)))
+        made = made.drop(TEXT, ROW_FILE).unionByName(minutes(_lines(some, days, keep), keep))
+    return Found(made.drop(TEXT, ROW_FILE), lines)
 
 
 def files(spark: SparkSession, paths: list[str]) -> DataFrame:
@@ -89,56 +81,104 @@ def files(spark: SparkSession, paths: list[str]) -> DataFrame:
     return found.load(paths).select(F.col("_metadata.file_path").alias(FILE), "content")
 
 
-def name_of(path: Column) -> Column:
-    """The name of a file from its path."""
+def _alone(contents: DataFrame, units: Units, days: Days) -> DataFrame:
+    shared = frozenset(units.shared)
+
+    def work(batches: Batches) -> Batches:
+        adding = Adding(days)
+        for piece in pieces(_contents(batches), shared):
+            for table in adding.alone(piece):
+                yield from table.combine_chunks().to_batches()
+
+    return map_in_arrow(contents, work, schema())
+
+
+def _together(contents: DataFrame, units: Units, days: Days) -> DataFrame:
+    def work(batches: Batches) -> Batches:
+        adding = Adding(days)
+        found = ((row[0].as_py(), row[1].as_py(), row[2].as_py()) for batch in batches
+                 for row in zip(*batch.columns, strict=True))  # fmt: skip
+        for unit, piece in unit_pieces(found):
+            for table in adding.together(unit, piece):
+                yield from table.combine_chunks().to_batches()
+
+    names = contents.sparkSession.createDataFrame(list(units.shared.items()), "name string, unit string")
+    some = contents.join(F.broadcast(names), _name_of(F.col(FILE)) == F.col("name"))
+    sorted_ = some.select("unit", FILE, "content").repartition("unit").sortWithinPartitions("unit")
+    return map_in_arrow(sorted_, work, schema())
+
+
+def _line_by_line(contents: DataFrame, days: Days, keep: Keep) -> Found:
+    lines = _lines(contents, days, keep)
+    return Found(keep(minutes(lines, keep)), lines)
+
+
+def _lines(contents: DataFrame, days: Days, keep: Keep) -> DataFrame:
+    """Lines of these days as metrics_job.read has them, and all that are refused."""
+
+    def work(batches: Batches) -> Batches:
+        for piece in pieces(_contents(batches)):
+            known = Known()
+            found = parse(piece.data, known)
+            lines = of_days(found.lines, days).combine_chunks()
+            for columns in (_whole_lines(lines, known), _odd_lines(found.odd, piece.files)):
+                yield from _widened(columns).to_batches()
+
+    rows = keep(map_in_arrow(contents, work, _lines_schema()))
+    good = rows.filter(F.col(TEXT).isNull()).drop(TEXT, ROW_FILE)
+    for name in (CORRUPT, FILE, REASON):
+        good = good.withColumn(name, F.lit(None).cast("string"))
+    odd = _lines_of_text(rows.filter(F.col(TEXT).isNotNull()))
+    return good.unionByName(in_range(odd, days.from_ms, days.to_ms))
+
+
+def _lines_of_text(odd: DataFrame) -> DataFrame:
+    """Lines as metrics_job.read has them."""
+    options = {name: READER_OPTIONS[name] for name in ("mode", "columnNameOfCorruptRecord")}
+    line = F.from_json(TEXT, line_schema(), options).alias("line")
+    return odd.select(line, F.col(ROW_FILE).alias(FILE)).select("line.*", FILE).transform(classified)
+
+
+def _name_of(path: Column) -> Column:
     return F.substring_index(path, "/", -1)
 
 
-def _of_days(lines: Any, days: Days) -> Any:
-    """The lines whose interval ends in them."""
-    if days.from_ms is not None:
-        lines = lines.filter(pc.greater_equal(lines["to"], days.from_ms))
-    return lines if days.to_ms is None else lines.filter(pc.less(lines["to"], days.to_ms))
-
-
-def _of_blocks(lines: Any, wanted: frozenset[tuple[str, int]]) -> Any:
-    there, block = set(pc.unique(lines["instance"]).to_pylist()), pc.divide(lines["seq"], BLOCK)
-    masks = [pc.and_(pc.equal(lines["instance"], instance), pc.equal(block, number))
-             for instance, number in wanted if instance in there]  # fmt: skip
-    return lines.filter(reduce(pc.or_, masks)) if masks else lines.slice(0, 0)
+def _contents(batches: Batches) -> Iterator[tuple[str, bytes]]:
+    for batch in batches:
+        for file, content in zip(batch.column(0), batch.column(1), strict=True):
+            yield file.as_py(), content.as_py()
 
 
 def _lines_schema() -> Any:
-    more = [pa.field(name, pa.string()) for name in (KIND, "text", "detail")]
-    return pa.schema([*parsing.line_schema(), *more])
+    fields = [field for field in to_arrow_schema(line_schema()) if field.name != CORRUPT]
+    return pa.schema([*fields, *(pa.field(name, pa.string()) for name in (KIND, TEXT, ROW_FILE))])
 
 
-def _widened(table: Any) -> Any:
+def _whole_lines(lines: Any, known: Known) -> dict[str, Any]:
+    """Columns of _lines_schema() from lines of parse.Parsed."""
+    codes, number = column(lines, "code"), column(lines, "number")
+    kinds = known.column("kind", codes)
+    is_histogram = pc.equal(kinds, "histogram")
+    labels = [dict(known.series[code].labels) for code in codes.to_pylist()]
+    made = {name: column(lines, name) for name in ("seq", "from", "to", "buckets", "counts")}
+    made |= known.columns(("process", "instance", "metric"), codes)
+    made |= {"v": pa.repeat(VERSION, len(codes)), KIND: kinds}
+    made["labels"] = pa.array(labels, _lines_schema().field("labels").type)
+    none = pa.scalar(None, pa.float64())
+    made |= {"sum": pc.if_else(is_histogram, number, none), "value": pc.if_else(is_histogram, none, number)}
+    return made
+
+
+def _odd_lines(odd: list[Odd], files: list[str]) -> dict[str, Any]:
+    texts, names = [one.text for one in odd], [files[one.file] for one in odd]
+    return {TEXT: pa.array(texts, pa.string()), ROW_FILE: pa.array(names, pa.string())}
+
+
+def _widened(columns: dict[str, Any]) -> Any:
     """A table of _lines_schema(): null where nothing is given."""
-    made = [table[field.name] if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-            for field in _lines_schema()]  # fmt: skip
+    rows = len(next(iter(columns.values())))
+    made = [
+        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows, field.type)
+        for field in _lines_schema()
+    ]
     return pa.table(made, schema=_lines_schema())
-
-
-def _pieces(batches: Batches) -> Iterator[tuple[list[str], list[bytes]]]:
-    """Files and parts of files, cut at line ends, about PIECE_BYTES together."""
-    files: list[str] = []
-    pieces: list[bytes] = []
-    for batch in batches:
-        for file, content in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-            for piece in _cut(content.as_py()):
-                files.append(file)
-                pieces.append(piece)
-                if sum(map(len, pieces)) >= PIECE_BYTES:
-                    yield files, pieces
-                    files, pieces = [], []
-    if pieces:
-        yield files, pieces
-
-
-def _cut(content: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(content):
-        end = content.find(b"\n", at + PIECE_BYTES) + 1
-        yield content[at : end or len(content)]
-        at = end or len(content)

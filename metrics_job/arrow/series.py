@@ -1,48 +1,108 @@
-"""Which series each line of a table belongs to: a number for each different set of names, and the names once.
-
-The columns of names are taken apart into small numbers (one for each different text), and those are put
-together into one number by line. Only for its different values are the names looked up and the ids made.
-"""
+"""Which series lines belong to: a number for each different set of names, and the names once."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metrics_job.arrow.ids import spark_hash
-from metrics_job.arrow.parse import KINDS, column
-from metrics_job.tables import label_names
+from ddmq_common.metrics.catalogue import CATALOGUE
+from metrics_job.tables import LAST, PROCESS_METRIC, STATE_LABEL, label_names
 
-CACHED = 100_000  # series that a worker remembers
+if TYPE_CHECKING:
+    from metrics_job.arrow.parse import Line
+
+KINDS = {PROCESS_METRIC: "process"} | {metric.name: metric.kind for metric in CATALOGUE.values()}
+UNKNOWN = 0  # the number of lines whose names are odd
+_LABELS = msgspec.json.Decoder(dict[str, str])
+_HEAD = attrgetter("instance", "process", "metric")
 
 
 class Series(NamedTuple):
-    """The kind, ids and names of one series, as metrics_job.slices has them."""
+    """The kind and names of one series, as metrics_job.minutes has them; and its labels as they are."""
 
     kind: str
-    series: int
-    lane: int
-    merged: int
     metric: str
     process: str
     instance: str
     topic: str
     group: str
     detail: str
+    is_last: bool  # the line that says that its process stopped
+    labels: tuple[tuple[str, str], ...]
 
 
-def series_of(lines: Any) -> tuple[Any, list[Series]]:
-    """Of a table of parse.Parsed: for every line a position in the list (int32), and the list."""
-    labels = column(lines, "labels")
-    columns = [column(lines, name) for name in ("instance", "process", "metric")]
-    columns += [pc.struct_field(labels, name) for name in label_names()]
-    codes, known = None, [()]
+class Known(dict[tuple[Any, ...], int]):
+    """Numbers of series, by their names as they stand in lines: the same for the life of this object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.series = [Series("", "", "", "", "", "", "", False, ())]
+        self.runs: list[tuple[str, str]] = []  # process, instance
+        self._numbers: dict[Series, int] = {}
+        self._run_numbers: dict[tuple[str, str], int] = {}
+        self._columns: dict[str, Any] = {}
+
+    def codes(self, lines: Iterable[Line]) -> list[int]:
+        """The number of each line; UNKNOWN where the metric is not in the catalogue or a label is no text."""
+        return [self[_HEAD(line), bytes(line.labels)] for line in lines]
+
+    def __missing__(self, key: tuple[Any, ...]) -> int:
+        (instance, process, metric), labels = key
+        made = _series(instance, process, metric, labels)
+        code = UNKNOWN if made is None else self._numbers.setdefault(made, len(self.series))
+        if made is not None and code == len(self.series):
+            self.series.append(made)
+            self._columns = {}
+        self[key] = code
+        return code
+
+    def column(self, name: str, codes: Any) -> Any:
+        """A field of Series for each of these numbers."""
+        if name not in self._columns:
+            self._columns[name] = pa.array([getattr(one, name) for one in self.series])
+        return self._columns[name].take(codes)
+
+    def columns(self, names: Iterable[str], codes: Any) -> dict[str, Any]:
+        """Several."""
+        return {name: self.column(name, codes) for name in names}
+
+    def run(self, codes: Any) -> Any:
+        """A number for the run of a process, a position in `runs`."""
+        if "run" not in self._columns:
+            of = self._run_numbers
+            numbers = [of.setdefault((one.process, one.instance), len(of)) for one in self.series]
+            self.runs, self._columns["run"] = list(of), pa.array(numbers, pa.int64())
+        return self._columns["run"].take(codes)
+
+
+def _series(instance: str, process: str, metric: str, text: bytes) -> Series | None:
+    kind = KINDS.get(metric)
+    try:
+        labels = _LABELS.decode(text)
+    except msgspec.DecodeError:
+        return None
+    if kind is None:
+        return None
+    named = {name: labels[name] for name in label_names() if name in labels}
+    rest = {name: value for name, value in named.items() if name not in ("topic", "group")}
+    detail = ",".join(f"{name}={value}" for name, value in rest.items())
+    is_last = kind == "process" and rest.get(STATE_LABEL) == LAST
+    topic, group = named.get("topic", ""), named.get("group", "")
+    return Series(kind, metric, process, instance, topic, group, detail, is_last, tuple(named.items()))
+
+
+def codes_of(columns: list[Any]) -> tuple[Any, list[Any]]:
+    """For every row a number for its texts (int64), and the texts by number."""
+    codes: Any = None
+    known: list[Any] = [()]
     for one in columns:
         codes, known = _with(codes, known, one)
-    return codes, [_series(*names) for names in known]
+    return codes.cast(pa.int64()), known
 
 
 def _with(codes: Any, known: list[Any], texts: Any) -> tuple[Any, list[Any]]:
@@ -56,18 +116,3 @@ def _with(codes: Any, known: list[Any], texts: Any) -> tuple[Any, list[Any]]:
     again = mixed.dictionary_encode()
     pairs = (divmod(number, len(values)) for number in again.dictionary.to_pylist())
     return again.indices, [(*known[former], values[value]) for former, value in pairs]
-
-
-@lru_cache(CACHED)
-def _series(instance: str, process: str, metric: str, *labels: str | None) -> Series:
-    who = (metric, *labels)
-    named = {name: value for name, value in zip(label_names(), labels, strict=True) if value is not None}
-    topic, group = named.pop("topic", ""), named.pop("group", "")
-    detail = ",".join(f"{name}={value}" for name, value in named.items())
-    return Series(
-        KINDS[metric],
-        spark_hash((instance, process, *who)),
-        spark_hash((process, *who)),
-        spark_hash(who),
-        *(metric, process, instance, topic, group, detail),
-    )

@@ -29,7 +29,7 @@ _COUNTED = (
 )  # fmt: skip
 COLUMNS = (  # of tables with a start; the others of them are never read
     "start", "metric", "process", "topic", "group", "detail", "total", "buckets", "counts", "lag",
-    "lag_age_ms",
+    "lag_max", "lag_age_ms",
     "finished_per_s", "arrived_per_s", "time_to_drain_s", "blocked_keys", "blocked_key_age_ms", "value",
     "usual", "deviation", "weeks",
 )  # fmt: skip
@@ -133,9 +133,9 @@ class Tables:
         told = self._still_told(span)
         waiting = _waiting(rows, told)
         largest = {(row.group, row.topic) for row in waiting[:LAGS_SHOWN]}
-        steps = _stepped(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag", "max")])
+        steps = _stepped(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag_max", "max")])
         found: dict[tuple[str, str], dict[int, float]] = {}
-        for group, topic, step, lag in _tuples(steps, "group", "topic", "step", "lag_max"):
+        for group, topic, step, lag in _tuples(steps, "group", "topic", "step", "lag_max_max"):
             name = (group, topic) if (group, topic) in largest else ("", "")
             line = found.setdefault(name, {})
             line[step] = line.get(step, 0.0) + (lag or 0.0)
@@ -220,7 +220,7 @@ def _waiting(rows: Any, told: set[tuple[str, str]] | None) -> list[Waiting]:
     """One per subscription, the largest lag first; what is not `told` any more is empty."""
     ordered = rows.sort_by([("start", "ascending")])
     last = [(name, "last") for name in _LAG_NOW]
-    worst = [(name, "max") for name in ("lag", "blocked_keys", "blocked_key_age_ms")]
+    worst = [(name, "max") for name in ("lag_max", "blocked_keys", "blocked_key_age_ms")]
     keep_null = pc.ScalarAggregateOptions(skip_nulls=False)
     by = ordered.group_by(["group", "topic"], use_threads=False).aggregate(
         [*((name, how, keep_null) for name, how in last), *worst]

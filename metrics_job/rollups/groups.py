@@ -29,6 +29,7 @@ def lag_minute(gauges: DataFrame, counters: DataFrame) -> DataFrame:
     """From gauges_minute and counters_minute: one row per subscription and minute that told its lag.
 
     Lags and blocked keys of several proxies add up (each tells of the queues it holds), ages are the worst.
+    `lag` is what the last sample of the minute told, `lag_max` the sum of the highest of each proxy.
     `arrived_per_s` is what was finished plus what the lag grew by since the minute before; where there is no
     minute before (of the same day, at most MINUTES_APART_MAX), what was stored in the topic.
     `time_to_drain_s` is the lag over what is finished more than arrives.
@@ -45,6 +46,7 @@ def lag_minute(gauges: DataFrame, counters: DataFrame) -> DataFrame:
         .select(
             *SUBSCRIPTION,
             "lag",
+            "lag_max",
             "lag_age_ms",
             "finished_per_s",
             "arrived_per_s",
@@ -88,6 +90,7 @@ def _lags(gauges: DataFrame) -> DataFrame:
         .groupBy(*SUBSCRIPTION)
         .agg(
             F.sum(of("ddmq_lag", "last")).alias("lag"),
+            F.coalesce(F.sum(of("ddmq_lag", "max")), F.lit(0.0)).alias("lag_max"),
             F.coalesce(F.max(of("ddmq_lag_age_ms", "last")), F.lit(0.0)).alias("lag_age_ms"),
             F.coalesce(F.sum(of("ddmq_blocked_keys", "last")), F.lit(0.0)).alias("blocked_keys"),
             F.coalesce(F.max(of("ddmq_blocked_key_age_ms", "last")), F.lit(0.0)).alias("blocked_key_age_ms"),

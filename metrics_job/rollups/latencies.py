@@ -9,16 +9,18 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from metrics_job.arrow.histograms import merged, schema
+from metrics_job.arrow.histograms import GIVEN, merged, schema
 from metrics_job.arrow.spark import map_in_arrow
+from metrics_job.minutes import DAY_MINUTES
 from metrics_job.rollups.numbers import minute_start
-from metrics_job.slices import BUCKET, DAY_MINUTES, HISTOGRAM_INPUT
 
 
 def latencies(made: DataFrame) -> DataFrame:
-    """Rows of latencies_minute and latencies_hour; `period` says which. Worth persisting."""
-    rows = made.filter(F.col("kind").isin(BUCKET, "histogram")).select(*HISTOGRAM_INPUT)
-    together = rows.repartition("merged", F.floor(F.col("minute") / DAY_MINUTES))
+    """From metrics_job.minutes: rows of latencies_minute and latencies_hour; `period` says which. Worth
+    persisting."""
+    rows = made.filter(F.col("kind") == "histogram").select(*GIVEN)
+    day = F.floor(F.col("minute") / DAY_MINUTES)
+    together = rows.repartition("metric", "topic", "group", "detail", day)
     return map_in_arrow(together, merged, schema()).withColumn("start", minute_start())
 
 

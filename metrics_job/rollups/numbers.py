@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from metrics_job.slices import MINUTE_MS
+from metrics_job.minutes import INTERVAL, MINUTE_MS
 from metrics_job.tables import SERIES_KEY
 
 MINUTE_KEY = ("start", *SERIES_KEY)
@@ -17,11 +17,12 @@ def minute_start() -> Column:
 
 
 def counters_minute(made: DataFrame) -> DataFrame:
-    """Sums of deltas. `seconds` is what the process's intervals of the minute cover."""
+    """From metrics_job.minutes: sums of deltas. `seconds` is what the process's intervals of the minute
+    cover."""
     totals = (
         made.filter(F.col("kind") == "counter")
         .groupBy(minute_start().alias("start"), *SERIES_KEY)
-        .agg(F.sum("total").alias("total"), F.sum("seconds").alias("own"))
+        .agg(F.sum("total").alias("total"))
     )
     return totals.transform(lambda some: _with_rate(some, covered(made, minute_start())))
 
@@ -30,17 +31,18 @@ def counters_hour(minutes: DataFrame, made: DataFrame) -> DataFrame:
     """The same from counters_minute; `seconds` are those of the whole hour, with minutes of no change."""
     hour = F.date_trunc("hour", minute_start())
     totals = minutes.groupBy(F.date_trunc("hour", "start").alias("start"), *SERIES_KEY).agg(
-        F.sum("total").alias("total"), F.sum("seconds").alias("own")
+        F.sum("total").alias("total")
     )
     return totals.transform(lambda some: _with_rate(some, covered(made, hour)))
 
 
 def covered(made: DataFrame, start: Column) -> DataFrame:
-    """start, process, seconds that its intervals of that time cover: from the first lines of its files."""
+    """start, process, seconds that its intervals of that time cover."""
+    length = F.greatest(F.col("to_ms") - F.col("from_ms"), F.lit(0))
     return (
-        made.filter(F.col("kind") == "process")
+        made.filter(F.col("kind") == INTERVAL)
         .groupBy(start.alias("start"), "process")
-        .agg(F.sum("seconds").alias("covered"))
+        .agg((F.sum(length) / 1000).alias("seconds"))
     )
 
 
@@ -50,7 +52,7 @@ def gauges_minute(made: DataFrame) -> DataFrame:
         made.filter(F.col("kind") == "gauge")
         .groupBy(minute_start().alias("start"), *SERIES_KEY)
         .agg(
-            F.max_by("last", "to_ms").alias("last"),
+            F.max(F.struct("to_ms", "seq", "last"))["last"].alias("last"),
             F.max("max").alias("max"),
             F.min("min").alias("min"),
             (F.sum("total") / F.sum("lines")).alias("mean"),
@@ -69,8 +71,6 @@ def gauges_hour(minutes: DataFrame) -> DataFrame:
 
 
 def _with_rate(totals: DataFrame, lived: DataFrame) -> DataFrame:
-    """A file that lost its first line covers what its own lines say."""
-    joined = totals.join(F.broadcast(lived), on=["start", "process"], how="left")
-    seconds = F.greatest("own", F.coalesce("covered", F.lit(0.0)))
     rate = F.when(F.col("seconds") > 0, F.col("total") / F.col("seconds"))
-    return joined.withColumn("seconds", seconds).select(*MINUTE_KEY, "total", "seconds", rate.alias("per_s"))
+    joined = totals.join(F.broadcast(lived), on=["start", "process"], how="left")
+    return joined.select(*MINUTE_KEY, "total", "seconds", rate.alias("per_s"))

@@ -73,7 +73,8 @@ class Writer:
             "lag_age_ms": lag * 10, "finished_per_s": 10.0, "arrived_per_s": 9.0, "time_to_drain_s": lag,
             "blocked_keys": 0.0, "blocked_key_age_ms": 0.0,
         }  # fmt: skip
-        self.add("lag_minute", {"start": at, "group": group, "topic": topic, "lag": lag, **row, **more})
+        row |= {"group": group, "topic": topic, "lag": lag, "lag_max": lag}
+        self.add("lag_minute", {"start": at, **row, **more})
 
     def process(self, first: datetime, last: datetime, **more: Any) -> None:
         row = {

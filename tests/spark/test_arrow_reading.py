@@ -1,8 +1,9 @@
-"""Arrow's way of reading gives what Spark's reader and metrics_job.slices give, whatever is in the files."""
+"""Arrow's way of reading gives what Spark's reader and metrics_job.minutes give, whatever is in the files."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from bench.samples_generator import FAULTS, Shape, write
-from metrics_job.arrow.ids import spark_hash
+from ddmq_common.metrics.samples.names import SampleName, part
 from metrics_job.arrow.parse import parse
-from metrics_job.arrow.read import files, read_slices
-from metrics_job.folders import Days
-from metrics_job.read import read_lines
-from metrics_job.slices import KEY, slices
+from metrics_job.arrow.read import files, read_minutes
+from metrics_job.arrow.series import Known
+from metrics_job.folders import Days, input_files
+from metrics_job.minutes import INTERVAL, NAMES, minutes
+from metrics_job.read import REASON, read_lines
 
 ALL = Days(None, None)
 GOOD: dict[str, Any] = {"v": 1, "process": "p@h", "instance": "i", "seq": 3, "from": 10_000, "to": 20_000}
@@ -43,48 +44,101 @@ ODD_LINES = [
 ]  # fmt: skip
 
 
-def added_up(rows: DataFrame) -> set[tuple[Any, ...]]:
-    """Slices with one row for each key; of buckets only what they count."""
-    number = F.col("kind") != "bucket"
-    sums = [F.sum(name).alias(name) for name in ("lines", "copies", "seconds", "clock_steps")]
-    sums += [F.bit_or("seen").alias("seen"), F.max_by("last", "to_ms").alias("last")]
-    sums += [F.max(name).alias(name) for name in ("max", "to_ms")]
-    sums += [F.min(name).alias(name) for name in ("min", "from_ms")]
-    names = ("lines", "copies", "clock_steps", "seen", "last", "max", "to_ms", "min", "from_ms")
-    whole = rows.groupBy(*KEY).agg(F.round(F.sum("total"), 3).alias("total"), *sums)
-    values = [F.when(number, F.col(name)) for name in names]
-    seconds = F.when(number, F.round("seconds", 3))
-    return {tuple(map(repr, row)) for row in whole.select(*KEY, "total", *values, seconds).collect()}
+RUN = "00c0ffee00c0ffee"  # an instance
+OWN = GOOD | {"instance": RUN}
 
 
-def both(spark: SparkSession, folder: Path) -> tuple[set[Any], set[Any]]:
-    arrow = read_slices(files(spark, [str(folder)]), ALL, DataFrame.persist).made
-    return added_up(arrow), added_up(slices(read_lines(spark, [str(folder)])))
+def added_up(made: DataFrame) -> dict[Any, Any]:
+    """Minutes with one row for each key."""
+    told: dict[Any, Any] = {}
+    for row in made.collect():
+        if row["kind"] == INTERVAL:
+            key = tuple(row[name] for name in ("process", "instance", "seq", "from_ms", "to_ms"))
+            assert key not in told
+            told[key] = (row["minute"], row["lines"], row["copies"], row["is_last"])
+            continue
+        one = told.setdefault((row["kind"], row["minute"], *(row[name] for name in NAMES)), Series())
+        one.add(row.asDict())
+    return {key: one.told() if isinstance(one, Series) else one for key, one in told.items()}
+
+
+class Series:
+    """What the rows of one key add up to."""
+
+    def __init__(self) -> None:
+        self.total, self.lines, self.extremes = 0.0, 0, list[float]()
+        self.last: tuple[int, int, float] | None = None
+        self.met: Counter[int] = Counter()
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.total += row["total"]
+        if row["kind"] == "gauge":
+            self.lines += row["lines"]
+            self.extremes += [row["max"], row["min"]]
+            self.last = max(self.last or (-1, -1, 0.0), (row["to_ms"], row["seq"], row["last"]))
+        if row["kind"] == "histogram":
+            for bucket, n in zip(row["buckets"], row["counts"], strict=True):
+                self.met[bucket] += n
+
+    def told(self) -> Any:
+        extremes = self.extremes and (min(self.extremes), max(self.extremes))
+        return round(self.total, 3), self.lines, extremes, self.last, self.met
+
+
+def refused(lines: DataFrame | None) -> Counter[tuple[str, str]]:
+    """(file, reason) of the lines that are refused."""
+    rows = [] if lines is None else lines.filter(lines[REASON].isNotNull()).collect()
+    return Counter((row["file"].rpartition("/")[2], row[REASON]) for row in rows)
+
+
+def same_both_ways(spark: SparkSession, folders: list[Path]) -> dict[Any, Any]:
+    paths = [str(folder) for folder in folders]
+    contents, lines = files(spark, paths), read_lines(spark, paths)
+    found = read_minutes(contents, input_files(contents), ALL, DataFrame.persist)
+    made, wanted = added_up(found.made), added_up(minutes(lines, DataFrame.persist))
+    assert made == wanted
+    assert refused(found.odd) == refused(lines)
+    return made
+
+
+def text(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
 
 
 def test_files_with_every_fault(spark: SparkSession, tmp_path: Path) -> None:
     shape = Shape(samples=4_000, seed=5, faults=0.3, interval_ms=20_000, topics=1, groups=1)
     assert len(write(shape, tmp_path).faults) == len(FAULTS)
-    folders = [str(path) for path in sorted(tmp_path.glob("date=*/hour=*"))]
-    arrow = added_up(read_slices(files(spark, folders), ALL, DataFrame.persist).made)
-    assert arrow == added_up(slices(read_lines(spark, folders)))
+    assert same_both_ways(spark, sorted(tmp_path.glob("date=*/hour=*")))
 
 
 def test_every_odd_line_is_what_sparks_reader_says(spark: SparkSession, tmp_path: Path) -> None:
-    folder = tmp_path / "date=2026-01-05"
-    folder.mkdir()
     for at, line in enumerate(ODD_LINES):  # a file each, so that rejects tell which line it was
-        (folder / f"{at:03d}.jsonl").write_bytes(line + b"\n" + json.dumps(GOOD | {"seq": at}).encode())
-    arrow, plain = both(spark, folder)
-    assert (arrow - plain, plain - arrow) == (set(), set())
+        line = line.replace(b'"seq": 3', b'"seq": %d' % at).replace(b'"i"', b'"%s"' % RUN.encode())
+        (tmp_path / str(part(RUN, at))).write_bytes(line + b"\n" + text([OWN | {"seq": at, "to": 99_000}]))
+    same_both_ways(spark, [tmp_path])
 
 
-def test_a_whole_block_and_repeats_in_it(spark: SparkSession, tmp_path: Path) -> None:
-    seqs = [*range(130), 5, 63, 127]  # the last number of a block is the sign of its bits
-    text = "".join(json.dumps(GOOD | {"seq": seq, "to": 20_000 + seq}) + "\n" for seq in seqs)
-    (tmp_path / "one.jsonl").write_text(text)
-    arrow, plain = both(spark, tmp_path)
-    assert (arrow - plain, plain - arrow) == (set(), set())
+def test_a_line_that_only_spark_finds_good_counts_once_with_its_copies(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    line = text([OWN])
+    odd = line.replace(b'"t"', b'"\\u0074"')  # the same line, as another writer would put it
+    assert json.loads(odd) == OWN
+    (tmp_path / str(SampleName(RUN, 0, 3, merged=True))).write_bytes(odd + text([OWN | {"seq": 0}]))
+    (tmp_path / str(part(RUN, 3))).write_bytes(line)
+    (tmp_path / str(part(RUN, 4))).write_bytes(text([OWN | {"seq": 4}]))
+    made = same_both_ways(spark, [tmp_path])
+    assert made["counter", 0, "ddmq_acked_total", "p@h", "t", "g", ""][0] == 6.0
+
+
+@pytest.mark.parametrize("name", ["copy.jsonl", str(part("00000000deadbeef", 3)), str(part(RUN, 4))])
+def test_a_file_whose_name_does_not_tell_what_is_in_it(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    for file in (name, str(part(RUN, 3))):
+        (tmp_path / file).write_bytes(text([OWN, OWN | {"metric": "ddmq_failed_total"}]))
+    made = same_both_ways(spark, [tmp_path])
+    assert made["p@h", RUN, 3, 10_000, 20_000] == (0, 2, 4, False)
 
 
 @settings(max_examples=200, deadline=None)
@@ -94,14 +148,5 @@ def test_no_line_is_lost_or_made(lines: list[bytes], ended: bool) -> None:
     parts = [text for line in lines for text in line.splitlines() if text.strip()]
     arrays = [text for text in parts if text.startswith(b"[") and b"1,2" not in text]
     wanted = len(parts) - len(arrays) + sum(len(json.loads(text)) for text in arrays)
-    found = parse([data])
+    found = parse([data], Known())
     assert found.lines.num_rows + len(found.odd) == wanted
-
-
-@pytest.mark.parametrize(
-    "texts", [("a",), ("a", None, ""), ("h\u00e9" * 30, "topic-0"), (None,), ("x" * 31,)]
-)
-def test_ids_are_those_of_spark(spark: SparkSession, texts: tuple[str | None, ...]) -> None:
-    row = spark.range(1).select(F.xxhash64(*(F.lit(text).cast("string") for text in texts))).first()
-    assert row is not None
-    assert spark_hash(texts) == row[0]

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ddmq_common.errors import ConfigError
+from ddmq_common.metrics.samples.names import SampleName, part
 from metrics_job.batch import run_batch
 from tests.spark import tables_read
 
@@ -29,8 +30,13 @@ def ms(day: datetime, minute: float = 0) -> int:
     return int(day.timestamp() * 1000 + minute * MINUTE)
 
 
+def run(name: str) -> str:
+    """An instance that can be told from others."""
+    return name.encode().hex().zfill(16)
+
+
 def line(seq: int, from_ms: int, to_ms: int, value: float, of: dict[str, Any], instance: str) -> str:
-    head = {"v": 1, "process": "p@h", "instance": instance, "seq": seq, "from": from_ms, "to": to_ms}
+    head = {"v": 1, "process": "p@h", "instance": run(instance), "seq": seq, "from": from_ms, "to": to_ms}
     return json.dumps(head | of | {"value": value}, separators=(",", ":"))
 
 
@@ -45,7 +51,7 @@ def put(samples: Path, at_ms: int, instance: str, seq: int, lines: Iterable[str]
     moment = datetime.fromtimestamp(at_ms / 1000, UTC)
     folder = samples / f"date={moment:%Y-%m-%d}" / f"hour={moment:%H}"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"samples-{instance}-{seq:08d}.jsonl"
+    path = folder / str(part(run(instance), seq))
     path.write_text("".join(f"{one}\n" for one in lines))
     return path
 
@@ -74,7 +80,7 @@ def some_end(samples: Path) -> None:
 
 def copies(samples: Path) -> None:
     part = sends(samples, ms(COPIES, 59), "twice", 0, 5)
-    (part.parent / "hour-twice-00000000-00000000.jsonl").write_bytes(part.read_bytes())
+    (part.parent / str(SampleName(run("twice"), 0, 0, merged=True))).write_bytes(part.read_bytes())
     (part.parent / "copy.jsonl").write_bytes(part.read_bytes())  # by no name the job knows
     sends(samples, ms(COPIES, 59.5), "twice", 1, 2)
     late = samples / f"date={COPIES:%Y-%m-%d}" / "hour=11" / part.name  # sent again an hour later
@@ -90,6 +96,15 @@ def lag(samples: Path) -> None:
         put(samples, end, "lag", minute, interval(minute, end - MINUTE, end, "lag", "running", *told))
 
 
+def lag_twice_a_minute(samples: Path) -> None:
+    for seq, left in enumerate((900, 10)):
+        end, told = (
+            ms(LAG, 10 + seq / 2),
+            ({"metric": "ddmq_lag", "labels": {"group": "g", "topic": "u"}}, left),
+        )
+        put(samples, end, "lag2", seq, interval(seq, end - 30_000, end, "lag2", "running", told))
+
+
 def bad_lines(samples: Path) -> None:
     negative = line(0, 0, ms(BAD), -1, SENDS, "bad")
     put(samples, ms(BAD), "bad", 0, ["{", "[1]", negative.replace('"v":1', '"v":9'), negative])
@@ -98,7 +113,7 @@ def bad_lines(samples: Path) -> None:
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edges") / "samples"
-    for case in (clock_steps_back, some_end, copies, lag, bad_lines):
+    for case in (clock_steps_back, some_end, copies, lag, lag_twice_a_minute, bad_lines):
         case(folder)
     sends(folder, ms(LONG, 1.5), "long", 0, 180, s=90)
     for week, value in enumerate((100, 104, 96, 1000)):
@@ -130,7 +145,7 @@ def test_a_folder_that_is_not_there_is_an_error(spark: SparkSession, tmp_path: P
 
 
 def test_a_day_of_only_bad_lines_has_rejects_alone(out: Path) -> None:
-    name = "samples-bad-00000000.jsonl"
+    name = str(part(run("bad"), 0))
     wanted = {(name, "corrupt"): 2, (name, "unknown version"): 1, (name, "bad value"): 1}
     assert tables_read.rejects(out) == wanted
     assert [path.name for path in out.iterdir() if (path / f"date={BAD:%Y-%m-%d}").exists()] == ["rejects"]
@@ -140,7 +155,7 @@ def test_a_clock_that_steps_back_counts_and_covers_no_time(out: Path) -> None:
     rows = of_day(tables_read.counters(out, "minute"), CLOCK)
     assert list(rows.values()) == [(67.0, 10.0, 6.7)]
     steps = {key[2]: row[-1] for key, row in tables_read.processes(out).items() if row[-1]}
-    assert steps == {"clock": 1}
+    assert steps == {run("clock"): 1}
 
 
 def test_an_interval_over_a_minute_belongs_to_the_minute_of_its_end(out: Path) -> None:
@@ -151,7 +166,7 @@ def test_an_interval_over_a_minute_belongs_to_the_minute_of_its_end(out: Path) -
 def test_ended_tells_a_stop_from_a_vanished_process(out: Path) -> None:
     values = ("ended", "missing", "longest_gap_s")
     rows = tables_read.rows(out, "processes", ("instance",), values)
-    assert {name: rows[(name,)] for name in ("stopped", "gone", "alive")} == {
+    assert {name: rows[(run(name),)] for name in ("stopped", "gone", "alive")} == {
         "stopped": ("last", 0, 0.0),
         "gone": ("vanished", 0, 0.0),
         "alive": ("running", 2, 170.0),
@@ -161,7 +176,7 @@ def test_ended_tells_a_stop_from_a_vanished_process(out: Path) -> None:
 def test_copies_under_other_names_and_folders_count_once(out: Path) -> None:
     assert sum(row[0] for row in of_day(tables_read.counters(out, "minute"), COPIES).values()) == 7
     dropped = {key[2]: row[3] for key, row in tables_read.processes(out).items() if row[3]}
-    assert dropped == {"twice": 6}
+    assert dropped == {run("twice"): 6}
 
 
 def test_an_hour_unlike_former_weeks_is_an_anomaly(out: Path) -> None:
@@ -171,13 +186,18 @@ def test_an_hour_unlike_former_weeks_is_an_anomaly(out: Path) -> None:
 
 def test_lag_tells_when_it_will_be_gone(out: Path) -> None:
     values = ("finished_per_s", "arrived_per_s", "time_to_drain_s")
-    rows = tables_read.rows(out, "lag_minute", ("start",), values)
-    assert [rows[(ms(LAG, minute),)] for minute in range(4)] == [
+    rows = tables_read.rows(out, "lag_minute", ("start", "topic"), values)
+    assert [rows[(ms(LAG, minute), "t")] for minute in range(4)] == [
         (0.0, 0.0, None),  # nothing moves
         (2.0, 1.0, 540.0),  # one a second less
         (2.0, 2.0, None),  # as much comes as goes
         (10.0, 1.0, 0.0),  # there is none
     ]
+
+
+def test_lag_of_a_minute_is_its_last_and_its_highest(out: Path) -> None:
+    rows = tables_read.rows(out, "lag_minute", ("start", "topic"), ("lag", "lag_max"))
+    assert rows[(ms(LAG, 10), "u")] == (10.0, 900.0)
 
 
 def test_objectives_are_judged_by_day(out: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 from bench.samples_generator import Arrival, Generator, Shape, place
 from tests.spark import reference, tables_read
 
-SHAPE = Shape(samples=6_000, seed=21, faults=0.2, interval_ms=20_000, topics=1, groups=2)
-FILES_A_BATCH = 120
+SHAPE = Shape(samples=4_000, seed=21, faults=0.2, interval_ms=20_000, topics=1, groups=2)
+FILES_A_BATCH = 100
 DEADLINE_S = 240.0
 ROOT = Path(__file__).parents[2]
 COMMAND = "import sys; from metrics_job.stream_command import main; sys.exit(main(sys.argv[1:]))"
@@ -90,7 +90,7 @@ def arrive(job: Streaming, files: list[Arrival]) -> None:
 
 def test_killed_in_the_middle_it_ends_with_the_tables_of_a_batch(tmp_path: Path) -> None:
     job, files = Streaming(tmp_path), list(Generator(SHAPE).arrivals())
-    assert len(files) > 4 * FILES_A_BATCH
+    assert len(files) > 3 * FILES_A_BATCH
     arrive(job, files[: len(files) // 2])
     with job.running("--once") as process:  # killed while the first batch is read or being written
         job.until(process, lambda: job.begun() > 0, "begun")

@@ -1,0 +1,77 @@
+"""A long file is added up piece by piece, as if it were one; intervals that come twice are seen."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ddmq_common.metrics.samples.names import SampleName
+from metrics_job.arrow.pieces import Piece, pieces, unit_pieces
+from metrics_job.arrow.work import DOUBT, Adding
+from metrics_job.folders import Days
+
+RUN = "00c0ffee00c0ffee"
+NAME = f"date=2026-01-05/hour=10/{SampleName(RUN, 0, 199, merged=True)}"
+METRICS = ("ddmq_acked_total", "ddmq_failed_total", "ddmq_delivered_total")
+
+
+def line(seq: int, metric: str) -> bytes:
+    head = {"v": 1, "process": "p@h", "instance": RUN, "seq": seq, "from": 10_000, "to": 20_000 + seq}
+    of = {"metric": metric, "labels": {"group": "g", "topic": "t"}, "value": 2}
+    return json.dumps(head | of).encode() + b"\n"
+
+
+def rows(found: list[Piece]) -> list[dict[str, Any]]:
+    adding = Adding(Days(None, None))
+    return [row for piece in found for table in adding.alone(piece) for row in table.to_pylist()]
+
+
+def totals(made: list[dict[str, Any]]) -> dict[str, float]:
+    told = dict.fromkeys(METRICS, 0.0)
+    for row in made:
+        if row["kind"] == "counter":
+            told[row["metric"]] += row["total"]
+    return told
+
+
+@pytest.mark.parametrize("size", [1, 200, 700, 5_000])
+def test_a_file_in_pieces_counts_every_line_once(size: int) -> None:
+    """Three lines for each of 200 intervals; one of them is there twice."""
+    data = b"".join(line(seq, metric) * (1 + (seq == 77)) for seq in range(200) for metric in METRICS)
+    cut = list(pieces([(NAME, data)], size=size, uncut=1_000))
+    assert b"".join(piece.data[0] for piece in cut) == data
+    assert len(cut) > 20
+    made = rows(cut)
+    assert DOUBT not in {row["kind"] for row in made}
+    assert totals(made) == dict.fromkeys(METRICS, 400.0)
+    intervals = [row for row in made if row["kind"] == "interval"]
+    assert sorted(row["seq"] for row in intervals) == list(range(200))
+    assert {(row["lines"], row["copies"]) for row in intervals} == {(3, 3), (3, 6)}
+
+
+@pytest.mark.parametrize("again", [0, 5, 198])
+def test_an_interval_that_comes_again_later_in_a_long_file_is_a_doubt(again: int) -> None:
+    data = b"".join(line(seq, metric) for seq in range(200) for metric in METRICS)
+    made = rows(list(pieces([(NAME, data + line(again, METRICS[0]))], size=200, uncut=1_000)))
+    assert DOUBT in {row["kind"] for row in made}
+
+
+def test_an_interval_that_the_name_does_not_tell_is_a_doubt() -> None:
+    made = rows(list(pieces([(NAME, line(200, METRICS[0]))])))
+    assert [row["kind"] for row in made] == [DOUBT, "interval", "counter"]
+
+
+def test_small_files_come_together_and_some_are_left_out() -> None:
+    found = list(pieces([(f"x/{at}.jsonl", b"x" * 300) for at in range(10)], {"3.jsonl"}, size=1_000))
+    assert [len(piece.files) for piece in found] == [4, 4, 1]
+    assert "x/3.jsonl" not in found[0].files
+
+
+def test_units_come_whole() -> None:
+    given = [("a", "y/1", b"1"), ("a", "x/1", b"2"), ("b", "x/2", b"3")]
+    assert list(unit_pieces(given)) == [
+        ("a", Piece(["x/1", "y/1"], [b"2", b"1"])),
+        ("b", Piece(["x/2"], [b"3"])),
+    ]
