@@ -10,7 +10,6 @@ import click
 from ddmq.address import ADDRESS, PRODUCER, Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.delayed import add_all, client_of, outcome_json, say_outcome
-from ddmq.cli.message import show_moment
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import (
     cell,
@@ -23,6 +22,7 @@ from ddmq.cli.output import (
     show_row_body,
 )
 from ddmq.cli.when import first_options, when, when_options
+from ddmq.moments import shown
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
 
 COLUMNS = ("due", "topic", "id", "repeats", "key", "body")
@@ -186,7 +186,7 @@ def list_messages(
     if as_json:
         return print_json(found)
     cells = [
-        [show_moment(row["due_ms"]), row["topic"], row["id"], row.get("repeats") or None,
+        [shown(row["due_ms"]), row["topic"], row["id"], row.get("repeats") or None,
          row.get("key") or None, show_body(row.get("preview", "").encode())[:40]]
         for row in found["messages"]
     ]  # fmt: skip
@@ -226,7 +226,7 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
         ("born_ms", "sent"),
     ):
         if row.get(name):
-            facts[label] = show_moment(row[name])
+            facts[label] = shown(row[name])
     for name in ("topic", "repeats", "key", "tags", "shard", "body_bytes"):
         if row.get(name) not in (None, ""):
             facts[name.replace("_", " ")] = row[name]

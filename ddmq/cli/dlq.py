@@ -9,9 +9,9 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.message import show_moment
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import cell, confirm, hint, json_option, print_json, print_table, show_body
+from ddmq.moments import shown
 
 COLUMNS = ("group", "letters", "oldest", "stored")
 LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts", "resent", "body")
@@ -189,4 +189,4 @@ def _since(text: str | None) -> int | None:
 
 
 def _moment(wall_ms: int | None) -> str:
-    return cell(None) if wall_ms is None else show_moment(wall_ms)
+    return cell(None) if wall_ms is None else shown(wall_ms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import json_option, print_facts, print_json, print_table, show_row_body
+from ddmq.moments import shown
 
 
 @click.command()
@@ -86,15 +86,10 @@ def _nothing(
     return f"no message in {where}" + ("" if moment is None else f" from {moment} on")
 
 
-def show_moment(wall_ms: int) -> str:
-    """Local time with milliseconds."""
-    return datetime.datetime.fromtimestamp(wall_ms / 1000).isoformat(sep=" ", timespec="milliseconds")
-
-
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
     facts = dict(row)
-    facts["born"] = show_moment(facts.pop("born_ms"))
-    facts["stored"] = show_moment(facts.pop("stored_ms"))
+    facts["born"] = shown(facts.pop("born_ms"))
+    facts["stored"] = shown(facts.pop("stored_ms"))
     facts["properties"] = ", ".join(f"{name}={value}" for name, value in row["properties"].items())
     facts.pop("body_base64", None)
     facts["body"] = show_row_body(row)
@@ -104,7 +99,7 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     states = ["state"] if "state" in rows[0] else []
     cells = (
-        [row["queue"], str(row["offset"]), row["id"], row["key"], row["tags"], show_moment(row["stored_ms"]),
+        [row["queue"], str(row["offset"]), row["id"], row["key"], row["tags"], shown(row["stored_ms"]),
          *(row[name] for name in states), row["body_bytes"], show_row_body(row)[:60]]
         for row in rows
     )  # fmt: skip

@@ -16,8 +16,8 @@ import click
 
 from ddmq.address import ADDRESS, CONSUMER, Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.message import show_moment
 from ddmq.cli.output import body_fields, hint, json_option, print_json, show_body, show_row_body
+from ddmq.moments import shown
 from ddmq_client import ClientError, Consumer, Message
 
 GROUP_DEFAULT = "ddmq-cli"
@@ -224,7 +224,7 @@ def _newer(client: AdminClient, topic: str, queue: int, at: dict[int, int]) -> l
 
 
 def _show_row(row: dict[str, Any]) -> None:
-    click.secho(f"{show_moment(row['stored_ms'])} {row['queue']}/{row['offset']}", fg="cyan", nl=False)
+    click.secho(f"{shown(row['stored_ms'])} {row['queue']}/{row['offset']}", fg="cyan", nl=False)
     for name in ("key", "tags"):
         if row[name]:
             click.echo(f" {name}={row[name]}", nl=False)

@@ -16,7 +16,7 @@ import click
 from ddmq_common.errors import DdmqError
 
 COMMANDS = {
-    "serve": ("ddmq.cli.serve", "serve", "Run producer proxy, consumer proxy and log."),
+    "serve": ("ddmq.cli.serve", "serve", "Run producer and consumer proxy, delay service, log."),
     "producer": ("ddmq.cli.serve", "producer", "Run the producer proxy alone."),
     "consumer": ("ddmq.cli.serve", "consumer", "Run the consumer proxy alone."),
     "delay-service": ("ddmq.cli.serve", "delay_service", "Run the delay service alone."),
