@@ -1,21 +1,65 @@
-"""Blocking work off the hub: gevent's native threads, with errors handed back instead of printed."""
+"""Blocking work off the hub: gevent's native threads, with errors handed back instead of printed.
+
+gevent's pool makes who gives it work wait while all its threads are busy, and a callback of the hub cannot
+wait: the call would be lost with an exception. So what callbacks give away has threads of its own, as many as
+are counted here, and a line in front of them.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import gevent
+from gevent.threadpool import ThreadPool
 
 T = TypeVar("T")
 Done = Callable[[Any, Exception | None], None]
+THREADS = 10  # that work at once for one hub; more is taken in the order it came
+
+
+class Threads:
+    """The native threads that the callbacks of one hub give work to."""
+
+    def __init__(self, hub: Any, size: int = THREADS) -> None:
+        self.pool = ThreadPool(size, hub=hub)
+        self._free = size
+        self._line: deque[tuple[Callable[..., Any], Done, tuple[object, ...]]] = deque()
+
+    def run(self, call: Callable[..., Any], done: Done, arguments: tuple[object, ...]) -> None:
+        """Now, or when a thread is free; never waits."""
+        self._line.append((call, done, arguments))
+        self._start()
+
+    def _start(self) -> None:
+        while self._free and self._line:
+            call, done, arguments = self._line.popleft()
+            self._free -= 1
+            self.pool.spawn(_run, call, arguments).rawlink(
+                lambda result, done=done: self._ended(result, done)
+            )
+
+    def _ended(self, result: Any, done: Done) -> None:
+        self._free += 1
+        self._start()
+        done(*result.get())
 
 
 def off_hub(call: Callable[..., Any], done: Done, *arguments: object) -> None:
-    """Run `call(*arguments)` in a native thread; `done(value, error)` follows on the hub, later."""
+    """Run `call(*arguments)` in a native thread; `done(value, error)` follows on the hub, later. Never waits
+    itself, so callbacks of the hub may use it."""
+    _threads().run(call, done, arguments)
 
-    gevent.get_hub().threadpool.spawn(_run, call, arguments).rawlink(lambda result: done(*result.get()))
+
+def _threads() -> Threads:
+    hub: Any = gevent.get_hub()
+    try:
+        found: Threads = hub.ddmq_threads
+    except AttributeError:
+        found = hub.ddmq_threads = Threads(hub)
+    return found
 
 
 def in_thread(call: Callable[..., T], *arguments: object) -> T:
@@ -40,9 +84,9 @@ def wait_for_native_work(timeout_s: float) -> bool:
     For the moment before a directory is given to someone else: nothing of ours may be renamed, written or
     removed in it afterwards.
     """
-    pool = gevent.get_hub().threadpool
+    pools = (gevent.get_hub().threadpool, _threads().pool)
     give_up = time.monotonic() + timeout_s
-    while len(pool):
+    while any(map(len, pools)):
         if time.monotonic() >= give_up:
             return False
         time.sleep(0.001)

@@ -23,6 +23,7 @@ from backend.file_log.index.damage import Damage
 from backend.file_log.index.keeper import IndexKeeper
 from backend.file_log.index.log_index import LogIndex, Span
 from backend.file_log.index.log_rows import Found, is_id, is_key, rows_of, verified
+from backend.file_log.pool import off_hub
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage
 
@@ -126,10 +127,12 @@ class AttachedIndex:
     def _write(self) -> None:
         if not self._writing:
             self._writing = True
-            self._hub.threadpool.spawn(self.index.write_blocks).rawlink(self._written)
+            off_hub(self.index.write_blocks, self._written)
 
-    def _written(self, _: object) -> None:
+    def _written(self, _: object, error: Exception | None) -> None:
         self._writing = False
+        if error is not None:
+            log.error("the index was not written: %s", error, exc_info=error)
 
     # --- asking
 

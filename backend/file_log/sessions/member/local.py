@@ -20,6 +20,7 @@ from backend.completion import Completion
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, entry_is_sound
 from backend.file_log.options import FileLogOptions
+from backend.file_log.pool import off_hub
 from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader
 from backend.file_log.segments import SegmentSet
@@ -92,14 +93,17 @@ class LocalReads:
             self._records(ask, picked, completion)
             return
         end = ask.offset + PASSED_MAX
-        searching = self._hub.threadpool.spawn(search, ask, self._files, end)
-        searching.rawlink(lambda found: self._searched(ask, found, completion))
+        off_hub(
+            search, lambda found, error: self._searched(ask, found, error, completion), ask, self._files, end
+        )
 
-    def _searched(self, ask: Ask, found: Any, completion: Completion[ReadBatch]) -> None:
-        if self._closed or not found.successful():
+    def _searched(
+        self, ask: Ask, found: Picked, error: Exception | None, completion: Completion[ReadBatch]
+    ) -> None:
+        if self._closed or error is not None:
             self._remote.read(ask, completion)
         else:
-            self._records(ask, found.value, completion)
+            self._records(ask, found, completion)
 
     def _records(self, ask: Ask, picked: Picked, completion: Completion[ReadBatch]) -> None:
         """Those that were chosen, from the log; none: where to go on is all there is to say."""
@@ -107,8 +111,7 @@ class LocalReads:
         if not cold:
             self._hub.loop.run_callback(self._answer, ask, picked, completion)
         else:
-            warming = self._hub.threadpool.spawn(self._reader.warm, cold)
-            warming.rawlink(lambda _: self._answer(ask, picked, completion))
+            off_hub(self._reader.warm, lambda _, error: self._answer(ask, picked, completion), cold)
 
     # --- inside
 

@@ -1,0 +1,74 @@
+"""Work that callbacks of the hub give away waits in line while all threads are busy, and is never lost."""
+
+from __future__ import annotations
+
+import threading
+
+import gevent
+from gevent.event import Event
+
+from backend.file_log.pool import THREADS, in_thread, off_hub, wait_for_native_work
+
+PATIENCE_S = 30.0
+
+
+def test_more_than_there_are_threads_given_away_by_a_callback() -> None:
+    """As a read in a callback of the hub does while every thread waits for a slow disk."""
+    gate, all_done = threading.Event(), Event()
+    told: list[tuple[int, Exception | None]] = []
+
+    def done(value: int, error: Exception | None) -> None:
+        told.append((value, error))
+        if len(told) == 5 * THREADS:
+            all_done.set()
+
+    def slow(number: int) -> int:
+        assert gate.wait(PATIENCE_S)
+        return number
+
+    def callback() -> None:
+        for number in range(5 * THREADS):
+            off_hub(slow, done, number)
+        given.set()
+
+    given = Event()
+    gevent.get_hub().loop.run_callback(callback)
+    assert given.wait(PATIENCE_S)
+    assert told == []
+    gate.set()
+    assert all_done.wait(PATIENCE_S)
+    assert sorted(told) == [(number, None) for number in range(5 * THREADS)]
+
+
+def test_what_a_callback_gives_away_does_not_wait_for_what_greenlets_do() -> None:
+    gate, done = threading.Event(), Event()
+    pool = gevent.get_hub().threadpool
+    greenlets = [gevent.spawn(in_thread, gate.wait, PATIENCE_S) for _ in range(pool.maxsize)]
+    gevent.sleep(0)
+    off_hub(lambda: None, lambda value, error: done.set())
+    assert done.wait(PATIENCE_S)
+    gate.set()
+    gevent.joinall(greenlets, timeout=PATIENCE_S, raise_error=True)
+
+
+def test_an_error_is_handed_over_and_the_thread_goes_on() -> None:
+    told: list[Exception | None] = []
+    ended = Event()
+
+    def done(_: object, error: Exception | None) -> None:
+        told.append(error)
+        if len(told) == 2 * THREADS:
+            ended.set()
+
+    for _ in range(2 * THREADS):
+        off_hub(int, done, "x")
+    assert ended.wait(PATIENCE_S)
+    assert {type(error) for error in told} == {ValueError}
+
+
+def test_native_work_of_both_kinds_is_waited_for() -> None:
+    gate = threading.Event()
+    off_hub(gate.wait, lambda value, error: None, PATIENCE_S)
+    assert not wait_for_native_work(0.01)
+    gate.set()
+    assert wait_for_native_work(PATIENCE_S)
