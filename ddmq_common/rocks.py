@@ -41,6 +41,8 @@ import rocksdict
 from ddmq_common.errors import DamagedError, StorageError
 
 Pair = tuple[bytes, bytes]
+ROOM_S = 5.0  # that a write waits for tables to be written
+_NEVER = 1 << 30
 _FIRST_CHUNK, _LAST_CHUNK, _CHUNK_BYTES = 8, 1024, 4 << 20
 _key_of = itemgetter(0)
 
@@ -103,9 +105,11 @@ class Rocks:
         self._idle = threading.Condition()
         self._busy = 0
         self._compacting = False
+        options = options or RocksOptions()
+        self._full = max(1, options.write_buffers - 1)
         _check_files(folder)
         with _translated(f"cannot open the store in {folder}"):
-            raw = _raw_options(options or RocksOptions(), recovery)
+            raw = _raw_options(options, recovery)
             self._db: Any = rocksdict.Rdict(str(folder), raw, {"default": raw})
         self._open = True
         self._reading: WeakSet[Generator[list[Pair], None, None]] = WeakSet()
@@ -113,13 +117,28 @@ class Rocks:
     def write(self, batch: Batch) -> None:
         """All of it or nothing, visible at once, not yet durable. Raises StorageError, also where RocksDB
         would wait for ever (and we with it) because its tables cannot be written."""
-        if self.number("rocksdb.is-write-stopped") and self.number("rocksdb.background-errors"):
-            raise StorageError(
-                f"cannot write to {self.folder}: its tables cannot be written; is there space on the disk?"
-                " The file LOG there says what failed"
-            )
+        self._await_room()
         with _translated(f"cannot write to {self.folder}"):
             self._db.write(batch.raw)
+
+    def _await_room(self) -> None:
+        """Wait here while all buffers but one wait to become tables, not in RocksDB: there this thread would
+        keep the interpreter, and on a full disk it would wait until there is space, however long."""
+        give_up = None
+        while waiting := self.number("rocksdb.num-immutable-mem-table"):
+            if self.number("rocksdb.background-errors"):
+                raise StorageError(
+                    f"cannot write to {self.folder}: its tables cannot be written; is there space on the "
+                    "disk? The file LOG there says what failed"
+                )
+            if waiting < self._full:
+                return
+            give_up = give_up or time.monotonic() + ROOM_S
+            if time.monotonic() >= give_up:
+                raise StorageError(
+                    f"cannot write to {self.folder}: for {ROOM_S:.0f} s its tables were written too slowly"
+                )
+            time.sleep(0.0005)
 
     def sync(self) -> None:
         """Everything written before the call is durable when it returns. Blocks: native thread."""
@@ -282,6 +301,8 @@ def _raw_options(options: RocksOptions, recovery: Recovery) -> Any:
     raw.set_compression_per_level([rocksdict.DBCompressionType.none()] * 2 + _packed(5))
     raw.set_allow_concurrent_memtable_write(False)  # there is one writer
     raw.set_level_zero_file_num_compaction_trigger(8)
+    raw.set_level_zero_stop_writes_trigger(_NEVER)  # a stop holds the interpreter; slower writes are enough
+    raw.set_hard_pending_compaction_bytes_limit(0)
     raw.set_level_compaction_dynamic_level_bytes(True)
     raw.set_target_file_size_base(options.file_bytes)
     raw.set_max_bytes_for_level_base(8 * options.write_buffer_bytes)

@@ -169,3 +169,45 @@ def test_a_damaged_block_ends_a_range_with_an_error(tmp_path: Path) -> None:
     assert caught.value  # with its traceback, and still the folder is given back
     database.close()
     Rocks(tmp_path / "db").close()
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch, rocks: Rocks, *told: tuple[int, int]) -> None:
+    """Buffers that wait to become tables, and failures of the background; the last answer stays."""
+    answers = list(told)
+    waiting = [0]
+
+    def number(name: str) -> int:
+        if name == "rocksdb.num-immutable-mem-table":
+            waiting[:] = answers.pop(0) if len(answers) > 1 else answers[0]
+        return waiting[0] if name == "rocksdb.num-immutable-mem-table" else waiting[1]
+
+    monkeypatch.setattr(rocks, "number", number)
+
+
+def test_a_write_waits_outside_for_buffers_to_become_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
+    held_up(monkeypatch, rocks, (3, 0), (3, 0), (2, 0))
+    rocks.write(one_key())
+    assert rocks.get(b"k") == b"v"
+    rocks.close()
+
+
+@pytest.mark.parametrize(("waiting", "failures", "says"), [(3, 0, "too slowly"), (1, 1, "space on the disk")])
+def test_a_write_is_refused_where_rocksdb_would_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, failures: int, says: str
+) -> None:
+    rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
+    monkeypatch.setattr("ddmq_common.rocks.ROOM_S", 0.01)
+    held_up(monkeypatch, rocks, (waiting, failures))
+    with pytest.raises(StorageError, match=says):
+        rocks.write(one_key())
+    assert rocks.get(b"k") is None
+    rocks.close()
+
+
+def one_key() -> Batch:
+    batch = Batch()
+    batch.put(b"k", b"v")
+    return batch
