@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from metrics_job.arrow.read import Found, files, read_minutes
-from metrics_job.folders import Days, Folders, days_of, input_files
+from metrics_job.folders import Days, Folders, days_of
 from metrics_job.minutes import Keep, minutes
 from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
 from metrics_job.session import session
@@ -76,8 +76,7 @@ def roll_up(
 
 def _opened(spark: SparkSession, paths: list[str], days: Days) -> Open:
     """The lines of these folders, of whole days."""
-    contents = files(spark, paths)
-    return lambda keep: read_minutes(contents, input_files(contents), days, keep)
+    return lambda keep: read_minutes(files(spark, paths), days, keep)
 
 
 def write_tables(

@@ -77,6 +77,10 @@ class Folders:
             return []
         return sorted(str(one.getPath().getName()) for one in self._system(path).listStatus(self._path(path)))
 
+    def plain(self, url: str) -> str:
+        """A path as `load` takes it, of one as input_files() gives it."""
+        return str(self._java.org.apache.hadoop.fs.Path(self._java.java.net.URI(url)).toString())
+
     def delete(self, path: str) -> None:
         """Away with it and all below; nothing happens when it is not there."""
         self._system(path).delete(self._path(path), True)
@@ -108,7 +112,7 @@ class Folders:
 
 
 def input_files(rows: DataFrame) -> list[str]:
-    """The files that rows are read from; how a path is written depends on the file system."""
+    """The files that rows are read from, as URLs (with what they escape)."""
     return list(rows.inputFiles())
 
 

@@ -36,6 +36,7 @@ ALWAYS = {
     "spark.sql.json.enablePartialResults": "true",  # a bad value still tells whose it is
     # Rows collected into arrays come sorted by their key: sorted aggregation takes them as they are.
     "spark.sql.execution.useObjectHashAggregateExec": "false",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # whole files are handed to Python workers
     "spark.log.level": "ERROR",
 }
 # Of a job of a minute half the time goes into compiling and into collector threads that one machine has not.
@@ -94,6 +95,7 @@ def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
         "spark.driver.memory": f"{heap_mib}m",
         "spark.driver.extraJavaOptions": f"{SHORT_JOB} -Dlog4j2.configurationFile={logging}",
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",  # kept for a minute only
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",

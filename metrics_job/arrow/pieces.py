@@ -31,7 +31,7 @@ def pieces(
     """About `size` bytes each, of files but those with these names; a longer file than `uncut` is cut."""
     piece = Piece([], [])
     for file, content in contents:
-        if name(file) in without:
+        if file_name(file) in without:
             continue
         if len(content) > uncut:
             yield from _cut(file, content, size)
@@ -52,7 +52,7 @@ def unit_pieces(contents: Iterable[tuple[str, str, bytes]]) -> Iterator[tuple[st
         yield unit, Piece([path for path, _ in some], [content for _, content in some])
 
 
-def name(path: str) -> str:
+def file_name(path: str) -> str:
     """The last part of a path or URL."""
     return path.rpartition("/")[2]
 

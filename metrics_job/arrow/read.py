@@ -11,7 +11,7 @@ do not agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,11 +23,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from metrics_job.arrow.add import FILE as ROW_FILE
 from metrics_job.arrow.add import ODD, TEXT, schema
 from metrics_job.arrow.parse import Odd, column, parse
-from metrics_job.arrow.pieces import pieces, unit_pieces
+from metrics_job.arrow.pieces import file_name, pieces, unit_pieces
 from metrics_job.arrow.series import Known
 from metrics_job.arrow.spark import Batches, map_in_arrow
 from metrics_job.arrow.work import DOUBT, Adding, of_days
-from metrics_job.folders import Days
+from metrics_job.folders import Days, Folders, input_files
 from metrics_job.minutes import Keep, in_range, minutes
 from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified
 from metrics_job.tables import CORRUPT, VERSION, line_schema
@@ -43,14 +43,16 @@ class Found(NamedTuple):
     odd: DataFrame | None  # lines as metrics_job.read has them, those that are refused among them
 
 
-def read_minutes(contents: DataFrame, paths: Iterable[str], days: Days, keep: Keep) -> Found:
-    """The lines of these days in files(), whose names are in `paths`, and all lines that are refused."""
-    units = units_of(paths)
+def read_minutes(contents: DataFrame, days: Days, keep: Keep) -> Found:
+    """The lines of these days in files(), and all lines that are refused."""
+    urls = input_files(contents)
+    units = units_of(urls)
     if units.strange:
         return _line_by_line(contents, days, keep)
     rows = _alone(contents, units, days)
     if units.shared:
-        rows = rows.unionByName(_together(contents, units, days))
+        shared = _some_files(contents.sparkSession, urls, units.shared)
+        rows = rows.unionByName(_together(shared, units, days))
     rows = keep(rows)
     kinds = {row["kind"] for row in rows.select("kind").distinct().collect()}
     if DOUBT in kinds:
@@ -69,7 +71,7 @@ def read_minutes(contents: DataFrame, paths: Iterable[str], days: Days, keep: Ke
     again = {units.unit(name) for name, *_ in intervals}
     if again:
         names = [*again, *(name for name, unit in units.shared.items() if unit in again)]
-        some = contents.filter(_name_of(F.col(FILE)).isin(names))
+        some = _some_files(contents.sparkSession, urls, names)
         made = made.filter(F.col(ROW_FILE).isNull() | ~F.col(ROW_FILE).isin(list(again)))
         made = made.drop(TEXT, ROW_FILE).unionByName(minutes(_lines(some, days, keep), keep))
     return Found(made.drop(TEXT, ROW_FILE), lines)
@@ -79,6 +81,12 @@ def files(spark: SparkSession, paths: list[str]) -> DataFrame:
     """file, content of all in these folders but those that are being written (a dot in front)."""
     found = spark.read.format("binaryFile").option("pathGlobFilter", READER_OPTIONS["pathGlobFilter"])
     return found.load(paths).select(F.col("_metadata.file_path").alias(FILE), "content")
+
+
+def _some_files(spark: SparkSession, urls: Iterable[str], names: Collection[str]) -> DataFrame:
+    """Those with these names."""
+    folders = Folders(spark)
+    return files(spark, [folders.plain(url) for url in urls if file_name(url) in names])
 
 
 def _alone(contents: DataFrame, units: Units, days: Days) -> DataFrame:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from metrics_job.arrow.add import added, odd_rows, shaped
 from metrics_job.arrow.parse import Parsed, column, parse
-from metrics_job.arrow.pieces import Piece, name
+from metrics_job.arrow.pieces import Piece, file_name
 from metrics_job.arrow.series import Known
 from metrics_job.folders import Days
 from metrics_job.units import holds
@@ -40,7 +40,7 @@ class Adding:
             yield _doubt()
         # Only of a file in one piece is it known at once whether it has odd lines.
         marked = bool(found.odd) or piece.follows or piece.goes_on
-        yield from self._rows(piece, lines, name(piece.files[0]) if marked else None)
+        yield from self._rows(piece, lines, file_name(piece.files[0]) if marked else None)
         if found.odd:
             yield odd_rows(found.odd, piece.files)
 
@@ -60,7 +60,9 @@ class Adding:
         made = added(lines.combine_chunks(), self._known, mark)
         if made:
             intervals = made[0].select(["instance", "seq"]).to_pydict()
-            if not holds(map(name, piece.files), zip(intervals["instance"], intervals["seq"], strict=True)):
+            if not holds(
+                map(file_name, piece.files), zip(intervals["instance"], intervals["seq"], strict=True)
+            ):
                 yield _doubt()
         yield from made
 

@@ -17,7 +17,7 @@ from ddmq_common.metrics.samples.names import SampleName, part
 from metrics_job.arrow.parse import parse
 from metrics_job.arrow.read import files, read_minutes
 from metrics_job.arrow.series import Known
-from metrics_job.folders import Days, input_files
+from metrics_job.folders import Days
 from metrics_job.minutes import INTERVAL, NAMES, minutes
 from metrics_job.read import REASON, read_lines
 
@@ -94,7 +94,7 @@ def refused(lines: DataFrame | None) -> Counter[tuple[str, str]]:
 def same_both_ways(spark: SparkSession, folders: list[Path]) -> dict[Any, Any]:
     paths = [str(folder) for folder in folders]
     contents, lines = files(spark, paths), read_lines(spark, paths)
-    found = read_minutes(contents, input_files(contents), ALL, DataFrame.persist)
+    found = read_minutes(contents, ALL, DataFrame.persist)
     made, wanted = added_up(found.made), added_up(minutes(lines, DataFrame.persist))
     assert made == wanted
     assert refused(found.odd) == refused(lines)
