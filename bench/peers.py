@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +25,7 @@ from bench import amqp, delay_rig, frames, groups, load
 from bench.delay_orders import stamped
 from bench.harness import CLIENT_CORE, SERVER_CORE
 
-START_S = 60.0
+START_S = 120.0
 BATCH = 100
 POLL_S = 0.01
 RECEIVE_S = 1.0
@@ -44,19 +46,20 @@ def free_port() -> int:
 
 
 def launch(command: list[str], log: Path, core: int, **environment: str) -> subprocess.Popen[bytes]:
-    """A server on one core."""
+    """A server on one core, in a process group of its own."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=log.open("a"),
         stderr=subprocess.STDOUT,
         env=os.environ | environment,
+        start_new_session=True,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
 
 
-def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Until somebody listens. Raises AssertionError when the process ended or nobody did."""
+def await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until somebody listens. Raises AssertionError when the process ended or nobody did: it is killed."""
     give_up = time.monotonic() + START_S
     while time.monotonic() < give_up and process.poll() is None:
         try:
@@ -64,7 +67,10 @@ def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             time.sleep(0.1)
-    raise AssertionError(f"{process.args!r} does not listen on port {port}")
+    how = "ended" if process.poll() is not None else f"does not listen on port {port} after {START_S:.0f} s"
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    raise AssertionError(f"{process.args!r} {how}; its log ends with: {log.read_text()[-2_000:]}")
 
 
 class Peer(ABC):
@@ -163,7 +169,7 @@ class RedisSortedSet(Peer):
         durable = ["--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"]
         log = self.folder / "log"
         self.processes.append(launch(["redis-server", *settings, *durable], log, SERVER_CORE))
-        await_port(port, self.processes[0])
+        await_port(port, self.processes[0], self.folder / "log")
         poller = [sys.executable, "-m", "bench.peers", "poll", str(port)]
         self.processes.append(launch(poller, log, CLIENT_CORE))
         self._redis: Any = redis.Redis(port=port)
@@ -207,7 +213,7 @@ class RabbitTtl(Peer):
         }
         program = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or self.program
         self.processes.append(launch([program], self.folder / "log", SERVER_CORE, **self._environment))
-        await_port(port, self.processes[0])
+        await_port(port, self.processes[0], self.folder / "log")
         address = ("127.0.0.1", port)
         self._sender, self._receiver = amqp.Channel(address), amqp.Channel(address, RECEIVE_S)
         self._sender.declare(READY, {})
@@ -247,7 +253,7 @@ class Beanstalkd(Peer):
         port = free_port()
         command = ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(self.folder), "-f", "0"]
         self.processes.append(launch(command, self.folder / "log", SERVER_CORE))
-        await_port(port, self.processes[0])
+        await_port(port, self.processes[0], self.folder / "log")
         self._sender = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._receivers = load.connect(("127.0.0.1", port), delay_rig.CONSUMERS)
         self._buffers = dict.fromkeys(self._receivers, b"")
