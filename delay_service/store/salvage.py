@@ -61,15 +61,6 @@ class Damage:
         """The same, when its copy is in `folder` by now."""
         return Damage(self.reason, self.lost, folder / self.lost_file.name, self.log_cut)
 
-    def lost_ids(self) -> Iterator[tuple[bytes, int, int]]:
-        """Uuid, due time and offset of each."""
-        if self.log_cut:
-            return
-        with open(self.lost_file, encoding="ascii") as file:
-            for line in file:
-                uuid, due_ms, offset = line.split()
-                yield bytes.fromhex(uuid), int(due_ms), int(offset)
-
 
 def mark_damaged(folder: Path, reason: str) -> None:
     """The next opening does not trust this copy. Never raises: the damage itself is being reported."""

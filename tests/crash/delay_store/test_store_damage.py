@@ -59,13 +59,19 @@ def check(image: Image) -> tuple[int, int, bool]:
         assert found == messages_of(image, written(store))
     else:
         assert written(store) == 0, "orders are to be taken in again"
-        check_loss(image, found, set(store.damage.lost_ids()))
+        check_loss(image, found, lost_ids(store.damage.lost_file))
     assert sum(store.counts().values()) == len(found)
     check_ids(store, found)
     path, lost = store.folder, store.damage.lost if store.damage else 0
     store.close()
     assert unlocked(path)
     return len(found), lost, reported
+
+
+def lost_ids(listed: Path) -> set[tuple[bytes, int, int]]:
+    """Uuid, due time and offset of each."""
+    rows = [line.split() for line in listed.read_text("ascii").splitlines()]
+    return {(bytes.fromhex(uuid), int(due_ms), int(offset)) for uuid, due_ms, offset in rows}
 
 
 def messages_of(image: Image, number: int) -> dict[DueKey, Pending]:
