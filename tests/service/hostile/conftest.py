@@ -23,7 +23,6 @@ class Bystander:
     def __init__(self, server: RealServer) -> None:
         self._server = server
         self._stop = threading.Event()
-        self._lock = threading.Lock()
         self._slowest_s = 0.0
         self.calls = 0
         self._began: float | None = None
@@ -50,19 +49,12 @@ class Bystander:
     def _note(self) -> None:
         assert self._began is not None
         took = time.monotonic() - self._began
-        with self._lock:
-            self._slowest_s = max(self._slowest_s, took)
-            self.calls += 1
-            self._began = None
-
-    def restart_clock(self) -> None:
-        """Forget what was before."""
-        with self._lock:
-            self._slowest_s = 0.0
-            self.calls = 0
+        self._slowest_s = max(self._slowest_s, took)
+        self._began = None
+        self.calls += 1
 
     def slowest_s(self) -> float:
-        """The slowest call since then, one that is still open included."""
+        """The slowest call so far, one that is still open included."""
         began = self._began
         open_s = 0.0 if began is None else time.monotonic() - began
         return max(self._slowest_s, open_s)
@@ -82,26 +74,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         yield started
 
 
-@pytest.fixture(scope="session")
-def _honest(server: RealServer) -> Iterator[Bystander]:
-    bystander = Bystander(server)
-    yield bystander
-    bystander.stop()
-
-
 @pytest.fixture(autouse=True)
-def bystander(_honest: Bystander, server: RealServer) -> Iterator[Bystander]:
+def bystander(server: RealServer) -> Iterator[Bystander]:
     """In every test: the honest client was answered promptly all the while, and the server lives."""
-    _honest.restart_clock()
-    yield _honest
-    deadline = time.monotonic() + 30
-    while _honest.calls < 2 and _honest.failure is None and time.monotonic() < deadline:
-        threading.Event().wait(PACE_S)
-    assert _honest.failure is None, _honest.failure
-    assert _honest.calls >= 2, "no call of the honest client came to its end"
-    assert _honest.slowest_s() < PROMPT_S
+    honest = Bystander(server)
+    try:
+        yield honest
+        _check(honest)
+    finally:
+        honest.stop()
     assert server.process is not None
     assert server.process.poll() is None, server.log[-2000:]
+
+
+def _check(honest: Bystander) -> None:
+    deadline = time.monotonic() + 30
+    while honest.calls < 2 and honest.failure is None and time.monotonic() < deadline:
+        threading.Event().wait(PACE_S)
+    assert honest.failure is None, honest.failure
+    assert honest.calls >= 2, "no call of the honest client came to its end"
+    assert honest.slowest_s() < PROMPT_S
 
 
 @pytest.fixture(params=WIRES)
