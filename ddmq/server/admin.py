@@ -34,7 +34,7 @@ from ddmq.server.http import Request, Router, Text
 from ddmq.server.message_state import MessageStates
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, UnsupportedError
-from ddmq_common.metrics.registry import Registry
+from ddmq_common.metrics.registry import ANSWERS_S, Registry
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
 
@@ -87,6 +87,8 @@ class AdminApi:
 
     def _page(self) -> Text:
         """The metrics; others run between its pieces, which are many where there are many subscriptions."""
+        self._metrics.fill()
+        gevent.sleep(ANSWERS_S)
         parts = []
         for part in self._metrics.exposition_pieces():
             parts.append(part)

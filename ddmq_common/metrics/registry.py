@@ -20,6 +20,7 @@ from ddmq_common.metrics.exposition import pieces
 
 LABEL_SETS_MAX = 10_000  # of one counter or gauge
 HISTOGRAM_LABEL_SETS_MAX = 1_000  # of one histogram, whose cells are a hundred times the size
+ANSWERS_S = 0.05  # after `fill` most of what collectors had to ask for is there
 log = logging.getLogger("ddmq.metrics")
 
 
@@ -119,7 +120,8 @@ class Registry:
         self._collectors.append(fill)
 
     def fill(self) -> None:
-        """Call the collectors: whoever reads cells by `numbers` or `histograms` does so first."""
+        """Call the collectors: whoever reads cells by `numbers` or `histograms` does so first, and waits for
+        ANSWERS_S where the numbers are kept."""
         for collector in self._collectors:
             try:
                 collector()

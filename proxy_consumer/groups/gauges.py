@@ -6,11 +6,15 @@ highest. What no proxy holds, because nobody pulls, grows all the same: of that 
 
 The age of a lag is that of the message at the committed offset. It takes a read, so it is looked up
 (oldest.py) only where that offset has moved, for a bounded number of queues per look.
+
+What the backend answers later is set then: a subscription that was let go keeps its numbers until it is known
+who holds it, so a lag does not seem to vanish with its consumers. Who takes a picture waits a moment after
+the look (Registry.ANSWERS_S).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from backend.completion import Completion
@@ -21,12 +25,11 @@ from proxy_consumer.core.jobs.upstream_job import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.oldest import Oldest
-from proxy_consumer.groups.unheld import Unheld
+from proxy_consumer.groups.unheld import Name, Row, Unheld
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
 
 LOOK_S = 1.0  # looks that follow sooner show what the last one found
-Name = tuple[str, str]  # group, topic
 Fetched = Callable[[str, str], dict[QueueRef, int]]
 METRICS = (
     catalogue.LAG,
@@ -76,8 +79,9 @@ class Gauges:
         self._runtime = runtime
         self._directory = directory
         self._cells: dict[Name, tuple[Cell, ...]] = {}
-        self._oldest = Oldest(runtime)
-        self._unheld = Unheld(runtime)
+        self._oldest = Oldest(runtime, self._aged)
+        self._unheld = Unheld(runtime, self._told)
+        self._shares: dict[Name, Share] = {}
         self._looked_at = float("-inf")
         self._asking = False
 
@@ -86,7 +90,7 @@ class Gauges:
         self._unheld.leave()
 
     def fill(self) -> None:
-        """Set every gauge. Where the backend answers later, they are set then, and shown at the next look."""
+        """Set every gauge; what the backend answers later is set then."""
         now = self._runtime.now()
         if self._asking or now < self._looked_at + LOOK_S:
             return
@@ -106,25 +110,42 @@ class Gauges:
             return  # the gauges keep their last values
         limits = zip(queues, found.value, strict=True)
         nexts = {queue: bounds.next for queue, bounds in limits if bounds is not None}
-        shares: list[Share] = []
-        others: list[Subscription] = []
+        shares: dict[Name, Share] = {}
+        others: dict[Name, Subscription] = {}
         for each in self._directory.subscriptions():
             committed = self._committed(each)
             if committed:
-                shares.append(Share(each, own_states(each), _behind(committed, nexts)))
+                shares[_name(each)] = Share(each, own_states(each), _behind(committed, nexts))
             else:
-                others.append(each)
-        unheld = self._unheld.look(others)
-        for each in others:
-            rows = unheld.get(_name(each))
-            if rows:
-                shares.append(Share(each, {}, [Behind(*row) for row in rows]))
-        self._oldest.look_up(
-            (share.subscription.group.name, row.queue, row.committed)
-            for share in shares
-            for row in share.late
-        )
-        self._show(shares)
+                others[_name(each)] = each
+        unknown = set()
+        for name, rows in self._unheld.look(others.values()).items():
+            if rows is None:
+                unknown.add(name)
+            elif rows:
+                shares[name] = _unheld_share(others[name], rows)
+        self._shares = shares
+        self._oldest.look_up(row for share in shares.values() for row in _late(share))
+        self._show(unknown)
+
+    def _told(self, subscription: Subscription, rows: list[Row]) -> None:
+        """Nobody holds it, as is known by now; or, without rows, somebody does."""
+        name = _name(subscription)
+        if self._committed(subscription):
+            return  # it is held here meanwhile: the next look tells of it
+        if rows:
+            share = self._shares[name] = _unheld_share(subscription, rows)
+            self._oldest.more(_late(share))
+            self._set(name, self._waiting(share))
+        else:
+            self._shares.pop(name, None)
+            self._clear(name)
+
+    def _aged(self, group: str, queue: QueueRef) -> None:
+        name = group, queue.topic
+        share = self._shares.get(name)
+        if share is not None:
+            self._set(name, self._waiting(share))
 
     def _committed(self, subscription: Subscription) -> dict[QueueRef, int]:
         """The queues of its topic that are pulled or fetched from here, and their committed offsets."""
@@ -135,21 +156,22 @@ class Gauges:
         }
         return found or self._fetched(subscription.group.name, subscription.topic)
 
-    def _show(self, shares: Iterable[Share]) -> None:
-        now, wall_ms = self._runtime.now(), self._runtime.clock.wall_ms()
-        shown = set()
-        for share in shares:
-            name = _name(share.subscription)
-            shown.add(name)
-            self._set(name, self._waiting(share, now, wall_ms))
-        for name in self._cells.keys() - shown:
+    def _show(self, unknown: Set[Name]) -> None:
+        for name, share in self._shares.items():
+            self._set(name, self._waiting(share))
+        for name in self._cells.keys() - self._shares.keys() - unknown:
+            self._clear(name)
+
+    def _clear(self, name: Name) -> None:
+        if name in self._cells:
             self._set(name, Waiting())
             del self._cells[name]
 
-    def _waiting(self, share: Share, now: float, wall_ms: int) -> Waiting:
+    def _waiting(self, share: Share) -> Waiting:
         subscription, states, late = share
+        wall_ms = self._runtime.clock.wall_ms()
         stored_ms = self._oldest.stored_ms(subscription.group.name, (row.queue for row in late))
-        keys, blocked_s = blocked(subscription, now)
+        keys, blocked_s = blocked(subscription, self._runtime.now())
         budget = subscription.buffer.budget
         return Waiting(
             lag=sum(row.next - row.committed for row in late),
@@ -176,6 +198,16 @@ def _name(subscription: Subscription) -> Name:
 def own_states(subscription: Subscription) -> dict[QueueRef, QueueState]:
     """The queues that it holds of its topic; that of the retry topic is not among them."""
     return {queue: state for queue, state in subscription.buffer.queues.items() if not state.retry_queue}
+
+
+def _unheld_share(subscription: Subscription, rows: Iterable[Row]) -> Share:
+    return Share(subscription, {}, [Behind(*row) for row in rows])
+
+
+def _late(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
+    """Group, queue and committed offset of every queue with a lag."""
+    for row in share.late:
+        yield share.subscription.group.name, row.queue, row.committed
 
 
 def _behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[Behind]:

@@ -1,14 +1,15 @@
 """The lag of subscriptions that no proxy holds, as one proxy tells it for all.
 
 Nobody pulls from them, so nothing of theirs is in memory: who holds what, progress and bounds are asked of
-the backend, every REFRESH_S and for at most CHECKS_MAX subscriptions per look, in turn. Which proxy does it
+the backend, every REFRESH_S and for at most CHECKS_MAX subscriptions per look, in turn; the answers are told
+as they come. Which proxy does it
 is settled as everything is that only one may do: it holds a queue, here one of an inner topic that is always
 there, in a group of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from backend.completion import Completion
@@ -27,10 +28,11 @@ Row = tuple[QueueRef, int, int]  # queue, committed offset, next offset
 
 
 class Known(NamedTuple):
-    """What was found at a moment; `rows` empty: some proxy holds the subscription, or it has no lag."""
+    """What was asked for at a moment, and found. `rows` empty: some proxy holds the subscription, or it has
+    no lag; None: nothing was found yet."""
 
     at: float  # monotonic seconds
-    rows: list[Row]
+    rows: list[Row] | None
 
 
 class Speaker:
@@ -79,10 +81,12 @@ class Speaker:
 
 
 class Unheld:
-    """What is known of subscriptions that this proxy does not hold."""
+    """What is known of subscriptions that this proxy does not hold. `told(subscription, rows)` follows
+    whenever something was found."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[Row]], None]) -> None:
         self._runtime = runtime
+        self._told = told
         self._speaker = Speaker(runtime)
         self._known: dict[Name, Known] = {}
 
@@ -90,8 +94,9 @@ class Unheld:
         """Leave it to another proxy."""
         self._speaker.leave()
 
-    def look(self, others: Iterable[Subscription]) -> Mapping[Name, list[Row]]:
-        """The queues of those among `others` that no proxy holds; {} where another proxy tells of them."""
+    def look(self, others: Iterable[Subscription]) -> Mapping[Name, list[Row] | None]:
+        """The queues of those among `others` that no proxy holds, as far as it is known, None: not yet; {}
+        where another proxy tells of them."""
         self._speaker.join()
         if not self._speaker.speaks:
             self._known.clear()
@@ -103,11 +108,11 @@ class Unheld:
             if each.topic_exists
             and each.config.model != "broadcasting"  # the place of those is their clients'
         }
-        self._known = {name: self._known.get(name, Known(float("-inf"), [])) for name in names}
+        self._known = {name: self._known.get(name, Known(float("-inf"), None)) for name in names}
         stale = sorted((known.at, name) for name, known in self._known.items() if known.at + REFRESH_S <= now)
         for _, name in stale[:CHECKS_MAX]:
             self._check(name, names[name], now)
-        return {name: known.rows for name, known in self._known.items() if known.rows}
+        return {name: known.rows for name, known in self._known.items()}
 
     def _check(self, name: Name, subscription: Subscription, now: float) -> None:
         self._known[name] = self._known[name]._replace(at=now)
@@ -117,23 +122,24 @@ class Unheld:
             if holders.error is not None:
                 return
             if holders.value:
-                self._note(name, [])
+                self._note(name, subscription, [])
             else:
                 subscription_stats(self._runtime, subscription).then(counted)
 
         def counted(found: Completion[SubscriptionStats]) -> None:
             if found.error is None:
-                self._note(name, _rows(subscription, found.value, self._runtime))
+                self._note(name, subscription, _rows(subscription, found.value, self._runtime))
 
         try:
             self._runtime.backend.holders(name[0], name[1], deadline).then(told)
         except DdmqError:
-            self._note(name, [])
+            self._note(name, subscription, [])
 
-    def _note(self, name: Name, rows: list[Row]) -> None:
+    def _note(self, name: Name, subscription: Subscription, rows: list[Row]) -> None:
         known = self._known.get(name)
         if known is not None:
             self._known[name] = known._replace(rows=rows)
+            self._told(subscription, rows)
 
 
 def _rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[Row]:

@@ -21,7 +21,7 @@ from ddmq.server.config import SamplesConfig
 from ddmq.server.samples.folder import SampleFolder, reason
 from ddmq_common.clock import Clock
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.registry import Registry
+from ddmq_common.metrics.registry import ANSWERS_S, Registry
 from ddmq_common.metrics.samples.deltas import Deltas, Sample
 
 SLICE_S = 0.001  # then everything else on the hub has its turn
@@ -71,6 +71,7 @@ class SampleWriter:
     def sample(self, last: bool = False) -> bool:
         """Take one now and wait until it is written; False when that failed, which is counted and said."""
         self._metrics.fill()
+        gevent.sleep(ANSWERS_S)
         sample = self._deltas.begin(self._clock.wall_ms(), last)
         done = False
         try:

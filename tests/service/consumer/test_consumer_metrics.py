@@ -9,6 +9,7 @@ from consumer_rig import FIRST, IDL, METHODS, Rig
 from consumer_rig import result as answer
 from fetch_calls import ack, fetch
 
+from backend.completion import Completion
 from backend.records import NewRecord
 from ddmq_common.delivery import encode
 from ddmq_common.metrics import catalogue
@@ -214,6 +215,48 @@ def test_the_lag_of_what_nobody_pulls_is_told_all_the_same(rig: Rig) -> None:
     rig.send(4)
     assert unheld_lag(rig) == 7
     assert value(rig, catalogue.INFLIGHT) == 0
+
+
+def test_a_lag_does_not_vanish_with_its_consumers(rig: Rig) -> None:
+    rig.topic(SCHEDULE_TOPIC, 18)
+    ready(rig)
+    rig.send(5)
+    rig.pull(count=1)
+    rig.submit(answer([0]))
+    assert value(rig, catalogue.LAG) == 4
+    subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
+    asked: list[Any] = []
+    holders = rig.backend.holders
+
+    def later(*given: Any) -> Any:
+        """The backend's answer, when it is wanted."""
+        answered: Completion[Any] = Completion()
+        asked.append(lambda: holders(*given).then(lambda found: answered.succeed(found.value)))
+        return answered
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.backend, "holders", later)
+        give_up = rig.clock.monotonic() + 600
+        while subscription.joined:
+            assert rig.clock.monotonic() < give_up
+            rig.advance(5)
+            assert value(rig, catalogue.LAG) == 4
+        assert [value(rig, catalogue.LAG) for _ in range(3)] == [4, 4, 4]
+        before = value(rig, catalogue.LAG_AGE)
+        for answer_now in asked:
+            answer_now()
+        rig.settle()
+    assert rig.metrics.cell(catalogue.LAG, "G", "T").value == 4
+    assert value(rig, catalogue.LAG_AGE) >= before
+
+
+def test_what_was_asked_for_at_a_look_is_there_after_it(rig: Rig) -> None:
+    rig.topic(SCHEDULE_TOPIC, 18)
+    ready(rig)
+    rig.send(5)
+    value(rig, catalogue.LAG)  # this proxy asks to be the one that tells
+    assert value(rig, catalogue.LAG) == 5
+    assert rig.metrics.cell(catalogue.LAG_AGE, "G", "T").value == pytest.approx(2_000, abs=100)
 
 
 class Proxies:
