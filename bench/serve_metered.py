@@ -19,7 +19,7 @@ from ddmq.server import logs
 from ddmq.server.config import SamplesConfig, load_folder, with_flags
 from ddmq.server.hub import HubWatch
 from ddmq.server.parts import PARTS, ServerProcess, install_signals
-from ddmq_common.metrics.registry import Histogram
+from ddmq_common.metrics.cells import Histogram
 from proxy_consumer.subscription.handed_out import HandedOut
 
 MODES = ("muted", "live", "watched")

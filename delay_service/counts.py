@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.registry import Cell, Histogram, Registry
+from ddmq_common.metrics.cells import Cell, Histogram
+from ddmq_common.metrics.registry import Registry
 from delay_service.core.outlets import Outlet
 from delay_service.store.port import Pending
 

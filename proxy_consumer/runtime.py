@@ -15,7 +15,8 @@ from backend.records import QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.levels import DEFAULT_LEVELS
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.registry import Cell, Histogram, Registry
+from ddmq_common.metrics.cells import Cell, Histogram
+from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import RETRY_PREFIX, qid, retry_qid
 from proxy_consumer.config import ConsumerConfig
 from proxy_consumer.core.agenda import Agenda

@@ -8,7 +8,8 @@ so that a client cannot grow memory by inventing names.
 from __future__ import annotations
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.registry import Cell, Registry
+from ddmq_common.metrics.cells import Cell
+from ddmq_common.metrics.registry import Registry
 from proxy_producer.core.refusal import Refusal
 
 NO_TOPIC = "-"

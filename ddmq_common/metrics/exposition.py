@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from prometheus_client import utils
 
 from ddmq_common.metrics.buckets import BUCKETS, SUB_BUCKETS, upper_edge
 from ddmq_common.metrics.catalogue import Metric
-
-if TYPE_CHECKING:
-    from ddmq_common.metrics.registry import Cell, Histogram
+from ddmq_common.metrics.cells import Cell, Histogram
 
 NUMBERS_PER_PIECE = 1_000
 HISTOGRAMS_PER_PIECE = 40

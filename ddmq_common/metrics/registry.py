@@ -14,59 +14,15 @@ from typing import Any, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from ddmq_common.metrics.buckets import BUCKETS, SUB_BUCKETS, bucket, upper_edge
+from ddmq_common.metrics.buckets import SUB_BUCKETS, upper_edge
 from ddmq_common.metrics.catalogue import CATALOGUE, COLLECT_FAILED, Metric
+from ddmq_common.metrics.cells import Cell, Histogram
 from ddmq_common.metrics.exposition import pieces
 
 LABEL_SETS_MAX = 10_000  # of one counter or gauge
 HISTOGRAM_LABEL_SETS_MAX = 1_000  # of one histogram, whose cells are a hundred times the size
 ANSWERS_S = 0.05  # after `fill` most of what collectors had to ask for is there
 log = logging.getLogger("ddmq.metrics")
-
-
-class Cell:
-    """A counter or gauge."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
-
-
-class Histogram:
-    """Counts by logarithmic bucket, mergeable by adding; values in the metric's unit, mostly µs."""
-
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * BUCKETS
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bucket(value)] += 1
-        self.total += value
-
-    def percentile(self, fraction: float) -> float:
-        """The upper edge of the bucket that holds the given fraction of values; 0.0 when empty."""
-        wanted = sum(self.counts) * fraction
-        seen = 0
-        for index, count in enumerate(self.counts):
-            seen += count
-            if count and seen >= wanted:
-                return upper_edge(index)
-        return 0.0
-
-    def summary(self) -> dict[str, float]:
-        """Count, mean and upper edges of the percentiles' buckets, in the metric's unit."""
-        count = sum(self.counts)
-        return {
-            "count": count,
-            "mean": self.total / count if count else 0.0,
-            "p50": self.percentile(0.5),
-            "p99": self.percentile(0.99),
-            "max": self.percentile(1.0),
-        }
-
 
 C = TypeVar("C", bound=Cell | Histogram)
 

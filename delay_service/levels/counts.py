@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.registry import Cell, Registry
+from ddmq_common.metrics.cells import Cell
+from ddmq_common.metrics.registry import Registry
 from delay_service.levels.core.targets import Outlet
 
 

@@ -15,38 +15,19 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddmq_common.metrics.buckets import BUCKETS
+from metrics_job.arrow.line import Line
 from metrics_job.arrow.series import UNKNOWN, Known
 from metrics_job.tables import CORRUPT
 
-EXACT = 1 << 53  # below it every whole number is a double
-Whole = Annotated[int, msgspec.Meta(ge=0, lt=EXACT)]
 _ODD_BYTES = (b"\\", b"\r", b"\x00", CORRUPT.encode())
 _ENDS = re.compile(rb"\r\n|\n|\r")
 _BLANK = b" \t\r\n"
-
-
-class Line(msgspec.Struct, gc=False, rename={"start": "from"}):
-    """One line as docs/formats-samples.md has it; other fields are passed over."""
-
-    v: Literal[1]
-    process: str
-    instance: str
-    seq: Whole
-    start: Whole
-    to: Whole
-    metric: str
-    labels: msgspec.Raw
-    value: float | None = None
-    sum: float | None = None
-    buckets: list[Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS)]] | None = None
-    counts: list[Annotated[int, msgspec.Meta(ge=1, lt=EXACT)]] | None = None
 
 
 class Odd(NamedTuple):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddmq_common.metrics.catalogue import CATALOGUE
+from metrics_job.arrow.line import Line
 from metrics_job.tables import LAST, PROCESS_METRIC, STATE_LABEL, label_names
-
-if TYPE_CHECKING:
-    from metrics_job.arrow.parse import Line
 
 KINDS = {PROCESS_METRIC: "process"} | {metric.name: metric.kind for metric in CATALOGUE.values()}
 UNKNOWN = 0  # the number of lines whose names are odd

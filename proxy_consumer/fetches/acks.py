@@ -14,7 +14,7 @@ from backend.completion import Completion
 from backend.records import AppendResult, Bounds, CommitBatch
 from ddmq_common.errors import FencedError
 from ddmq_common.metrics.catalogue import ACKED
-from ddmq_common.metrics.registry import Cell
+from ddmq_common.metrics.cells import Cell
 from ddmq_rpc.api import Call
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.core.position import Position

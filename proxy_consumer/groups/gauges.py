@@ -20,7 +20,7 @@ from typing import NamedTuple
 from backend.completion import Completion
 from backend.records import Bounds, QueueRef
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.registry import Cell
+from ddmq_common.metrics.cells import Cell
 from proxy_consumer.core.jobs.upstream_job import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory

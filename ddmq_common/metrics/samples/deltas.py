@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 
 from ddmq_common.metrics.catalogue import Metric
-from ddmq_common.metrics.registry import Cell, Histogram, Registry
+from ddmq_common.metrics.cells import Cell, Histogram
+from ddmq_common.metrics.registry import Registry
 from ddmq_common.metrics.samples import names
 from ddmq_common.metrics.samples.line import FIRST, LAST, PROCESS, RUNNING, VERSION, Line, encode
 from ddmq_common.metrics.samples.names import SampleName

@@ -14,7 +14,8 @@ from backend.records import NewRecord
 from ddmq_common.delivery import encode
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.catalogue import Metric
-from ddmq_common.metrics.registry import Histogram, Registry
+from ddmq_common.metrics.cells import Histogram
+from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.groups import oldest

@@ -8,7 +8,7 @@ import pytest
 from delay_rig import Rig
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.registry import Histogram
+from ddmq_common.metrics.cells import Histogram
 from ddmq_common.names import OUTCOME_TOPIC
 
 

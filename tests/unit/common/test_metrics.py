@@ -6,12 +6,8 @@ from hypothesis import strategies as st
 
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.buckets import BUCKETS, bucket, upper_edge
-from ddmq_common.metrics.registry import (
-    HISTOGRAM_LABEL_SETS_MAX,
-    LABEL_SETS_MAX,
-    Histogram,
-    Registry,
-)
+from ddmq_common.metrics.cells import Histogram
+from ddmq_common.metrics.registry import HISTOGRAM_LABEL_SETS_MAX, LABEL_SETS_MAX, Registry
 
 
 @given(st.floats(0, 2**26))

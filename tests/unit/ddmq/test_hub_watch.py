@@ -12,7 +12,8 @@ import pytest
 
 from ddmq.server.hub import HubWatch
 from ddmq_common.metrics.catalogue import HUB_BLOCKED
-from ddmq_common.metrics.registry import Histogram, Registry
+from ddmq_common.metrics.cells import Histogram
+from ddmq_common.metrics.registry import Registry
 
 BUSY_S = 0.03
 
