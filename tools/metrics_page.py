@@ -19,12 +19,12 @@ A histogram that has seen nothing yet is not on the page. Gauges that have to be
 somebody looks, at most once a second.
 
 **Lag** and its neighbours are told by the proxy that holds a subscription's queues; over several
-proxies they add up (of ages and spans take the highest). What nobody pulls from is told by one of
-the proxies, and keeps its numbers until it is known that nobody does (asked every 5 s). The age is that
-of the message at the committed offset; with more than 64 queues that lag and move, some ages show an earlier message for
-a look or two, so too high rather than too low. A redelivery is counted where this proxy knows that
-the message failed or timed out, or took a step of the retry path; one that comes again because its
-proxy died is not.
+proxies they add up (of ages and spans take the highest). Of what nobody pulls from one of the
+proxies tells, which asks every 5 s who holds it; until the answer is there the last numbers stay. The
+age is that of the message at the committed offset; with more than 64 queues that lag and move, some
+ages show an earlier message for a look or two, so too high rather than too low. A redelivery is
+counted where this proxy knows that the message failed or timed out, or took a step of the retry path;
+one that comes again because its proxy died is not.
 
 **Late acknowledgements** are `ddmq_results_ignored_total` with the reason `late`, **limits** that
 refused are `ddmq_send_refused_total` (`rate`, `inflight_requests`, …), **cancelled** delay messages
