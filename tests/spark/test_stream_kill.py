@@ -72,11 +72,15 @@ class Streaming:
 
     def kept(self) -> int:
         """Batches whose lines are kept."""
-        return len(list((self.out / "stream" / "arrived").glob("*/_state.json")))
+        return sum("_state.json" in files for _, _, files in os.walk(self.out / "stream" / "arrived"))
 
     def tables(self) -> int:
-        """Files of tables."""
-        return len([path for path in self.out.rglob("*.parquet") if "stream" not in path.parts])
+        """Files of tables. Folders may come and go meanwhile."""
+        count = 0
+        for _, folders, files in os.walk(self.out):
+            folders[:] = [folder for folder in folders if folder != "stream"]
+            count += sum(file.endswith(".parquet") for file in files)
+        return count
 
 
 def _numbered(folder: Path) -> int:
