@@ -87,6 +87,12 @@ class Peer(ABC):
         self.folder.mkdir()
         self.processes: list[subprocess.Popen[bytes]] = []
 
+    def serve(self, command: list[str], port: int, **environment: str) -> None:
+        """Start the server itself, and wait for its port."""
+        log = self.folder / "log"
+        self.processes.append(launch(command, log, SERVER_CORE, **environment))
+        await_port(port, self.processes[-1], log)
+
     @classmethod
     def missing(cls) -> str:
         """The Debian package that it needs and that is not there; "": nothing."""
@@ -167,11 +173,9 @@ class RedisSortedSet(Peer):
         port = free_port()
         settings = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
         durable = ["--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"]
-        log = self.folder / "log"
-        self.processes.append(launch(["redis-server", *settings, *durable], log, SERVER_CORE))
-        await_port(port, self.processes[0], self.folder / "log")
+        self.serve(["redis-server", *settings, *durable], port)
         poller = [sys.executable, "-m", "bench.peers", "poll", str(port)]
-        self.processes.append(launch(poller, log, CLIENT_CORE))
+        self.processes.append(launch(poller, self.folder / "log", CLIENT_CORE))
         self._redis: Any = redis.Redis(port=port)
         self._number = 0
 
@@ -197,7 +201,7 @@ class RabbitTtl(Peer):
         port, self._epmd = free_port(), free_port()
         where = str(self.folder)
         (self.folder / "plugins").write_text("[].")
-        self._environment = {
+        environment = {
             "HOME": where,
             "ERL_EPMD_PORT": str(self._epmd),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -212,8 +216,7 @@ class RabbitTtl(Peer):
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{where}/plugins",
         }
         program = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or self.program
-        self.processes.append(launch([program], self.folder / "log", SERVER_CORE, **self._environment))
-        await_port(port, self.processes[0], self.folder / "log")
+        self.serve([program], port, **environment)
         address = ("127.0.0.1", port)
         self._sender, self._receiver = amqp.Channel(address), amqp.Channel(address, RECEIVE_S)
         self._sender.declare(READY, {})
@@ -251,9 +254,9 @@ class Beanstalkd(Peer):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         port = free_port()
-        command = ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(self.folder), "-f", "0"]
-        self.processes.append(launch(command, self.folder / "log", SERVER_CORE))
-        await_port(port, self.processes[0], self.folder / "log")
+        self.serve(
+            ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(self.folder), "-f", "0"], port
+        )
         self._sender = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._receivers = load.connect(("127.0.0.1", port), delay_rig.CONSUMERS)
         self._buffers = dict.fromkeys(self._receivers, b"")

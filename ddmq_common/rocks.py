@@ -10,7 +10,7 @@
 * A database that exists is opened with the options it was made with, unless those of its column family are
   given by name.
 * Whatever goes wrong is raised there as a bare Exception with RocksDB's text: here it is a DamagedError
-  (bytes do not match their checksum) or a StorageError.
+  (bytes do not match their checksum) or a StorageError (rocks_damage.py).
 * Its write-ahead log is several files, and it replays what stands behind a gap between them (rocks_log.py).
 * After a failed write or sync RocksDB refuses more; close and open again. Whether the failed batch is there
   then is unknown, but it is there whole or not at all.
@@ -38,7 +38,8 @@ from weakref import WeakSet
 
 import rocksdict
 
-from ddmq_common.errors import DamagedError, StorageError
+from ddmq_common.errors import StorageError
+from ddmq_common.rocks_damage import behind_damage, check_files, translated, translation
 
 Pair = tuple[bytes, bytes]
 ROOM_S = 5.0  # that a write waits for tables to be written
@@ -107,8 +108,8 @@ class Rocks:
         self._compacting = False
         options = options or RocksOptions()
         self._full = max(1, options.write_buffers - 1)
-        _check_files(folder)
-        with _translated(f"cannot open the store in {folder}"):
+        check_files(folder)
+        with translated(f"cannot open the store in {folder}"):
             raw = _raw_options(options, recovery)
             self._db: Any = rocksdict.Rdict(str(folder), raw, {"default": raw})
         self._open = True
@@ -118,7 +119,7 @@ class Rocks:
         """All of it or nothing, visible at once, not yet durable. Raises StorageError, also where RocksDB
         would wait for ever (and we with it) because its tables cannot be written."""
         self._await_room()
-        with _translated(f"cannot write to {self.folder}"):
+        with translated(f"cannot write to {self.folder}"):
             self._db.write(batch.raw)
 
     def _await_room(self) -> None:
@@ -142,12 +143,12 @@ class Rocks:
 
     def sync(self) -> None:
         """Everything written before the call is durable when it returns. Blocks: native thread."""
-        with self._using(), _translated(f"cannot sync {self.folder}"):
+        with self._using(), translated(f"cannot sync {self.folder}"):
             self._db.flush_wal(True)
 
     def get(self, key: bytes) -> bytes | None:
         """One value."""
-        with _translated(f"cannot read {self.folder}"):
+        with translated(f"cannot read {self.folder}"):
             value: bytes | None = self._db.get(key)
         return value
 
@@ -155,13 +156,13 @@ class Rocks:
         """One value, or None, per key."""
         if not keys:
             return []
-        with _translated(f"cannot read {self.folder}"):
+        with translated(f"cannot read {self.folder}"):
             values: list[bytes | None] = self._db.get(list(keys))
         return values
 
     def first(self, start: bytes, end: bytes) -> bytes | None:
         """The first key in [start, end)."""
-        with _translated(f"cannot read {self.folder}"):
+        with translated(f"cannot read {self.folder}"):
             return _first(self._db.iter(), start, end)
 
     def chunks(self, start: bytes, end: bytes, limit: int | None = None) -> Iterator[list[Pair]]:
@@ -179,7 +180,7 @@ class Rocks:
         try:
             while left > 0:
                 wanted = min(size, left)
-                with _translated(f"cannot read {self.folder}"):
+                with translated(f"cannot read {self.folder}"):
                     found = list(islice(pairs, wanted))
                 if found and found[-1][0] >= end:
                     if inside := found[: bisect_left(found, end, key=_key_of)]:
@@ -198,14 +199,14 @@ class Rocks:
             del pairs  # not even the traceback of an error may keep it
 
     def _pairs(self, start: bytes) -> Iterator[Pair]:
-        with _translated(f"cannot read {self.folder}"):
+        with translated(f"cannot read {self.folder}"):
             pairs: Iterator[Pair] = self._db.items(from_key=start)
         return pairs
 
     def salvage_from(self, last: bytes) -> bytes | None:
         """Behind a damaged block: where reading can go on after `last`, the last key that was read."""
-        with _translated(f"cannot read {self.folder}"):
-            return _behind_damage(self._readable, last)
+        with translated(f"cannot read {self.folder}"):
+            return behind_damage(self._readable, last)
 
     def _readable(self, key: bytes) -> bool:
         try:
@@ -223,19 +224,19 @@ class Rocks:
                 self._db.compact_range(start, end)
             except Exception as error:  # rocksdict raises nothing narrower
                 if self._open:
-                    raise _translation(error, f"cannot compact {self.folder}") from error
+                    raise translation(error, f"cannot compact {self.folder}") from error
             finally:
                 self._compacting = False
 
     def checkpoint(self, folder: Path) -> None:
         """A consistent copy into `folder`, which must not exist; hard links where that is possible."""
-        with self._using(), _translated(f"cannot copy {self.folder} to {folder}"):
+        with self._using(), translated(f"cannot copy {self.folder} to {folder}"):
             self._db.flush_wal(True)
             rocksdict.Checkpoint(self._db).create_checkpoint(str(folder))
 
     def number(self, name: str) -> int:
         """A property of RocksDB, for example `rocksdb.total-sst-files-size`; 0 when it is not known."""
-        with _translated(f"cannot read {self.folder}"):
+        with translated(f"cannot read {self.folder}"):
             return int(self._db.property_int_value(name) or 0)
 
     def close(self) -> None:
@@ -253,7 +254,7 @@ class Rocks:
             self._db.close()
         except Exception as error:  # rocksdict raises nothing narrower
             if not str(error).startswith("Shutdown in progress"):  # closed, with the log for the next opening
-                raise _translation(error, f"cannot close {self.folder}") from error
+                raise translation(error, f"cannot close {self.folder}") from error
 
     @contextmanager
     def _using(self) -> Iterator[None]:
@@ -282,7 +283,7 @@ def only_torn(folder: Path, options: RocksOptions) -> bool:
 
 def repair(folder: Path) -> None:
     """Make a folder that does not open readable again; files that cannot be read are left out."""
-    with _translated(f"cannot repair {folder}"):
+    with translated(f"cannot repair {folder}"):
         rocksdict.Rdict.repair(str(folder), _raw_options(RocksOptions(), Recovery.PREFIX))
 
 
@@ -359,53 +360,3 @@ def _first(iterator: Any, start: bytes, end: bytes) -> bytes | None:
         return None
     finally:
         del iterator
-
-
-def _check_files(folder: Path) -> None:
-    """A folder with data whose list of tables is gone is damaged; RocksDB itself would begin a new database
-    there, or say only that some file does not exist. One whose making was cut short has no data yet."""
-    try:
-        listed = (folder / "CURRENT").read_text("ascii", "replace").strip()
-    except FileNotFoundError:
-        listed = ""
-        if not any(file.stat().st_size for pattern in ("*.sst", "*.log") for file in folder.glob(pattern)):
-            return
-    if not (listed and (folder / listed).is_file()):
-        raise DamagedError(f"{folder}: damaged: CURRENT names {listed!r}, which is no list of tables there")
-
-
-def _behind_damage(readable: Callable[[bytes], bool], last: bytes) -> bytes | None:
-    """The end of the unreadable stretch behind `last`: steps that double, then halves."""
-    width = len(last) + 8
-    top = 1 << (8 * width)
-    low = int.from_bytes(last.ljust(width, b"\0"), "big")
-    step = 1
-    while low + step < top and not readable((low + step).to_bytes(width, "big")):
-        low, step = low + step, 2 * step
-    high = low + step
-    if high >= top:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if readable(middle.to_bytes(width, "big")):
-            high = middle
-        else:
-            low = middle
-    return high.to_bytes(width, "big")
-
-
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (DamagedError, StorageError):
-        raise
-    except Exception as error:  # rocksdict raises nothing narrower
-        raise _translation(error, what) from error
-
-
-def _translation(error: Exception, what: str) -> StorageError:
-    text = str(error)
-    if text.startswith("Corruption"):
-        return DamagedError(f"{what}: damaged: {text}")
-    return StorageError(f"{what}: {text}")

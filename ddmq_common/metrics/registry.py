@@ -76,8 +76,8 @@ class Registry:
         self._collectors.append(fill)
 
     def fill(self) -> None:
-        """Call the collectors: whoever reads cells by `numbers` or `histograms` does so first, and waits for
-        ANSWERS_S where the numbers are kept."""
+        """Call the collectors: whoever reads cells by `numbers`, `histograms` or `exposition_pieces` does so
+        first, and then waits for ANSWERS_S where that can be."""
         for collector in self._collectors:
             try:
                 collector()
@@ -115,11 +115,11 @@ class Registry:
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
+        self.fill()
         return b"".join(self.exposition_pieces())
 
     def exposition_pieces(self) -> Iterator[bytes]:
-        """The same in pieces: whoever may yield lets others run in between."""
-        self.fill()
+        """The same in pieces, as it was filled: whoever may yield lets others run in between."""
         yield from pieces(self.numbers(), self.histograms())
 
     def collect(self) -> Iterable[Any]:

@@ -40,6 +40,7 @@ METRICS = (
     catalogue.BLOCKED_KEY_AGE,
     catalogue.ACK_SPAN,
 )
+AGE = METRICS.index(catalogue.LAG_AGE)
 
 
 class Waiting(NamedTuple):
@@ -143,9 +144,9 @@ class Gauges:
 
     def _aged(self, group: str, queue: QueueRef) -> None:
         name = group, queue.topic
-        share = self._shares.get(name)
-        if share is not None:
-            self._set(name, self._waiting(share))
+        share, cells = self._shares.get(name), self._cells.get(name)
+        if share is not None and cells is not None:
+            cells[AGE].value = self._age_ms(share)
 
     def _committed(self, subscription: Subscription) -> dict[QueueRef, int]:
         """The queues of its topic that are pulled or fetched from here, and their committed offsets."""
@@ -169,19 +170,21 @@ class Gauges:
 
     def _waiting(self, share: Share) -> Waiting:
         subscription, states, late = share
-        wall_ms = self._runtime.clock.wall_ms()
-        stored_ms = self._oldest.stored_ms(subscription.group.name, (row.queue for row in late))
         keys, blocked_s = blocked(subscription, self._runtime.now())
         budget = subscription.buffer.budget
         return Waiting(
             lag=sum(row.next - row.committed for row in late),
-            lag_age_ms=0 if stored_ms is None else max(0, wall_ms - stored_ms),
+            lag_age_ms=self._age_ms(share),
             in_flight=budget.leased,
             retrying=budget.retrying,
             blocked_keys=keys,
             blocked_key_age_ms=int(blocked_s * 1000),
             ack_span=max((state.jobs.ack_map.span for state in states.values()), default=0),
         )
+
+    def _age_ms(self, share: Share) -> int:
+        stored_ms = self._oldest.stored_ms(share.subscription.group.name, (row.queue for row in share.late))
+        return 0 if stored_ms is None else max(0, self._runtime.clock.wall_ms() - stored_ms)
 
     def _set(self, name: Name, waiting: Waiting) -> None:
         cells = self._cells.get(name)

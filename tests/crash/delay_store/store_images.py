@@ -79,3 +79,9 @@ def unlocked(path: Path) -> bool:
     if lock is not None:
         lock.release()
     return lock is not None
+
+
+def lost_ids(listed: Path) -> set[tuple[bytes, int, int]]:
+    """Uuid, due time and offset of each message that a salvage lists as lost."""
+    rows = [line.split() for line in listed.read_text("ascii").splitlines()]
+    return {(bytes.fromhex(uuid), int(due_ms), int(offset)) for uuid, due_ms, offset in rows}

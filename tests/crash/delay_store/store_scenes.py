@@ -19,7 +19,7 @@ from delay_service.store.opening import open_store, restore
 from delay_service.store.port import Changes, DelayStore, DueKey, Pending
 from delay_service.store.rocks_store import RocksStore
 from delay_service.store.salvage import Damage
-from tests.crash.delay_store.store_images import SHARD, SMALL, Image
+from tests.crash.delay_store.store_images import SHARD, SMALL, Image, lost_ids
 from tests.crash.delay_store.store_load import FOREVER, Load, assert_same, model_of, written
 from tests.crash.storage_calls import give_in
 
@@ -254,8 +254,7 @@ def _check_damaged_twice(store: RocksStore, damage: Damage) -> None:
     """A power loss tore the list of tables while the end of the log was left out: everything readable is
     there, what is not is listed, and all orders are to be taken in again."""
     assert written(store) == 0
-    rows = [line.split() for line in damage.lost_file.read_text("ascii").splitlines()]
-    lost = {DueKey(int(due_ms), int(offset)) for _, due_ms, offset in rows}
+    lost = {DueKey(due_ms, offset) for _, due_ms, offset in lost_ids(damage.lost_file)}
     at_each = [{one.key for one in _all(model_of(SEED, number))} for number in range(6, 19)]
     found = {one.key for one in _all(store)}
     assert found <= set.union(*at_each)

@@ -12,7 +12,7 @@ from delay_service.store.copies import MARK_FILE, copy_name
 from delay_service.store.opening import open_store
 from delay_service.store.port import DueKey, IdKind, Pending
 from delay_service.store.rocks_store import RocksStore
-from tests.crash.delay_store.store_images import SHARD, SMALL, Image, flip, unlocked
+from tests.crash.delay_store.store_images import SHARD, SMALL, Image, flip, lost_ids, unlocked
 from tests.crash.delay_store.store_load import FOREVER, TOPICS, UUIDS, model_of, written
 
 PATTERNS = ("*.sst", "*.log", "MANIFEST-*", "CURRENT", "OPTIONS-*", "IDENTITY", "rocksdict-config.json")
@@ -66,12 +66,6 @@ def check(image: Image) -> tuple[int, int, bool]:
     store.close()
     assert unlocked(path)
     return len(found), lost, reported
-
-
-def lost_ids(listed: Path) -> set[tuple[bytes, int, int]]:
-    """Uuid, due time and offset of each."""
-    rows = [line.split() for line in listed.read_text("ascii").splitlines()]
-    return {(bytes.fromhex(uuid), int(due_ms), int(offset)) for uuid, due_ms, offset in rows}
 
 
 def messages_of(image: Image, number: int) -> dict[DueKey, Pending]:
