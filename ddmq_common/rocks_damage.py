@@ -1,4 +1,4 @@
-"""Damage to a RocksDB folder: how its files and its errors tell of it, and where reading goes on behind it."""
+"""Damage to a RocksDB folder: how files and errors tell of it, and where reading goes on behind it."""
 
 from __future__ import annotations
 
