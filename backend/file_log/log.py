@@ -167,7 +167,7 @@ class FileLog(Backend):
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         request = CommitRequest(
-            batch, deadline, completion, self._state, self._watchers.changed, self._options.settings_max
+            batch, deadline, completion, self._state, self._watchers.changed, self._options
         )
         error = self._refusal()
         if error is not None:

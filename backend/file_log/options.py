@@ -26,7 +26,7 @@ class FileLogOptions:
     topics_max: int = 10_000  # more are refused
     settings_max: int = 100_000  # more are refused
     waits_max: int = 100_000  # parked; more fail
-    progress_max: int = 1_000_000  # (group, queue) pairs; more are refused
+    progress_max: int = 1_000_000  # (group, queue) pairs with progress; more are refused
     written_sync_ms: int = 500  # topics of class "written" are synced this often
     checkpoint_bytes: int = 256 * MIB  # a checkpoint after this much log, or
     checkpoint_ms: int = 5_000  # after this time, when something was written

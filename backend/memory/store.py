@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backend.capabilities import Durability
+from backend.checks import check_settings
 from backend.memory.queues import Entry, MemoryBatch, MemoryQueue
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
@@ -115,15 +116,14 @@ class MemoryStore:
         for delta in batch.progress:
             if self.queue(delta.queue) is None:
                 raise NoSuchTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
-        self.progress.check(batch.progress)
+        self.progress.check(batch.progress, entries_max=self._entries_max)
         size = 0
         for record in batch.records:
             error = self._refusal(record, size)
             if error is not None:
                 raise error
             size += len(record.delivery)
-        if len(self.settings) + len(batch.settings) > self._entries_max:
-            raise BoundReachedError(f"{self._entries_max} settings are the bound")
+        check_settings(self.settings, batch.settings, self._entries_max)
         for delta in batch.progress:
             self.progress.apply(delta)
         self._put_settings(batch.settings)

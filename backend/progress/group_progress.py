@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from backend.progress.ack_map import OFFSET_END, AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
-from ddmq_common.errors import FencedError
+from ddmq_common.errors import BoundReachedError, FencedError
 
 Key = tuple[str, QueueRef]  # group, queue
 
@@ -144,11 +144,15 @@ class ProgressTable:
         return OPEN_FENCE if entry is None else entry.fence
 
     def check(
-        self, deltas: Iterable[ProgressDelta], ahead: Mapping[Key, Fence] | None = None
+        self,
+        deltas: Iterable[ProgressDelta],
+        ahead: Mapping[Key, Fence] | None = None,
+        entries_max: int | None = None,
     ) -> dict[Key, Fence]:
-        """The fences that `deltas`, applied in order, leave behind. Raises FencedError; changes nothing.
+        """The fences that `deltas`, applied in order, leave behind. Changes nothing.
 
         `ahead`: fences left by batches that were checked before and are not applied yet.
+        Raises FencedError, and BoundReachedError where an entry would be made beyond `entries_max`.
         """
         after: dict[Key, Fence] = {}
         for delta in deltas:
@@ -157,7 +161,21 @@ class ProgressTable:
             if fence is None and ahead is not None:
                 fence = ahead.get(key)
             after[key] = check_fence(self.fence(*key) if fence is None else fence, delta)
+        if entries_max is not None:
+            self._check_bound(after, ahead or {}, entries_max)
         return after
+
+    def _check_bound(self, after: Mapping[Key, Fence], ahead: Mapping[Key, Fence], entries_max: int) -> None:
+        entries = self._entries
+        if len(entries) + len(ahead) + len(after) <= entries_max:
+            return
+        made = {key for key in after if key not in entries and key not in ahead}
+        there = len(entries) + sum(key not in entries for key in ahead)
+        if made and there + len(made) > entries_max:
+            raise BoundReachedError(
+                f"{there} pairs of group and queue have progress, the bound is {entries_max} pairs; "
+                "those of groups that are gone go with their topics"
+            )
 
     def apply(self, delta: ProgressDelta) -> None:
         """Apply one delta. Raises FencedError and changes nothing when it is over."""

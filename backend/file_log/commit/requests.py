@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from backend.capabilities import Durability
+from backend.checks import check_settings
 from backend.completion import Completion
 from backend.file_log.commit.packing import FramePacker, Results, refused
 from backend.file_log.core.record import FLAG_DELETED, Kind
+from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState, TopicState, encode_topic
 from backend.progress.codec import encode_delta
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo
@@ -85,7 +87,7 @@ class AppendRequest(Request):
 class CommitRequest(Request):
     """Records, progress and settings, all or nothing."""
 
-    __slots__ = ("_changed", "_state", "batch", "encoded", "results", "settings_max")
+    __slots__ = ("_changed", "_state", "batch", "encoded", "options", "results")
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class CommitRequest(Request):
         completion: Completion[Results],
         state: LogState,
         changed: Callable[[str], None],
-        settings_max: int,
+        options: FileLogOptions,
     ) -> None:
         """Raises ValueError for progress that no queue could take."""
         self.batch = batch
@@ -103,7 +105,7 @@ class CommitRequest(Request):
         self.encoded = [encode_delta(delta) for delta in batch.progress]
         values = (value for value in batch.settings.values() if value is not None)
         self.size = size_of(batch.records) + sum(map(len, self.encoded)) + sum(map(len, values))
-        self.settings_max = settings_max
+        self.options = options
         self.results: Results = []
         self._state = state
         self._changed = changed
@@ -129,13 +131,12 @@ class CommitRequest(Request):
         for delta in self.batch.progress:
             if state.queue(delta.queue) is None:
                 raise NoSuchTopicError(f"queue {delta.queue} of a progress delta does not exist (any more)")
-        fences = state.progress.check(self.batch.progress, packer.frame.fences)
+        fences = state.progress.check(self.batch.progress, packer.frame.fences, self.options.progress_max)
         for record in self.batch.records:
             error = packer.refusal(record)
             if error is not None:
                 raise error
-        if self.batch.settings and len(state.settings) + len(self.batch.settings) > self.settings_max:
-            raise BoundReachedError(f"{self.settings_max} settings are the bound")
+        check_settings(state.settings, self.batch.settings, self.options.settings_max)
         return fences
 
     def _pack_delta(self, packer: FramePacker, delta: ProgressDelta, data: bytes) -> None:

@@ -9,7 +9,7 @@ import pytest
 from backend.progress.ack_map import AckMap
 from backend.progress.group_progress import NO_PROGRESS, Fence, GroupProgress, ProgressTable
 from backend.records import ProgressDelta, QueueRef
-from ddmq_common.errors import FencedError
+from ddmq_common.errors import BoundReachedError, FencedError
 
 QUEUE = QueueRef("orders", 1, 0)
 OTHER = QueueRef("orders", 1, 1)
@@ -95,6 +95,18 @@ def test_check_sees_what_batches_ahead_leave() -> None:
     with pytest.raises(FencedError):
         table.check([delta(finished=((0, 1),))], ahead)
     table.check([delta(generation=1, finished=((5, 6),))], ahead)
+
+
+def test_more_pairs_than_the_bound_are_refused_and_those_there_go_on() -> None:
+    table = ProgressTable()
+    table.apply(delta(finished=((0, 1),)))
+    with pytest.raises(BoundReachedError, match="1 pairs"):
+        table.check([delta(finished=((1, 2),)), delta(queue=OTHER)], entries_max=1)
+    ahead = table.check([delta(queue=OTHER)], entries_max=2)
+    with pytest.raises(BoundReachedError, match="2 pairs"):
+        table.check([delta(queue=QueueRef("orders", 2, 0))], ahead, entries_max=2)
+    again = [delta(finished=((1, 2),)), delta(queue=OTHER)]
+    assert len(table.check(again, ahead, entries_max=2)) == 2
 
 
 def test_a_refused_first_delta_leaves_no_entry() -> None:

@@ -10,7 +10,16 @@ import pytest
 
 from backend.memory import MemoryBackend, MemoryOptions
 from backend.port import Assignment, Sharing
-from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, QueueRef, ReadStatus, TopicInfo
+from backend.records import (
+    AppendStatus,
+    Bounds,
+    CommitBatch,
+    NewRecord,
+    ProgressDelta,
+    QueueRef,
+    ReadStatus,
+    TopicInfo,
+)
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, StorageError
 
@@ -161,6 +170,11 @@ def test_every_bound_is_named_when_it_is_reached(engine: MemoryBackend) -> None:
         engine.put_topic(TopicInfo("e", 0, 1), FAR).wait(5)
     with pytest.raises(BoundReachedError, match="5 settings"):
         engine.commit(CommitBatch(settings={str(n): b"" for n in range(6)}), FAR).wait(5)
+    engine.commit(CommitBatch(settings={str(n): b"" for n in range(5)}), FAR).wait(5)
+    engine.commit(CommitBatch(settings={"0": b"changed", "1": None, "2": None}), FAR).wait(5)
+    deltas = [ProgressDelta(str(n), ref(engine), 0, 0) for n in range(6)]
+    with pytest.raises(BoundReachedError, match="5 pairs"):
+        engine.commit(CommitBatch(progress=deltas), FAR).wait(5)
     waits = [engine.wait(ref(engine), 0, FAR) for _ in range(4)]
     with pytest.raises(BoundReachedError, match="3 waits"):
         waits[3].wait(5)

@@ -102,6 +102,42 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_pairs_with_progress_are_bounded_and_those_there_go_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, progress_max=2)
+    ref = rig.make()
+
+    def finish(group: str, offset: int) -> None:
+        delta = ProgressDelta(group, ref, 0, 0, [(offset, offset + 1)])
+        done(rig.log.commit(CommitBatch((), [delta]), rig.soon))
+
+    finish("a", 0)
+    finish("b", 0)
+    with pytest.raises(BoundReachedError, match="2 pairs"):
+        finish("c", 0)
+    finish("a", 1)
+    rig.reopen()
+    with pytest.raises(BoundReachedError, match="2 pairs"):
+        finish("c", 0)
+    finish("b", 1)
+    assert done(rig.log.progress("b", [ref]))[0].committed == 2
+    rig.close()
+
+
+def test_at_the_bound_of_settings_those_there_are_changed_and_deleted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, settings_max=2)
+
+    def put(**settings: bytes | None) -> None:
+        done(rig.log.commit(CommitBatch(settings=settings), rig.soon))
+
+    put(a=b"1", b=b"1")
+    with pytest.raises(BoundReachedError, match="2 settings"):
+        put(c=b"1")
+    put(a=b"2", b=None, never=None)
+    put(c=b"1")
+    assert dict(rig.log.settings("")) == {"a": b"2", "c": b"1"}
+    rig.close()
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
