@@ -13,6 +13,7 @@ from typing import Any
 
 import gevent
 
+from backend.checks import check_find, check_read, check_topic
 from backend.completion import Completion
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
@@ -26,7 +27,7 @@ from backend.file_log.pool import wait_for_native_work
 from backend.file_log.read.picking import Ask
 from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
-from backend.file_log.state import TopicState, capabilities, check_topic
+from backend.file_log.state import TopicState, capabilities
 from backend.file_log.watchers import Watchers
 from backend.port import Backend, Health, Membership, MembershipListener, Sharing, Wait
 from backend.records import (
@@ -103,7 +104,7 @@ class FileLog(Backend):
     def put_topic(
         self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
     ) -> Completion[TopicInfo]:
-        check_topic(info)
+        check_topic(info, self.capabilities)
         completion: Completion[TopicInfo] = Completion() if into is None else into
         return self._change_topic(info.name, info, deadline, completion)
 
@@ -212,10 +213,7 @@ class FileLog(Backend):
         into: Completion[ReadBatch] | None = None,
         tags: frozenset[int] | None = None,
     ) -> Completion[ReadBatch]:
-        if offset < 0 or count_max < 1 or bytes_max < 0:
-            raise ValueError(
-                f"read of {count_max} records, {bytes_max} bytes from {offset}: allowed are 1, 0, 0 up"
-            )
+        check_read(offset, count_max, bytes_max)
         completion: Completion[ReadBatch] = Completion() if into is None else into
         self._queries.read(Ask(queue, offset, count_max, bytes_max, tags), completion)
         return completion
@@ -259,10 +257,7 @@ class FileLog(Backend):
         message_id: bytes | None = None,
         count_max: int = 64,
     ) -> Completion[list[StoredRecord]]:
-        if (key is None) == (message_id is None) or count_max < 1:
-            raise ValueError(
-                f"find by key {key!r} and id {message_id!r}, {count_max} at most: one of them, 1 or more"
-            )
+        check_find(key, message_id, count_max)
         return self._queries.answer_off_hub(
             lambda: self._queries.find(topic, key, message_id, count_max), Completion()
         )

@@ -18,10 +18,8 @@ from backend.file_log.options import FileLogOptions
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
 from backend.records import ProgressDelta, QueueRef, TopicInfo
-from ddmq_common.errors import CallerError, DamagedError, FencedError, UnsupportedError
-from ddmq_common.names import topic_fault
+from ddmq_common.errors import DamagedError, FencedError
 
-QUEUES_MAX = 65_536
 DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))
 
 
@@ -175,17 +173,6 @@ def decode_topic(name: str, incarnation: int, data: bytes) -> TopicInfo:
         source=row.source,
         delay_dialects=row.delay_dialects,
     )
-
-
-def check_topic(info: TopicInfo) -> None:
-    """Raises CallerError or UnsupportedError when no topic can be like `info`."""
-    fault = topic_fault(info.name)
-    if fault is not None:
-        raise CallerError(fault)
-    if not 1 <= info.queues <= QUEUES_MAX:
-        raise CallerError(f"topic {info.name} with {info.queues} queues; allowed: 1 to {QUEUES_MAX}")
-    if info.durability not in DURABILITIES:
-        raise UnsupportedError(f"topic {info.name}: the file log cannot store {info.durability.name.lower()}")
 
 
 def capabilities(options: FileLogOptions) -> Capabilities:

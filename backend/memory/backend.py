@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import gevent
 
 from backend.capabilities import Capabilities, Durability
+from backend.checks import check_find, check_read, check_topic
 from backend.completion import Completion
 from backend.memory.members import MemberTable
 from backend.memory.options import MemoryOptions
-from backend.memory.store import DURABILITIES, MemoryStore, check_topic
+from backend.memory.store import MemoryStore
 from backend.memory.waits import WaitTable
 from backend.memory.writes import Refuse, Write, WriteLine
 from backend.port import Backend, Health, Membership, MembershipListener, Sharing, Wait
@@ -81,7 +82,7 @@ class MemoryBackend(Backend):
     def put_topic(
         self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
     ) -> Completion[TopicInfo]:
-        check_topic(info)
+        check_topic(info, self.capabilities)
 
         def act() -> TopicInfo:
             made = self._store.put_topic(info)
@@ -203,10 +204,7 @@ class MemoryBackend(Backend):
         into: Completion[ReadBatch] | None = None,
         tags: frozenset[int] | None = None,
     ) -> Completion[ReadBatch]:
-        if offset < 0 or count_max < 1 or bytes_max < 0:
-            raise ValueError(
-                f"read of {count_max} records, {bytes_max} bytes from {offset}: allowed are 1, 0, 0 up"
-            )
+        check_read(offset, count_max, bytes_max)
         return self._answer(lambda: self._store.read(queue, offset, count_max, bytes_max, tags), into)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
@@ -253,10 +251,7 @@ class MemoryBackend(Backend):
         message_id: bytes | None = None,
         count_max: int = 64,
     ) -> Completion[list[StoredRecord]]:
-        if (key is None) == (message_id is None) or count_max < 1:
-            raise ValueError(
-                f"find by key {key!r} and id {message_id!r}, {count_max} at most: one of them, 1 or more"
-            )
+        check_find(key, message_id, count_max)
         return self._answer(lambda: self._store.find(topic, key, message_id, count_max))
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
@@ -391,7 +386,7 @@ def _capabilities(options: MemoryOptions) -> Capabilities:
         idempotent=False,
         find_by_key=True,
         topic_order=True,
-        durability=DURABILITIES,
+        durability=frozenset((Durability.WRITTEN, Durability.DURABLE)),
         body_bytes_max=options.body_bytes_max,
         properties_bytes_max=options.properties_bytes_max,
         forbidden_bytes=b"",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backend.capabilities import Durability
-from backend.checks import check_settings
+from backend.checks import check_change, check_settings
 from backend.memory.queues import Entry, MemoryBatch, MemoryQueue
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
@@ -25,11 +25,7 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
-from ddmq_common.errors import BoundReachedError, CallerError, NoSuchTopicError, UnsupportedError
-from ddmq_common.names import topic_fault
-
-QUEUES_MAX = 65_536
-DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))
+from ddmq_common.errors import BoundReachedError, CallerError, NoSuchTopicError
 
 
 class Topic:
@@ -60,17 +56,12 @@ class MemoryStore:
     # --- topics
 
     def put_topic(self, info: TopicInfo) -> TopicInfo:
-        """As Backend.put_topic. Raises CallerError, UnsupportedError, NoSuchTopicError, BoundReachedError."""
-        check_topic(info)
+        """As Backend.put_topic, `info` checked. Raises CallerError, NoSuchTopicError, BoundReachedError."""
         found = self.topics.get(info.name)
         if info.incarnation == 0:
             return self._create(info) if found is None else found.info
-        if found is None or found.info.incarnation != info.incarnation:
-            raise NoSuchTopicError(f"topic {info.name} has no incarnation {info.incarnation} (any more)")
-        if info.queues < found.info.queues:
-            raise CallerError(
-                f"topic {info.name} has {found.info.queues} queues; they only grow, {info.queues} is less"
-            )
+        check_change(info, None if found is None else found.info)
+        assert found is not None
         found.queues += [MemoryQueue() for _ in range(info.queues - found.info.queues)]
         found.info = info
         return info
@@ -223,16 +214,3 @@ class MemoryStore:
         if queue is None:
             raise NoSuchTopicError(f"queue {ref} does not exist (any more)")
         self._bytes -= queue.expire(offset)
-
-
-def check_topic(info: TopicInfo) -> None:
-    """Raises CallerError or UnsupportedError when no topic can be like `info`."""
-    fault = topic_fault(info.name)
-    if fault is not None:
-        raise CallerError(fault)
-    if not 1 <= info.queues <= QUEUES_MAX:
-        raise CallerError(f"topic {info.name} with {info.queues} queues; allowed: 1 to {QUEUES_MAX}")
-    if info.durability not in DURABILITIES:
-        raise UnsupportedError(
-            f"topic {info.name}: the memory engine cannot store {info.durability.name.lower()}"
-        )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from backend.capabilities import Durability
-from backend.checks import check_settings
+from backend.checks import check_change, check_settings
 from backend.completion import Completion
 from backend.file_log.commit.packing import FramePacker, Results, refused
 from backend.file_log.core.record import FLAG_DELETED, Kind
@@ -21,7 +21,6 @@ from backend.progress.codec import encode_delta
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo
 from ddmq_common.errors import (
     BoundReachedError,
-    CallerError,
     DdmqError,
     NoSuchTopicError,
     RemoteError,
@@ -216,12 +215,7 @@ class TopicRequest(Request):
                 raise BoundReachedError(f"{self.topics_max} topics exist; that is the bound")
             self._state.last_incarnation += 1
             return replace(info, incarnation=self._state.last_incarnation)
-        if found is None or found.incarnation != info.incarnation:
-            raise NoSuchTopicError(f"topic {info.name} has no incarnation {info.incarnation} (any more)")
-        if info.queues < found.queues:
-            raise CallerError(
-                f"topic {info.name} has {found.queues} queues; they only grow, {info.queues} is less"
-            )
+        check_change(info, found)
         return info
 
     def _pack_topic(self, packer: FramePacker, info: TopicInfo) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from backend.capabilities import Capabilities
+from backend.checks import check_find, check_read, check_topic
 from backend.completion import Completion
 from backend.file_log.read.picking import Ask
 from backend.file_log.sessions.member.joining import MembershipTable
@@ -47,9 +48,8 @@ from backend.records import (
     TopicInfo,
 )
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError, DrainingError, UnsupportedError
+from ddmq_common.errors import DrainingError
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.names import topic_fault
 
 
 class MemberBackend(Backend):
@@ -89,7 +89,7 @@ class MemberBackend(Backend):
     def put_topic(
         self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
     ) -> Completion[TopicInfo]:
-        self._check_topic(info)
+        check_topic(info, self.capabilities)
         return self._ask(
             Kind.PUT_TOPIC,
             (timeout_ms(deadline, self.clock.monotonic()), codec.topic_row(info)),
@@ -173,10 +173,7 @@ class MemberBackend(Backend):
         into: Completion[ReadBatch] | None = None,
         tags: frozenset[int] | None = None,
     ) -> Completion[ReadBatch]:
-        if offset < 0 or count_max < 1 or bytes_max < 0:
-            raise ValueError(
-                f"read of {count_max} records, {bytes_max} bytes from {offset}: allowed are 1, 0, 0 up"
-            )
+        check_read(offset, count_max, bytes_max)
         completion: Completion[ReadBatch] = Completion() if into is None else into
         self._reads.read(Ask(queue, offset, count_max, bytes_max, tags), completion)
         return completion
@@ -211,10 +208,7 @@ class MemberBackend(Backend):
         message_id: bytes | None = None,
         count_max: int = 64,
     ) -> Completion[list[StoredRecord]]:
-        if (key is None) == (message_id is None) or count_max < 1:
-            raise ValueError(
-                f"find by key {key!r} and id {message_id!r}, {count_max} at most: one of them, 1 or more"
-            )
+        check_find(key, message_id, count_max)
         return self._ask(
             Kind.FIND,
             (topic, key, message_id, count_max),
@@ -370,14 +364,3 @@ class MemberBackend(Backend):
             self.link.loop.run_callback(request.faulted, error)
         else:
             self.link.submit(request)
-
-    def _check_topic(self, info: TopicInfo) -> None:
-        fault = topic_fault(info.name)
-        if fault is not None:
-            raise CallerError(fault)
-        if info.queues < 1:
-            raise CallerError(f"topic {info.name} with {info.queues} queues; allowed: 1 or more")
-        if info.durability not in self.capabilities.durability:
-            raise UnsupportedError(
-                f"topic {info.name}: {self.capabilities.engine} cannot store {info.durability.name.lower()}"
-            )
