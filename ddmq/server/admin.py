@@ -33,7 +33,7 @@ from ddmq.server.group_routes import GroupRoutes
 from ddmq.server.http import Request, Router, Text
 from ddmq.server.message_state import MessageStates
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError, UnsupportedError
+from ddmq_common.errors import UnsupportedError
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
@@ -110,17 +110,17 @@ class AdminApi:
 
     def _messages(self, request: Request) -> Any:
         topic, query = request.path["topic"], request.query
-        count = _number(query, "count", 10)
+        count = request.number("count", 10)
         if "id" in query:
             found = queries.find_by_id(self._backend, topic, query["id"])
         elif "key" in query:
             found = queries.find_by_key(self._backend, topic, query["key"], count)
         elif "offset" in query:
             found = queries.find_by_offset(
-                self._backend, topic, _number(query, "queue", 0), _number(query, "offset", 0), count
+                self._backend, topic, request.number("queue", 0), request.number("offset", 0), count
             )
         elif "time_ms" in query:
-            found = queries.find_by_time(self._backend, topic, _number(query, "time_ms", 0), count)
+            found = queries.find_by_time(self._backend, topic, request.number("time_ms", 0), count)
         else:
             found = queries.newest(self._backend, topic, count)[-count:]
         return self._rows(found, query)
@@ -144,8 +144,8 @@ class AdminApi:
         return self._consumer
 
     def _dead_letters(self, request: Request) -> Any:
-        start = _number(request.query, "from", 0)
-        count = min(_number(request.query, "count", 20), dlq.SHOWN_MAX)
+        start = request.number("from", 0)
+        count = min(request.number("count", 20), dlq.SHOWN_MAX)
         return dlq.show(self._backend, request.path["group"], dlq.choice_of(request.query), start, count)
 
     def _stats(self) -> Any:
@@ -159,12 +159,3 @@ class AdminApi:
 
 def _flag(request: Request, name: str) -> bool:
     return request.query.get(name, "0") not in ("0", "false", "")
-
-
-def _number(query: Mapping[str, str], name: str, default: int) -> int:
-    text = query.get(name)
-    if text is None:
-        return default
-    if not text.isdecimal() or len(text) > 18:
-        raise CallerError(f"{name} is {text!r}; a whole number of 0 or more is wanted")
-    return int(text)

@@ -9,7 +9,7 @@ search for a rare topic among millions takes a while, and the service goes on me
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from heapq import merge
 from itertools import islice
 from pathlib import Path
@@ -120,8 +120,8 @@ class DelayRoutes:
 
     def _list(self, request: Request) -> dict[str, Any]:
         query = request.query
-        topic, (start, end) = query.get("topic"), _range(query)
-        count = min(max(_number(query, "count", 20), 1), SHOWN_MAX)
+        topic, (start, end) = query.get("topic"), _range(request)
+        count = min(max(request.number("count", 20), 1), SHOWN_MAX)
         cursor = _cursor(query["after"]) if "after" in query else None
         held = self._held()
         walks = [self._walk(one, topic, start, end, cursor) for one in held]
@@ -150,7 +150,7 @@ class DelayRoutes:
             counts = service.pending_counts()
             number, exact = counts[topic] if topic is not None else counts.total(), True
         else:
-            walks = [self._walk(one, topic, *_range(query), None) for one in self._held()]
+            walks = [self._walk(one, topic, *_range(request), None) for one in self._held()]
             number = sum(1 for _ in islice((each for walk in walks for each in walk), COUNTED_MAX + 1))
             number, exact = min(number, COUNTED_MAX), number <= COUNTED_MAX
         return {"topic": topic, "count": number, "exact": exact, "elsewhere": self._elsewhere(service)}
@@ -294,17 +294,8 @@ def _repeats(order: DelayOrder) -> dict[str, Any]:
     return facts | {"repeats": words}
 
 
-def _range(query: Mapping[str, str]) -> tuple[int, int]:
-    return _number(query, "from_ms", 0), _number(query, "to_ms", FOREVER_MS)
-
-
-def _number(query: Mapping[str, str], name: str, default: int) -> int:
-    text = query.get(name)
-    if text is None:
-        return default
-    if not text.isdecimal() or len(text) > 18:
-        raise CallerError(f"{name} is {text!r}; a whole number of 0 or more is wanted")
-    return int(text)
+def _range(request: Request) -> tuple[int, int]:
+    return request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
 
 
 def _cursor(text: str) -> Cursor:

@@ -14,7 +14,7 @@ from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.queries import READ_BYTES_MAX, WAIT_S, queues_of
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, NoSuchGroupError
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
 from proxy_consumer.departures.letters import PREFIX, Letter, read_letter
 
@@ -113,10 +113,10 @@ def _stored_ms(backend: Backend, queue: QueueRef, offset: int) -> int | None:
 
 
 def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
-    """The queues of a group's dead-letter topic. Raises LookupError when it has none."""
+    """The queues of a group's dead-letter topic. Raises NoSuchGroupError when it has none."""
     info = backend.topic(dlq_topic(group))
     if info is None:
-        raise LookupError(f"group {group!r} has no dead letters; `ddmq dlq list` shows those that have")
+        raise NoSuchGroupError(f"group {group!r} has no dead letters; `ddmq dlq list` shows those that have")
     return queues_of(info)
 
 

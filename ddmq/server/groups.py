@@ -10,7 +10,7 @@ from ddmq.server.keys import known
 from ddmq.server.queries import WAIT_S
 from ddmq.settings import BY_NAME
 from ddmq_common import names
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, NoSuchGroupError
 from proxy_consumer.groups.changes import Change, owned
 from proxy_consumer.service import ConsumerService
 
@@ -90,7 +90,7 @@ def delete(consumer: ConsumerService, group: str, topic: str | None = None) -> N
     summary = known(consumer, group)
     if topic is not None and topic not in summary.topics:
         consumes = ", ".join(summary.topics) or "nothing"
-        raise LookupError(f"group {group!r} does not consume topic {topic!r}; it consumes: {consumes}")
+        raise NoSuchGroupError(f"group {group!r} does not consume topic {topic!r}; it consumes: {consumes}")
     for each in summary.topics if topic is None else (topic,):
         source = consumer.source_of(group, each)
         if source is not None:

@@ -1,7 +1,7 @@
 """A small JSON-over-HTTP shell for the admin API: routes, errors to status codes, nothing else.
 
 A route is `METHOD /literal/{name}/…` and a function `(Request) -> value`; the value is sent as JSON.
-CallerError → 400 (NoSuchTopicError and LookupError → 404), TryLaterError → 503, StorageError and
+CallerError → 400 (NoSuchTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
 RemoteError → 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so
 handlers may wait on completions.
 """
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError, TryLaterError
+from ddmq_common.errors import CallerError, DdmqError, NoSuchGroupError, NoSuchTopicError, TryLaterError
 
 BODY_BYTES_MAX = 1 << 20
 _STATUS = {
@@ -31,6 +31,15 @@ class Request(NamedTuple):
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any]
+
+    def number(self, name: str, default: int) -> int:
+        """A whole number among the query parameters."""
+        text = self.query.get(name)
+        if text is None:
+            return default
+        if not text.isdecimal() or len(text) > 18:
+            raise CallerError(f"{name} is {text!r}; a whole number of 0 or more is wanted")
+        return int(text)
 
 
 class Text(NamedTuple):
@@ -66,8 +75,8 @@ class Router:
             value = self._dispatch(environ)
         except _HttpError as error:
             return _json(error.status, {"error": str(error)})
-        except (NoSuchTopicError, LookupError) as error:
-            return _json(404, {"error": str(error.args[0] if error.args else error)})
+        except (NoSuchTopicError, NoSuchGroupError) as error:
+            return _json(404, {"error": str(error)})
         except (TryLaterError, TimeoutError) as error:
             return _json(503, {"error": str(error)})
         except DdmqError as error:

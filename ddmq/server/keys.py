@@ -15,7 +15,7 @@ import msgspec
 
 from backend.completion import Completion
 from ddmq.server.queries import WAIT_S
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, NoSuchGroupError
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.stats import GroupSummary
 from proxy_consumer.order_keys.canonical import bounded, text_of_raw
@@ -94,8 +94,8 @@ def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, An
 
 
 def known(consumer: ConsumerService, group: str) -> GroupSummary:
-    """The group. Raises LookupError that says how to see what there is."""
+    """The group. Raises NoSuchGroupError that says how to see what there is."""
     summary = next((found for found in consumer.groups() if found.name == group), None)
     if summary is None:
-        raise LookupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+        raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
     return summary

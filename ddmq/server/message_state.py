@@ -13,7 +13,7 @@ from backend.port import Backend
 from backend.records import ProgressView, QueueRef, StoredRecord
 from ddmq.server.queries import WAIT_S
 from ddmq_common import names
-from ddmq_common.errors import CallerError, UnsupportedError
+from ddmq_common.errors import CallerError, NoSuchGroupError, UnsupportedError
 from proxy_consumer.groups.group import group_key, subscription_key
 from proxy_consumer.groups.message_states import DONE, NOT_YET, RETRYING, LiveState
 
@@ -27,7 +27,7 @@ class MessageStates:
 
     def __init__(self, backend: Backend, group: str, live: Live | None) -> None:
         if backend.setting(group_key(group)) is None:
-            raise LookupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+            raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
         self._backend = backend
         self._group = group
         self._live = live

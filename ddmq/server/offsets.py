@@ -19,7 +19,7 @@ from ddmq.moments import WALL_MS_MIN, moment, shown
 from ddmq.server.queries import WAIT_S, known_topic, queues_of
 from ddmq_common.clock import Clock
 from ddmq_common.config.loader import Place, build
-from ddmq_common.errors import CallerError, FencedError
+from ddmq_common.errors import CallerError, FencedError, NoSuchGroupError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import (
     RESET_PREFIX,
@@ -203,7 +203,7 @@ def _offsets(backend: Backend, chosen: Sequence[Standing], target: Target) -> li
 
 def _subscribed(backend: Backend, group: str) -> list[str]:
     if backend.setting(group_key(group)) is None:
-        raise LookupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+        raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
     prefix = f"{SUBSCRIPTION_PREFIX}{group}/"
     return sorted(key.removeprefix(prefix) for key in backend.settings(prefix))
 
@@ -211,7 +211,7 @@ def _subscribed(backend: Backend, group: str) -> list[str]:
 def _check(backend: Backend, group: str, topic: str) -> None:
     topics = _subscribed(backend, group)
     if topic not in topics:
-        raise LookupError(
+        raise NoSuchGroupError(
             f"group {group!r} does not consume topic {topic!r}; it consumes: {', '.join(topics)}"
         )
     key = subscription_key(group, topic)

@@ -16,7 +16,7 @@ from ddmq.server import dlq, dlq_changes
 from ddmq.server.dlq import Choice, Open, choice_of
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
-from ddmq_common.errors import CallerError, RemoteError
+from ddmq_common.errors import CallerError, NoSuchGroupError, RemoteError
 from proxy_consumer.departures.letters import dead_letter
 from proxy_consumer.departures.trail import Trail
 
@@ -213,6 +213,6 @@ def test_purge_wants_one_of_both(house: House) -> None:
         with pytest.raises(CallerError, match="before_ms"):
             house.purge(**body)
     assert choice_of({"since_ms": "12"}).since_ms == 12
-    with pytest.raises(LookupError, match="has no dead letters"):
+    with pytest.raises(NoSuchGroupError, match="has no dead letters"):
         dlq.letter_queues(house.backend, "nobody")
     house.backend.close()

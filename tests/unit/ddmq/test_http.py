@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from ddmq.server.http import BODY_BYTES_MAX, Request, Router, Text
-from ddmq_common.errors import CallerError, NoSuchTopicError, StorageError, TryLaterError
+from ddmq_common.errors import CallerError, NoSuchGroupError, NoSuchTopicError, StorageError, TryLaterError
 
 
 def call(router: Router, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[str, Any]:
@@ -44,7 +44,9 @@ def test_variables_query_and_body_reach_the_handler() -> None:
         (CallerError("queues is 0"), "400 Bad Request"),
         (TryLaterError("draining"), "503 Service Unavailable"),
         (StorageError("disk"), "500 Internal Server Error"),
+        (NoSuchGroupError("no group 'g'"), "404 Not Found"),
         (ZeroDivisionError("a bug"), "500 Internal Server Error"),
+        (KeyError("a bug"), "500 Internal Server Error"),
     ],
 )
 def test_errors_become_status_codes_with_their_text(error: Exception, status: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from backend.completion import Completion, succeeded
 from ddmq.server import keys
 from ddmq.server.rates import Rates
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, NoSuchGroupError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.stats import GroupSummary
@@ -100,7 +100,7 @@ def test_what_cannot_be_done_about_a_key() -> None:
     holder: Any = Holder()
     with pytest.raises(CallerError, match="allowed: park, skip, replay"):
         keys.act(holder, "G", "drop", "abc")
-    with pytest.raises(LookupError, match="group 'H' does not exist"):
+    with pytest.raises(NoSuchGroupError, match="group 'H' does not exist"):
         keys.act(holder, "H", "park", "abc")
 
 
