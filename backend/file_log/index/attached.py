@@ -23,9 +23,9 @@ from backend.file_log.index.damage import Damage
 from backend.file_log.index.keeper import IndexKeeper
 from backend.file_log.index.log_index import LogIndex, Span
 from backend.file_log.index.log_rows import Found, is_id, is_key, rows_of, verified
-from backend.file_log.pool import off_hub
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage
+from ddmq_common.native_threads import off_hub
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, Record, pack_e
 from backend.file_log.core.scan import walk
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
-from backend.file_log.pool import off_hub
 from backend.file_log.read.picking import Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
@@ -25,6 +24,7 @@ from backend.file_log.state import LogState, QueueState
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from backend.tag_hash import PASSED_MAX
 from ddmq_common.errors import CallerError, DdmqError, DrainingError, NoSuchTopicError, StorageError
+from ddmq_common.native_threads import off_hub
 
 T = TypeVar("T")
 NEIGHBOURS = 64  # entries looked at on each side of one that is wrong

@@ -14,12 +14,12 @@ from backend.file_log.commit.tails import Tails, Write
 from backend.file_log.commit.writer import Writer
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.index.attached import AttachedIndex
-from backend.file_log.pool import off_hub
 from backend.file_log.segments import SegmentSet
 from backend.file_log.start.checkpoint import Encoder, save_checkpoint
 from backend.file_log.storage import Storage
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.native_threads import off_hub
 
 log = logging.getLogger(__name__)
 

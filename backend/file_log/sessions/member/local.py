@@ -20,7 +20,6 @@ from backend.completion import Completion
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, entry_is_sound
 from backend.file_log.options import FileLogOptions
-from backend.file_log.pool import off_hub
 from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader
 from backend.file_log.segments import SegmentSet
@@ -31,6 +30,7 @@ from backend.file_log.storage import Storage
 from backend.port import Wait
 from backend.records import QueueRef, ReadBatch, ReadStatus
 from backend.tag_hash import PASSED_MAX
+from ddmq_common.native_threads import off_hub
 
 COUNT_MAX = 4096  # entries looked at in one read
 RELOAD_S = 0.05  # segments are not looked for more often

@@ -7,7 +7,7 @@ import threading
 import gevent
 from gevent.event import Event
 
-from backend.file_log.pool import THREADS, in_thread, off_hub, wait_for_native_work
+from ddmq_common.native_threads import THREADS, in_thread, off_hub, wait_for_native_work
 
 PATIENCE_S = 30.0
 
