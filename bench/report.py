@@ -46,10 +46,10 @@ def _row(short: str, name: str, one: dict[str, Any], floor: dict[str, Any] | Non
 
 def machine_line(folder: Path = RESULTS) -> str:
     """What the newest results were measured on."""
-    paths = sorted(folder.glob("t*.json"), key=lambda path: path.stat().st_mtime)
-    if not paths:
+    results = [json.loads(path.read_text()) for path in folder.glob("t*.json")]
+    if not results:
         return "no results"
-    found = json.loads(paths[-1].read_text())
+    found = max(results, key=lambda result: str(result["at"]))
     return f"{found['at']}, " + ", ".join(f"{key} {value}" for key, value in found["machine"].items())
 
 

@@ -29,6 +29,11 @@ def test_the_folder_loads_as_a_whole() -> None:
     assert shown(config)["serve"]["drain_ms"] == 10_000
 
 
+def test_the_page_about_configuration_lists_every_file() -> None:
+    page = (CONF.parent / "docs" / "configuration.md").read_text()
+    assert [path.name for path in CONF.glob("*.yaml") if f"(../conf/{path.name})" not in page] == []
+
+
 def test_flags_override_files() -> None:
     config = with_flags(
         load_folder(CONF), producer="127.0.0.1:1", consumer=None, admin=None, data_dir=Path("x")
