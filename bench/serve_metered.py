@@ -18,7 +18,8 @@ from ddmq.address import ready_line
 from ddmq.server import logs
 from ddmq.server.config import SamplesConfig, load_folder, with_flags
 from ddmq.server.hub import HubWatch
-from ddmq.server.parts import PARTS, ServerProcess, install_signals
+from ddmq.server.parts import PARTS, ServerProcess
+from ddmq.server.signals import install_signals
 from ddmq_common.metrics.cells import Histogram
 from proxy_consumer.subscription.handed_out import HandedOut
 

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
 
 import msgspec
+from gevent.pywsgi import WSGIHandler
 
+from ddmq.address import Address
 from ddmq_common.errors import CallerError, DdmqError, NoSuchGroupError, NoSuchTopicError, TryLaterError
 
 BODY_BYTES_MAX = 1 << 20
@@ -109,6 +111,21 @@ class _HttpError(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
+
+
+class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
+    """One connection to the admin port; what is not HTTP is one short line in the log."""
+
+    def get_environ(self) -> dict[str, Any]:
+        """With the path as it was sent, so that a quoted slash stays inside a name."""
+        environ: dict[str, Any] = super().get_environ()
+        return environ | {"RAW_URI": self.path}
+
+    def log_error(self, msg: str, *args: Any) -> None:
+        said = (msg % args if args else msg)[:100]
+        log.warning(
+            "admin request refused", extra={"peer": Address(*self.client_address[:2]), "said": repr(said)}
+        )
 
 
 def _raw_path(environ: Mapping[str, Any]) -> str:

@@ -20,9 +20,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import gevent
 from gevent.event import Event
-from gevent.pywsgi import WSGIHandler, WSGIServer
+from gevent.pywsgi import WSGIServer
 
 from backend.file_log import open_shared
 from backend.port import Backend, Health
@@ -30,9 +29,9 @@ from ddmq.address import LOOPBACK, Address
 from ddmq.server import rates, topics
 from ddmq.server.admin import AdminApi
 from ddmq.server.config import FILES, Configuration, changed, shown
+from ddmq.server.http import AdminConnection
 from ddmq.server.hub import HubWatch
 from ddmq.server.levels import SchedulerWatch
-from ddmq.server.reload import reload
 from ddmq.server.samples.writer import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError
@@ -246,10 +245,6 @@ class ServerProcess:
             raise SystemExit(0)
         self._stop.set()
 
-    def reload(self) -> None:
-        """SIGHUP: apply the files of --config as they are now; a wrong one changes nothing."""
-        reload(self)
-
     def drain(self) -> None:
         """Refuse what is new, finish what is open, within `drain_ms`."""
         self._draining = True
@@ -287,21 +282,6 @@ class ServerProcess:
         log.info("stopped")
 
 
-class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
-    """One connection to the admin port; what is not HTTP is one short line in the log."""
-
-    def get_environ(self) -> dict[str, Any]:
-        """With the path as it was sent, so that a quoted slash stays inside a name."""
-        environ: dict[str, Any] = super().get_environ()
-        return environ | {"RAW_URI": self.path}
-
-    def log_error(self, msg: str, *args: Any) -> None:
-        said = (msg % args if args else msg)[:100]
-        log.warning(
-            "admin request refused", extra={"peer": Address(*self.client_address[:2]), "said": repr(said)}
-        )
-
-
 def cannot_listen(part: str, address: Address, error: BaseException) -> ConfigError:
     """Why a port could not be opened, and what to do about it."""
     number = error.errno if isinstance(error, OSError) else None
@@ -335,16 +315,3 @@ def _wait(completion: Any, seconds: float) -> None:
         completion.wait(max(seconds, 0.0))
     except TimeoutError:
         log.warning("drain ran out of time; what was acknowledged is stored")
-
-
-def install_signals(process: ServerProcess) -> None:
-    """SIGTERM and SIGINT stop the process, SIGHUP reads its configuration again.
-
-    A SIGINT that was ignored when we were started stays so: our parent passes Ctrl-C on.
-    """
-    import signal
-
-    gevent.signal_handler(signal.SIGTERM, process.request_stop)
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        gevent.signal_handler(signal.SIGINT, process.request_stop)
-    gevent.signal_handler(signal.SIGHUP, process.reload)

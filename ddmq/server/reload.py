@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING
 
 from ddmq.server import topics
 from ddmq.server.config import FILES, Configuration, load_folder, shown
+from ddmq.server.parts import ServerProcess
 from ddmq_common.config.reloading import Reloaded, reloaded
 from ddmq_common.errors import DdmqError
-
-if TYPE_CHECKING:
-    from ddmq.server.parts import ServerProcess
 
 log = logging.getLogger("ddmq.server")
 SERVE_LIVE = frozenset({"log_level", "drain_ms"})
