@@ -1,4 +1,4 @@
-"""One open call, and the counts that calls change.
+"""One open call.
 
 A call is answered once. When its client goes first, `on_abandoned` runs if there is one, and the
 call's bytes are free at once; without one the handler still works on it, so they are free when it
@@ -7,60 +7,12 @@ answers. An answer after that is counted and dropped; a second answer is a bug a
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
-from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Fault, Wire
 from ddmq_rpc.codec import encode_fault, encode_result
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
 from ddmq_rpc.structs import ENCODERS, Method
-
-if TYPE_CHECKING:
-    from ddmq_rpc.connections import Connection
-
-log = logging.getLogger("ddmq.rpc")
-LOGGED_FAULTS_MAX = 10  # in LOGGED_FAULTS_S; the counts go on
-LOGGED_FAULTS_S = 10.0
-
-
-class FaultLog:
-    """Logs faults of ours with their traceback, a few per interval: clients cannot fill the disk."""
-
-    __slots__ = ("_logged", "_now", "_since")
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._since = now()
-        self._logged = 0
-
-    def report(self, text: str, *args: object) -> None:
-        """Log the exception under way."""
-        now = self._now()
-        if now - self._since >= LOGGED_FAULTS_S:
-            self._since, self._logged = now, 0
-        self._logged += 1
-        if self._logged <= LOGGED_FAULTS_MAX:
-            log.exception(text, *args)
-
-
-class Counts:
-    """The server's metric cells, looked up once."""
-
-    __slots__ = ("_registry", "_service", "abandoned", "connections", "faults")
-
-    def __init__(self, registry: Registry, service: str) -> None:
-        self._registry = registry
-        self._service = service
-        self.connections = registry.cell(RPC_CONNECTIONS, service)
-        self.abandoned = registry.cell(RPC_ABANDONED, service)
-        self.faults = {kind: registry.cell(RPC_FAULTS, service, kind.name.lower()) for kind in Fault}
-
-    def refused(self, reason: str) -> None:
-        """One frame or connection refused. `reason` is one of a fixed few."""
-        self._registry.cell(RPC_REFUSED, self._service, reason).value += 1
 
 
 class OpenMethod:
@@ -75,6 +27,26 @@ class OpenMethod:
         self.faults = Envelope(method.name.encode(), EXCEPTION)
 
 
+class Caller(Protocol):
+    """What a call asks of its connection."""
+
+    @property
+    def peer(self) -> str: ...
+
+    def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
+        """Send it; the call's bytes are free."""
+
+    def release(self, frame_bytes: int) -> None:
+        """The call will not be answered; its bytes are free."""
+
+    def count_fault(self, kind: Fault) -> None: ...
+
+    def count_abandoned(self) -> None: ...
+
+    def report(self, text: str, *args: object) -> None:
+        """Log the exception under way."""
+
+
 _OPEN, _ANSWERED, _GONE = 0, 1, 2
 
 
@@ -85,7 +57,7 @@ class OpenCall(Call):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Caller,
         method: OpenMethod,
         wire: Wire,
         sequence: bytes,

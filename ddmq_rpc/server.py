@@ -17,8 +17,9 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Service
-from ddmq_rpc.calls import Counts, OpenMethod, log
+from ddmq_rpc.calls import OpenMethod
 from ddmq_rpc.connections import Connection
+from ddmq_rpc.counts import Counts, log
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.structs import methods
 from ddmq_rpc.traffic import Traffic

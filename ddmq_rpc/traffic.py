@@ -12,17 +12,33 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ddmq_common.clock import Clock
 from ddmq_rpc.backlog import Backlog
-from ddmq_rpc.calls import Counts, FaultLog, OpenMethod
+from ddmq_rpc.calls import OpenMethod
 from ddmq_rpc.codec import Codec
+from ddmq_rpc.counts import Counts, FaultLog
 from ddmq_rpc.limits import RpcLimits
 
-if TYPE_CHECKING:
-    from ddmq_rpc.connections import Connection
-    from ddmq_rpc.sender import Sender
+
+class Closable(Protocol):
+    """Who has answers that a client does not read."""
+
+    def close(self) -> None: ...
+
+
+class Client(Closable, Protocol):
+    """One client's connection, as the bounds see it."""
+
+    busy: int
+    idle_since: float
+
+    def resume_call(self) -> None:
+        """Open bytes are under their bound: handle the frame that waited."""
+
+    def resume_reading(self) -> None:
+        """There may be room for partial frames again."""
 
 
 class Traffic:
@@ -45,14 +61,14 @@ class Traffic:
         self.faults = FaultLog(clock.monotonic)
         self.cpu = cpu
         self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s, cpu)
-        self.connections: set[Connection] = set()
+        self.connections: set[Client] = set()
         self.open_calls = 0
         self.open_bytes = 0
         self.open_bytes_max = limits.in_flight_bytes_max
-        self.partial: Backlog[Connection] = Backlog()
-        self.unsent: Backlog[Sender] = Backlog()
-        self._waiting: deque[Connection] = deque()
-        self._paused: deque[Connection] = deque()
+        self.partial: Backlog[Client] = Backlog()
+        self.unsent: Backlog[Closable] = Backlog()
+        self._waiting: deque[Client] = deque()
+        self._paused: deque[Client] = deque()
         self._waking = False
 
     def release(self, frame_bytes: int) -> None:
@@ -62,23 +78,23 @@ class Traffic:
         if self._waiting and self.open_bytes < self.open_bytes_max:
             self._wake_soon()
 
-    def wait_for_room(self, connection: Connection) -> None:
+    def wait_for_room(self, connection: Client) -> None:
         """`connection` has a whole frame and goes on once open bytes are under their bound."""
         self._waiting.append(connection)
 
-    def may_read_on(self, connection: Connection) -> bool:
+    def may_read_on(self, connection: Client) -> bool:
         """Whether a connection with a partial frame may read more of it; if not, it will be resumed."""
         if self.partial.total <= self.limits.partial_bytes_max or self.partial.oldest() is connection:
             return True
         self._paused.append(connection)
         return False
 
-    def partial_done(self, connection: Connection) -> None:
+    def partial_done(self, connection: Client) -> None:
         """Its frame is whole and handed on, or dropped."""
         if self.partial.discard(connection) and self._paused:
             self._wake_soon()
 
-    def keep_unsent(self, connection: Sender, unsent_bytes: int) -> None:
+    def keep_unsent(self, connection: Closable, unsent_bytes: int) -> None:
         """An answer, or the rest of one, waits for its client to read."""
         self.unsent.put(connection, unsent_bytes, self.now())
         while self.unsent.total > self.limits.unsent_bytes_max:
