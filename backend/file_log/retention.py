@@ -31,7 +31,6 @@ from backend.file_log.core.retention import (
     refusal_text,
     show_bytes,
 )
-from backend.file_log.index.keeper import off_hub
 from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, DiskFullError
@@ -44,6 +43,7 @@ from ddmq_common.metrics.catalogue import (
     LOG_SEGMENTS_HELD,
 )
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.native_threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Retention:
     def run_once(self, pause_s: float = 0.0) -> list[Deletion]:
         """Measure, decide, delete; what was deleted. Blocks the calling greenlet, not the hub."""
         try:
-            disk = Disk(*off_hub(self._storage.space, self._folder))
+            disk = Disk(*in_thread(self._storage.space, self._folder))
             holds = list(self._holds())
         except (OSError, DdmqError) as error:
             self._failed("nothing is deleted from %s this time: %s", self._folder, error)
@@ -149,7 +149,7 @@ class Retention:
     def _delete(self, deletion: Deletion) -> bool:
         segment, reason = deletion
         try:
-            off_hub(self._release(segment))
+            in_thread(self._release(segment))
         except (OSError, DdmqError) as error:
             self._failed("cannot delete segment %d: %s", segment.start, error)
             return False

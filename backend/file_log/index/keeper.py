@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
 
 import gevent
 from gevent.event import Event
@@ -17,24 +16,18 @@ from gevent.event import Event
 from backend.file_log.index.log_index import LogIndex, Span
 from backend.file_log.index.sealing import Row
 from ddmq_common.errors import DdmqError
+from ddmq_common.native_threads import in_thread
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 PAUSE_S = 0.001
 ROUND_S = 30.0
 _DONE = object()
 
 
-def off_hub(call: Callable[..., T], *arguments: object) -> T:
-    """Run a blocking call in a native thread; the calling greenlet waits, the hub does not."""
-    result: T = gevent.get_hub().threadpool.apply(call, arguments)
-    return result
-
-
 def drive(steps: Iterator[None], pause_s: float = PAUSE_S) -> None:
     """Run all steps off the hub, with a pause after each. Raises what a step raises."""
-    while off_hub(next, steps, _DONE) is not _DONE:
+    while in_thread(next, steps, _DONE) is not _DONE:
         gevent.sleep(pause_s)
 
 
@@ -88,7 +81,7 @@ class IndexKeeper:
         for start in self._index.damaged - full.keys():
             if start < self._index.writer.segment_start:
                 self._index.damaged.discard(start)  # deleted meanwhile
-        unsealed = off_hub(self._index.unsealed)
+        unsealed = in_thread(self._index.unsealed)
         for start in sorted({*unsealed, *self._index.damaged} & full.keys()):
             self._work_on((start, full[start]), start in self._index.damaged)
 
@@ -98,7 +91,7 @@ class IndexKeeper:
                 logger.warning("repairing the index of segment %d", span[0])
             drive(self._index.repair_steps(span, lambda: self._rows_of(span)), self._pause_s)
             if span[0] not in dict(self._spans()):
-                off_hub(self._index.drop, span[0])  # deleted while we were at it
+                in_thread(self._index.drop, span[0])  # deleted while we were at it
         except (OSError, DdmqError) as error:
             self.failures += 1
             logger.warning("the index of segment %d stays unsorted: %s", span[0], error)
