@@ -58,6 +58,7 @@ class AttachedIndex:
         self._hub: Any = gevent.get_hub()
         self._timer: Any = None
         self._writing = False
+        self._drops_told = 0
 
     def _damaged(self, damage: Damage) -> None:
         self._on_damage("index", damage.segment_start + damage.offset, 0, f"{damage.file}: {damage.what}")
@@ -133,6 +134,13 @@ class AttachedIndex:
         self._writing = False
         if error is not None:
             log.error("the index was not written: %s", error, exc_info=error)
+        writer = self.index.writer
+        dropped, self._drops_told = writer.blocks_dropped - self._drops_told, writer.blocks_dropped
+        if dropped:
+            log.warning(
+                "%d blocks of the index dropped: %s; until the segment is full, lookups by key and id miss "
+                "what was in them", dropped, writer.dropped_because,
+            )  # fmt: skip
 
     # --- asking
 

@@ -3,8 +3,8 @@
 The hot path only extends lists; a block is hashed and packed once it is full, and waits until
 `write_blocks` runs in a thread that may block (the log's own sync thread, right after a commit).
 Rules: rows of a segment come in log order and whole (what `add_many` covers has no holes); a block
-that cannot be written, or that finds UNWRITTEN_MAX others waiting, is dropped and counted: the segment
-then has a gap, found when it is sealed and filled from the log.
+that cannot be written, or that finds UNWRITTEN_MAX others waiting, is dropped and counted, and
+`dropped_because` says why: the segment then has a gap, found when it is sealed and filled from the log.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class IndexWriter:
         self.segment_start = 0
         self.covered_to = 0  # log position; all below is in the index, on disk or waiting
         self.blocks_dropped = 0
+        self.dropped_because = ""
 
     def resume(self, segment_start: int, log_end: int) -> int:
         """Continue the live segment as its file stands; the position from which the log must be added again.
@@ -106,7 +107,7 @@ class IndexWriter:
         if len(self._unwritten) < UNWRITTEN_MAX:
             self._unwritten.append((self.segment_start, block))
         else:
-            self.blocks_dropped += 1
+            self._dropped(f"{UNWRITTEN_MAX} blocks wait to be written, that is the bound")
 
     def roll(self, segment_start: int) -> None:
         """A new segment starts at this log position; the one before gets no more rows.
@@ -134,10 +135,14 @@ class IndexWriter:
                 start, block = self._unwritten[0]
                 try:
                     self._write(start, block)
-                except OSError:
-                    self.blocks_dropped += 1
+                except OSError as error:
+                    self._dropped(str(error))
                     self._cut_torn_block()
                 self._unwritten.popleft()
+
+    def _dropped(self, why: str) -> None:
+        self.blocks_dropped += 1
+        self.dropped_because = why
 
     def _write(self, start: int, block: bytes) -> None:
         if self._file is None or self._file_start != start:

@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
+import gevent
 import pytest
 
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core.frame import Frame, pack_frame
 from backend.file_log.core.record import Kind, pack_record
-from backend.file_log.index import log_rows
+from backend.file_log.index import attached, log_rows
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage
+from tests.unit.index.files_for_index import OsStorage
 
 Message = tuple[str, bytes, bytes, bytes]  # topic, key, id, delivery
 
@@ -27,9 +29,9 @@ class House:
         self.roll()
         self.attach()
 
-    def attach(self, fill_bytes_max: int = 1 << 30) -> None:
+    def attach(self, fill_bytes_max: int = 1 << 30, storage: Storage | None = None) -> None:
         self.attached = AttachedIndex(
-            Storage(),
+            storage or Storage(),
             str(self.directory),
             self.segments,
             lambda *what: self.damages.append(str(what)),
@@ -185,3 +187,24 @@ def test_positions_that_hold_nothing(house: House) -> None:
         assert log_rows.read_record(house.segments.segments, position) is None
     house.segments.last.close()
     assert log_rows.read_record(house.segments.segments, house.segments.last.start + 56) is None
+
+
+def test_blocks_that_cannot_be_written_are_told_with_the_reason(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attached, "FLUSH_S", 0.001)
+    storage = OsStorage()
+    house.attach(storage=storage)
+    house.attached.start()
+    storage.fail_writes = True
+    house.commit([("t", b"k", numbered(1), b"1")], 1)
+    with gevent.Timeout(20):
+        while "No space left on device" not in caplog.text:
+            gevent.sleep(0.001)
+    storage.fail_writes = False
+    house.commit([("t", b"k", numbered(2), b"2")], 2)
+    with gevent.Timeout(20):
+        while house.attached.index.writer.unsaved():
+            gevent.sleep(0.001)
+    house.attached.close()
+    assert caplog.text.count("dropped") == 1
