@@ -22,10 +22,6 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
-    @property
-    def loopback(self) -> bool:
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
-
 
 def parse(text: str) -> Address:
     """`HOST:PORT` or `[V6]:PORT`; port 0 takes a free one. Raises ValueError that says what is allowed."""

@@ -17,8 +17,6 @@ import msgspec
 from thrift.protocol import fastbinary
 from thriftpy2.thrift import TType
 
-from ddmq_rpc.api import Wire
-
 TypeArgs = list[Any]
 ENCODERS = (fastbinary.encode_compact, fastbinary.encode_binary)
 
@@ -48,11 +46,6 @@ class Structs(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the IDL has no struct {name!r}; it has: {', '.join(sorted(vars(self)))}")
-
-
-def encode_struct(struct: Any, wire: Wire) -> bytes:
-    """The bytes of a struct made from one of our classes, stop byte included."""
-    return ENCODERS[wire](struct, type_args(type(struct)))  # type: ignore[no-any-return]
 
 
 def type_args(kind: type) -> TypeArgs:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 
 from ddmq_common.metrics.buckets import BUCKETS
 from ddmq_common.metrics.catalogue import CATALOGUE
-from metrics_job.tables import CORRUPT, PROCESS_METRIC, VERSION, label_names, line_schema
+from metrics_job.tables import CORRUPT, PROCESS_METRIC, VERSION, label_names
 
 FILE = "file"
 REASON = "reason"
@@ -34,16 +34,6 @@ READER_OPTIONS = {
     "pathGlobFilter": "*.jsonl",
     "encoding": "UTF-8",
 }
-
-
-def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """Every line of the sample files in `paths`, with its file, kind and the reason to refuse it.
-
-    Files whose name starts with a dot are being written: Spark leaves them out. `reason` is null for good
-    lines. The line's own text is there only where it could not be read.
-    """
-    lines = spark.read.schema(line_schema()).options(**READER_OPTIONS).json(paths)
-    return lines.withColumn(FILE, F.col("_metadata.file_path")).transform(classified)
 
 
 def classified(lines: DataFrame) -> DataFrame:

@@ -16,7 +16,6 @@ from backend.file_log.storage import File, Storage
 from backend.records import QueueRef
 
 FILE_ENTRIES = 1 << 18
-FILE_BYTES = FILE_ENTRIES * ENTRY_BYTES
 
 
 class QueueFiles:

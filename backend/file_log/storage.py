@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import shutil
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -128,10 +127,6 @@ class Storage:
             os.unlink(path)
         except FileNotFoundError:
             return
-
-    def remove_tree(self, folder: str) -> None:
-        """A folder with all in it; harmless when it is gone."""
-        shutil.rmtree(folder, ignore_errors=True)
 
     def sync_folder(self, folder: str) -> None:
         """Make creations, renames and removals in it durable."""

@@ -202,12 +202,6 @@ class FaultyStorage(Storage):
             super().remove(path)
             self._names.pop(path, None)
 
-    def remove_tree(self, folder: str) -> None:
-        with self.point("remove tree", folder):
-            super().remove_tree(folder)
-            for path in [path for path in self._names if path.startswith(folder + "/")]:
-                del self._names[path]
-
     def sync_folder(self, folder: str) -> None:
         with self.point("sync folder", folder):
             for names in (self._durable_names, self._names):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 
 from bench.samples_generator import FAULTS, Shape, write
 from ddmq_common.metrics.samples.names import SampleName, part
@@ -19,7 +20,8 @@ from metrics_job.arrow.read import files, read_minutes
 from metrics_job.arrow.series import Known
 from metrics_job.folders import Days
 from metrics_job.minutes import INTERVAL, NAMES, minutes
-from metrics_job.read import REASON, read_lines
+from metrics_job.read import FILE, READER_OPTIONS, REASON, classified
+from metrics_job.tables import line_schema
 
 ALL = Days(None, None)
 GOOD: dict[str, Any] = {"v": 1, "process": "p@h", "instance": "i", "seq": 3, "from": 10_000, "to": 20_000}
@@ -89,6 +91,12 @@ def refused(lines: DataFrame | None) -> Counter[tuple[str, str]]:
     """(file, reason) of the lines that are refused."""
     rows = [] if lines is None else lines.filter(lines[REASON].isNotNull()).collect()
     return Counter((row["file"].rpartition("/")[2], row[REASON]) for row in rows)
+
+
+def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
+    """Every line as Spark's own reader understands it."""
+    lines = spark.read.schema(line_schema()).options(**READER_OPTIONS).json(paths)
+    return lines.withColumn(FILE, F.col("_metadata.file_path")).transform(classified)
 
 
 def same_both_ways(spark: SparkSession, folders: list[Path]) -> dict[Any, Any]:

@@ -23,9 +23,3 @@ def test_what_is_an_address(text: str, host: str, port: int) -> None:
 def test_what_is_not_is_told_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not HOST:PORT \(for example"):
         parse(text)
-
-
-def test_loopback() -> None:
-    assert Address("127.0.0.9", 1).loopback
-    assert Address("::1", 1).loopback
-    assert not Address("0.0.0.0", 1).loopback

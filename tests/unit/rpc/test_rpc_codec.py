@@ -20,7 +20,7 @@ from thriftpy2.transport.memory import TMemoryBuffer as OtherBuffer
 from ddmq_client.idl import consumer, producer
 from ddmq_rpc.api import Wire
 from ddmq_rpc.codec import CHUNK_BYTES, Codec, DecodeError
-from ddmq_rpc.structs import ENCODERS, encode_struct, methods, structs, type_args
+from ddmq_rpc.structs import ENCODERS, methods, structs, type_args
 
 WIRES = list(Wire)
 text = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -45,6 +45,11 @@ def codec(**changed: Any) -> Codec:
 
 def decode(kind: Any, data: bytes, wire: Wire, **changed: Any) -> Any:
     return codec(**changed).decode(wire, b"head" + data, 4, type_args(kind))
+
+
+def encode_struct(struct: Any, wire: Wire) -> bytes:
+    """Stop byte included."""
+    return ENCODERS[wire](struct, type_args(type(struct)))
 
 
 def as_text(struct: Any, binary: str = "body") -> dict[str, Any]:
