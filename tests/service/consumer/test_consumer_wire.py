@@ -7,15 +7,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from consumer_server import ConsumerServer
-from consumer_wire import Client, ConsumeResult, ConsumeStatsRequest, PullRequest, exchange
 from thrift.Thrift import TApplicationException
 
-RECORDINGS = Path(__file__).parents[2] / "interop" / "recordings"
+from tests.interop.apache_client import Client, ConsumeResult, PullError, PullRequest
+from tests.interop.recorded import Exchange, Raw, exchanges
+
+METHODS = ("pull", "submit", "getConsumeStats", "fetch", "ack")
+RECORDED = [one for one in exchanges() if any(f"_{method}" in one.name for method in METHODS)]
 EMPTY_PULL = bytes.fromhex("0c001c00190c0000")
 
 
@@ -49,9 +51,7 @@ def test_pull_acknowledge_and_be_done(server: ConsumerServer, client: Client, pr
     prepared(server, topic, values)
     result, got = None, []
     while True:
-        answer = client.pull(
-            groupId="G" + topic, topic=topic, maxBatchSize=16, maxLingerTime=50, result=result
-        )
+        answer = client.pull("G" + topic, topic, maxBatchSize=16, maxLingerTime=50, result=result)
         if not answer.messages:
             break
         got += [message.value for message in answer.messages]
@@ -67,7 +67,7 @@ def test_pull_acknowledge_and_be_done(server: ConsumerServer, client: Client, pr
 def test_linked_results_and_submit(server: ConsumerServer, client: Client, protocol: str) -> None:
     topic = f"submit-{protocol}"
     prepared(server, topic, [b"a", b"b", b"c"])
-    answer = client.pull(groupId="G" + topic, topic=topic, maxLingerTime=5000)
+    answer = client.pull("G" + topic, topic, maxLingerTime=5000)
     last = ConsumeResult(context=answer.context, successOffsets=[2])
     middle = ConsumeResult(context=answer.context, successOffsets=[0, 1], nextResult=last)
     assert client.submit(middle) is True
@@ -78,7 +78,7 @@ def test_linked_results_and_submit(server: ConsumerServer, client: Client, proto
 def test_our_clients_see_leases(server: ConsumerServer, client: Client, protocol: str) -> None:
     topic = f"ours-{protocol}"
     prepared(server, topic, [b"a"])
-    (message,) = client.pull(groupId="G" + topic, topic=topic, maxLingerTime=5000, clientId="me").messages
+    (message,) = client.pull("G" + topic, topic, maxLingerTime=5000, clientId="me").messages
     assert message.leaseId > 0
     assert message.attempt == 1
     assert message.messageId == "00" * 16
@@ -90,12 +90,10 @@ def test_our_clients_see_leases(server: ConsumerServer, client: Client, protocol
 def test_consume_stats(server: ConsumerServer, client: Client, protocol: str) -> None:
     topic = f"stats-{protocol}"
     prepared(server, topic, [b"a", b"b"])
-    request = ConsumeStatsRequest(group="G" + topic, topic=topic)
-    (found,) = client.call("getConsumeStats", request=request).success  # type: ignore[attr-defined]
+    (found,) = client.stats("G" + topic, topic)
     assert found.consumeOffsets == {"R_default_a_0": 0}
     assert found.produceOffsets == {"R_default_a_0": 2}
-    request = ConsumeStatsRequest(group="nobody")
-    assert client.call("getConsumeStats", request=request).success == []  # type: ignore[attr-defined]
+    assert client.stats("nobody") == []
 
 
 @pytest.mark.parametrize("method", ["fetch", "ack"])
@@ -106,10 +104,9 @@ def test_fetch_and_ack_without_their_argument_are_a_protocol_error(client: Clien
 
 
 def test_negative_sizes_get_a_pull_exception(client: Client) -> None:
-    request = PullRequest(groupId="G", topic="T", maxBatchSize=-1)
-    error = client.call("pull", request=request).error  # type: ignore[attr-defined]
-    assert error.code == 11
-    assert "maxBatchSize is -1" in error.message
+    with pytest.raises(PullError, match="maxBatchSize is -1") as raised:
+        client.pull("G", "T", maxBatchSize=-1)
+    assert raised.value.code == 11
 
 
 def test_a_pull_without_a_group_is_a_protocol_error(client: Client) -> None:
@@ -123,11 +120,11 @@ def test_a_waiting_client_is_woken_by_an_append(
 ) -> None:
     topic = f"wake-{protocol}"
     prepared(server, topic, [])
-    client.pull(groupId="G" + topic, topic=topic)
+    client.pull("G" + topic, topic)
     answers: list[Any] = []
 
     def wait() -> None:
-        answers.append(client.pull(groupId="G" + topic, topic=topic, maxLingerTime=30_000))
+        answers.append(client.pull("G" + topic, topic, maxLingerTime=30_000))
 
     started = time.monotonic()
     waiting = threading.Thread(target=wait)
@@ -179,24 +176,15 @@ def _until(condition: Any) -> None:
         assert time.monotonic() < deadline, "nothing happened"
 
 
-def recorded() -> Iterator[tuple[str, bytes, bytes | None]]:
-    for path in sorted(RECORDINGS.rglob("*.hex")):
-        if any(name in path.name for name in ("pull", "submit", "getConsumeStats", "fetch", "ack")):
-            lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-            frames = [bytes.fromhex(line) for line in lines if line]
-            yield f"{path.parent.name}/{path.stem}", frames[0], frames[1] if len(frames) > 1 else None
-
-
-RECORDED = list(recorded())
-
-
-@pytest.mark.parametrize(("name", "request_frame", "reply"), RECORDED, ids=[name for name, _, _ in RECORDED])
+@pytest.mark.parametrize("exchange", RECORDED, ids=lambda exchange: exchange.name)
 def test_recorded_requests_get_answers_of_the_recorded_shape(
-    server: ConsumerServer, name: str, request_frame: bytes, reply: bytes | None
+    server: ConsumerServer, exchange: Exchange
 ) -> None:
-    answer = exchange(server.port, request_frame)
+    name, request, reply = exchange
+    with Raw(server.port) as raw:
+        answer = raw.ask(request)
     assert answer[4] == 0x82
-    sequence = request_frame[6:].split(b"\x04pull")[0] if b"\x04pull" in request_frame else None
+    sequence = request[6:].split(b"\x04pull")[0] if b"\x04pull" in request else None
     if "fetch" in name:
         assert answer.endswith(b"fetch" + bytes.fromhex("0c00a90c0000")), "an empty list, without code"
     elif "lowlevel_ack" in name:

@@ -7,16 +7,18 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from producer_server import PATIENCE_S, ProducerServer
-from producer_wire import Client, DelayMessage, Message
+from producer_client import Client
+from producer_server import ProducerServer
 from thrift.Thrift import TApplicationException
 
 from backend.records import AppendStatus, TopicInfo
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DdmqError, DiskFullError, NoSuchTopicError, StorageError
+from tests.interop.apache_client import DelayMessage, Message
+from tests.interop.recorded import Exchange, Raw, exchanges
+from tests.service.proxy_server import PATIENCE_S
 
 TOPICS = (
     TopicInfo("orders", 0, 4),
@@ -24,7 +26,7 @@ TOPICS = (
     TopicInfo("none", 0, 4, delay="none"),
     TopicInfo("closed", 0, 4, writable=False),
 )
-RECORDINGS = Path(__file__).parents[2] / "interop" / "recordings"
+SENDS = [one for one in exchanges() if "_send" in one.name]
 NUMBERS = itertools.count()  # a topic of its own for each run of a test
 DELAY_ID = "1795289273-2-1795462073-0-0-0-7-a4207970-e5e1-11f1-a4e0-02fc00000001"
 
@@ -245,41 +247,17 @@ def test_draining_answers_20_and_finishes_what_is_pending() -> None:
         server.stop()
 
 
-def _recorded() -> list[tuple[str, bytes, bytes | None]]:
-    """(name, request, reply) of every recorded producer call, both with their length in front."""
-    found = []
-    for path in sorted(RECORDINGS.glob("*/*_send*.hex")):
-        frames = [
-            bytes.fromhex(line) for line in path.read_text().splitlines() if line and not line.startswith("#")
-        ]
-        found.append((f"{path.parent.name}/{path.stem}", frames[0], frames[1] if frames[1:] else None))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("name", "request_", "reply"), _recorded(), ids=lambda one: one if isinstance(one, str) else ""
-)
-def test_recorded_clients_get_what_ddmq_gave(
-    server: ProducerServer, name: str, request_: bytes, reply: bytes | None
-) -> None:
+@pytest.mark.parametrize("exchange", SENDS, ids=lambda exchange: exchange.name)
+def test_recorded_clients_get_what_ddmq_gave(server: ProducerServer, exchange: Exchange) -> None:
     """Byte for byte, where the recording's reply is to this request and not refused on purpose. Delay
     sends are refused: there is no delay service (or, long after the recording, their time is wrong)."""
-    with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as raw:
-        raw.sendall(request_)
-        answer = _frame(raw)
-    if b"sendDelaySync" in request_:
+    with Raw(server.port) as raw:
+        answer = raw.ask(exchange.request)
+    if b"sendDelaySync" in exchange.request:
         assert b"FAILED: " in answer
         return
+    reply = exchange.reply
     assert reply is not None
-    assert answer.endswith(b"\x0c\x00\x15\x00\x18\x02OK\x00\x00"), name
-    if reply[6:8] == request_[6:8] and b"refused on purpose" not in reply:
-        assert answer == reply[4:]
-
-
-def _frame(raw: socket.socket) -> bytes:
-    data = b""
-    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-        more = raw.recv(65_536)
-        assert more, "the connection was closed instead of answered"
-        data += more
-    return data[4:]
+    assert answer.endswith(b"\x0c\x00\x15\x00\x18\x02OK\x00\x00")
+    if reply[6:8] == exchange.request[6:8] and b"refused on purpose" not in reply:
+        assert answer == reply
