@@ -51,8 +51,8 @@ class HandAlarms:
         self.made.append(HandAlarm())
         return self.made[-1]
 
-    def ring(self, now: float) -> None:
-        """Those whose time has come. A set alarm counts from the rig's clock when it is first seen."""
+    def ring(self) -> None:
+        """All of them, as if their time had come."""
         for alarm in list(self.made):
             alarm.ring()
 
@@ -155,8 +155,7 @@ class Rig:
         self.ring()
 
     def ring(self) -> None:
-        for alarm in list(self.alarms.made):
-            alarm.ring()
+        self.alarms.ring()
         self.settle()
 
     # --- topics and orders

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import gevent
 import pytest
 from delay_rig import Rig, uuid_of
 
@@ -333,12 +332,11 @@ def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(del
     delay.settle()
     delay.memory.hold()
     delay.clock.advance(0.1)
-    for alarm in list(delay.alarms.made):
-        alarm.ring()
-    gevent.sleep(0.01)
+    delay.alarms.ring()
     shard = delay.service.shards[0]
     assert shard.holding is not None
-    assert shard.holding.lanes.busy, "its commit is under way"
+    lanes = shard.holding.lanes
+    delay.until(lambda: lanes.busy, "its commit is under way")
     orders = [
         (number, DelayOrder(CANCEL, uuid_of(number), reply_queue=0, reply_id=number)) for number in (1, 2)
     ]
