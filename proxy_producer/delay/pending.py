@@ -164,11 +164,7 @@ class PendingDelay(PendingSend):
     def _tell(self, code: int, outcome: DelayOutcome | None = None) -> None:
         """Code 0, and with it `code`: DelayResult field 100."""
         call, flow = self.call, self.flow
-        self.answered = True
-        if self.topic is not None:
-            self.topic.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
-            self.topic.counts.stored.value += 1
-            self.topic.counts.stored_bytes.value += self.body_bytes
+        self._answered_stored()
         if code == PENDING:
             flow.counts.outcome("pending")
         if code:
@@ -176,6 +172,15 @@ class PendingDelay(PendingSend):
             call.reply(replies.delay_decided(self.delay_id, code, due_ms, outcome))
         else:
             replies.delay_stored(call, self.delay_id)
+
+    def _answered_stored(self) -> None:
+        """The order is durable and its caller hears so: counted under the message's topic."""
+        self.answered = True
+        if self.topic is not None:
+            counts = self.topic.counts
+            counts.latency.observe((self.flow.monotonic() - self.call.received_at) * 1e6)
+            counts.stored.value += 1
+            counts.stored_bytes.value += self.body_bytes
 
     def expire(self) -> None:
         """Out of time: pending when the order is durable, else code 12."""
@@ -206,12 +211,8 @@ class PendingDialect(PendingDelay):
         return topic.delayed_fault() if self.level else topic.plain_fault(True)
 
     def _tell(self, code: int, outcome: DelayOutcome | None = None) -> None:
-        call, flow = self.call, self.flow
-        self.answered = True
-        if self.topic is not None:
-            self.topic.counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
-            self.topic.counts.stored.value += 1
-            self.topic.counts.stored_bytes.value += self.body_bytes
+        self._answered_stored()
+        call = self.call
         if self.ours:
             call.reply(replies.delayed(self.record, self.delay_id))
         else:
