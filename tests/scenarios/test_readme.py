@@ -7,9 +7,10 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 
-from ddmq.cli.root import run
+from ddmq.cli.root import root, run
 from ddmq_client import Consumer, Message
 from tests.scenarios.real_server import RealServer, running, until
 
@@ -82,6 +83,27 @@ def test_every_page_of_docs_is_found_from_the_readme() -> None:
     for page in ("architecture.md", "formats.md"):
         found |= set(re.findall(r"\(([^)#/]+\.md)", (docs / page).read_text()))
     assert {page.name for page in docs.glob("*.md")} <= found
+
+
+def stranger(line: str) -> str:
+    """What of a command line is none of ours."""
+    command: click.Command = root
+    words = shlex.split(line, comments=True)
+    while isinstance(command, click.Group) and words and words[0] not in ("…", "COMMAND", "--help"):
+        name = words.pop(0)
+        found = command.get_command(click.Context(command), name)
+        if found is None:
+            return name
+        command = found
+    known = {"--help", *(option for parameter in command.params for option in parameter.opts)}
+    return " ".join(word for word in words if word.startswith("--") and word not in known)
+
+
+def test_commands_and_options_that_the_pages_show_exist() -> None:
+    shown = re.compile(r"`ddmq ([^`\n]+)`|^(?:\$ |    )ddmq ((?:.*\\\n)*.*)$", re.MULTILINE)
+    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")):
+        lines = ["".join(found) for found in shown.findall(page.read_text())]
+        assert {line: stranger(line) for line in lines if stranger(line)} == {}, page
 
 
 def test_files_that_the_docs_name_exist() -> None:
