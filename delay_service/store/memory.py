@@ -71,10 +71,10 @@ class MemoryStore(DelayStore):
 
     def _leave_aside(self, messages: Iterable[Pending]) -> None:
         for message in messages:
-            lane = self._aside.get(message.topic)
-            if lane is not None:
-                lane.take(message.key)
-                if not lane.keys:
+            ordered = self._aside.get(message.topic)
+            if ordered is not None:
+                ordered.take(message.key)
+                if not ordered.keys:
                     del self._aside[message.topic]
 
     def _come(self, due: Iterable[Pending], deferred: Iterable[Pending]) -> None:
@@ -110,9 +110,9 @@ class MemoryStore(DelayStore):
 
     def get(self, key: DueKey) -> Pending | None:
         self._check()
-        for lane in (self._due, *self._aside.values()):
-            if key in lane.messages:
-                return lane.messages[key]
+        for ordered in (self._due, *self._aside.values()):
+            if key in ordered.messages:
+                return ordered.messages[key]
         return None
 
     def ids(self, uuids: Sequence[bytes]) -> list[IdState | None]:
@@ -128,8 +128,8 @@ class MemoryStore(DelayStore):
 
     def put_aside(self, topic: str, limit: int) -> list[Pending]:
         self._check()
-        lane = self._aside.get(topic, _Ordered())
-        return [lane.messages[key] for key in lane.keys[:limit]]
+        ordered = self._aside.get(topic, _Ordered())
+        return [ordered.messages[key] for key in ordered.keys[:limit]]
 
     def topics_put_aside(self) -> list[str]:
         self._check()
@@ -139,10 +139,10 @@ class MemoryStore(DelayStore):
         self, topic: str | None, from_ms: int, to_ms: int, limit: int, after: DueKey | None = None
     ) -> list[Pending]:
         self._check()
-        lanes = (lane.behind(after) for lane in (self._due, *self._aside.values()))
+        walks = (ordered.behind(after) for ordered in (self._due, *self._aside.values()))
         found = (
             message
-            for message in merge(*lanes, key=lambda message: message.key)
+            for message in merge(*walks, key=lambda message: message.key)
             if from_ms <= message.due_ms < to_ms and topic in (None, message.topic)
         )
         return [message for _, message in zip(range(limit), found, strict=False)]

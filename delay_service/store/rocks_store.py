@@ -168,7 +168,7 @@ class RocksStore(DelayStore):
         first = DueKey(max(from_ms, 0), 0) if after is None else max(DueKey(max(from_ms, 0), 0), after)
         found: list[Pending] = []
         with self._watched():
-            for message in merge(*self._lanes(topic, first, to_ms), key=_order):
+            for message in merge(*self._walks(topic, first, to_ms), key=_order):
                 if message.key != after:
                     found.append(message)
                 if len(found) >= limit:
@@ -177,14 +177,14 @@ class RocksStore(DelayStore):
             raise StorageError("the delay store was closed while it was read")
         return found
 
-    def _lanes(self, topic: str | None, first: DueKey, to_ms: int) -> Iterator[Iterator[Pending]]:
+    def _walks(self, topic: str | None, first: DueKey, to_ms: int) -> Iterator[Iterator[Pending]]:
         start = max(keys.due_key(*first), self._fronts.due.start)
         yield self._of_topic(topic, start, keys.due_key(min(to_ms, keys.DUE_MS_MAX), 0))
-        for lane in (topic,) if topic is not None else tuple(self._counts.aside):
-            if lane in self._counts.aside:
+        for name in (topic,) if topic is not None else tuple(self._counts.aside):
+            if name in self._counts.aside:
                 start, end = (
-                    keys.aside_key(lane, *first),
-                    keys.aside_key(lane, min(to_ms, keys.DUE_MS_MAX), 0),
+                    keys.aside_key(name, *first),
+                    keys.aside_key(name, min(to_ms, keys.DUE_MS_MAX), 0),
                 )
                 yield self._of_topic(None, start, end)
 

@@ -39,7 +39,7 @@ from proxy_producer.counts import Counts
 from proxy_producer.delay.inner_topic import InnerTopic
 from proxy_producer.delay.intake import DelayIntake
 from proxy_producer.delay.outcomes import OutcomeDesk
-from proxy_producer.delay.pending import DelayLane, PendingDelay
+from proxy_producer.delay.pending import DelayShared, PendingDelay
 from proxy_producer.delay.plain import PlainDelays
 from proxy_producer.delay.presence import Presence
 from proxy_producer.delay.tail import Later
@@ -78,8 +78,8 @@ class DelayDesk:
         self.inner = InnerTopic(backend, DELAY_TOPIC, 1, clock, timeout_s)
         heard = InnerTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
         self.outcomes = OutcomeDesk(backend, clock, random, counts, heard, delay.waiters_max, later)
-        self.lane = DelayLane(flow, self.inner, self.outcomes)
-        self.plain = PlainDelays(backend, delay, self.lane, self.presence, random, clock.wall_ms)
+        self.shared = DelayShared(flow, self.inner, self.outcomes)
+        self.plain = PlainDelays(backend, delay, self.shared, self.presence, random, clock.wall_ms)
         self._rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards)
         self._intake = DelayIntake(intake, topics, self.presence)
         self._delay_s_max = delay.delay_s_max
@@ -145,7 +145,7 @@ class DelayDesk:
             {ORDER_PROPERTY: encode_order(order)},
         )  # fmt: skip
         delay_id = b"%010d-2-%d-0-0-0-%d-%b" % (second, expire, shard, uuid)
-        pending = PendingDelay(self.lane, call, record, deadline, len(body), False, topic, delay_id)
+        pending = PendingDelay(self.shared, call, record, deadline, len(body), False, topic, delay_id)
         flow.inflight += 1
         flow.inflight_bytes += call.frame_bytes
         pending.send()
@@ -171,7 +171,7 @@ class DelayDesk:
         placed = self._placed(with_due(asked, now_ms), now_ms)
         record = self._record(asked, now_ms)
         pending = PendingDelay(
-            self.lane, call, record, deadline, len(asked.body), asked.ours, topic, placed.delay_id,
+            self.shared, call, record, deadline, len(asked.body), asked.ours, topic, placed.delay_id,
             placed.order, waits=asked.ours and not asked.adds,
         )  # fmt: skip
         self._flow.inflight += 1

@@ -31,7 +31,7 @@ from proxy_producer.pending import PendingSend
 from proxy_producer.topics import Topic
 
 
-class DelayLane:
+class DelayShared:
     """What all orders of one proxy share."""
 
     __slots__ = ("flow", "inner", "outcomes")
@@ -48,11 +48,11 @@ class PendingDelay(PendingSend):
     `waits`: the caller is told the outcome. `ours`: it may be told what old clients are not.
     """
 
-    __slots__ = ("delay_id", "lane", "order", "reply_id", "stored", "waits")
+    __slots__ = ("delay_id", "order", "reply_id", "shared", "stored", "waits")
 
     def __init__(
         self,
-        lane: DelayLane,
+        shared: DelayShared,
         call: Call,
         record: NewRecord,
         deadline: float,
@@ -66,7 +66,7 @@ class PendingDelay(PendingSend):
         self.done = False  # all that PendingSend sets, in one call less: this is the hot path
         self.error = None
         self._callbacks = None
-        self.flow = lane.flow
+        self.flow = shared.flow
         self.call = call
         self.record = record
         self.deadline = deadline
@@ -77,7 +77,7 @@ class PendingDelay(PendingSend):
         self.level = 0
         self.answered = False
         self.sent = False
-        self.lane = lane
+        self.shared = shared
         self.delay_id = delay_id
         self.order = order
         self.waits = waits
@@ -106,7 +106,7 @@ class PendingDelay(PendingSend):
 
     def release(self) -> None:
         """Nothing holds it any more but the inner topics."""
-        self.lane.inner.when_ready(self._inner_ready)
+        self.shared.inner.when_ready(self._inner_ready)
 
     def _inner_ready(self, fault: Refusal | None) -> None:
         if self.answered:
@@ -114,7 +114,7 @@ class PendingDelay(PendingSend):
         if fault is not None:
             self._refuse_unsent(fault)
         elif self.waits:
-            self.lane.outcomes.when_ready(self)
+            self.shared.outcomes.when_ready(self)
         else:
             self._write()
 
@@ -122,7 +122,7 @@ class PendingDelay(PendingSend):
         """Where outcomes cannot be heard, the order goes all the same and its caller is told "pending"."""
         if self.answered:
             return
-        place = None if fault is not None else self.lane.outcomes.expect(self)
+        place = None if fault is not None else self.shared.outcomes.expect(self)
         if place is not None and self.order is not None:
             self.order = msgspec.structs.replace(self.order, reply_queue=place[0], reply_id=place[1])
             self.reply_id = place[1]
@@ -130,7 +130,7 @@ class PendingDelay(PendingSend):
 
     def _write(self) -> None:
         if self.order is not None:
-            self.record.queue_id = self.order.shard % self.lane.inner.queues
+            self.record.queue_id = self.order.shard % self.shared.inner.queues
             self.record.system = {ORDER_PROPERTY: encode_order(self.order)}
         self._send_careful()
 
@@ -184,7 +184,7 @@ class PendingDelay(PendingSend):
 
     def expire(self) -> None:
         """Out of time: pending when the order is durable, else code 12."""
-        self.lane.outcomes.forget(self.reply_id)
+        self.shared.outcomes.forget(self.reply_id)
         self.reply_id = 0
         if not self.stored:
             super().expire()
@@ -193,7 +193,7 @@ class PendingDelay(PendingSend):
         self._tell(PENDING)
 
     def _answer(self, fault: Refusal) -> None:
-        self.lane.outcomes.forget(self.reply_id)
+        self.shared.outcomes.forget(self.reply_id)
         self.reply_id = 0
         self.answered = True
         self.flow.counts.refused(self.topic.name if self.topic else None, fault)

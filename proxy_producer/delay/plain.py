@@ -27,7 +27,7 @@ from proxy_producer.config import DelayLimits
 from proxy_producer.core.delay_orders import relay_order, uuid_of
 from proxy_producer.core.dialects import DIALECTS, Dialects, dialect_of, dialects, without_dialects
 from proxy_producer.core.refusal import Refusal
-from proxy_producer.delay.pending import DelayLane, PendingDialect
+from proxy_producer.delay.pending import DelayShared, PendingDialect
 from proxy_producer.delay.presence import Presence
 from proxy_producer.messages import NO_DELAY_SERVICE
 from proxy_producer.topics import Topic
@@ -43,7 +43,7 @@ class PlainDelays:
         self,
         backend: Backend,
         limits: DelayLimits,
-        lane: DelayLane,
+        shared: DelayShared,
         presence: Presence,
         random: Random,
         wall_ms: Callable[[], int],
@@ -55,7 +55,7 @@ class PlainDelays:
         for name in backend.topics():
             self._learn(name)
         self._limits = ScheduleLimits(limits.delay_s_max * 1_000, limits.occurrences_max)
-        self._lane = lane
+        self._shared = shared
         self._presence = presence
         self._random = random
         self._wall_ms = wall_ms
@@ -115,9 +115,11 @@ class PlainDelays:
         inner = NewRecord(
             DELAY_TOPIC, -1, record.message_id, record.born_ms, record.delivery, flags=record.flags
         )
-        pending = PendingDialect(self._lane, call, inner, deadline, body_bytes, ours, topic, delay_id, order)
+        pending = PendingDialect(
+            self._shared, call, inner, deadline, body_bytes, ours, topic, delay_id, order
+        )
         pending.level = 1 if delay_id else 0
-        flow = self._lane.flow
+        flow = self._shared.flow
         flow.inflight += 1
         flow.inflight_bytes += call.frame_bytes
         pending.advance((*place, True))
@@ -126,11 +128,11 @@ class PlainDelays:
     def relayed(self, record: NewRecord, place: Place) -> NewRecord:
         """For a message with from_chronos in a batch: the record to append, often the same."""
         key = self._old_servers(record.key)
-        if key is None or not self._lane.inner.ready:
+        if key is None or not self._shared.inner.ready:
             return record
         order = self._relay(key, record, place)
         return NewRecord(
-            DELAY_TOPIC, order.shard % self._lane.inner.queues, record.message_id, record.born_ms,
+            DELAY_TOPIC, order.shard % self._shared.inner.queues, record.message_id, record.born_ms,
             record.delivery, flags=record.flags, system={ORDER_PROPERTY: encode_order(order)},
         )  # fmt: skip
 
@@ -146,7 +148,7 @@ class PlainDelays:
 
     def _placed(self, order: DelayOrder, topic: str, place: Place) -> tuple[DelayOrder, bytes]:
         uuid = uuid_of(self._random.randbytes(16))
-        shard = shard_of(uuid, self._lane.inner.queues)
+        shard = shard_of(uuid, self._shared.inner.queues)
         whole = msgspec.structs.replace(
             order, uuid=uuid, topic=topic, shard=shard, partition=place[0], hash_id=place[1]
         )
