@@ -56,13 +56,14 @@ def answer(call: Call, place: Place, delivery: Delivery, next_offset: int | None
     deliveries = delivery.messages.deliveries
     count = len(deliveries)
     parts: list[bytes] = [_END] * (2 * count + 2)
-    parts[0] = place.head + _list_header(count)
+    parts[0] = place.head + list_header(count)
     parts[1:-1:2] = deliveries
     parts[2:-1:2] = tails(delivery) if next_offset is None else own_tails(delivery, next_offset)
     call.reply_encoded(b"".join(parts))
 
 
-def _list_header(count: int) -> bytes:
+def list_header(count: int) -> bytes:
+    """What opens a list of so many structs in the compact protocol."""
     return bytes([count << 4 | 12]) if count < 15 else b"\xfc" + varint(count)
 
 
@@ -115,18 +116,23 @@ def own_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
     return found
 
 
+def message_of(raw: bytes, offset: int) -> Any:
+    """Delivery bytes as a struct, for callers over the binary protocol."""
+    content = decode(raw)
+    return IDL.Message(
+        key=content.key or None,
+        value=content.value,
+        tag=content.tag or None,
+        offset=offset,
+        properties=dict(content.properties) or None,
+    )
+
+
 def _response(place: Place, delivery: Delivery, next_offset: int | None) -> Any:
     messages = delivery.messages
     made = []
     for index, offset, raw in zip(messages.indexes, messages.offsets, messages.deliveries, strict=True):
-        content = decode(raw)
-        message = IDL.Message(
-            key=content.key or None,
-            value=content.value,
-            tag=content.tag or None,
-            offset=offset,
-            properties=dict(content.properties) or None,
-        )
+        message = message_of(raw, offset)
         if next_offset is not None:
             stored = messages.batch.record(index)
             message.messageId = stored.message_id.hex()

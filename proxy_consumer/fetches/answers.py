@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddmq_client.idl import consumer
-from ddmq_common.delivery import STOP, decode, tail, varint, zigzag
+from ddmq_common.delivery import STOP, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.templates import constant_result
-from proxy_consumer.answers import IDL, SERVICE
+from proxy_consumer.answers import IDL, SERVICE, list_header, message_of
 from proxy_consumer.fetches.gathering import Target
 
 NOTHING = constant_result(consumer, SERVICE, "fetch", success=IDL.FetchResponse(results=[]))
@@ -22,7 +22,7 @@ def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] |
     if not targets:
         call.reply_encoded(NOTHING[call.wire])
     elif call.wire is Wire.COMPACT:
-        parts = [b"\x0c\x00\xa9", _list_header(len(targets))]
+        parts = [b"\x0c\x00\xa9", list_header(len(targets))]
         for target in targets:
             parts += _queue(target, _tails(target, next_offsets))
         parts.append(STOP + STOP)
@@ -40,7 +40,7 @@ def pulled(call: Call, group: bytes, target: Target, next_offsets: dict[Any, int
         return
     texts = (group, target.queue.topic.encode(), target.qid.encode())
     head = b"\x0c\x00\x1c" + b"".join(b"\x18" + varint(len(text)) + text for text in texts) + b"\x00\x19"
-    parts = [head, _list_header(len(target.deliveries))]
+    parts = [head, list_header(len(target.deliveries))]
     for delivery, end in zip(target.deliveries, _tails(target, next_offsets), strict=True):
         parts += (delivery, end)
     parts.append(STOP + STOP)
@@ -55,16 +55,12 @@ def refuse(call: Call, code: int, text: str) -> None:
         call.reply(IDL.FetchResponse(code=int(code), results=[], error=text))
 
 
-def _list_header(count: int) -> bytes:
-    return bytes([count << 4 | 12]) if count < 15 else b"\xfc" + varint(count)
-
-
 def _queue(target: Target, tails: Sequence[bytes]) -> list[bytes]:
     topic, qid = target.queue.topic.encode(), target.qid.encode()
     head = b"\x18%b%b\x18%b%b\x16%b\x79" % (
         varint(len(topic)), topic, varint(len(qid)), qid, zigzag(target.next_offset)
     )  # fmt: skip
-    parts = [head, _list_header(len(tails))]
+    parts = [head, list_header(len(tails))]
     for delivery, end in zip(target.deliveries, tails, strict=True):
         parts += (delivery, end)
     if target.bounds is not None:  # fields 100 and 101
@@ -107,14 +103,7 @@ def _response(target: Target, next_offsets: dict[Any, int] | None) -> Any:
 def _messages(target: Target, next_offsets: dict[Any, int] | None) -> list[Any]:
     messages = []
     for raw, offset, record in zip(target.deliveries, target.offsets, target.records, strict=True):
-        content = decode(raw)
-        message = IDL.Message(
-            key=content.key or None,
-            value=content.value,
-            tag=content.tag or None,
-            offset=offset,
-            properties=dict(content.properties) or None,
-        )
+        message = message_of(raw, offset)
         if next_offsets is not None:
             stored = record()
             message.messageId = stored.message_id.hex()
