@@ -110,7 +110,7 @@ class AdminApi:
 
     def _messages(self, request: Request) -> Any:
         topic, query = request.path["topic"], request.query
-        count = request.number("count", 10)
+        count = min(request.number("count", 10), queries.FIND_MAX)
         if "id" in query:
             found = queries.find_by_id(self._backend, topic, query["id"])
         elif "key" in query:

@@ -146,6 +146,8 @@ def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[Sto
 def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[StoredRecord]:
     """By message key, newest first."""
     known_topic(backend, topic)
+    if not count:
+        return []
     return backend.find(topic, key=key.encode(), count_max=min(count, FIND_MAX)).wait(WAIT_S)
 
 
@@ -169,7 +171,8 @@ def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list
 
 
 def newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
-    """The last `count` messages of each queue, oldest first."""
+    """The last `count` messages of each queue (at most FIND_MAX), oldest first."""
+    count = min(count, FIND_MAX)
     queues: Sequence[QueueRef] = queues_of(known_topic(backend, topic))
     bounds = backend.bounds(queues).wait(WAIT_S)
     found: list[StoredRecord] = []
