@@ -74,6 +74,7 @@ class Memberships:
         self._watch = watch
         self._seated: dict[Seat, SeatMembership] = {}
         self._decisions: deque[Decision] = deque()
+        self._failing: dict[tuple[str, str], str] = {}  # group, topic → why, as it was logged
         self._carrying = self._closed = False
 
     def join(
@@ -100,6 +101,7 @@ class Memberships:
     def leave(self, seat: Seat) -> None:
         """A member is gone."""
         self._seated.pop(seat, None)
+        self._failing.pop((seat.group, seat.topic), None)
         self._carry_out(self._table.leave(seat, self._now()))
 
     def holders(self, group: str, topic: str) -> dict[QueueRef, str]:
@@ -162,13 +164,16 @@ class Memberships:
         """The grant's epochs are durable, or not."""
         if self._closed:
             return
+        group, topic = grant.seat.group, grant.seat.topic
         if error is None:
+            self._failing.pop((group, topic), None)
             self._carry_out(self._table.granted(grant, self._now()))
             return
         self._table.grant_failed(grant)
         if not isinstance(error, DrainingError):
-            group, topic = grant.seat.group, grant.seat.topic
-            log.warning("granting %s to group %s: %s; tried again", topic, group, error)
+            if grant.seat in self._seated and self._failing.get((group, topic)) != str(error):
+                self._failing[group, topic] = str(error)
+                log.warning("granting %s to group %s: %s; tried again until it works", topic, group, error)
             self._retry_later(lambda: self._retry(group, topic))
 
     def _retry(self, group: str, topic: str) -> None:

@@ -91,6 +91,23 @@ def test_a_failed_grant_is_tried_again() -> None:
     assert heard.told == [("assigned", [0, 1])]
 
 
+def test_a_grant_that_goes_on_failing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    membership = rig.memberships.join("g", "t", Heard())
+    for _ in range(3):
+        rig.disk(StorageError("full"))
+        rig.retries.pop()()
+    assert caplog.text.count("full") == 1
+    rig.disk(StorageError("broken"))
+    rig.retries.pop()()
+    assert caplog.text.count("broken") == 1
+    rig.disk()
+    membership.leave()
+    rig.memberships.join("g", "t", Heard())
+    rig.disk(StorageError("broken"))
+    assert caplog.text.count("broken") == 2
+
+
 def test_a_draining_engine_is_not_asked_again() -> None:
     rig = Rig()
     rig.memberships.join("g", "t", Heard())
