@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from ddmq_client.core import frames
-from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone
+from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone, has_level
 from ddmq_client.core.selectors import placer
 from ddmq_client.core.sending import SEND_DELAYED, SendJob, result_of
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check
@@ -78,10 +78,12 @@ class Outbox:
         return SendJob([encoded], False, deadline, policy, SEND_DELAYED)
 
     def plan(self, messages: Iterable[OutgoingMessage]) -> BatchPlan:
-        """Encode and cut. Messages that ask for a delay go alone, after the others."""
+        """Encode and cut. What asks for a delay level goes alone, after the others; what the topic may take
+        for a delay, alone and in its place."""
         results: list[SendResult] = []
+        requests: list[list[Member]] = []
         together: list[Member] = []
-        alone: list[list[Member]] = []
+        after: list[list[Member]] = []
         for at, message in enumerate(messages):
             results.append(_UNSENT)
             try:
@@ -89,13 +91,19 @@ class Outbox:
             except InvalidMessageError as error:
                 results[at] = result_of(error)
                 continue
-            if goes_alone(message):
-                alone.append([member])
-            else:
+            if not goes_alone(message):
                 together.append(member)
-        sizes = [len(data) for _, data in together]
+            elif has_level(message):
+                after.append([member])
+            else:
+                requests += [*self._cut(together), [member]]
+                together = []
+        return BatchPlan(results, requests + self._cut(together) + after)
+
+    def _cut(self, members: list[Member]) -> list[list[Member]]:
+        sizes = [len(data) for _, data in members]
         parts = split(sizes, self.settings.batch_bytes, self.settings.batch_messages)
-        return BatchPlan(results, [together[part.start : part.stop] for part in parts] + alone)
+        return [members[part.start : part.stop] for part in parts]
 
 
 def hurry_at(now: float, timeout_s: float) -> float:

@@ -83,7 +83,8 @@ def send(
     """Send BODIES (one message each), files, or lines to TOPIC; answered when they are durable.
 
     With --delay, --at, --cron or --every they are delivered later, and the id of each is printed, by which
-    `ddmq delay` shows, cancels and moves it.
+    `ddmq delay` shows, cancels and moves it. Where the topic takes a --property for a delay (docs/delay.md),
+    that id is printed as `delay id`.
 
     A topic that does not exist is created. Exit code 1 when any message was not stored; the first 20 of those
     are named by their place in what was sent, with the reason.
@@ -142,7 +143,8 @@ class Report:
         shown = dict(enumerate(self.results, 1)) | dict(self.failures)
         results = [
             {"message": place, "code": one.code, "id": one.message_id, "queue": one.queue_id,
-             "offset": one.offset, "error": None if one.error is None else str(one.error)}
+             "offset": one.offset, "delay_id": one.delay_id,
+             "error": None if one.error is None else str(one.error)}
             for place, one in sorted(shown.items())
         ]  # fmt: skip
         return {
@@ -167,12 +169,22 @@ class Report:
         if not total:
             click.echo("nothing to send: the input has no lines", err=True)
         elif self.stored == 1 and not self.failed:
-            one = self.results[0]
-            where = "delayed" if one.offset is None else f"queue {one.queue_id}, offset {one.offset}"
-            click.echo(f"stored: {where}, id {one.message_id}")
+            _tell_one(self.results[0])
         elif self.stored:
             seconds = max(time.monotonic() - self.began, 1e-6)
             click.echo(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f}/s)")
+            for place, one in enumerate(self.results, 1):
+                if one.delay_id is not None:
+                    click.echo(f"message {place} is delayed, delay id {one.delay_id}")
+
+
+def _tell_one(one: SendResult) -> None:
+    """`delay_id`: its topic took properties of it for a delay."""
+    where = "delayed" if one.offset is None else f"queue {one.queue_id}, offset {one.offset}"
+    by = "" if one.delay_id is None else f", delay id {one.delay_id}"
+    click.echo(f"stored: {where}, id {one.message_id}{by}")
+    if one.delay_id is not None:
+        hint(f"`ddmq delay cancel {one.delay_id}` takes it back")
 
 
 def _send_all(

@@ -1,7 +1,7 @@
 """Sends that wait for a worker: bounded, first come first served, gathered into batches. Pure.
 
-A worker takes what is waiting, up to a batch; what arrives meanwhile makes the next one. A message that asks
-for a delay goes alone (a proxy refuses it inside a batch), as does one whose time is nearly up: a batch
+A worker takes what is waiting, up to a batch; what arrives meanwhile makes the next one. A message that may
+ask for a delay goes alone (a proxy refuses it inside a batch), as does one whose time is nearly up: a batch
 has its oldest member's deadline, and would otherwise fail for all.
 """
 
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from ddmq_client.idl.codes import DELAY_PROPERTY
+from ddmq_client.idl.codes import DELAY_DIALECT_PROPERTIES, DELAY_PROPERTY
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 
 T = TypeVar("T")
@@ -29,9 +29,17 @@ class Waiting(NamedTuple, Generic[T]):
     on_done: Callable[[SendResult], None] | None
 
 
+def has_level(message: OutgoingMessage) -> bool:
+    """Whether it asks for a delay level."""
+    return DELAY_PROPERTY in (message.properties or ())
+
+
 def goes_alone(message: OutgoingMessage) -> bool:
-    """Whether a batch must not hold it."""
-    return bool(message.properties) and DELAY_PROPERTY in (message.properties or ())
+    """Whether a batch must not hold it: it asks for a delay, or does where the topic knows its words."""
+    names = message.properties
+    if not names:
+        return False
+    return DELAY_PROPERTY in names or not DELAY_DIALECT_PROPERTIES.isdisjoint(names)
 
 
 class Pipeline(Generic[T]):

@@ -95,3 +95,13 @@ RESERVED_PROPERTIES: Final = frozenset(
         "MAX_RECONSUME_TIMES", "CONSUME_START_TIME",
     )
 )  # fmt: skip
+
+# Property names that ask for a delay on topics that are told to understand them; elsewhere they mean nothing.
+DELAY_DIALECT_PROPERTIES: Final = frozenset(
+    (
+        "AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON",
+        "AMQ_SCHEDULED_ZONE", "x-delay", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS",
+        "deliver-at", "deliver-after", "deliver-cron", "deliver-zone", "deliver-period", "deliver-repeat",
+        "deliver-occurrences", "deliver-catch-up",
+    )
+)  # fmt: skip

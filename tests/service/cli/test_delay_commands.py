@@ -138,6 +138,29 @@ def test_send_takes_the_same_words(shell, topic):
     assert shell("delay", "count", topic).strip() == "2"
 
 
+def test_what_properties_delay_is_cancelled_by_the_id_that_send_tells(shell, topic):
+    shell("topic", "create", topic, "--delay-dialects", "rabbit")
+    said = shell("send", topic, "tea", "--property", "x-delay=3600000")
+    found = re.fullmatch(r"stored: delayed, id ([0-9a-f]{32}), delay id (\S+)\n", said)
+    assert found, said
+    assert shell.error.strip() == f"`ddmq delay cancel {found[2]}` takes it back"
+    assert [row["id"] for row in shell.json("delay", "list", topic)["messages"]] == [found[2]]
+    assert shell("delay", "cancel", found[2]).strip() == "cancelled"
+
+
+def test_several_that_properties_delay_are_each_told_their_own_id(shell, topic):
+    shell("topic", "create", topic, "--delay-dialects", "amq")
+    options = ("--property", "AMQ_SCHEDULED_DELAY=3600000")
+    said = shell("send", topic, "a", "b", "c", *options)
+    assert said.startswith("stored 3 messages in ")
+    told = re.findall(r"^message (\d) is delayed, delay id (\S+)$", said, re.MULTILINE)
+    assert [place for place, _ in told] == ["1", "2", "3"]
+    answer = shell.json("send", topic, "d", "e", *options)
+    idents = [ident for _, ident in told] + [row["delay_id"] for row in answer["results"]]
+    assert {row["id"] for row in shell.json("delay", "list", topic)["messages"]} == set(idents)
+    assert shell.json("send", topic, "now")["results"][0]["delay_id"] is None
+
+
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [

@@ -18,8 +18,10 @@ from ddmq_client.core.addresses import Address
 from ddmq_client.core.nodes import Node, Rotation
 from ddmq_client.core.pipeline import Pipeline, Waiting, goes_alone
 from ddmq_client.core.sending import RetryPolicy, SendJob
+from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.core.verdicts import Verdict
 from ddmq_client.idl.codes import Code
+from ddmq_client.outbox import Outbox
 
 FIXED = settings(deadline=None, derandomize=True)
 
@@ -295,4 +297,14 @@ def test_delays_and_stragglers_go_alone() -> None:
     taken = [[len(w.encoded) for w in pipeline.take(0.9)] for _ in range(5)]
     assert taken == [[1], [2], [3], [4, 5], [6]]
     assert goes_alone(OutgoingMessage("t", b"b", properties={"DELAY": "3"}))
+    assert goes_alone(OutgoingMessage("t", b"b", properties={"a": "b", "x-delay": "5000"}))
     assert not goes_alone(OutgoingMessage("t", b"b", properties={"a": "DELAY"}))
+
+
+def test_what_a_topic_may_take_for_a_delay_goes_alone_and_in_its_place() -> None:
+    """Where the topic does not, it is an ordinary message, and those of one queue keep their order."""
+    outbox = Outbox(ProducerSettings(client_id="me"))
+    plain, level, rabbit = None, {"DELAY": "3"}, {"x-delay": "5000"}
+    asked = [plain, plain, level, rabbit, plain, rabbit, rabbit, plain]
+    plan = outbox.plan([OutgoingMessage("t", b"b", properties=one) for one in asked])
+    assert [[at for at, _ in request] for request in plan.requests] == [[0, 1], [3], [4], [5], [6], [7], [2]]

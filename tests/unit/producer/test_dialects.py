@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_client.idl.codes import Code
+from ddmq_client.idl.codes import DELAY_DIALECT_PROPERTIES, Code
 from ddmq_common.delay_order import ADD, SCHEDULE, DelayOrder, Schedule
 from ddmq_common.schedules import ScheduleLimits
 from proxy_producer.core.dialects import DIALECTS, dialect_of, dialects, without_dialects
@@ -32,6 +32,10 @@ def test_what_no_topic_speaks_is_an_ordinary_property():
     rabbit = dialects(["rabbit"])
     assert dialect_of({b"TIMER_DELAY_MS": b"x"}, rabbit, NOW, LIMITS) is None
     assert without_dialects({b"TIMER_DELAY_MS": b"x", b"x-delay": b"0"}, rabbit) == {b"TIMER_DELAY_MS": b"x"}
+
+
+def test_the_client_knows_every_name():
+    assert {name.encode() for name in DELAY_DIALECT_PROPERTIES} == ALL.properties
 
 
 def test_names_of_a_dialect_are_never_delivered():
