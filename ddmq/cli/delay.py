@@ -306,7 +306,8 @@ def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool
 
     With the log in --data-dir nothing fires twice: what was fired or cancelled after the backup is
     recognised, and what was sent after it is taken in again. Into an empty --data-dir a new log is begun, and
-    all that waited at the backup waits again. A directory that has delay stores is refused.
+    all that waited at the backup waits again. A directory that has delay stores is refused, and a log that
+    the backup is not of, as one that a restore has begun.
     """
     from ddmq.server.config import load_folder
     from ddmq.server.delay_restore import restore_backup

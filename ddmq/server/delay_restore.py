@@ -8,13 +8,12 @@ Two ways, chosen by what is there:
   with its own id and its place in its series. Nothing else is known there: not what was fired or cancelled
   before, which consumers were where, or what other topics held.
 
-Anything else is refused: a restore never mixes with what is there.
+Anything else is refused: a restore never mixes with what is there, nor with a log that the backup is not of.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,17 +25,17 @@ from backend.file_log.options import FileLogOptions
 from backend.port import Backend
 from backend.records import AppendStatus, NewRecord, TopicInfo
 from ddmq.server.delay import MANIFEST
+from ddmq.server.delay_belongs import foreign, pages
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.delay_order import ORDER_PROPERTY, decode_order, encode_order
 from ddmq_common.errors import CallerError, DdmqError, RemoteError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
 from delay_service.store.opening import open_store, restore
-from delay_service.store.port import DelayStore, DueKey, Pending
+from delay_service.store.port import DelayStore, Pending
 
-PAGE = 500
 WAIT_S = 30.0
-FOREVER_MS = 1 << 62
+WORK = "delay-restore"  # the stores, while a new log is made of them
 
 
 class Restored(NamedTuple):
@@ -79,22 +78,43 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
             f"{stores} is not empty; a restore needs a directory without delay stores: put away what is"
             " there, also what a restore that was cut short has left"
         )
+    if (data_dir / WORK).exists():
+        raise CallerError(f"a restore into {data_dir} was cut short: what is there is a part; empty it first")
     if (data_dir / "commitlog").is_dir():
-        _as_stores(backup, stores)
+        _as_stores(backup, data_dir, stores, log)
         return Restored("stores", len(backup.shards), None)
     if _filled(data_dir):
         raise CallerError(f"{data_dir} is not empty and has no log; choose an empty directory, or the log's")
     return Restored("new log", len(backup.shards), _into_new_log(backup, data_dir, log))
 
 
-def _as_stores(backup: Backup, stores: Path) -> None:
+def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> None:
     """All of them or, when one fails, none: the folder was empty."""
     try:
         for number in backup.shards:
             restore(backup.folder / str(number), stores, number)
+        _check_log(backup, data_dir, stores, log)
     except DdmqError:
         shutil.rmtree(stores, ignore_errors=True)
         raise
+
+
+def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> None:
+    backend = open_shared(data_dir, log, clock=SystemClock(), metrics=Registry())
+    try:
+        for number in backup.shards:
+            store = open_store(stores, number, 0)
+            try:
+                why = foreign(store, number, backend)
+            finally:
+                store.close()
+            if why is not None:
+                raise CallerError(
+                    f"the backup is not of the log in {data_dir}: {why}; restore it beside its own log, or"
+                    " into an empty directory"
+                )
+    finally:
+        backend.close()
 
 
 def _filled(folder: Path) -> bool:
@@ -104,7 +124,7 @@ def _filled(folder: Path) -> bool:
 def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> int:
     data_dir.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
-    work = data_dir / "delay-restore"
+    work = data_dir / WORK
     backend = open_shared(data_dir, log, clock=clock, metrics=Registry())
     try:
         queues = max(backup.shards, default=0) + 1
@@ -126,7 +146,7 @@ def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> int:
 
 def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int) -> int:
     count = 0
-    for page in _pages(store):
+    for page in pages(store):
         for topic in {message.topic for message in page}:
             if backend.topic(topic) is None:
                 _make(backend, clock, TopicInfo(topic, 0, QUEUES_DEFAULT))
@@ -137,13 +157,6 @@ def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int) ->
                 raise result.error or RemoteError("a message may or may not be stored; begin anew, elsewhere")
         count += len(records)
     return count
-
-
-def _pages(store: DelayStore) -> Iterator[list[Pending]]:
-    after: DueKey | None = None
-    while page := store.scan(None, 0, FOREVER_MS, PAGE, after):
-        yield page
-        after = page[-1].key
 
 
 def _order_record(message: Pending, queues: int) -> NewRecord:

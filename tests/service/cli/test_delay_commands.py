@@ -266,6 +266,37 @@ def test_a_backup_put_into_an_empty_directory_fires_there(tmp_path: Path) -> Non
         fresh.end()
 
 
+@pytest.mark.slow
+def test_a_backup_is_not_put_beside_another_log(tmp_path: Path) -> None:
+    """Not beside that of another server, nor beside the log that a restore of it has begun: the same orders
+    stand there in another sequence, and messages would be taken for fired."""
+    folder, new = str(tmp_path / "backup"), str(tmp_path / "new")
+    with running(tmp_path / "old") as server:
+        for hours in range(9, 0, -1):
+            add(server, f"{hours}", "--delay", f"{hours}h")
+        server.admin("POST", "delay", "backup", body={"folder": folder})
+    with running(tmp_path / "other") as other:
+        for hours in range(30):
+            add(other, "x", "--delay", f"{hours + 1}h")
+    (other.data_dir / "delay").rename(tmp_path / "away")
+    assert ddmq("delay", "restore", folder, "--data-dir", new).returncode == 0
+    for data_dir in (new, str(other.data_dir)):
+        refused = ddmq("delay", "restore", folder, "--data-dir", data_dir)
+        assert (refused.returncode, "is not of the log in" in refused.stderr) == (1, True), refused.stderr
+        assert not (Path(data_dir) / "delay").exists()
+
+
+@pytest.mark.slow
+def test_a_restore_that_was_cut_short_is_not_taken_for_a_log(tmp_path: Path) -> None:
+    with running(tmp_path / "old") as server:
+        add(server, "tea", "--delay", "1h")
+        server.admin("POST", "delay", "backup", body={"folder": str(tmp_path / "backup")})
+    (tmp_path / "new" / "commitlog").mkdir(parents=True)
+    (tmp_path / "new" / "delay-restore").mkdir()
+    refused = ddmq("delay", "restore", str(tmp_path / "backup"), "--data-dir", str(tmp_path / "new"))
+    assert (refused.returncode, "was cut short" in refused.stderr) == (1, True), refused.stderr
+
+
 def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     done = ddmq("delay", "restore", str(tmp_path / "x"), "--data-dir", str(tmp_path / "data"))
