@@ -9,16 +9,15 @@ search for a rare topic among millions takes a while, and the service goes on me
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
+from ddmq.server.delay_backup import Held, copy_shards, make_backup
 from ddmq.server.forwarding import FORWARDED, ask_other
 from ddmq.server.http import Request
 from ddmq.server.queries import WAIT_S, body_fields
@@ -37,15 +36,7 @@ PAGE = 500
 SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
 FOREVER_MS = 1 << 62
-MANIFEST = "delay-backup.json"
 _STATES = {IdKind.TOMBSTONE: "cancelled before it was known", IdKind.DEAD: "dead letter"}
-
-
-class Held(NamedTuple):
-    """A shard of this process whose store is open."""
-
-    number: int
-    store: DelayStore
 
 
 class Cursor(NamedTuple):
@@ -96,11 +87,15 @@ class DelayRoutes:
         wanted = self._shard_of(request.path["id"])[1] if "id" in request.path else None
         if service is not None and (wanted is None or wanted in service.shards):
             return None
-        asked = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
-        addresses = {queue.queue_id: address for queue, address in asked.wait(WAIT_S).items() if address}
+        addresses = self._addresses()
         if wanted is not None:
             return addresses.get(wanted)
         return next(iter(addresses.values()), None)
+
+    def _addresses(self) -> dict[int, str]:
+        """Where the owners of the shards are reached."""
+        asked = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
+        return {queue.queue_id: address for queue, address in asked.wait(WAIT_S).items() if address}
 
     # --- what there is
 
@@ -180,20 +175,35 @@ class DelayRoutes:
     # --- backup
 
     def _backup(self, request: Request) -> dict[str, Any]:
-        """A copy of every shard, each as at one moment, into a new folder on the server's machine."""
+        """A copy of every shard, each as at one moment, into a new folder on the server's machine. With
+        `shards`: only those, into the folder that the process which makes the backup has begun."""
         given = request.body.get("folder")
         if not isinstance(given, str) or not os.path.isabs(given):
             raise CallerError(f"folder is {given!r}; an absolute path on the server's machine is wanted")
-        folder = Path(given)
-        service = self._service()
-        elsewhere = self._elsewhere(service)
-        if elsewhere:
-            raise TryLaterError(f"shards {elsewhere} are held by another delay service; back up there, too")
-        held = self._held()
-        if len(held) < self._queues():
+        folder, wanted, held = Path(given), request.body.get("shards"), self._held()
+        if wanted is not None:
+            if not isinstance(wanted, list):
+                raise CallerError(f"shards is {wanted!r}; a list of numbers is wanted")
+            part = [one for one in held if one.number in wanted]
+            if len(part) < len(wanted):
+                raise TryLaterError("not all of these shards are open here; try again")
+            in_thread(copy_shards, folder, part)
+            return {"folder": str(folder), "shards": len(part)}
+        others = self._owners(self._elsewhere(self._service()))
+        if len(held) + sum(map(len, others.values())) < self._queues():
             raise TryLaterError("not every shard is open yet; try again")
-        shards = in_thread(_make_backup, folder, held, self._clock.wall_ms())
+        shards = in_thread(make_backup, folder, held, others, self._clock.wall_ms())
         return {"folder": str(folder), "shards": shards}
+
+    def _owners(self, numbers: Sequence[int]) -> dict[str, list[int]]:
+        """Which of these shards are owned at which address; without those that nobody has."""
+        if not numbers:
+            return {}
+        found: dict[str, list[int]] = {}
+        for number, address in self._addresses().items():
+            if number in numbers:
+                found.setdefault(address, []).append(number)
+        return found
 
     # --- who holds what
 
@@ -228,27 +238,6 @@ class DelayRoutes:
         if info is None:
             raise TryLaterError("the delay service has not started yet; try again")
         return info.queues
-
-
-def _make_backup(folder: Path, held: list[Held], wall_ms: int) -> int:
-    """Native thread. The manifest comes last: a folder without one is no whole backup."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise CallerError(f"{folder} is not empty; a backup goes into a new folder")
-        for number, store in held:
-            store.checkpoint(folder / str(number))
-        facts = {"format": 1, "made_ms": wall_ms, "shards": [number for number, _ in held]}
-        making = folder / (MANIFEST + ".making")
-        making.write_bytes(msgspec.json.encode(facts))
-        making.rename(folder / MANIFEST)
-        for path in (folder / MANIFEST, folder, folder.parent):
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-    except OSError as error:
-        raise CallerError(f"cannot write a backup to {folder}: {error.strerror or error}") from error
-    return len(held)
 
 
 def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from backend.file_log import open_shared
 from backend.file_log.options import FileLogOptions
 from backend.port import Backend
 from backend.records import AppendStatus, NewRecord, TopicInfo
-from ddmq.server.delay import MANIFEST
+from ddmq.server.delay_backup import MANIFEST
 from ddmq.server.delay_belongs import foreign, pages
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.delay_order import ORDER_PROPERTY, decode_order, encode_order

@@ -267,6 +267,30 @@ def test_a_backup_put_into_an_empty_directory_fires_there(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_backup_holds_the_shards_of_all_processes(tmp_path: Path) -> None:
+    folder, new = tmp_path / "backup", tmp_path / "new" / "data"
+    with running(tmp_path) as server:
+        for hours in range(1, 9):
+            add(server, "x", "--delay", f"{hours}h")
+        other = RealServer(tmp_path, command="delay-service")
+        try:
+            other.start()
+            until(
+                lambda: all(one.admin("GET", "delay")["elsewhere"] for one in (server, other)),
+                "both have some",
+            )
+            until(lambda: not other.admin("GET", "delay")["health"]["reason"], "it fires")
+            made = ddmq("delay", "backup", str(folder), "--admin", f"127.0.0.1:{other.ports['admin']}")
+            assert made.returncode == 0, made.stderr
+            status, said = other.ask("POST", "/delay/backup", {"folder": str(folder), "shards": [77]})
+            assert (status, "try again" in said["error"]) == (503, True)
+        finally:
+            other.end()
+    done = ddmq("delay", "restore", str(folder), "--data-dir", str(new))
+    assert done.stdout.startswith("8 messages wait"), done.stderr
+
+
+@pytest.mark.slow
 def test_a_backup_is_not_put_beside_another_log(tmp_path: Path) -> None:
     """Not beside that of another server, nor beside the log that a restore of it has begun: the same orders
     stand there in another sequence, and messages would be taken for fired."""
