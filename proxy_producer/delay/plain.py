@@ -11,6 +11,7 @@ message is stored as it is: cancels find nobody either.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 from random import Random
 
@@ -23,6 +24,7 @@ from ddmq_common.delay_order import ORDER_PROPERTY, DelayOrder, encode_order
 from ddmq_common.names import DELAY_TOPIC
 from ddmq_common.schedules import ScheduleLimits
 from ddmq_rpc.api import Call
+from proxy_producer import replies
 from proxy_producer.config import DelayLimits
 from proxy_producer.core.delay_orders import relay_order, uuid_of
 from proxy_producer.core.dialects import DIALECTS, Dialects, dialect_of, dialects, without_dialects
@@ -87,8 +89,6 @@ class PlainDelays:
         if spoken is None:
             return properties, None
         asked = dialect_of(properties, spoken, self._wall_ms(), self._limits)
-        if isinstance(asked, DelayOrder) and self._presence.surely_absent():
-            asked = NO_DELAY_SERVICE
         return without_dialects(properties, spoken), asked
 
     def send(
@@ -107,6 +107,12 @@ class PlainDelays:
         key = None if order is not None else self._old_servers(record.key)
         if order is None and key is None:
             return False
+        if order is not None and self._presence.absent():
+            again = partial(self.send, call, record, deadline, body_bytes, ours, topic, place, order)
+            if not self._presence.look_again(again):
+                self._shared.flow.counts.refused(None if topic is None else topic.name, NO_DELAY_SERVICE)
+                call.reply(replies.refused(NO_DELAY_SERVICE))
+            return True
         delay_id = b""
         if order is not None:
             order, delay_id = self._placed(order, record.topic, place)

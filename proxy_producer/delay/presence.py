@@ -40,7 +40,7 @@ class Presence:
         self._asking = False
         self._ask_at = 0.0
         self._heard_at = 0.0
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], object]] = []
         self._ask(clock.monotonic())
 
     def absent(self) -> bool:
@@ -51,16 +51,7 @@ class Presence:
         since = self._absent_since
         return since is not None and (not self._seen or now - since > self._grace_s)
 
-    def surely_absent(self) -> bool:
-        """The same for those who cannot wait for a fresh answer: while there is none, an order is tried."""
-        if not self.absent():
-            return False
-        now = self._monotonic()
-        if now - self._heard_at > FRESH_S and not self._asking:
-            self._ask(now)
-        return self._absent_since is not None and now - self._heard_at <= FRESH_S
-
-    def look_again(self, call: Callable[[], None]) -> bool:
+    def look_again(self, call: Callable[[], object]) -> bool:
         """True: `call` follows, when `absent` is as good as new; False: it is already."""
         now = self._monotonic()
         if now - self._heard_at <= FRESH_S or len(self._waiting) >= WAITERS_MAX:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from producer_delay_rig import TOPICS, DelayRig
+from producer_delay_rig import TOPICS, DelayRig, Shards
 from producer_rig import Rig, message, until
 
 from ddmq_common.delay_id import parse_delay_id
@@ -82,6 +82,24 @@ class TestDialects:
         assert rig.code(properties={b"x-delay": b"5"}) == 21
         rig.send(properties={b"a": b"b"})
         assert len(rig.backend.sent) == 1
+
+    def test_however_seldom_somebody_sends(self):
+        """The holders of the shards are asked again before it is refused, and before it is taken."""
+        rig = Rig(TOPICS, delay=DelayLimits(dialects={"orders": ("rabbit",), "none": ("rabbit",)}))
+        until(lambda: not rig.proxy._delay.presence._asking)
+        for _ in range(2):
+            rig.clock.advance(1.0)
+            call = rig.send(properties={b"x-delay": b"5"}, clientId=b"me")
+            until(lambda call=call: not call.open)
+            assert (call.answer.code, call.answer.delayId) == (21, None)
+            assert rig.code(topic=b"none", properties={b"x-delay": b"5"}) == 18
+        assert (rig.backend.sent, rig.proxy.flow.inflight) == ([], 0)
+        assert rig.counted("orders", 21) == 2
+        shards = Shards(rig.backend)
+        until(lambda: shards.held)
+        rig.clock.advance(1.0)
+        rig.send(properties={b"x-delay": b"5"})
+        until(lambda: rig.backend.sent)
 
     def test_a_dialect_that_nobody_speaks_is_refused_in_the_configuration(self):
         with pytest.raises(ValueError, match="klingon"):
