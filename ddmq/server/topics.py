@@ -34,7 +34,10 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
 
 
 def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
-    """Change what `settings` names; queues only grow."""
+    """Change what `settings` names; queues only grow. What orders, levels and letters go through stays as the
+    system made it: a shard's number, say, is in every delay id."""
+    if names.is_internal(name):
+        raise CallerError(f"topic {name!r} belongs to the system and cannot be changed")
     info = changeable(backend, name)
     entry = build(TopicEntry, _as_settings(info) | dict(settings), Place("request", name))
     if entry.queues < info.queues:
