@@ -28,10 +28,10 @@ class RateLimit:
 class DelayLimits:
     """What sendDelaySync accepts."""
 
-    delay_s_max: int = field(default=62 * 86_400, metadata=rules(low=1))
-    """How far ahead a due time may lie, seconds (62 days)."""
-    occurrences_max: int = field(default=1_000_000, metadata=rules(low=1))
-    """Field `times` of a loop message."""
+    delay_s_max: int = field(default=62 * 86_400, metadata=rules(low=1, high=100 * 365 * 86_400))
+    """How far ahead a due time may lie, seconds (62 days). At most 100 years: ids have ten digits for it."""
+    occurrences_max: int = field(default=1_000_000, metadata=rules(low=1, high=1_000_000))
+    """Field `times` of a loop message. At most a million: deliveries are counted, and get ids, modulo 2²⁰."""
     shards: int = field(default=16, metadata=rules(low=1, high=1_024))
     """Shard numbers that ids may carry (code 34 for others): as many as the delay service has, or an old
     delay server had whose ids are still cancelled. How many there are is said by the delay service."""

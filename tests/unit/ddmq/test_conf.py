@@ -70,6 +70,16 @@ def test_flags_override_files() -> None:
             "topics:\n  a:\n    queues: 0",
             "topics.yaml:3: topics.a.queues: is 0; allowed: 1 to 1024",
         ),
+        (
+            "proxy_producer.yaml",
+            "delay:\n  delay_s_max: 10000000000",
+            "proxy_producer.yaml:2: delay.delay_s_max: is 10000000000; allowed: 1 to 3153600000",
+        ),
+        (
+            "proxy_producer.yaml",
+            "delay:\n  occurrences_max: 1048576",
+            "proxy_producer.yaml:2: delay.occurrences_max: is 1048576; allowed: 1 to 1000000",
+        ),
         ("rpc.yaml", "connections_max: 0", "connections_max is 0; allowed: at least 1"),
     ],
 )
