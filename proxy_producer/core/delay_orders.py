@@ -60,17 +60,22 @@ def schedule_order(
     return Placed(order, DelayId(second, SCHEDULE, 0, 0, 0, 0, shard, uuid).text().encode())
 
 
-def changing_order(request: DelayRequest, topic: str) -> Placed:
-    """Of a cancel, a reschedule, a fire now: the id was checked. It goes to the shard that the id names."""
+def changing_order(request: DelayRequest, topic: str, latest_s: int) -> Placed:
+    """Of a cancel, a reschedule, a fire now: the id was checked. It goes to the shard that the id names.
+
+    Times in the id are the caller's to invent, and something may be kept until then: those beyond `latest_s`,
+    which no add can have now, are cut.
+    """
     found = parse_delay_id(request.delay_id)
     if found is None:
         raise ValueError(f"delay id {request.delay_id!r} was not checked")
     op = _OPS[DelayAction(request.action or 0)]
     due = 0 if op != RESCHEDULE else due_s(request) or 0
     due_ms = due * 1_000 if request.due_ms is None or not due else request.due_ms
+    timestamp_s, expire_s = min(found.timestamp_s, latest_s), min(found.expire_s, latest_s)
     order = DelayOrder(
-        op, found.uuid, topic, found.kind, due_ms, found.timestamp_s, found.expire_s, found.interval_s,
-        found.times, found.shard,
+        op, found.uuid, topic, found.kind, due_ms, timestamp_s, expire_s, found.interval_s, found.times,
+        found.shard,
     )  # fmt: skip
     return Placed(order, request.delay_id)
 

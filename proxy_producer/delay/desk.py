@@ -180,7 +180,7 @@ class DelayDesk:
 
     def _placed(self, asked: Asked, now_ms: int) -> Placed:
         if not asked.adds:
-            return changing_order(asked.request, asked.topic_name)
+            return changing_order(asked.request, asked.topic_name, now_ms // 1_000 + self._delay_s_max)
         uuid = asked.request.uuid.decode() or uuid_of(self._random.randbytes(16))
         shards = self.inner.queues
         if asked.schedule is None:

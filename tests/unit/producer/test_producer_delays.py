@@ -43,6 +43,18 @@ def change(rig, action=2, timeout=500, **fields):
     return ask(rig, timeout, action=action, **(gone | fields))
 
 
+def test_a_cancel_names_no_time_that_no_add_can_have(rig):
+    """What is kept of a cancel of an unknown id is kept until its times: they are the caller's to invent."""
+    latest = rig.clock.wall_ms() // 1_000 + 62 * 86_400
+    change(rig, uniqDelayMsgId=b"9999999999-3-9999999999-9-0-3-7-" + UUID.encode())
+    assert (rig.order().timestamp_s, rig.order().expire_s) == (latest, latest)
+    call = change(rig, uniqDelayMsgId=b"%010d-3-%010d-9-0-3-7-" % (latest - 1, latest - 1) + UUID.encode())
+    order = rig.order(1)
+    assert (order.timestamp_s, order.expire_s, order.times) == (latest - 1, latest - 1, 9)
+    rig.backend.sent[1].answer()
+    assert call.answer.uniqDelayMsgId.startswith(b"%010d-3-" % (latest - 1))
+
+
 @pytest.mark.parametrize("wire", list(Wire))
 def test_an_add_is_answered_with_its_id_once_it_is_durable(rig, wire):
     call = ask(rig, wire=wire, body=b"\x00\xff body")
