@@ -19,7 +19,7 @@ from typing import Any
 import gevent
 
 from backend.records import NewRecord
-from ddmq_common.delay_order import ALREADY_FIRED, DelayOutcome
+from ddmq_common.delay_order import ALREADY_FIRED, CANCELLED, DelayOutcome
 from ddmq_common.errors import (
     BoundReachedError,
     CallerError,
@@ -90,6 +90,13 @@ class Fire:
             self._awaited[fire_now.offset] = fire_now
         else:
             self._around.counts.replies_dropped("bound", 1)
+
+    def overtaken(self, offsets: list[int]) -> list[Reply]:
+        """What those are told who asked to fire one of these, which are done without: it was cancelled."""
+        if not self._awaited:
+            return []
+        found = [self._awaited.pop(offset) for offset in offsets if offset in self._awaited]
+        return [Reply(one.queue_id, DelayOutcome(reply_id=one.reply_id, code=CANCELLED)) for one in found]
 
     # --- when
 

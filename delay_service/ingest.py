@@ -237,6 +237,7 @@ class Ingest:
             self._fire.awaits(fire_now)
         self._around.counts.orders(taken.tally)
         self._ready.add(taken, end)
+        self._ready.replies += self._fire.overtaken(taken.done)
         self._flush()
         self._tell_caught_up()
         self.go()

@@ -150,6 +150,23 @@ def test_reschedule_and_fire_now(delay: Rig) -> None:
     assert told == {1: (ADDED, now + 2_000, 0), 2: (ALREADY_FIRED, 0, now), 3: (UNKNOWN, 0, 0)}
 
 
+def test_a_cancel_that_overtakes_a_fire_now_is_told_to_both(delay: Rig) -> None:
+    """Whoever asked to fire it is not left to believe that it will be carried out."""
+    from dataclasses import replace
+
+    delay.change(replace(delay.make("closed"), writable=False))
+    delay.add(1, delay.clock.wall_ms() + 1_000, topic="closed")
+    delay.fire_now(1, reply_queue=0, reply_id=1)
+    delay.settle()
+    assert delay.outcomes() == []
+    delay.cancel(1, reply_queue=0, reply_id=2)
+    delay.settle()
+    assert {one.reply_id: one.code for one in delay.outcomes()} == {1: CANCELLED, 2: CANCELLED}
+    delay.fire_now(1, reply_queue=0, reply_id=3)
+    delay.settle()
+    assert [one.code for one in delay.outcomes() if one.reply_id == 3] == [CANCELLED]
+
+
 def test_a_loop_fires_its_times_with_its_own_ids_until_it_is_cancelled(delay: Rig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now, kind=LOOP, timestamp_s=now // 1000, interval_s=3, times=10, expire_s=now // 1000 + 100)
