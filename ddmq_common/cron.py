@@ -41,8 +41,9 @@ class CronError(ValueError):
 
 
 class _Walk(CronSim):
-    """cronsim's walk, with our horizon, and right where clocks change by half an hour (Lord Howe): it steps
-    to the next hour or minute on the clock, not by 60 minutes."""
+    """cronsim's walk, with our horizon, and right where clocks change by half an hour (Lord Howe), at a
+    quarter to the hour (Chatham) or at midnight (Cairo): it steps to the next hour or minute on the clock,
+    not by 60 minutes, never back, and begins a day with the first minute that there is."""
 
     def advance(self) -> None:
         last = self.dt.year + HORIZON_YEARS
@@ -55,15 +56,39 @@ class _Walk(CronSim):
             ):
                 return
 
+    def advance_month(self) -> None:
+        before = self.dt
+        super().advance_month()
+        self._exist(before)
+
+    def advance_day(self) -> bool:
+        before = self.dt
+        super().advance_day()
+        self._exist(before)
+        return self.dt is not before
+
+    def _exist(self, before: datetime) -> None:
+        """After a step to a midnight: where the clock jumps over it, to the moment after."""
+        if self.dt is not before and self.dt.tzinfo is not None:
+            self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
+
     def advance_hour(self) -> bool:
         if self.dt.hour in self.hours:
             return False
-        self.dt = self.dt.replace(minute=0, second=0)
+        self.dt = self.dt.replace(second=0)
         while self.dt.hour not in self.hours:
-            self.tick(seconds=3_600 - self.dt.minute * 60)
+            self._next_hour()
             if self.dt.hour == 0:
                 break  # another day: month and day are looked at again
         return True
+
+    def _next_hour(self) -> None:
+        start = self.dt
+        self.tick(seconds=3_600 - start.minute * 60)
+        if self.dt.utcoffset() != start.utcoffset():  # the clock changed on the way
+            self.dt = start
+            while self.dt.hour == start.hour:
+                self.tick(seconds=60)
 
     def advance_minute(self) -> bool:
         if self.dt.minute in self.minutes:
@@ -117,7 +142,7 @@ class Cron:
             for _ in range(_DAY_MINUTES):  # an hour that comes twice: pass over what was before
                 moment = next(walk)
                 found = _ms(moment)
-                if found > after_ms and (walk.fixup_tz or _exists(moment, found, self.zone)):
+                if found > after_ms:
                     return found
         except (StopIteration, OverflowError, ValueError):
             return None
@@ -176,11 +201,6 @@ def _moment(ms: int, zone: ZoneInfo) -> datetime:
 def _ms(moment: datetime) -> int:
     since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000
-
-
-def _exists(moment: datetime, ms: int, zone: ZoneInfo) -> bool:
-    """False for a midnight that the clock jumped over, where the walk by elapsed time has to begin a day."""
-    return _moment(ms, zone).replace(tzinfo=None) == moment.replace(tzinfo=None)
 
 
 def _gap_minutes(walk: CronSim) -> int:
