@@ -162,8 +162,9 @@ PROCESSES = Table(
         missing=LONG,  # sequence numbers not seen between the first and the last of the date
         duplicates=LONG,  # lines dropped because they were there before
         longest_gap_s=DOUBLE,  # between the end of an interval and the start of the next one seen
-        ended=STRING,  # last, vanished, running
+        ended=STRING,  # last, vanished, running: of that date alone
         clock_steps=LONG,  # intervals that end before they begin: the wall clock went back
+        interval_s=DOUBLE,  # how long its intervals usually are; of one with only its first, the others'
     ),
     ("process", "instance"),
 )

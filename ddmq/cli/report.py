@@ -95,7 +95,7 @@ def make_report(
     now_ms = time.time_ns() // 1_000_000
     if with_job:
         make_tables(partial(_job, config_dir), samples, tables, since_ms, now_ms)
-    made = read_report(tables, since_ms, now_ms)
+    made = read_report(tables, since_ms, now_ms, up_to_date=with_job)
     write_page(made, out, now_ms)
     return made
 

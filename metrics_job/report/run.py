@@ -47,13 +47,18 @@ def make_tables(job: Job, samples: Path, tables: Path, since_ms: int | None, now
         job(samples, tables, _start_of(first), _start_of(last) + DAY_MS)
 
 
-def read_report(tables: Path, since_ms: int | None, now_ms: int) -> Report:
-    """The report from `since_ms` (None: the first row) to now, or to the last row where that is earlier."""
+def read_report(tables: Path, since_ms: int | None, now_ms: int, *, up_to_date: bool = False) -> Report:
+    """The report from `since_ms` (None: the first row) to now, or to the last row where that is earlier.
+
+    `up_to_date`: the tables were just made from all samples there are, so who is not heard there is silent.
+    """
     found = Tables(tables)
     bounds = found.bounds()
     if since_ms is not None:
-        return report_of(found.material(span_of(since_ms, now_ms)))
-    return report_of(found.material(span_of(*bounds) if bounds else span_of(now_ms - DAY_MS, now_ms)))
+        span = span_of(since_ms, now_ms)
+    else:
+        span = span_of(*bounds) if bounds else span_of(now_ms - DAY_MS, now_ms)
+    return report_of(found.material(span), now_ms if up_to_date else None)
 
 
 def write_page(report: Report, out: Path, made_ms: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from metrics_job.report import html
 from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report, Times
-from metrics_job.report.core.health import SloFacts
+from metrics_job.report.core.health import SILENT, STOPPED, VANISHED, ProcessFacts, SloFacts
 from metrics_job.report.core.material import Waiting
 from metrics_job.report.core.offenders import Offenders
 from metrics_job.report.html import Cell, number
@@ -329,7 +329,7 @@ def _processes(report: Report) -> str:
             row.name,
             words.between(row.first_ms, row.last_ms),
             number(f"{row.restarts:,}"),
-            html.mark(not row.vanished, _ENDED.get(row.ended, row.ended), f"{row.vanished:,} vanished"),
+            _ended(row),
             Cell(f"{row.missing:,}", "bad" if row.missing else "number"),
             number(words.span(row.longest_gap_s) if row.longest_gap_s else "–"),
             number(f"{row.clock_steps:,}" if row.clock_steps else "–"),
@@ -339,14 +339,21 @@ def _processes(report: Report) -> str:
         )
     ]
     note = html.paragraph(
-        "Days (UTC) that the range touches. Vanished: no last sample, so killed or crashed.", "note"
+        "Days (UTC) that the range touches. Vanished: no last sample, so killed or crashed. Silent: nothing "
+        "of it when this was made, and of nobody after it.",
+        "note",
     )
     return html.section(
         "processes", title, note, html.table(columns, cells[:ROWS_SHOWN]), _more(len(cells)), wide=True
     )
 
 
-_ENDED = {"last": "stopped", "running": "running"}
+def _ended(row: ProcessFacts) -> Cell:
+    """How it stands now, and how many of its starts vanished."""
+    now = "stopped" if row.ended == STOPPED else row.ended
+    gone = f"{row.vanished:,} vanished"
+    said = gone if row.ended == VANISHED else f"{now}, {gone}" if row.vanished else now
+    return html.mark(not row.vanished and row.ended != SILENT, said, said)
 
 
 def _rejects(report: Report) -> str:

@@ -10,18 +10,22 @@ from metrics_job.read import FILE, REASON
 from metrics_job.tables import CORRUPT, PARTITION, line_schema
 
 VANISHED_AFTER_S = 120  # silent for so long while others still wrote
+VANISHED_AFTER_INTERVALS = 3  # where its own are so long that this is more
 EXAMPLE_CHARS = 300
 RUN = ("date", "process", "instance")
 
 
 def processes(made: DataFrame) -> DataFrame:
     """One row per instance and date. `ended`: `last` when its last file says so, `vanished` when others wrote
-    for VANISHED_AFTER_S after its last interval of that date, else `running`."""
+    for VANISHED_AFTER_S (or VANISHED_AFTER_INTERVALS of its own) after its last interval of that date, else
+    `running`."""
     own = made.filter(F.col("kind") == INTERVAL).withColumn("date", F.to_date(F.timestamp_millis("to_ms")))
     before = F.lag("to_ms").over(Window.partitionBy(*RUN).orderBy("seq", "from_ms", "to_ms"))
     runs = own.withColumn("gap_s", (F.col("from_ms") - before) / 1000).groupBy(*RUN).agg(*_of_run())
-    newest = F.max("last_ms").over(Window.partitionBy("date"))
-    return runs.withColumn("newest_ms", newest).select(
+    same_date = Window.partitionBy("date")
+    usual = F.coalesce("usual_ms", F.max("usual_ms").over(same_date))
+    runs = runs.withColumn("newest_ms", F.max("last_ms").over(same_date)).withColumn("usual_ms", usual)
+    return runs.select(
         *RUN,
         F.timestamp_millis("first_ms").alias("first_seen"),
         F.timestamp_millis("last_ms").alias("last_seen"),
@@ -32,6 +36,7 @@ def processes(made: DataFrame) -> DataFrame:
         F.greatest(F.coalesce("gap_s", F.lit(0.0)), F.lit(0.0)).alias("longest_gap_s"),
         _ended().alias("ended"),
         "clock_steps",
+        (F.col("usual_ms") / 1000).alias("interval_s"),
     )
 
 
@@ -67,9 +72,12 @@ def _of_run() -> list[Column]:
         F.max("gap_s").alias("gap_s"),
         F.bool_or("is_last").alias("said_last"),
         F.count_if(F.col("to_ms") < F.col("from_ms")).alias("clock_steps"),
+        # The first of a process is cut short, one over a full disk or a machine that slept is long.
+        F.median(F.when(F.col("seq") > 0, F.col("to_ms") - F.col("from_ms"))).alias("usual_ms"),
     ]
 
 
 def _ended() -> Column:
-    silent = F.col("newest_ms") - F.col("last_ms") > VANISHED_AFTER_S * 1000
+    patience = F.greatest(F.lit(VANISHED_AFTER_S * 1000), VANISHED_AFTER_INTERVALS * F.col("usual_ms"))
+    silent = F.col("newest_ms") - F.col("last_ms") > patience
     return F.when(F.col("said_last"), "last").when(silent, "vanished").otherwise("running")

@@ -22,7 +22,7 @@ from tests.spark import tables_read
 MINUTE = 60_000
 SENDS = {"metric": "ddmq_sends_total", "labels": {"topic": "t", "code": "0"}}
 MONDAY = datetime(2026, 1, 5, 10, tzinfo=UTC)
-CLOCK, LONG, ENDED, COPIES, LAG, BAD = (MONDAY + timedelta(days=day) for day in (1, 2, 3, 4, 5, 6))
+CLOCK, LONG, ENDED, COPIES, LAG, BAD, SLOW = (MONDAY + timedelta(days=day) for day in (1, 2, 3, 4, 5, 6, 8))
 WEEKS = [MONDAY + timedelta(weeks=week) for week in range(4)]
 
 
@@ -78,6 +78,15 @@ def some_end(samples: Path) -> None:
         sends(samples, ms(ENDED, 5 + seq), "alive", seq, 1)
 
 
+def slow_intervals(samples: Path) -> None:
+    """Files every 5 minutes, told 4 minutes before those of another process."""
+    for seq in (0, 1, 2):
+        sends(samples, ms(SLOW, 5 * seq), "slow", seq, 1, s=300)
+        sends(samples, ms(SLOW, 5 * seq + 4), "slower", seq, 1, s=300)
+    sends(samples, ms(SLOW, 10), "young", 0, 1, s=0)
+    sends(samples, ms(SLOW, -3), "mute", 1, 1, s=300)
+
+
 def copies(samples: Path) -> None:
     part = sends(samples, ms(COPIES, 59), "twice", 0, 5)
     (part.parent / str(SampleName(run("twice"), 0, 0, merged=True))).write_bytes(part.read_bytes())
@@ -113,7 +122,7 @@ def bad_lines(samples: Path) -> None:
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edges") / "samples"
-    for case in (clock_steps_back, some_end, copies, lag, lag_twice_a_minute, bad_lines):
+    for case in (clock_steps_back, some_end, slow_intervals, copies, lag, lag_twice_a_minute, bad_lines):
         case(folder)
     sends(folder, ms(LONG, 1.5), "long", 0, 180, s=90)
     for week, value in enumerate((100, 104, 96, 1000)):
@@ -125,7 +134,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(spark: SparkSession, samples: Path) -> Path:
     """The tables of one run over all."""
     days = run_batch(samples, samples.parent / "out")
-    assert len(days) == 10
+    assert len(days) == 11
     return samples.parent / "out"
 
 
@@ -170,6 +179,16 @@ def test_ended_tells_a_stop_from_a_vanished_process(out: Path) -> None:
         "stopped": ("last", 0, 0.0),
         "gone": ("vanished", 0, 0.0),
         "alive": ("running", 2, 170.0),
+    }
+
+
+def test_who_writes_seldom_is_not_taken_for_vanished(out: Path) -> None:
+    rows = tables_read.rows(out, "processes", ("instance",), ("ended", "interval_s"))
+    assert {name: rows[(run(name),)] for name in ("slow", "slower", "young", "mute")} == {
+        "slow": ("running", 300.0),
+        "slower": ("running", 300.0),
+        "young": ("running", 300.0),
+        "mute": ("vanished", 300.0),
     }
 
 

@@ -17,9 +17,10 @@ from metrics_job.report.reading import Tables
 from tests.spark.report_tables import Writer, at, busy_week, ms
 
 
-def report(folder: Path, start: int, end: int) -> Report:
-    """Of so many minutes after the first midnight."""
-    return report_of(Tables(folder).material(span_of(ms(start), ms(end))))
+def report(folder: Path, start: int, end: int, sampled: int | None = None) -> Report:
+    """Of so many minutes after the first midnight; `sampled`: when the tables were made, of all there was."""
+    material = Tables(folder).material(span_of(ms(start), ms(end)))
+    return report_of(material, None if sampled is None else ms(sampled))
 
 
 @pytest.fixture
@@ -149,6 +150,55 @@ def test_one_that_started_again_without_a_last_word_vanished(tmp_path: Path) -> 
     writer.process(at(66), at(70), ended="running", instance="2" * 16)
     (process,) = report(writer.write(), 60, 70).processes
     assert process.vanished_ms == [ms(65)]
+
+
+def test_one_that_vanished_just_before_midnight_is_told_by_the_next_day(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for name in ("dead@h:1", "alive@h:2"):
+        writer.process(at(1400), at(1439), ended="running", process=name)
+    writer.process(at(1440), at(1500), ended="running", process="alive@h:2")
+    alive, dead = report(writer.write(), 1400, 1500, sampled=1501).processes
+    assert (dead.ended, dead.vanished_ms) == ("vanished", [ms(1439)])
+    assert (alive.ended, alive.vanished_ms) == ("running", [])
+
+
+def test_the_only_process_does_not_run_when_nothing_is_heard_of_it(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(60), at(70), ended="running")
+    tables = writer.write()
+    for sampled, ended in ((None, "running"), (71, "running"), (80, "silent")):
+        found = report(tables, 60, 70, sampled)
+        (process,) = found.processes
+        assert (process.ended, process.vanished, found.ok) == (ended, 0, ended == "running")
+    assert "Nothing heard of 1 process (all@one:9813) since 2026-11-16 01:10 UTC" in found.findings[0].text
+
+
+@pytest.mark.parametrize(("sampled", "ended"), [(84, "running"), (86, "silent")])
+def test_who_writes_seldom_is_waited_for(tmp_path: Path, sampled: int, ended: str) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(60), at(70), ended="running", interval_s=300.0)
+    assert [row.ended for row in report(writer.write(), 60, 70, sampled).processes] == [ended]
+
+
+def test_one_that_stopped_is_not_missed(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(60), at(70), ended="last")
+    assert report(writer.write(), 60, 70, sampled=1000).ok
+
+
+def test_a_first_sample_of_no_length_is_no_second_start(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(60), at(60), ended="running")
+    (process,) = report(writer.write(), 60, 61).processes
+    assert (process.ended, process.vanished) == ("running", 0)
+
+
+def test_a_clock_that_runs_ahead_makes_nobody_vanish(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(60), at(70), ended="running", process="right@h:1")
+    writer.process(at(1500), at(1510), ended="running", process="ahead@h:2")
+    ahead, right = report(writer.write(), 60, 1510, sampled=71).processes
+    assert (ahead.ended, right.ended) == ("running", "running")
 
 
 def test_a_lag_that_is_not_told_any_more_is_none(tmp_path: Path) -> None:

@@ -81,13 +81,13 @@ class Report:
         return not any(finding.bad for finding in self.findings)
 
 
-def report_of(material: Material) -> Report:
-    """The whole report."""
+def report_of(material: Material, sampled_ms: int | None = None) -> Report:
+    """The whole report. `sampled_ms`: until when the material holds everything; None: as far as it goes."""
     span = material.span
     covered = _covered(material)
     totals = totals_of(material.now.counters)
     slo = health.slos(material.slo)
-    processes = health.processes(material.processes)
+    processes = health.processes(material.processes, sampled_ms)
     running = _running(material)
     waiting = list(material.waiting)
     return Report(

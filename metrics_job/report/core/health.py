@@ -9,6 +9,10 @@ from metrics_job.report.core.material import Row
 
 VANISHED = "vanished"
 STOPPED = "last"
+RUNNING = "running"
+SILENT = "silent"
+SILENT_AFTER_MS = 120_000  # as metrics_job.rollups.processes judges one date
+SILENT_AFTER_INTERVALS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class ProcessFacts:
     duplicates: int
     longest_gap_s: float
     clock_steps: int
-    ended: str  # how its last instance stands: last (it stopped), vanished, running
+    ended: str  # how its last instance stands: last (it stopped), vanished, running, silent
 
     @property
     def vanished(self) -> int:
@@ -80,34 +84,55 @@ def _slo(name: str, topic: str, group: str, days: list[Row]) -> SloFacts:
     )
 
 
-def processes(rows: Iterable[Row]) -> list[ProcessFacts]:
-    """By name."""
+def processes(rows: Iterable[Row], sampled_ms: int | None = None) -> list[ProcessFacts]:
+    """By name. `sampled_ms`: until when the rows hold everything that was written; None: as far as they go.
+
+    A row judges its own date, which may have ended too soon to tell: here `running` is what nobody has
+    outlived by long. `silent` is one of those that were the last to be heard, but too long before
+    `sampled_ms`: they were killed all together, or their samples do not come any more.
+    """
     by: dict[str, list[Row]] = {}
+    newest_ms = 0
     for row in rows:
         by.setdefault(row["process"], []).append(row)
-    return [_process(name, by[name]) for name in sorted(by)]
+        newest_ms = max(newest_ms, row["last_seen"])
+    if sampled_ms is None:
+        sampled_ms = newest_ms
+    newest_ms = min(newest_ms, sampled_ms)  # a clock that runs ahead outlives nobody
+    return [_process(name, by[name], newest_ms, sampled_ms) for name in sorted(by)]
 
 
-def _process(name: str, rows: list[Row]) -> ProcessFacts:
+def _process(name: str, rows: list[Row], newest_ms: int, sampled_ms: int) -> ProcessFacts:
     ends: dict[str, Row] = {}  # the last row of each instance says how it ended
     for row in sorted(rows, key=lambda row: int(row["last_seen"])):
         ends[row["instance"]] = row
+    latest = list(ends.values())[-1]
+    state = VANISHED if _vanished(latest, ends.values(), newest_ms) else latest["ended"]
+    if state == RUNNING and _outlived(latest, sampled_ms):
+        state = SILENT
     return ProcessFacts(
         name,
         first_ms=min(row["first_seen"] for row in rows),
         last_ms=max(row["last_seen"] for row in rows),
         starts=len(ends),
-        vanished_ms=[row["last_seen"] for row in ends.values() if _vanished(row, ends.values())],
+        vanished_ms=[row["last_seen"] for row in ends.values() if _vanished(row, ends.values(), newest_ms)],
         missing=sum(int(row["missing"] or 0) for row in rows),
         duplicates=sum(int(row["duplicates"] or 0) for row in rows),
         longest_gap_s=max(float(row["longest_gap_s"] or 0) for row in rows),
         clock_steps=sum(int(row.get("clock_steps") or 0) for row in rows),
-        ended=list(ends.values())[-1]["ended"],
+        ended=state,
     )
 
 
-def _vanished(row: Row, all_of_name: Iterable[Row]) -> bool:
-    """Said so, or started again under the same name without having said that it stops."""
+def _vanished(row: Row, all_of_name: Iterable[Row], newest_ms: int) -> bool:
+    """It never said that it stops, and: said so, started again under its name, or outlived by others."""
     if row["ended"] == STOPPED:
         return False
-    return row["ended"] == VANISHED or any(other["first_seen"] >= row["last_seen"] for other in all_of_name)
+    again = any(other is not row and other["first_seen"] >= row["last_seen"] for other in all_of_name)
+    return again or row["ended"] == VANISHED or _outlived(row, newest_ms)
+
+
+def _outlived(row: Row, until_ms: int) -> bool:
+    """Too long silent at that time for its intervals (a column that older tables have not)."""
+    interval_ms = (row.get("interval_s") or 0.0) * 1000
+    return bool(until_ms - row["last_seen"] > max(SILENT_AFTER_MS, SILENT_AFTER_INTERVALS * interval_ms))

@@ -1,8 +1,8 @@
 """The head line's verdict in plain words: what somebody should look at, the most urgent first.
 
 Bad are: a promise missed, a subscription that does not get through its messages, keys still blocked at the
-end, dead letters, processes that vanished, samples missing or unreadable, refused sends above a thousandth.
-The rest (a retry here, a restart there) is normal life and stands in the tables only.
+end, dead letters, processes that vanished or fell silent, samples missing or unreadable, refused sends above
+a thousandth. The rest (a retry here, a restart there) is normal life and stands in the tables only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from metrics_job.report.core import words
-from metrics_job.report.core.health import ProcessFacts, SloFacts
+from metrics_job.report.core.health import SILENT, ProcessFacts, SloFacts
 from metrics_job.report.core.material import Material, Row, Waiting
 from metrics_job.report.core.totals import Totals
 
@@ -127,6 +127,7 @@ def _processes(rows: list[ProcessFacts]) -> list[Finding]:
             "sample is in no number here."
         )
         found.append(Finding(True, text, "processes"))
+    found += _silent([row for row in rows if row.ended == SILENT])
     missing = [row for row in rows if row.missing]
     if missing:
         files = words.plural(sum(row.missing for row in missing), "sample file")
@@ -135,6 +136,17 @@ def _processes(rows: list[ProcessFacts]) -> list[Finding]:
         )
         found.append(Finding(True, text, "processes"))
     return found
+
+
+def _silent(rows: list[ProcessFacts]) -> list[Finding]:
+    if not rows:
+        return []
+    text = (
+        f"Nothing heard of {words.plural(len(rows), 'process', 'processes')} "
+        f"({words.listed([row.name for row in rows])}) since {words.when(max(row.last_ms for row in rows))} "
+        "UTC, and no last sample: killed, or its samples do not come here any more."
+    )
+    return [Finding(True, text, "processes")]
 
 
 def _unusual(rows: Iterable[Row]) -> list[Finding]:
