@@ -5,17 +5,17 @@ Samples lie in `<dir>/date=YYYY-MM-DD/hour=HH/`, in UTC of the interval's end.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
 from ddmq_common.errors import ConfigError
+from ddmq_common.metrics.samples.names import FIRST_YEAR, LAST_YEAR, day_of, hour_start
 
-_DATE = re.compile(r"date=(\d{4}-\d\d-\d\d)\Z")
-_HOUR = re.compile(r"hour=(\d\d)\Z")
+DAY = timedelta(days=1)
+EARLIEST_MS = 0
+LATEST_MS = int(datetime(LAST_YEAR, 12, 31, tzinfo=UTC).timestamp()) * 1000
 
 
 class Hour(NamedTuple):
@@ -45,6 +45,9 @@ class Days(NamedTuple):
 
 def days_of(from_ms: int | None, to_ms: int | None) -> Days:
     """The days that [from_ms, to_ms) touches. Raises ConfigError when it is empty."""
+    for option, moment_ms in (("--from", from_ms), ("--to", to_ms)):
+        if moment_ms is not None and not EARLIEST_MS <= moment_ms <= LATEST_MS:
+            raise ConfigError(f"{option} {moment_ms}: allowed: times from {FIRST_YEAR} to {LAST_YEAR}")
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
         raise ConfigError(f"--from {from_ms} is not before --to {to_ms}: the range holds nothing")
     first = None if from_ms is None else _day(from_ms)
@@ -97,10 +100,10 @@ class Folders:
             )
         found = [
             Hour(start, f"{samples.rstrip('/')}/{day_name}/{hour_name}")
-            for day_name, day in _matching(self.names(samples), _DATE)
-            if any(days.hold(_shift(day, by)) for by in (-1, 0, 1))
-            for hour_name, number in _matching(self.names(f"{samples.rstrip('/')}/{day_name}"), _HOUR)
-            if (start := _start(day, number)) and _near(days, start)
+            for day_name in self.names(samples)
+            if (day := day_of(day_name)) and any(days.hold(day + by * DAY) for by in (-1, 0, 1))
+            for hour_name in self.names(f"{samples.rstrip('/')}/{day_name}")
+            if (start := _start(day_name, hour_name)) and _near(days, start)
         ]
         return sorted(found)
 
@@ -116,16 +119,9 @@ def input_files(rows: DataFrame) -> list[str]:
     return list(rows.inputFiles())
 
 
-def _matching(names: Iterable[str], pattern: re.Pattern[str]) -> list[tuple[str, str]]:
-    return [(name, found[1]) for name in names if (found := pattern.match(name))]
-
-
-def _shift(day: str, days: int) -> date:
-    return date.fromisoformat(day) + timedelta(days=days)
-
-
-def _start(day: str, hour: str) -> datetime:
-    return datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(hours=int(hour))
+def _start(day_name: str, hour_name: str) -> datetime | None:
+    start_ms = hour_start(day_name, hour_name)
+    return None if start_ms is None else datetime.fromtimestamp(start_ms / 1000, UTC)
 
 
 def _near(days: Days, start: datetime) -> bool:

@@ -131,7 +131,7 @@ class Taking:
 def _day_of_line() -> Column:
     """Of `to`; of the folder for a line that is refused."""
     ended = F.when(F.col(REASON).isNull(), F.to_date(F.timestamp_millis("to")))
-    folder = F.to_date(F.nullif(F.regexp_extract(FILE, _DAY_FOLDER, 1), F.lit("")))
+    folder = F.try_to_date(F.regexp_extract(FILE, _DAY_FOLDER, 1))
     return F.coalesce(ended, folder, F.lit(date(1970, 1, 1)))
 
 

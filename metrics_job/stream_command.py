@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TypeVar
 
 from pyspark.errors import StreamingQueryException
 
 from metrics_job.batch import roll_up
 from metrics_job.session import session
 from metrics_job.stream import FILES_MAX, Streaming, run, stop_on_signals
+
+AMOUNT_MAX = 1_000_000  # of seconds and hours
+COUNT_MAX = (1 << 31) - 1  # Spark's own
+Number = TypeVar("Number", int, float)
 
 
 def add_stream_options(parser: argparse.ArgumentParser) -> None:
@@ -19,10 +24,30 @@ def add_stream_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="folder or URL of the tables; of this stream alone")
     parser.add_argument("--checkpoint", default="", help="default: OUT/stream/checkpoint")
     parser.add_argument("--once", action="store_true", help="take what is there, then end")
-    parser.add_argument("--every", type=float, default=60.0, help="seconds between two batches (60)")
-    parser.add_argument("--late-hours", type=float, default=6.0, help="lines later than this are refused (6)")
+    parser.add_argument("--every", type=_amount, default=60.0, help="seconds between two batches (60)")
+    parser.add_argument(
+        "--late-hours", type=_amount, default=6.0, help="lines later than this are refused (6)"
+    )
     parser.add_argument("--config", type=Path, help="folder with slo.yaml")
-    parser.add_argument("--files-max", type=int, default=FILES_MAX, help="of one batch (100000)")
+    parser.add_argument("--files-max", type=_count, default=FILES_MAX, help="of one batch (100000)")
+
+
+def _amount(text: str) -> float:
+    return _within(float, text, 0, AMOUNT_MAX)
+
+
+def _count(text: str) -> int:
+    return _within(int, text, 1, COUNT_MAX)
+
+
+def _within(number: type[Number], text: str, low: int, high: int) -> Number:
+    try:
+        value = number(text)
+    except ValueError:
+        value = number(low - 1)
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: {low} to {high}")
+    return value
 
 
 def stream_command(options: argparse.Namespace) -> int:

@@ -8,25 +8,25 @@ have samples and no tables yet.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from ddmq_common.errors import ConfigError
+from ddmq_common.metrics.samples.names import day_of
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.span import DAY_MS, date_of, span_of
 from metrics_job.report.page import page
 from metrics_job.report.reading import Tables
 
 Job = Callable[[Path, Path, int, int], None]  # samples, tables, from ms, to ms (exclusive)
-_DATE = re.compile(r"date=(\d{4}-\d\d-\d\d)")
 
 
 def make_tables(job: Job, samples: Path, tables: Path, since_ms: int | None, now_ms: int) -> None:
     """Bring `tables` up to date for a report from `since_ms` (None: from the first sample) to now.
 
-    Raises ConfigError when there are no samples.
+    Raises ConfigError when there are no samples, or `tables` cannot be written.
     """
     dates = sample_dates(samples)
     if not dates:
@@ -34,6 +34,7 @@ def make_tables(job: Job, samples: Path, tables: Path, since_ms: int | None, now
             f"no samples in {samples}: servers write them there while they run (samples in conf/ddmq.yaml); "
             "--samples names another folder"
         )
+    _check_writable(tables)
     first = dates[0] if since_ms is None else max(dates[0], date_of(since_ms))
     last = dates[-1]
     if since_ms is not None:
@@ -78,7 +79,19 @@ def sample_dates(samples: Path) -> list[str]:
     """The UTC dates that have a folder of samples, in order."""
     if not samples.is_dir():
         return []
-    return sorted(found[1] for entry in samples.iterdir() if (found := _DATE.fullmatch(entry.name)))
+    return sorted(day.isoformat() for entry in samples.iterdir() if (day := day_of(entry.name)))
+
+
+def _check_writable(tables: Path) -> None:
+    """Before Spark starts, which says the same on 300 lines."""
+    try:
+        tables.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=tables):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"tables cannot be written to {tables}: {error.strerror}; --tables names another folder"
+        ) from error
 
 
 def _made(tables: Path, date: str) -> bool:

@@ -124,6 +124,9 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edges") / "samples"
     for case in (clock_steps_back, some_end, slow_intervals, copies, lag, lag_twice_a_minute, bad_lines):
         case(folder)
+    for name in ("date=2026-13-45/hour=03", f"date={BAD:%Y-%m-%d}/hour=99", "date=9999-12-31/hour=23"):
+        (folder / name).mkdir(parents=True)  # days and hours that there are not
+        (folder / name / str(part(run("nowhere"), 0))).write_text("{}\n")
     sends(folder, ms(LONG, 1.5), "long", 0, 180, s=90)
     for week, value in enumerate((100, 104, 96, 1000)):
         sends(folder, ms(WEEKS[week]), f"week{week}", 0, value)
@@ -151,6 +154,13 @@ def test_an_empty_folder_writes_nothing(spark: SparkSession, tmp_path: Path) -> 
 def test_a_folder_that_is_not_there_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         run_batch(tmp_path / "samples", tmp_path / "out")
+
+
+@pytest.mark.parametrize("moment_ms", [10**18, -1, -(10**18)])
+def test_a_time_that_is_none_is_an_error(spark: SparkSession, tmp_path: Path, moment_ms: int) -> None:
+    for range_ms, option in (((moment_ms, None), "--from"), ((None, moment_ms), "--to")):
+        with pytest.raises(ConfigError, match=f"{option} {moment_ms}: allowed: times from 1970 to 9998"):
+            run_batch(tmp_path, tmp_path / "out", *range_ms)
 
 
 def test_a_day_of_only_bad_lines_has_rejects_alone(out: Path) -> None:

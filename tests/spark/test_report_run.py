@@ -38,7 +38,8 @@ def samples_of(folder: Path, *days: int) -> Path:
 
 def test_without_a_range_the_job_runs_over_all_dates(tmp_path: Path) -> None:
     job, samples = Job(), samples_of(tmp_path / "metrics", 0, 2, 9)
-    (samples / "date=none").mkdir()
+    for other in ("date=none", "date=2026-13-45", "date=9999-12-31"):
+        (samples / other).mkdir()
     make_tables(job, samples, tmp_path / "tables", None, ms(10 * 1440))
     assert job.days == [(0, 10)]
     assert sample_dates(samples) == ["2026-11-16", "2026-11-18", "2026-11-25"]
@@ -65,6 +66,14 @@ def test_a_range_after_the_last_sample_runs_nothing_of_it(tmp_path: Path) -> Non
 def test_no_samples_are_said_with_their_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no samples in .*nowhere"):
         make_tables(Job(), tmp_path / "nowhere", tmp_path / "tables", None, 0)
+
+
+def test_tables_that_cannot_be_written_are_said_before_anything_runs(tmp_path: Path) -> None:
+    job, samples, taken = Job(), samples_of(tmp_path / "metrics", 0), tmp_path / "file"
+    taken.touch()
+    with pytest.raises(ConfigError, match=r"tables cannot be written to .*/file/tables: .*--tables"):
+        make_tables(job, samples, taken / "tables", None, ms(100))
+    assert job.days == []
 
 
 @pytest.fixture

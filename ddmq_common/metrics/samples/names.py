@@ -11,10 +11,11 @@ Spark and everybody else ignore names that start with a dot.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import NamedTuple
 
 HOUR_MS = 3_600_000
+FIRST_YEAR, LAST_YEAR = 1970, 9998  # of days that have one before and one after in epoch milliseconds
 _SEQ = r"(\d{8,18})"
 _PART = re.compile(rf"samples-([0-9a-f]{{16}})-{_SEQ}\.jsonl")
 _HOUR = re.compile(rf"hour-([0-9a-f]{{16}})-{_SEQ}-{_SEQ}\.jsonl")
@@ -75,11 +76,21 @@ def folder(wall_ms: int) -> str:
 
 def hour_start(date_folder: str, hour_folder: str) -> int | None:
     """Epoch ms of the beginning of a folder's hour; None when these are not names of ours."""
-    date, hour = _DATE_FOLDER.fullmatch(date_folder), _HOUR_FOLDER.fullmatch(hour_folder)
-    if date is None or hour is None:
+    day, hour = _DATE_FOLDER.fullmatch(date_folder), _HOUR_FOLDER.fullmatch(hour_folder)
+    if day is None or hour is None:
         return None
     try:
-        start = datetime.strptime(f"{date[1]} {hour[1]} +0000", "%Y-%m-%d %H %z")
+        start = datetime.strptime(f"{day[1]} {hour[1]} +0000", "%Y-%m-%d %H %z")
     except ValueError:
         return None
     return int(start.timestamp()) * 1000
+
+
+def day_of(date_folder: str) -> date | None:
+    """The day of a date's folder; None when this is not a name of ours, or a day that no clock shows."""
+    found = _DATE_FOLDER.fullmatch(date_folder)
+    try:
+        day = date.fromisoformat(found[1]) if found else None
+    except ValueError:
+        return None
+    return day if day and FIRST_YEAR <= day.year <= LAST_YEAR else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,8 +27,8 @@ def test_a_name_says_what_it_was_made_of(instance: str, first: int, more: int, m
 
 @given(st.integers(0, 4_000_000_000_000))
 def test_a_folder_is_the_hour_of_the_time(wall_ms: int) -> None:
-    date, hour = names.folder(wall_ms).split("/")
-    assert names.hour_start(date, hour) == wall_ms // HOUR_MS * HOUR_MS
+    day, hour = names.folder(wall_ms).split("/")
+    assert names.hour_start(day, hour) == wall_ms // HOUR_MS * HOUR_MS
 
 
 def test_names_as_documented() -> None:
@@ -66,6 +68,22 @@ def test_other_names_are_not_ours(name: str) -> None:
 )
 def test_other_folders_are_not_ours(date: str, hour: str) -> None:
     assert names.hour_start(date, hour) is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "day"),
+    [
+        ("date=2026-02-28", date(2026, 2, 28)),
+        ("date=1970-01-01", date(1970, 1, 1)),
+        ("date=2026-02-30", None),
+        ("date=0001-01-01", None),
+        ("date=9999-12-31", None),
+        ("date=2026-02-28.old", None),
+        ("2026-02-28", None),
+    ],
+)
+def test_the_folder_of_a_day_is_a_day_that_there_is(folder: str, day: date | None) -> None:
+    assert names.day_of(folder) == day
 
 
 def test_a_merged_file_covers_its_own_instance_only() -> None:
