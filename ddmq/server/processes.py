@@ -1,8 +1,9 @@
 """`ddmq serve --processes`: each part as its own process over one directory, watched by this one.
 
 The consumer proxy's process holds the public admin port, because the live state of groups is there; the
-others' own admin ports are the next free ones. A part that dies is started again after a pause
-that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed on to all, a second one kills.
+others' own admin ports are 100 and 200 above it, or free ones, and said in the log. A part that dies is
+started again after a pause that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed on
+to all, a second one kills.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, loa
 READY_WITHIN_S = 30.0
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 5.0
+ADMIN_ABOVE = {"producer": 100, "delay-service": 200}  # so that what scrapes them can know them beforehand
+EPHEMERAL_FROM = 32_768  # from here on a port may become any connection's at any time
 log = logging.getLogger("ddmq.processes")
 
 
@@ -59,6 +62,7 @@ class Part:
                 pairs = (pair.split("=", 1) for pair in line.split()[1:])
                 self.addresses = {key: parse(value) for key, value in pairs if key != "data-dir"}
                 self._keep_ports()
+                log.info("part ready", extra={"part": self.name, "admin": str(self.addresses["admin"])})
                 self.ready.set()
 
     def _keep_ports(self) -> None:
@@ -185,11 +189,26 @@ def _process_name(serve: ServeConfig, name: str) -> str:
     return (f"{name}@{public}" if serve.process_name else public)[:PROCESS_NAME_MAX]
 
 
+def admin_of_part(public: Address, name: str) -> Address:
+    """Where a part's own admin API listens when `public` is the server's; port 0: a free one."""
+    port = public.port + ADMIN_ABOVE.get(name, 0)
+    if port == public.port:
+        return public
+    known = public.port and port < EPHEMERAL_FROM and _is_free(Address(public.host, port))
+    return Address(public.host, port if known else 0)
+
+
+def _is_free(address: Address) -> bool:
+    try:
+        with socket.create_server(address, family=socket.AF_INET6 if ":" in address.host else socket.AF_INET):
+            return True
+    except OSError:
+        return False
+
+
 def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:
     serve = config.serve
-    admin = serve.address("admin")
-    if name != "consumer":
-        admin = Address(admin.host, 0)
+    admin = admin_of_part(serve.address("admin"), name)
     arguments = ["--data-dir", str(serve.data_dir), "--admin", str(admin)]
     arguments += ["--process-name", _process_name(serve, name)]
     if name != "delay-service":
