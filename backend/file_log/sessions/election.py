@@ -86,6 +86,7 @@ class Election:
         self._open_writer = open_writer
         self._clock = clock
         self._metrics = metrics
+        self._takeovers = metrics.cell(catalogue.TAKEOVERS)  # there with 0, so that an alert sees the first
         self._limits = limits or SessionLimits()
         self._may_write = may_write
         self._make_reads = reads
@@ -245,7 +246,7 @@ class Election:
         self._face.switch(opened.backend, member.surrender())
         member.close()
         self._member = None
-        self._metrics.cell(catalogue.TAKEOVERS).value += 1
+        self._takeovers.value += 1
         log.warning(
             "this process writes %s now, %.3f s after the writer was lost",
             self._directory,

@@ -97,6 +97,22 @@ def test_an_alert_says_how_bad_what_and_what_to_do(rule: dict[str, Any]) -> None
     assert named <= kept, "the text names labels that the alert does not have"
 
 
+# There with 0 from the start of their process, so increase() sees their first event.
+FROM_THE_START = {"ddmq_log_rescues_total", "ddmq_takeovers_total"}
+# Of something that goes on happening: whoever misses the first hears the next.
+AGAIN_AND_AGAIN = {"ddmq_unkeyed_total", "ddmq_delay_order_outcomes_total"} | {
+    f"ddmq_{flow}_total" for flow in ("delivered", "fetched", "pushes")
+}
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
+def test_an_alert_about_rare_events_sees_the_first(rule: dict[str, Any]) -> None:
+    """A group's counters begin when it first pulls from a process, which is when it finds what is gone."""
+    for metric in re.findall(r"increase\((ddmq_\w+_total)", rule["expr"]):
+        begun = re.search(rf"{metric}(\{{[^}}]*\}})? unless {metric}", rule["expr"])
+        assert begun or metric in FROM_THE_START | AGAIN_AND_AGAIN
+
+
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
     names = [rule["alert"] for rule in ALERTS]
     assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == names

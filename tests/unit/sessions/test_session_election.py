@@ -86,6 +86,15 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(tmp_path:
             assert metrics.cell(catalogue.TAKEOVERS).value == 1
 
 
+def test_takeovers_are_told_before_the_first(tmp_path: Path) -> None:
+    """Else whoever watches sees a series that begins with 1, not a rise."""
+    with house(tmp_path) as home:
+        metrics = Registry()
+        home.enter()
+        home.enter(metrics=metrics)
+        assert b"ddmq_takeovers_total 0.0\n" in metrics.exposition()
+
+
 def test_a_membership_is_carried_over_with_all_that_it_asked_for(tmp_path: Path) -> None:
     with house(tmp_path) as home:
         first, writer = home.enter()
