@@ -340,7 +340,7 @@ def _processes(report: Report) -> str:
     ]
     note = html.paragraph(
         "Days (UTC) that the range touches. Vanished: no last sample, so killed or crashed. Silent: nothing "
-        "of it when this was made, and of nobody after it.",
+        "of it when this was made, and of nobody after it. Gaps: also from an end to the next start.",
         "note",
     )
     return html.section(

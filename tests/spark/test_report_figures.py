@@ -152,6 +152,15 @@ def test_one_that_started_again_without_a_last_word_vanished(tmp_path: Path) -> 
     assert process.vanished_ms == [ms(65)]
 
 
+def test_the_time_between_two_starts_is_a_gap(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(1400), at(1440), instance="1" * 16, ended="running", longest_gap_s=20.0)
+    writer.process(at(1440), at(1450), instance="1" * 16)
+    writer.process(at(1480), at(1500), instance="2" * 16, ended="running")
+    (process,) = report(writer.write(), 1400, 1500).processes
+    assert (process.restarts, process.longest_gap_s) == (1, 1800.0)
+
+
 def test_one_that_vanished_just_before_midnight_is_told_by_the_next_day(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     for name in ("dead@h:1", "alive@h:2"):

@@ -48,7 +48,7 @@ class ProcessFacts:
     vanished_ms: list[int]  # when instances that ended without saying so were last seen
     missing: int  # sample files that should be there
     duplicates: int
-    longest_gap_s: float
+    longest_gap_s: float  # in which none of its instances counted, between two in which one did
     clock_steps: int
     ended: str  # how its last instance stands: last (it stopped), vanished, running, silent
 
@@ -118,10 +118,20 @@ def _process(name: str, rows: list[Row], newest_ms: int, sampled_ms: int) -> Pro
         vanished_ms=[row["last_seen"] for row in ends.values() if _vanished(row, ends.values(), newest_ms)],
         missing=sum(int(row["missing"] or 0) for row in rows),
         duplicates=sum(int(row["duplicates"] or 0) for row in rows),
-        longest_gap_s=max(float(row["longest_gap_s"] or 0) for row in rows),
+        longest_gap_s=max(_down_s(rows), *(float(row["longest_gap_s"] or 0) for row in rows)),
         clock_steps=sum(int(row.get("clock_steps") or 0) for row in rows),
         ended=state,
     )
+
+
+def _down_s(rows: Iterable[Row]) -> float:
+    """The longest time between two rows: from the end of one instance to the start of the next."""
+    longest_ms, until_ms = 0, None
+    for row in sorted(rows, key=lambda row: int(row["first_seen"])):
+        if until_ms is not None:
+            longest_ms = max(longest_ms, row["first_seen"] - until_ms)
+        until_ms = max(until_ms or 0, row["last_seen"])
+    return longest_ms / 1000
 
 
 def _vanished(row: Row, all_of_name: Iterable[Row], newest_ms: int) -> bool:
