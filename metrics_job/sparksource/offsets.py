@@ -133,6 +133,16 @@ def not_past(end: Places, target: Places) -> Places:
     }
 
 
+def not_before(end: Places, start: Places, bounds: Iterable[QueueBounds]) -> Places:
+    """`end`, but nowhere before `start`, so that nothing lies between the two; where `start` is behind the
+    queue itself it stays before it, which `spans` tells as a loss."""
+    there = {(at.topic, str(at.number)): at.end for at in bounds}
+    return {
+        topic: {q: n if start[topic][q] > there[topic, q] else max(n, start[topic][q]) for q, n in qs.items()}
+        for topic, qs in end.items()
+    }
+
+
 def spans(
     start: Places, end: Places, bounds: Iterable[QueueBounds], most: int
 ) -> tuple[list[Span], list[Loss]]:

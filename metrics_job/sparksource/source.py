@@ -115,10 +115,8 @@ class BatchReader(DataSourceReader):
                 )
             start = places(reader, options.start or Where(edge="first"), bounds, "startingOffsets")
             end = places(reader, options.end or Where(edge="last"), bounds, "endingOffsets")
-        ordered = {
-            topic: {q: max(n, start[topic][q]) for q, n in queues.items()} for topic, queues in end.items()
-        }
-        found, losses = offsets.spans(start, ordered, bounds, options.partition_messages)
+        end = offsets.not_before(end, start, bounds)
+        found, losses = offsets.spans(start, end, bounds, options.partition_messages)
         for loss in losses:
             lost(loss, options.fail_on_loss)
         return [Piece(span) for span in found]

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from ddmq_client import QueueBounds
 from metrics_job.sparksource.errors import SourceOptionError
-from metrics_job.sparksource.offsets import Places, Span, ends, fixed, limited, not_past, spans
+from metrics_job.sparksource.offsets import (
+    Places,
+    Span,
+    ends,
+    fixed,
+    limited,
+    not_before,
+    not_past,
+    spans,
+)
 from metrics_job.sparksource.options import Where
 
 OFFSETS = st.integers(0, 40)
@@ -107,3 +116,23 @@ def test_a_queue_that_is_not_there_cannot_be_named() -> None:
     bounds = bounds_of({("a", 0): (0, 1)})
     with pytest.raises(SourceOptionError, match="startingOffsets names queue 7 of topic a"):
         fixed(Where(offsets={"a": {"7": 1}}), bounds, "startingOffsets")
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "read", "lost"),
+    [
+        (5, 10, [5, 6, 7, 8, 9], []),
+        (7, 3, [], []),  # asked the wrong way round: nothing lies between
+        (10, 10, [], []),
+        (10, 3, [], []),
+        (99, 10, list(range(10)), [(10, 99)]),  # a place kept from before the topic was made anew
+    ],
+)
+def test_a_batch_from_a_place_that_is_not_there_is_a_loss(
+    start: int, end: int, read: list[int], lost: list[tuple[int, int]]
+) -> None:
+    bounds = bounds_of({("a", 0): (0, 10)})
+    since: Places = {"a": {"0": start}}
+    found, losses = spans(since, not_before({"a": {"0": end}}, since, bounds), bounds, 100)
+    assert covered(found).get(("a", 0), []) == read
+    assert [(loss.start, loss.end) for loss in losses] == lost
