@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from ddmq_common.errors import ConfigError
+from ddmq_common.metrics.samples.names import EARLIEST_MS, FIRST_YEAR, LAST_YEAR, LATEST_MS
 
 _DIGITS = re.compile(r"-?\d+\Z")
 
@@ -21,14 +22,18 @@ class Moment(click.ParamType[int]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value)
-        if _DIGITS.match(text):
-            return int(text)
         try:
-            moment = datetime.fromisoformat(text)
+            moment_ms = int(text) if _DIGITS.match(text) else _epoch_ms(datetime.fromisoformat(text))
         except ValueError:
             self.fail(f"{text!r} is no time; write 2026-11-21, 2026-11-21T12:00 (UTC) or epoch milliseconds")
-        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return int(aware.timestamp() * 1000)
+        if not EARLIEST_MS <= moment_ms <= LATEST_MS:
+            self.fail(f"{text!r}: allowed: times from {FIRST_YEAR} to {LAST_YEAR}")
+        return moment_ms
+
+
+def _epoch_ms(moment: datetime) -> int:
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return int(aware.timestamp() * 1000)
 
 
 samples_option = click.option(

@@ -11,11 +11,16 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples.names import FIRST_YEAR, LAST_YEAR, day_of, hour_start
+from ddmq_common.metrics.samples.names import (
+    EARLIEST_MS,
+    FIRST_YEAR,
+    LAST_YEAR,
+    LATEST_MS,
+    day_of,
+    hour_start,
+)
 
 DAY = timedelta(days=1)
-EARLIEST_MS = 0
-LATEST_MS = int(datetime(LAST_YEAR, 12, 31, tzinfo=UTC).timestamp()) * 1000
 
 
 class Hour(NamedTuple):

@@ -72,7 +72,9 @@ def write_page(report: Report, out: Path, made_ms: int) -> None:
         beside.replace(out)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise ConfigError(f"{out} cannot be written: {error.strerror}; --out names another file") from error
+        raise ConfigError(
+            f"the page cannot be written to {out}: {error.strerror}; name another file"
+        ) from error
 
 
 def sample_dates(samples: Path) -> list[str]:

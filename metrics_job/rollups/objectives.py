@@ -66,6 +66,8 @@ class Objectives:
 
 def load_objectives(folder: Path | None) -> dict[str, Objective]:
     """Those of `slo.yaml` in a configuration folder; the defaults without one. Raises ConfigError."""
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; --config wants the one with slo.yaml")
     path = None if folder is None else folder / "slo.yaml"
     return defaults() if path is None or not path.exists() else load(path, Objectives).objectives
 

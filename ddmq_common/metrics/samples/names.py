@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 HOUR_MS = 3_600_000
 FIRST_YEAR, LAST_YEAR = 1970, 9998  # of days that have one before and one after in epoch milliseconds
+EARLIEST_MS, LATEST_MS = 0, int(datetime(LAST_YEAR, 12, 31, tzinfo=UTC).timestamp()) * 1000
 _SEQ = r"(\d{8,18})"
 _PART = re.compile(rf"samples-([0-9a-f]{{16}})-{_SEQ}\.jsonl")
 _HOUR = re.compile(rf"hour-([0-9a-f]{{16}})-{_SEQ}-{_SEQ}\.jsonl")

@@ -42,3 +42,8 @@ def test_mistakes_are_named(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         load_objectives(tmp_path)
     assert "slo.yaml:2: objectives.mine" in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"/nowhere: no such folder; --config"):
+        load_objectives(tmp_path / "nowhere")

@@ -1,0 +1,30 @@
+"""The options of the job's commands: what cannot be is one line, before Spark starts."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from metrics_job.cli import main
+
+
+@pytest.mark.parametrize(
+    ("moment", "said"),
+    [
+        ("yesterday", "'yesterday' is no time"),
+        ("999999999999999999", "'999999999999999999': allowed: times from 1970 to 9998"),
+        ("-1", "'-1': allowed: times from 1970 to 9998"),
+        ("1969-12-31", "'1969-12-31': allowed: times from 1970 to 9998"),
+        ("9999-12-31T23:59", "'9999-12-31T23:59': allowed: times from 1970 to 9998"),
+    ],
+)
+def test_a_time_that_cannot_be_is_said(
+    moment: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["batch", "--samples", "s", "--out", "t"], ["report", "--out", "t"]):
+        monkeypatch.setattr(sys, "argv", ["metrics_job", *command, "--from", moment])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
