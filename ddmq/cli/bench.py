@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from ddmq.cli.values import Whole
+
 PEERS = "delay_peers"  # of its own: it starts other systems, and is not among `all`
 
 
@@ -30,7 +32,7 @@ def available() -> dict[str, str]:
 @click.option("--quick", is_flag=True, help="One small round that only shows that it works.")
 @click.option(
     "--pending",
-    type=click.IntRange(min=1_000),
+    type=Whole(min=1_000),
     help="Delayed messages that are pending meanwhile, where that matters (default 10,000,000).",
 )
 def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> None:

@@ -21,6 +21,7 @@ from ddmq.cli.output import (
     show_body,
     show_row_body,
 )
+from ddmq.cli.values import NAME, Whole
 from ddmq.cli.when import first_options, when, when_options
 from ddmq.moments import shown
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
@@ -32,7 +33,7 @@ producer_option = click.option(
     help="Producer proxy (or DDMQ_PRODUCER).",
 )  # fmt: skip
 timeout_option = click.option(
-    "--timeout-ms", default=10_000, show_default=True, type=click.IntRange(1), help="How long it may take."
+    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long it may take."
 )
 
 
@@ -51,7 +52,7 @@ def delay() -> None:
 
 
 @delay.command("add", short_help="Send messages that are delivered later.")
-@click.argument("topic")
+@click.argument("topic", type=NAME)
 @click.argument("bodies", nargs=-1, required=True)
 @when_options
 @click.option("--key", help="Message key.")
@@ -82,7 +83,7 @@ def add(
 
 
 @delay.command("cancel", short_help="Take messages back.")
-@click.argument("ids", nargs=-1, required=True)
+@click.argument("ids", type=NAME, nargs=-1, required=True)
 @timeout_option
 @producer_option
 @json_option
@@ -97,7 +98,7 @@ def cancel(ids: tuple[str, ...], timeout_ms: int, producer: Address, as_json: bo
 
 
 @delay.command("reschedule", short_help="Give a message another due time.")
-@click.argument("delay_id", metavar="ID")
+@click.argument("delay_id", type=NAME, metavar="ID")
 @first_options
 @click.option("--zone", help="Time zone of --at.")
 @timeout_option
@@ -116,7 +117,7 @@ def reschedule(delay_id: str, timeout_ms: int, producer: Address, as_json: bool,
 
 
 @delay.command("fire", short_help="Deliver messages now.")
-@click.argument("ids", nargs=-1, required=True)
+@click.argument("ids", type=NAME, nargs=-1, required=True)
 @timeout_option
 @producer_option
 @json_option
@@ -163,10 +164,10 @@ def _tell(
 
 
 @delay.command("list", short_help="What waits, by due time.")
-@click.argument("topic", required=False)
+@click.argument("topic", type=NAME, required=False)
 @click.option("--from", "start", help="Due at this moment or later: 2026-11-21T12:00 (local), epoch ms.")
 @click.option("--to", "end", help="Due before this moment.")
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="At most.")
+@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
 @click.option("--after", help="Go on where an earlier listing ended.")
 @admin_option
 @json_option
@@ -200,7 +201,7 @@ def list_messages(
 
 
 @delay.command("show", short_help="One message: due when, what is in it.")
-@click.argument("delay_id", metavar="ID")
+@click.argument("delay_id", type=NAME, metavar="ID")
 @admin_option
 @json_option
 def show(delay_id: str, admin: Address, as_json: bool) -> None:
@@ -237,7 +238,7 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @delay.command("count", short_help="How many wait.")
-@click.argument("topic", required=False)
+@click.argument("topic", type=NAME, required=False)
 @click.option("--from", "start", help="Due at this moment or later: 2026-11-21T12:00 (local), epoch ms.")
 @click.option("--to", "end", help="Due before this moment.")
 @admin_option
@@ -280,7 +281,7 @@ def _say_elsewhere(found: dict[str, Any]) -> None:
 
 @delay.command("backup", short_help="Copy what waits into a folder, while it runs.")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--timeout-ms", default=600_000, type=click.IntRange(1), help="How long it may take.")
+@click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long it may take.")
 @admin_option
 @json_option
 def backup(folder: Path, timeout_ms: int, admin: Address, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_start
 from ddmq.cli.output import confirm, hint, json_option, print_json, print_table
 from ddmq.cli.settings import given, setting_name, settings_options
+from ddmq.cli.values import NAME, Whole
 from ddmq.settings import shown
 
 COLUMNS = (
@@ -40,10 +41,8 @@ def list_groups(admin: Address, as_json: bool) -> None:
 
 
 @group.command("show", short_help="One group in full, with its blocked keys.")
-@click.argument("name")
-@click.option(
-    "--keys", default=20, show_default=True, type=click.IntRange(1, 1000), help="Blocked keys at most."
-)
+@click.argument("name", type=NAME)
+@click.option("--keys", default=20, show_default=True, type=Whole(1, 1000), help="Blocked keys at most.")
 @click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
 @admin_option
 @json_option
@@ -57,9 +56,14 @@ def show(name: str, keys: int, settings: bool, admin: Address, as_json: bool) ->
 
 
 @group.command("create", short_help="Create a group, or add subscriptions.")
-@click.argument("name")
+@click.argument("name", type=NAME)
 @click.option(
-    "--topic", "topics", multiple=True, required=True, help="Topic to subscribe to; may be repeated."
+    "--topic",
+    "topics",
+    type=NAME,
+    multiple=True,
+    required=True,
+    help="Topic to subscribe to; may be repeated.",
 )
 @settings_options
 @admin_option
@@ -82,8 +86,8 @@ def create(name: str, topics: tuple[str, ...], admin: Address, as_json: bool, **
 
 
 @group.command("set", short_help="Make or change a subscription: order, filter, …")
-@click.argument("name", metavar="GROUP")
-@click.option("--topic", required=True, help="The subscription to make or change.")
+@click.argument("name", type=NAME, metavar="GROUP")
+@click.option("--topic", type=NAME, required=True, help="The subscription to make or change.")
 @settings_options
 @click.option(
     "--unset",
@@ -126,8 +130,8 @@ def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
 
 
 @group.command("delete", short_help="Delete a group, or one subscription.")
-@click.argument("name")
-@click.option("--topic", help="This subscription alone.")
+@click.argument("name", type=NAME)
+@click.option("--topic", type=NAME, help="This subscription alone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
 def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
@@ -143,8 +147,8 @@ def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
 
 
 @group.command("keys", short_help="Keys that are blocked: since when, and why.")
-@click.argument("name", metavar="GROUP")
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="At most.")
+@click.argument("name", type=NAME, metavar="GROUP")
+@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
 @admin_option
 @json_option
 def keys(name: str, limit: int, admin: Address, as_json: bool) -> None:
@@ -168,7 +172,12 @@ def _act(name: str, key: str, action: str, admin: Address) -> Any:
 
 def key_command(command: Any) -> Any:
     """What park, skip and replay take."""
-    arguments = (click.argument("name", metavar="GROUP"), click.argument("key"), admin_option, json_option)
+    arguments = (
+        click.argument("name", type=NAME, metavar="GROUP"),
+        click.argument("key"),
+        admin_option,
+        json_option,
+    )
     for option in reversed(arguments):
         command = option(command)
     return command

@@ -10,20 +10,23 @@ from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import json_option, print_facts, print_json, print_table, show_row_body
+from ddmq.cli.values import NAME, Whole
 from ddmq.moments import shown
 
 
 @click.command()
-@click.argument("topic", required=False)
-@click.option("--id", "message_id", help="The 32 hex digits that send printed; TOPIC may be left out.")
-@click.option("--key", help="Message key; newest first.")
-@click.option("--queue", type=click.IntRange(0), help="Queue number; goes with --offset.")
-@click.option("--offset", type=click.IntRange(0), help="First offset; goes with --queue.")
+@click.argument("topic", type=NAME, required=False)
+@click.option(
+    "--id", "message_id", type=NAME, help="The 32 hex digits that send printed; TOPIC may be left out."
+)
+@click.option("--key", type=NAME, help="Message key; newest first.")
+@click.option("--queue", type=Whole(0), help="Queue number; goes with --offset.")
+@click.option("--offset", type=Whole(0), help="First offset; goes with --queue.")
 @click.option(
     "--time", "moment", help="From this moment on: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds."
 )
-@click.option("--group", help="Say what became of each message for this consumer group.")
-@click.option("--count", default=10, show_default=True, type=click.IntRange(1, 1000), help="At most.")
+@click.option("--group", type=NAME, help="Say what became of each message for this consumer group.")
+@click.option("--count", default=10, show_default=True, type=Whole(1, 1000), help="At most.")
 @admin_option
 @json_option
 def message(

@@ -10,6 +10,7 @@ import click
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import hint, json_option, print_json, print_table
+from ddmq.cli.values import NAME, Whole
 from ddmq.moments import ALLOWED, is_relative, moment
 
 SHOW_COLUMNS = (
@@ -32,8 +33,8 @@ def offset() -> None:
 
 
 @offset.command("show")
-@click.argument("group")
-@click.option("--topic", help="This topic alone.")
+@click.argument("group", type=NAME)
+@click.option("--topic", type=NAME, help="This topic alone.")
 @admin_option
 @json_option
 def show(group: str, topic: str | None, admin: Address, as_json: bool) -> None:
@@ -50,8 +51,8 @@ def show(group: str, topic: str | None, admin: Address, as_json: bool) -> None:
 
 
 @offset.command("reset")
-@click.argument("group")
-@click.option("--topic", required=True, help="A topic that GROUP consumes.")
+@click.argument("group", type=NAME)
+@click.option("--topic", type=NAME, required=True, help="A topic that GROUP consumes.")
 @click.option(
     "--to",
     required=True,
@@ -59,7 +60,7 @@ def show(group: str, topic: str | None, admin: Address, as_json: bool) -> None:
     help="TIME: 2026-11-21T12:00+01:00 (without a zone: local), -2h (so long ago), or epoch milliseconds. "
     "Numbers below 1,000,000,000,000 are offsets.",
 )
-@click.option("--queue", type=click.IntRange(0), help="This queue alone.")
+@click.option("--queue", type=Whole(0), help="This queue alone.")
 @click.option("--dry-run", is_flag=True, help="Only show what it would do.")
 @admin_option
 @json_option

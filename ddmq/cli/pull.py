@@ -17,6 +17,7 @@ import click
 from ddmq.address import ADDRESS, CONSUMER, Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import body_fields, hint, json_option, print_json, show_body, show_row_body
+from ddmq.cli.values import NAME, Whole
 from ddmq.moments import shown
 from ddmq_client import ClientError, Consumer, Message
 
@@ -26,9 +27,11 @@ TAIL_PAUSE_S = 0.2
 
 
 @click.command()
-@click.argument("topic")
-@click.option("--group", default=GROUP_DEFAULT, show_default=True, help="Consumer group to take part in.")
-@click.option("--count", type=click.IntRange(1), help="Stop after that many messages.")
+@click.argument("topic", type=NAME)
+@click.option(
+    "--group", type=NAME, default=GROUP_DEFAULT, show_default=True, help="Consumer group to take part in."
+)
+@click.option("--count", type=Whole(1), help="Stop after that many messages.")
 @click.option("--follow", is_flag=True, help="Keep waiting for more, until interrupted.")
 @click.option("--no-ack", is_flag=True, help="Look only: they come again after the ack timeout.")
 @click.option(
@@ -188,12 +191,12 @@ def _save(message: Message, folder: Path) -> None:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", type=NAME)
 @click.option(
     "--count",
     default=10,
     show_default=True,
-    type=click.IntRange(0, 1000),
+    type=Whole(0, 1000),
     help="Start with the last N of each queue.",
 )
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Keep watching.")

@@ -89,6 +89,12 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     try:
         ended = root.main(args=list(arguments), prog_name="ddmq", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.UsageError as error:
+        click.echo(f"Error: {_one_line(error)}", err=True)
+        return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -98,3 +104,9 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(f"Error: {error}", err=True)
         return 1
     return ended if isinstance(ended, int) else 0
+
+
+def _one_line(error: click.UsageError) -> str:
+    """What is wrong with the command line, and where its help is."""
+    said = " ".join(error.format_message().split()).removesuffix(".")
+    return said if error.ctx is None else f"{said}; see `{error.ctx.command_path} --help`"

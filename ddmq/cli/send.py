@@ -23,6 +23,7 @@ from rich.progress import (
 from ddmq.address import ADDRESS, PRODUCER, Address
 from ddmq.cli.delayed import add_all, client_of
 from ddmq.cli.output import hint, json_option, print_json
+from ddmq.cli.values import NAME, Whole
 from ddmq.cli.when import when, when_options
 from ddmq_client import OutgoingMessage, Producer, SendResult, UnknownOutcomeError
 from ddmq_client.idl.codes import DELAY_PROPERTY
@@ -32,7 +33,7 @@ WINDOW = 500  # messages a request when many are sent
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", type=NAME)
 @click.argument("bodies", nargs=-1)
 @click.option("--file", "files", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Send this file as one message; may be repeated.")  # fmt: skip
@@ -45,18 +46,16 @@ WINDOW = 500  # messages a request when many are sent
     "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property; may be repeated."
 )
 @when_options
-@click.option("--delay-level", type=click.IntRange(0),
+@click.option("--delay-level", type=Whole(0),
               help="Deliver after this delay level: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
 @click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
-@click.option("--queue", type=click.IntRange(0), help="Queue number, modulo the topic's queues.")
-@click.option(
-    "--repeat", default=1, show_default=True, type=click.IntRange(1), help="Send everything N times."
-)
+@click.option("--queue", type=Whole(0), help="Queue number, modulo the topic's queues.")
+@click.option("--repeat", default=1, show_default=True, type=Whole(1), help="Send everything N times.")
 @click.option(
     "--timeout-ms",
     default=10_000,
     show_default=True,
-    type=click.IntRange(1),
+    type=Whole(1),
     help="How long each request may take.",
 )
 @click.option("--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",

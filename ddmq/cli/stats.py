@@ -16,6 +16,7 @@ from rich.live import Live
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import json_option, print_json, table
+from ddmq.cli.values import Number
 
 GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "dead_letters")
 FRAME_LINES = 18  # lines of a view beside the rows of its three tables
@@ -36,7 +37,7 @@ Stats = dict[str, Any]
 @click.command()
 @click.option("--watch", is_flag=True, help="Keep showing, with rates, until interrupted.")
 @click.option(
-    "--interval", default=1.0, show_default=True, type=click.FloatRange(0.1, 60),
+    "--interval", default=1.0, show_default=True, type=Number(0.1, 60),
     help="Seconds between two looks of --watch.",
 )  # fmt: skip
 @admin_option

@@ -9,6 +9,7 @@ import click
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table
+from ddmq.cli.values import NAME, Whole
 from ddmq_common.names import DELAY_DIALECTS
 
 
@@ -19,7 +20,7 @@ def _dialects(given: str | None) -> list[str] | None:
 
 
 _settings = [
-    click.option("--queues", type=click.IntRange(1, 1024), help="How many queues; they can only be added."),
+    click.option("--queues", type=Whole(1, 1024), help="How many queues; they can only be added."),
     click.option(
         "--durability",
         type=click.Choice(["sync", "written"]),
@@ -37,7 +38,7 @@ _settings = [
         help="In whose words properties of a plain send ask for a delay: of "
         f"{', '.join(DELAY_DIALECTS)}, with commas between; none: they are ordinary properties (default).",
     ),
-    click.option("--body-bytes-max", type=click.IntRange(1), help="Largest body, in bytes."),
+    click.option("--body-bytes-max", type=Whole(1), help="Largest body, in bytes."),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
     click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),
 ]
@@ -72,7 +73,7 @@ def list_topics(internal: bool, admin: Address, as_json: bool) -> None:
 
 
 @topic.command("show")
-@click.argument("name")
+@click.argument("name", type=NAME)
 @admin_option
 @json_option
 def show(name: str, admin: Address, as_json: bool) -> None:
@@ -87,7 +88,7 @@ def show(name: str, admin: Address, as_json: bool) -> None:
 
 
 @topic.command("create")
-@click.argument("name")
+@click.argument("name", type=NAME)
 @settings_options
 @admin_option
 @json_option
@@ -98,7 +99,7 @@ def create(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
 
 
 @topic.command("update")
-@click.argument("name")
+@click.argument("name", type=NAME)
 @settings_options
 @admin_option
 @json_option
@@ -114,7 +115,7 @@ def update(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
 
 
 @topic.command("delete")
-@click.argument("name")
+@click.argument("name", type=NAME)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
 def delete(name: str, yes: bool, admin: Address) -> None:

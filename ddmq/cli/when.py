@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from ddmq.cli.moments import parse_moment
+from ddmq.cli.values import Whole
 from ddmq.moments import age, duration
 from ddmq_client.delays import CATCH_UPS
 
@@ -29,9 +30,7 @@ _REPEATS = [
     ),
     click.option("--zone", help="Time zone of --cron (UTC when not given) or --at, as in Asia/Shanghai."),
     click.option("--every", metavar="DURATION", help="Again and again, so far apart."),
-    click.option(
-        "--times", type=click.IntRange(1), help="Deliveries in all (beside --cron and --every: each time)."
-    ),
+    click.option("--times", type=Whole(1), help="Deliveries in all (beside --cron and --every: each time)."),
     click.option(
         "--catch-up", type=click.Choice(CATCH_UPS), help="What was missed while nothing ran (fire_once)."
     ),

@@ -73,6 +73,9 @@ class GroupRoutes:
         return self._view().detail(group) | done
 
     def _delete(self, request: Request) -> Any:
+        unknown = sorted(set(request.query) - {"topic"})
+        if unknown:
+            raise CallerError(f"{unknown[0]!r} says nothing about what to delete; allowed: topic")
         groups.delete(self._consumer(), request.path["group"], request.query.get("topic"))
         return {}
 

@@ -152,7 +152,9 @@ def _match(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
 
 
 def _query(environ: Mapping[str, Any]) -> dict[str, str]:
-    return {key: values[-1] for key, values in parse_qs(environ.get("QUERY_STRING", "")).items()}
+    """An empty value is one: what was to be narrowed by it is not meant as a whole."""
+    text = environ.get("QUERY_STRING", "")
+    return {key: values[-1] for key, values in parse_qs(text, keep_blank_values=True).items()}
 
 
 def _body(environ: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -56,9 +56,6 @@ class Shell:
         """The one line that says why."""
         assert self(*arguments, code=code) == ""
         lines = self.error.splitlines()
-        if code == 2:
-            assert lines[0].startswith("Usage: ddmq"), lines
-            lines = lines[-1:]
         assert len(lines) == 1, lines
         assert lines[0].startswith("Error: "), lines
         return lines[0].removeprefix("Error: ")

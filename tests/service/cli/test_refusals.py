@@ -6,8 +6,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from ddmq.address import Address
+from ddmq.cli.admin_client import AdminClient
 from tests.scenarios.real_server import ddmq
 from tests.service.cli.conftest import Shell
 
@@ -71,11 +74,46 @@ def test_what_cannot_be_done(shell: Shell, line: str, parts: tuple[str, ...]) ->
         ("message t --key a --id b", ("--id, --key, --offset, --time",)),
         ("bench t99", ("'t99'", "t01")),
         ("completion tcsh", ("'tcsh'", "'bash', 'zsh', 'fish'")),
+        ("completion", ("bash, zsh, fish", "ddmq completion --help")),
+        ("topic create t --queues many", ("--queues", "'many'", "1<=x<=1024")),
+        ("tail t --count 1.5", ("--count", "'1.5'", "0<=x<=1000")),
+        ("lag --interval soon", ("--interval", "'soon'", "0.1<=x<=60")),
+        ("lag --interval nan", ("--interval", "'nan'", "0.1<=x<=60")),
+        ("group set g", ("Missing option '--topic'", "ddmq group set --help")),
     ],
 )
 def test_a_wrong_command_line(shell: Shell, line: str, parts: tuple[str, ...]) -> None:
     said = shell.refused(*line.split(), code=2)
     assert all(part in said for part in parts), said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "topic show _", "topic create _", "topic update _ --queues 3", "topic delete _ --yes",
+        "group show _", "group set g --topic _", "group set _ --topic owned", "group create g --topic _",
+        "group delete _ --yes", "group keys _", "group park _ k", "offset show _", "offset show g --topic _",
+        "offset reset g --topic _ --to first", "lag _", "dlq show _", "dlq list _", "message _",
+        "message owned --key _", "message owned --group _", "pull _", "pull owned --group _", "tail _",
+        "send _ x", "delay list _", "delay show _",
+    ],
+)  # fmt: skip
+def test_an_empty_name_is_no_name(shell: Shell, line: str) -> None:
+    """As a variable of a shell that is not set leaves it."""
+    said = shell.refused(*(word.replace("_", "") for word in line.split()), code=2)
+    assert "'' is empty; allowed: 1 character or more" in said
+
+
+def test_an_empty_topic_deletes_no_group(shell: Shell, topic: str) -> None:
+    shell("group", "create", topic, "--topic", "owned")
+    said = shell.refused("group", "delete", topic, "--topic", "", "--yes", code=2)
+    assert "'--topic': '' is empty" in said
+    admin = AdminClient(Address("127.0.0.1", shell.server.ports["admin"]))
+    with pytest.raises(click.ClickException, match="does not consume topic ''"):
+        admin.delete("groups", topic, topic="")
+    with pytest.raises(click.ClickException, match="'topics' says nothing about what to delete"):
+        admin.delete("groups", topic, topics="owned")
+    assert [each["topic"] for each in shell.json("group", "show", topic)["subscriptions"]] == ["owned"]
 
 
 @pytest.fixture
