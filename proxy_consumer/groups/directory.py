@@ -39,7 +39,7 @@ class Directory:
     def start(self) -> None:
         """Load what stands in the settings and follow their changes."""
         backend = self._runtime.backend
-        for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX):
+        for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX, PARKED_PREFIX):
             for key in backend.settings(prefix):
                 self.changed(key)
         self._stop_watching = backend.watch_settings(self.changed)
@@ -76,10 +76,12 @@ class Directory:
         if retrying is not None:
             for subscription in retrying.subscriptions.values():
                 subscription.check_retry_queue()
-        if kind == "parked" and (parked := self.groups.get(rest.encode())) is not None:
-            parked.ordering.load_parked()
         if kind == "group":
             self._group_changed(rest)
+        elif kind == "parked":
+            group = self.groups.get(rest.partition("/")[0].encode())
+            if group is not None:
+                group.ordering.parked_changed(key)
         elif kind == "subscription":
             name, _, topic = rest.partition("/")
             self._subscription_changed(key, name, topic)
@@ -231,6 +233,6 @@ class Directory:
                 settings[subscription_key(name, subscription.topic)] = None
                 settings[f"{RESET_PREFIX}{name}/{subscription.topic}"] = None
         if topic is None:
-            settings[PARKED_PREFIX + name] = None
+            settings.update(dict.fromkeys(self._runtime.backend.settings(f"{PARKED_PREFIX}{name}/")))
         runtime = self._runtime
         return runtime.backend.commit(CommitBatch(settings=settings), runtime.commit_deadline())

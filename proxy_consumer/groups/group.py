@@ -4,7 +4,7 @@ Settings, the same at every proxy of one backend, JSON:
 
     group/NAME               {"created_ms": …, "source": "log" or the file that owns it}
     subscription/GROUP/TOPIC {"created_ms": …, "source": …, "settings": {what it sets itself}}
-    parked/GROUP             [order keys that are set aside]
+    parked/GROUP/DIGEST      an order key that is set aside, as its canonical text
     reset/GROUP/TOPIC        written together with a reset of offsets, so that connected proxies look again
 """
 

@@ -1,12 +1,13 @@
 """Order keys of one group: the scopes of its chains, which keys are blocked, and what operators do to them.
 
 Subscriptions whose chains reach over the whole group share one scope, so all of them are joined as soon
-as one is pulled from, and nothing of it is delivered before the queues of all are loaded. Keys set aside
-stand in the setting `parked/GROUP`, a JSON list, the same at every proxy.
+as one is pulled from, and nothing of it is delivered before the queues of all are loaded. Each key set
+aside is a setting of its own, the same at every proxy: what two operators park at once does not undo itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.order_keys.reader import QID, key_reader
-from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.runtime import Runtime
 
 if TYPE_CHECKING:
     from proxy_consumer.groups.group import Group
@@ -43,6 +44,11 @@ _STATES = {
     JobState.HELD: "parked",
     JobState.BURYING: "to the dead letters",
 }
+
+
+def parked_key(group: str, key: str) -> str:
+    """The setting that says that a key is set aside; its value is the key."""
+    return f"{PARKED_PREFIX}{group}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 def sharing_of(config: SubscriptionDefaults) -> Sharing:
@@ -141,7 +147,7 @@ class GroupOrdering:
         self._group = group
         self.shared: OrderScope | None = None
         self.parked: frozenset[str] = frozenset()
-        self.load_parked()
+        self._aside: dict[str, str] = {}  # setting → key
 
     def members(self) -> list[Subscription]:
         """Subscriptions whose chains reach over the group."""
@@ -156,15 +162,14 @@ class GroupOrdering:
 
     # --- keys set aside
 
-    def load_parked(self) -> None:
-        """The setting changed."""
-        value = self._runtime.backend.setting(PARKED_PREFIX + self._group.name)
-        try:
-            keys = [] if value is None else msgspec.json.decode(value, type=list[str])
-        except msgspec.DecodeError as error:
-            log.error("parked keys not loaded", extra={"group": self._group.name, "error": str(error)})
-            return
-        before, self.parked = self.parked, frozenset(keys)
+    def parked_changed(self, setting: str) -> None:
+        """A key was set aside, or goes on."""
+        value = self._runtime.backend.setting(setting)
+        if value is None:
+            self._aside.pop(setting, None)
+        else:
+            self._aside[setting] = value.decode()
+        before, self.parked = self.parked, frozenset(self._aside.values())
         for lane in self._lanes():
             lane.scope.action.parked_keys = self.parked
             for offset, chain in list(lane.busy.items()):
@@ -182,7 +187,7 @@ class GroupOrdering:
             )
         if not self._group_orders():
             raise CallerError(f"no subscription of group {self._group.name} has an order key")
-        return self._store(self.parked | {key})
+        return self._store(key, key.encode())
 
     def replay(self, key: str) -> Completion[list[AppendResult]] | None:
         """Deliver the head again at once. None: nothing had to be stored."""
@@ -192,7 +197,7 @@ class GroupOrdering:
         for lane, offset in heads:
             lane.state.jobs.replay(offset)
             lane.wake()
-        return self._store(self.parked - {key}) if key in self.parked else None
+        return self._store(key, None) if key in self.parked else None
 
     def skip(self, key: str) -> Completion[None]:
         """Move the head to the dead letters; succeeds when it is there."""
@@ -210,9 +215,8 @@ class GroupOrdering:
             state.label.subscription.settle_up((state,))
         return all_of(moved)
 
-    def _store(self, keys: frozenset[str]) -> Completion[list[AppendResult]]:
-        value = msgspec.json.encode(sorted(keys)) if keys else None
-        batch = CommitBatch(settings={PARKED_PREFIX + self._group.name: value})
+    def _store(self, key: str, value: bytes | None) -> Completion[list[AppendResult]]:
+        batch = CommitBatch(settings={parked_key(self._group.name, key): value})
         return self._runtime.backend.commit(batch, self._runtime.commit_deadline())
 
     def _not_here(self, key: str) -> CallerError:

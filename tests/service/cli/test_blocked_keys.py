@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -92,6 +93,34 @@ def test_a_parked_key_waits_until_it_is_replayed(stuck: Stuck) -> None:
     assert stuck.shell.server.admin("GET", "groups", stuck.name)["blocked_keys"][0]["state"] == "parked"
     stuck.shell("group", "replay", stuck.name, "bad")
     until(lambda: stuck.got[3:] == ["bad-1", "bad-2"], "it goes on where it was")
+
+
+def test_keys_that_are_parked_at_once_are_all_parked(shell: Shell, topic: str) -> None:
+    shell("group", "set", topic, "--topic", topic, "--order-key", "KEY")
+    names = [f"key-{number}" for number in range(24)]
+
+    def act(action: str) -> None:
+        def one(key: str) -> None:
+            shell.server.admin("POST", "groups", topic, "keys", body={"action": action, "key": key})
+
+        with ThreadPoolExecutor(len(names)) as pool:
+            list(pool.map(one, names))
+
+    act("park")
+    keys = shell.json("group", "keys", topic, "--limit", "100")
+    assert {key["key"] for key in keys} == {f'"{name}"' for name in names}
+    act("replay")
+    assert shell.json("group", "keys", topic) == []
+
+
+def test_a_group_made_anew_has_no_parked_keys(shell: Shell, topic: str) -> None:
+    for _ in range(2):
+        shell("group", "create", topic, "--topic", topic, "--order-key", "KEY")
+        assert shell.json("group", "keys", topic) == []
+        shell("group", "park", topic, "one")
+        shell("group", "park", topic, "other")
+        assert len(shell.json("group", "keys", topic)) == 2
+        shell("group", "delete", topic, "--yes")
 
 
 def test_a_key_that_is_not_there(stuck: Stuck) -> None:
