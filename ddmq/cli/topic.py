@@ -38,7 +38,7 @@ _settings = [
         help="In whose words properties of a plain send ask for a delay: of "
         f"{', '.join(DELAY_DIALECTS)}, with commas between; none: they are ordinary properties (default).",
     ),
-    click.option("--body-bytes-max", type=Whole(1), help="Largest body, in bytes."),
+    click.option("--body-bytes-max", type=Whole(1, 1 << 30), help="Largest body, in bytes."),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
     click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),
 ]

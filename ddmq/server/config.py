@@ -86,7 +86,7 @@ class TopicEntry:
     writable: bool = True
     delay: str = field(default="both", metadata=rules(choices=("both", "none", "only")))
     delay_dialects: tuple[str, ...] = field(default=(), metadata=rules(choices=names.DELAY_DIALECTS))
-    body_bytes_max: int | None = field(default=None, metadata=rules(low=1))
+    body_bytes_max: int | None = field(default=None, metadata=rules(low=1, high=1 << 30))
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
         ("POST", "/topics/t", {"queus": 3}, 400, "did you mean 'queues'"),
         ("POST", "/topics/t", {"queues": 0}, 400, "1 to 1024"),
         ("POST", "/topics/t", {"queues": "many"}, 400, "'many'"),
+        ("POST", "/topics/t", {"body_bytes_max": 10**20}, 400, "1 to 1073741824"),  # no message carries it
         ("POST", "/topics/owned", {"create": False, "queues": 9}, 400, "topics.yaml"),
         ("DELETE", "/topics/owned", None, 400, "topics.yaml"),
         ("POST", "/groups/g", {}, 400, "topics"),

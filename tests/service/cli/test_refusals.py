@@ -76,6 +76,7 @@ def test_what_cannot_be_done(shell: Shell, line: str, parts: tuple[str, ...]) ->
         ("completion tcsh", ("'tcsh'", "'bash', 'zsh', 'fish'")),
         ("completion", ("bash, zsh, fish", "ddmq completion --help")),
         ("topic create t --queues many", ("--queues", "'many'", "1<=x<=1024")),
+        ("topic create t --body-bytes-max 2000000000", ("--body-bytes-max", "1<=x<=1073741824")),
         ("tail t --count 1.5", ("--count", "'1.5'", "0<=x<=1000")),
         ("lag --interval soon", ("--interval", "'soon'", "0.1<=x<=60")),
         ("lag --interval nan", ("--interval", "'nan'", "0.1<=x<=60")),
