@@ -24,7 +24,8 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
     for each in found["subscriptions"]:
         click.echo(f"{found['group']} on {each['topic']}")
         print_facts(_facts(each, all_settings=all_settings))
-        print_table("", QUEUE_COLUMNS, (_queue(queue) for queue in each["queues"]))
+        own = {"committed": None, "lag": None} if _is_broadcast(each) else {}
+        print_table("", QUEUE_COLUMNS, (_queue(queue | own) for queue in each["queues"]))
     if found["dead_letters_open"]:
         many = "" if found["dead_letters_open"] == 1 else "s"
         hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
@@ -51,13 +52,15 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
     key = each["order_key"]
     rates = [each["delivered_per_s"], each["acked_per_s"]]
     oldest = each["lag_age_s"]
+    lag = cell(each["lag"]) + ("" if oldest is None else f", the oldest waits {age(oldest)}")
     facts = {
         "order key": f"{key} over the {each['order_scope']}" if key else "none, messages are independent",
         "filter": "none" if each["filter"] == "*" else each["filter"],
-        "lag": cell(each["lag"]) + ("" if oldest is None else f", the oldest waits {age(oldest)}"),
+        "lag": "every instance has a place of its own" if _is_broadcast(each) else lag,
         "in flight": each["in_flight"],
         "retrying": cell(each["retrying"])
         + (f", and {each['retry_lag']:,} due on the retry path" if each["retry_lag"] else ""),
+        "dead letters": cell(each["dead_letters"]) + " since this proxy started",
         "ack span": each["ack_span"],
         "waiting pulls": each["waiters"],
         "rates": "not known yet"
@@ -74,6 +77,10 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
             f"{each['inconsistent']:,} times a client stated another filter than this subscription has"
         )
     return facts
+
+
+def _is_broadcast(each: Mapping[str, Any]) -> bool:
+    return bool(each["settings"]["model"] == "broadcasting")
 
 
 def _queue(queue: Mapping[str, Any]) -> list[Any]:

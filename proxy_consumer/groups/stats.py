@@ -20,7 +20,8 @@ from proxy_consumer.subscription.subscription import Subscription
 class QueueStats:
     """One queue of one subscription. `committed` and `next` are as stored; the rest is this proxy's view.
 
-    `held`: whether this proxy delivers from it now; the live numbers are 0 otherwise.
+    `held`: whether this proxy delivers from it now; the live numbers are 0 otherwise. Where the model is
+    broadcasting every instance has a place of its own: `lag` is 0.
     """
 
     queue_id: int
@@ -106,12 +107,13 @@ def _queue_stats(
     committed = bounds.min if view.committed is None else view.committed
     state = subscription.buffer.queues.get(queue)
     top = max([committed, *(end for _, end in view.finished)])
+    shared = subscription.config.model != "broadcasting"
     return QueueStats(
         queue_id=queue.queue_id,
         qid=runtime.qid(queue),
         committed=committed,
         next=bounds.next,
-        lag=max(0, bounds.next - committed),
+        lag=max(0, bounds.next - committed) if shared else 0,
         in_flight=_live(state, lambda held: held.jobs.leases.jobs),
         retrying=_live(state, lambda held: held.jobs.retrying),
         ack_span=_live(state, lambda held: held.jobs.ack_map.span) if state else top - committed,

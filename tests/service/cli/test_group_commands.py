@@ -180,3 +180,25 @@ def test_a_wrong_group_in_the_file_changes_nothing(configured: tuple[RealServer,
     (line,) = [line for line in server.log.splitlines() if "not reloaded" in line]
     assert all(part in line for part in ("groups.yaml:", "groups.g.topics.t.batch_max", "1 to 10000"))
     assert in_force(server, "g")["concurrency"] == 77
+
+
+def test_a_broadcasting_group_has_no_lag(shell: Shell, topic: str) -> None:
+    shell("group", "set", topic, "--topic", topic, "--model", "broadcasting", "--start", "first")
+    shell("send", topic, "one", "two", "three")
+    (row,) = shell.json("lag", topic)
+    assert (row["lag"], row["lag_age_s"]) == (0, None)
+    assert [row["lag"] for row in shell.json("group", "list") if row["group"] == topic] == [0]
+    assert "every instance has a place of its own" in shell("group", "show", topic)
+
+
+def test_show_counts_dead_letters_of_a_subscription(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    shell("group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY",
+          "--ordered-deliveries-max", "1")  # fmt: skip
+    shell("send", topic, "one", "--key", "a")
+
+    def fail(_: object) -> None:
+        raise RuntimeError("never")
+
+    with Consumer(f"127.0.0.1:{shell.server.ports['consumer']}", topic, topic, handler=fail):
+        until(lambda: " 1 since this proxy started" in shell("group", "show", topic), "it is counted")
