@@ -21,7 +21,7 @@ from ddmq.cli.output import (
     show_body,
     show_row_body,
 )
-from ddmq.cli.values import NAME, Whole
+from ddmq.cli.values import NAME, Folder, Whole
 from ddmq.cli.when import first_options, when, when_options
 from ddmq.moments import shown
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
@@ -280,7 +280,7 @@ def _say_elsewhere(found: dict[str, Any]) -> None:
 
 
 @delay.command("backup", short_help="Copy what waits into a folder, while it runs.")
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=Folder(path_type=Path, file_okay=False))
 @click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long it may take.")
 @admin_option
 @json_option
@@ -296,10 +296,10 @@ def backup(folder: Path, timeout_ms: int, admin: Address, as_json: bool) -> None
 
 
 @delay.command("restore", short_help="Put a backup back, while nothing runs.")
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), required=True,
+@click.argument("folder", type=Folder(path_type=Path, file_okay=False, exists=True))
+@click.option("--data-dir", type=Folder(path_type=Path, file_okay=False), required=True,
               help="The directory of the server, which must not run.")  # fmt: skip
-@click.option("--config", "config_dir", type=click.Path(path_type=Path, file_okay=False),
+@click.option("--config", "config_dir", type=Folder(path_type=Path, file_okay=False),
               help="The configuration folder of the server, if it has one.")  # fmt: skip
 @json_option
 def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool) -> None:

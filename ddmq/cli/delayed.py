@@ -10,6 +10,7 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.output import hint, print_json
+from ddmq.cli.values import known_host
 from ddmq.cli.when import shown, zone_of
 from ddmq_client import CancelOutcome, ClientError, DelayResult, DelayStatus, OutgoingMessage, Producer
 
@@ -17,9 +18,9 @@ SHOWN_MAX = 20
 
 
 def client_of(address: Address, timeout_ms: int) -> Producer:
-    """Raises ClickException for an address that is none."""
+    """Raises ClickException for an address that is none, or that nothing is known of."""
     try:
-        return Producer(str(address), timeout_ms=timeout_ms)
+        return Producer(known_host(address, "--producer"), timeout_ms=timeout_ms)
     except ClientError as error:
         raise click.ClickException(str(error)) from error
 

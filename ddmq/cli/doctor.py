@@ -23,6 +23,7 @@ import click
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient
 from ddmq.cli.output import json_option, print_json, print_table, reason
+from ddmq.cli.values import Folder
 from ddmq_common.errors import ConfigError
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
@@ -44,12 +45,12 @@ class Finding(NamedTuple):
 @click.command()
 @click.option(
     "--data-dir",
-    type=click.Path(path_type=Path),
+    type=Folder(path_type=Path),
     default=Path("data"),
     show_default=True,
     help="Where the log lives, or shall live.",
 )
-@click.option("--config", "config_dir", type=click.Path(path_type=Path), help="The configuration folder.")
+@click.option("--config", "config_dir", type=Folder(path_type=Path), help="The configuration folder.")
 @json_option
 def doctor(data_dir: Path, config_dir: Path | None, as_json: bool) -> None:
     """Check machine, directory, ports and configuration.

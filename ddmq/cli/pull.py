@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import click
 
 from ddmq.address import ADDRESS, CONSUMER, Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import body_fields, hint, json_option, print_json, show_body, show_row_body
-from ddmq.cli.values import NAME, Whole
+from ddmq.cli.output import body_fields, hint, json_option, print_json, reason, show_body, show_row_body
+from ddmq.cli.values import NAME, Folder, Whole, known_host
 from ddmq.moments import shown
 from ddmq_client import ClientError, Consumer, Message
 
@@ -36,7 +36,7 @@ TAIL_PAUSE_S = 0.2
 @click.option("--no-ack", is_flag=True, help="Look only: they come again after the ack timeout.")
 @click.option(
     "--save-to",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(path_type=Path, file_okay=False),
     help="Write each body to a file DIRECTORY/TOPIC-QUEUE-OFFSET.",
 )
 @click.option("--consumer", type=ADDRESS, default=str(CONSUMER), show_default=True, envvar="DDMQ_CONSUMER",
@@ -59,13 +59,16 @@ def pull(
     A group that does not exist is created and starts at the first message. Exit code 0 when there were none;
     1 when the consumer proxy cannot be reached or, without --follow, when there is no such topic.
     """
+    proxy = known_host(consumer, "--consumer")
+    if save_to is not None:
+        _saving(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
     _subscribe(AdminClient(admin), topic, group, follow, as_json)
     try:
         with (
             _quiet_client(),
-            Consumer(str(consumer), group, [topic], auto_ack=False, max_batch=100) as client,
+            Consumer(proxy, group, [topic], auto_ack=False, max_batch=100) as client,
         ):
-            taken = _take(client, str(consumer), count, follow, no_ack, save_to, as_json)
+            taken = _take(client, proxy, count, follow, no_ack, save_to, as_json)
     except ClientError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
@@ -186,8 +189,16 @@ def _number(qid: str) -> int | str:
 
 
 def _save(message: Message, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{message.topic}-{_number(message.queue)}-{message.offset}").write_bytes(message.body)
+    name = f"{message.topic}-{_number(message.queue)}-{message.offset}"
+    _saving(folder / name, lambda path: path.write_bytes(message.body))
+
+
+def _saving(path: Path, does: Callable[[Path], object]) -> None:
+    """Raises ClickException; what is not saved is not acknowledged either, and comes again."""
+    try:
+        does(path)
+    except OSError as error:
+        raise click.ClickException(f"--save-to: {path} cannot be written: {reason(error)}") from error
 
 
 @click.command()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddmq.cli.output import hint, json_option, print_json
+from ddmq.cli.values import Folder
 from ddmq.moments import DURATION_ALLOWED, duration
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
 @click.command()
 @click.option(
     "--samples",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(path_type=Path, file_okay=False),
     help="Folder of the sample files (default: where the configuration has them, DATA_DIR/metrics).",
 )
 @click.option(
@@ -39,15 +40,15 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
 @click.option("--since", metavar="DURATION", help="So far back: 1h, 7d (default: everything there is).")
 @click.option(
     "--tables",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(path_type=Path, file_okay=False),
     help="Where the job keeps its Parquet tables (default: SAMPLES-tables beside the samples).",
 )
 @click.option("--no-job", is_flag=True, help="Use the tables as they are: something else runs the job.")
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path, file_okay=False), help="As in `ddmq serve` (default: data)."
+    "--data-dir", type=Folder(path_type=Path, file_okay=False), help="As in `ddmq serve` (default: data)."
 )
 @click.option(
-    "--config", "config_dir", type=click.Path(path_type=Path, file_okay=False), help="As in `ddmq serve`."
+    "--config", "config_dir", type=Folder(path_type=Path, file_okay=False), help="As in `ddmq serve`."
 )
 @json_option
 def report(

@@ -9,17 +9,18 @@ import click
 
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
 from ddmq.cli.output import reason
+from ddmq.cli.values import Folder
 
 _common = [
     click.option(
         "--data-dir",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=Folder(path_type=Path, file_okay=False),
         help="Where the log lives; made when missing (default: data).",
     ),
     click.option(
         "--config",
         "config_dir",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=Folder(path_type=Path, file_okay=False),
         help="Folder with ddmq.yaml, topics.yaml, proxy_producer.yaml, …; see conf/.",
     ),
     click.option("--admin", type=ADDRESS, help=f"Admin HTTP: health, metrics, API (default {ADMIN})."),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 from typing import Any
 
 import click
+
+from ddmq.address import Address
+from ddmq.cli.output import reason
 
 
 class Name(click.ParamType[str]):
@@ -41,6 +46,28 @@ class Number(click.FloatRange):
         if not known:
             self.fail(f"{value!r} is not a number in the range {self._describe_range()}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Folder(click.Path):
+    """A directory; an empty name is none, and not the one that the command runs in."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "":
+            self.fail("'' is empty; allowed: a directory, . for this one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def known_host(address: Address, option: str) -> str:
+    """The address as text. Raises ClickException for a host whose name does not resolve."""
+    try:
+        socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise click.ClickException(
+            f"{option} {address}: the host {address.host!r} is not known ({reason(error)})"
+        ) from error
+    return str(address)
 
 
 NAME = Name()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, TypeVar
@@ -12,10 +13,12 @@ import click
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.values import Whole
 from ddmq.moments import age, duration
-from ddmq_client.delays import CATCH_UPS
+from ddmq_client.delays import CATCH_UPS, when_of
+from ddmq_client.errors import OptionError
 
 F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS = ("delay", "at", "cron", "zone", "every", "times", "catch_up")
+_KEYWORD = re.compile(r"(?<![-\w])(delay|deliver_at|cron|every|times|catch_up|level)(?!\w)")
 _FIRST = [
     click.option("--delay", metavar="DURATION", help="So much later: 90s, 1h30m, 2d, 250ms."),
     click.option(
@@ -65,7 +68,17 @@ def when(given: dict[str, Any]) -> dict[str, Any]:
         found["zone"] = set_ones["zone"]
     elif zone is not None and "at" not in set_ones:
         raise click.UsageError("--zone goes with --cron or --at")
+    try:
+        when_of(**found)
+    except OptionError as error:
+        raise click.UsageError(_KEYWORD.sub(_option, str(error))) from error
     return found
+
+
+def _option(keyword: re.Match[str]) -> str:
+    return {"deliver_at": "--at", "level": "--delay-level"}.get(
+        keyword[0], "--" + keyword[0].replace("_", "-")
+    )
 
 
 def moment_at(text: str, zone: tzinfo | None) -> datetime:

@@ -166,12 +166,18 @@ def test_several_that_properties_delay_are_each_told_their_own_id(shell, topic):
     [
         ((), 2, "say when"),
         (("--delay", "5"), 2, "'5' is no duration"),
-        (("--delay", "1s", "--at", "2026-12-24T18:00"), 1, "delay and deliver_at are both set"),
+        (
+            ("--delay", "1s", "--at", "2026-12-24T18:00"),
+            2,
+            "--delay and --at are both set; allowed: one of --delay",
+        ),
         (("--at", "tomorrow"), 2, "tomorrow"),
         (("--zone", "Asia/Shanghai", "--delay", "1s"), 2, "--zone goes with"),
         (("--cron", "* * * * *", "--zone", "Mars/Base"), 2, "Mars/Base"),
         (("--cron", "61 * * * *"), 1, "bad minute"),
-        (("--times", "2", "--delay", "1s"), 1, "without every or cron"),
+        (("--times", "2", "--delay", "1s"), 2, "without --every or --cron"),
+        (("--every", "0s"), 2, "--every=0:00:00 is 0 ms; allowed: at least 1 ms"),
+        (("--catch-up", "skip"), 2, "--catch-up is set without a first delivery"),
         (("--delay", "400d"), 1, "code 11"),
     ],
 )

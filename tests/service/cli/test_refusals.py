@@ -117,6 +117,37 @@ def test_an_empty_topic_deletes_no_group(shell: Shell, topic: str) -> None:
     assert [each["topic"] for each in shell.json("group", "show", topic)["subscriptions"]] == ["owned"]
 
 
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("send t x --producer no.such.host.invalid:1", "--producer"),
+        ("delay cancel ID --producer no.such.host.invalid:1", "--producer"),
+        ("pull owned --consumer no.such.host.invalid:1", "--consumer"),
+    ],
+)
+def test_a_host_that_is_not_known(shell: Shell, line: str, option: str) -> None:
+    said = shell.refused(*line.split())
+    assert f"{option} no.such.host.invalid:1: the host 'no.such.host.invalid' is not known" in said
+
+
+def test_what_cannot_be_saved_is_not_taken(shell: Shell, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    shell("send", topic, "one")
+    said = shell.refused("pull", topic, "--group", topic, "--save-to", str(tmp_path / "file" / "folder"))
+    assert f"--save-to: {tmp_path}/file/folder cannot be written: Not a directory" in said
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shell("pull", topic, "--group", topic, "--count", "1", "--save-to", str(folder))
+    (saved,) = folder.iterdir()
+    assert saved.read_text() == "one"
+
+
+@pytest.mark.parametrize("line", ["serve --data-dir _", "serve --config _", "doctor --data-dir _"])
+def test_an_empty_directory_is_not_this_one(shell: Shell, line: str) -> None:
+    said = shell.refused(*(word.replace("_", "") for word in line.split()), code=2)
+    assert "'' is empty; allowed: a directory, . for this one" in said
+
+
 @pytest.fixture
 def nobody() -> Iterator[str]:
     """An address where a connection is refused."""
