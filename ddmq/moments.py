@@ -7,6 +7,7 @@ import re
 
 ALLOWED = "epoch milliseconds, a time like 2026-11-21T12:00+01:00, or so long ago: -2h, -90s, -1d12h"
 WALL_MS_MIN = 1_000_000_000_000  # September 2001; where an offset may stand too, smaller numbers are offsets
+WALL_MS_MAX = 253_370_764_800_000  # the year 9999, which calendars end with
 _AGO = re.compile(r"-(\d{1,9}(ms|s|m|h|d))+\Z")
 DURATION_ALLOWED = "numbers with units ms, s, m, h, d, as in 90s, 1h30m or 2d"
 _SPAN = re.compile(r"(\d{1,9}(ms|s|m|h|d))+\Z")
@@ -15,11 +16,11 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def moment(text: str, now_ms: int, *, local: bool = False) -> int:
-    """Epoch milliseconds, at least 0. Raises ValueError with what is allowed.
+    """Epoch milliseconds, 0 to WALL_MS_MAX. Raises ValueError with what is allowed.
 
     `local`: ISO text without a zone is in the zone of this machine; else the zone must be given.
     """
-    if text.isascii() and text.isdecimal() and len(text) <= 15:
+    if text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= WALL_MS_MAX:
         return int(text)
     if _AGO.match(text):
         ago = sum(int(count) * _UNIT_MS[unit] for count, unit in _STEP.findall(text))
@@ -28,7 +29,7 @@ def moment(text: str, now_ms: int, *, local: bool = False) -> int:
         found = datetime.datetime.fromisoformat(text)
         if found.tzinfo is None and not local:
             raise ValueError(f"{text!r} has no time zone; write it like 2026-11-21T12:00+01:00 or …Z")
-        return max(0, int(found.timestamp() * 1000))
+        return min(max(0, int(found.timestamp() * 1000)), WALL_MS_MAX)
     except (ValueError, OverflowError, OSError) as error:
         if "time zone" in str(error):
             raise

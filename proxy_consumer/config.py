@@ -6,6 +6,7 @@ and of the stored settings: one word everywhere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from proxy_consumer.filters.expressions import expression_fault
 from proxy_consumer.order_keys.reader import path_fault
 
 MIB = 1 << 20
+_START_MS = re.compile(r"[0-9]{1,15}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class SubscriptionDefaults:
             raise ValueError(
                 f"retry_intervals_ms is {list(self.retry_intervals_ms)}; -1 may only stand first or last"
             )
-        if self.start not in ("first", "last") and not self.start.isdecimal():
+        if self.start not in ("first", "last") and not _START_MS.match(self.start):
             raise ValueError(f"start is {self.start!r}; allowed: first, last, or epoch milliseconds")
         if self.ordered_deliveries_max == 0:
             raise ValueError("ordered_deliveries_max is 0; allowed: 1 or more, or -1 for ever")

@@ -219,7 +219,7 @@ def choice_of(query: Mapping[str, Any]) -> Choice:
     if not isinstance(offsets, list) or not all(isinstance(each, int) and each >= 0 for each in offsets):
         raise CallerError(f"offsets is {offsets!r}; a list of whole numbers of 0 or more is wanted")
     since = query.get("since_ms")
-    if isinstance(since, str) and since.isdecimal():
+    if isinstance(since, str) and since.isdecimal() and len(since) <= 15:
         since = int(since)
     if since is not None and not isinstance(since, int):
         raise CallerError(f"since_ms is {since!r}; epoch milliseconds are wanted")

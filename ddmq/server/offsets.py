@@ -70,7 +70,7 @@ def target_of(raw: Any, now_ms: int) -> Target:
     text = str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else raw
     if not isinstance(text, str) or not text:
         raise CallerError(f"to is {raw!r}; allowed: {_ALLOWED}")
-    if text.isascii() and text.isdecimal() and int(text) < WALL_MS_MIN:
+    if text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) < WALL_MS_MIN:
         return Target("offset", int(text))
     try:
         return Target("time", moment(text, now_ms))

@@ -51,6 +51,8 @@ def test_a_dry_run_changes_nothing(shell: Shell, ten: str) -> None:
     [
         ("--to 11", ("offset 11 is out of range", "queue 0: 0 to 10")),
         ("--to first --queue 3", ("no queue 3", "0 to 0")),
+        (f"--to {'9' * 15}", ("'999999999999999'", "below 1,000,000,000,000")),
+        (f"--to {'9' * 5000}", ("first, last, an offset",)),
     ],
 )
 def test_what_is_out_of_range(shell: Shell, ten: str, options: str, parts: tuple[str, ...]) -> None:

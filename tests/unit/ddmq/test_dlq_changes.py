@@ -197,6 +197,7 @@ def test_bodies_are_begun_only() -> None:
         ({"offsets": [-1]}, "whole numbers of 0 or more"),
         ({"reason": 5}, "reason is 5"),
         ({"since_ms": "soon"}, "epoch milliseconds are wanted"),
+        ({"since_ms": "9" * 5000}, "epoch milliseconds are wanted"),
         ({}, "nothing is chosen"),
         ({"all": True, "cursor": [[0, 1]]}, "cursor is"),
         ({"all": True, "cursor": [[7, 0, 1]]}, "cursor is"),

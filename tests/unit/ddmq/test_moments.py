@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddmq.moments import age, is_relative, moment, shown
+from ddmq.moments import WALL_MS_MAX, age, is_relative, moment, shown
 
 NOW = 1_800_000_000_000
 
@@ -21,6 +21,8 @@ NOW = 1_800_000_000_000
         ("-250ms", NOW - 250),
         ("-5m", NOW - 300_000),
         ("-999999999d", 0),
+        ("9999-12-31T23:59Z", WALL_MS_MAX),
+        (str(WALL_MS_MAX), WALL_MS_MAX),
     ],
 )
 def test_what_is_a_moment(text: str, found: int) -> None:
@@ -28,7 +30,8 @@ def test_what_is_a_moment(text: str, found: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-", "-2", "2h", "-2x", "yesterday", "-1h-2m", "2026-13-01T00:00Z", "٣", "9" * 30, "-2h "]
+    "text",
+    ["", "-", "-2", "2h", "-2x", "yesterday", "-1h-2m", "2026-13-01T00:00Z", "٣", "9" * 30, "9" * 15, "-2h "],
 )
 def test_what_is_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"allowed: epoch milliseconds, a time like .*, or so long ago"):
@@ -40,6 +43,7 @@ def test_a_zone_is_wanted_unless_this_machines_is_meant() -> None:
         moment("2026-11-21T12:00", NOW)
     assert abs(moment("2026-11-21T12:00", NOW, local=True) - 1_795_262_400_000) <= 14 * 3_600_000
     assert moment(shown(NOW), 0) == NOW
+    assert shown(WALL_MS_MAX)
 
 
 def test_relative_ones_are_known() -> None:
