@@ -20,9 +20,10 @@ from backend.port import Backend
 from ddmq.server import groups, keys, offsets
 from ddmq.server.group_view import GroupView
 from ddmq.server.http import Request
+from ddmq.server.queries import WAIT_S
 from ddmq.server.rates import Rates
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError
+from ddmq_common.errors import CallerError, DdmqError
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.service import ConsumerService
 
@@ -80,7 +81,18 @@ class GroupRoutes:
         return {}
 
     def _change(self, request: Request) -> Any:
-        return groups.change(self._consumer(), request.path["group"], request.path["topic"], request.body)
+        group, topic = request.path["group"], request.path["topic"]
+        consumer = self._consumer()
+        self._catch_up(group, topic)
+        return groups.change(consumer, group, topic, request.body)
+
+    def _catch_up(self, group: str, topic: str) -> None:
+        """Hear what others have changed by now, which comes before any answer of the writer: a change is made
+        to what a subscription sets, and must not take back one that was answered at another proxy."""
+        try:
+            self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+        except (DdmqError, TimeoutError):
+            pass  # the change itself will say so
 
     def _offsets(self, request: Request) -> Any:
         return offsets.show(self._backend, request.path["group"], request.query.get("topic"))

@@ -62,3 +62,14 @@ def test_changes_at_one_proxy_hold_at_the_other(pair: tuple[RealServer, RealServ
         assert got["two"] == 0
         server.admin("POST", "groups", "g", "keys", body={"action": "replay", "key": "good"})
         until(lambda: got["two"] == 1, "the key goes on")
+
+
+def test_a_change_keeps_what_another_proxy_changed_just_before(pair: tuple[RealServer, RealServer]) -> None:
+    server = pair[0]
+    server.admin("POST", "topics", "t", body={})
+    names = ("concurrency", "batch_max", "retrying_max", "rate_max", "chain_batch")
+    for number in range(1, 31):
+        for at, name in enumerate(names):
+            pair[(at + number) % 2].admin("POST", "groups", "g", "topics", "t", body={name: number})
+        (found,) = server.admin("GET", "groups", "g")["subscriptions"]
+        assert {name: found["settings"][name] for name in names} == dict.fromkeys(names, number)
