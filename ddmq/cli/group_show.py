@@ -16,6 +16,7 @@ QUEUE_COLUMNS = (
     "queue", "committed", "next", "lag", "oldest", "in_flight", "retrying", "ack_span", "holder"
 )  # fmt: skip
 KEY_COLUMNS = ("key", "since", "attempts", "state", "head", "waiting", "last error")
+CLIENT_COLUMNS = ("client", "topic", "since", "what")
 ERROR_SHOWN = 120
 
 
@@ -34,6 +35,10 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
         print_keys(found["group"], found["blocked_keys"])
         if found["blocked_keys_more"]:
             hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
+    if found["differences"]:
+        now_ms = time.time() * 1000
+        click.echo("clients that subscribe differently")
+        print_table("", CLIENT_COLUMNS, (_client(each, now_ms) for each in found["differences"]))
     hint_elsewhere(found)
 
 
@@ -74,7 +79,8 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
         facts["PUSH HELD BACK"] = each["push_fault"]
     if each["inconsistent"]:
         facts["INCONSISTENT"] = (
-            f"{each['inconsistent']:,} times a client stated another filter than this subscription has"
+            f"{each['inconsistent']:,} times since this proxy started a client stated another filter than "
+            "this subscription has"
         )
     return facts
 
@@ -115,3 +121,8 @@ def _key(each: Mapping[str, Any], now_ms: float) -> list[Any]:
         f"{each['waiting']:,}{more}",
         each["error"][:ERROR_SHOWN] or None,
     ]
+
+
+def _client(each: Mapping[str, Any], now_ms: float) -> list[Any]:
+    since = age((now_ms - each["since_ms"]) / 1000) + " ago"
+    return [each["client_id"], each["topic"] or None, since, each["what"]]

@@ -1,11 +1,13 @@
 """One consumer group in full: where it stands, what it waits for, what holds it up.
 
 Committed and next offsets, lag and lag age are the same whoever is asked. In flight, retrying, waiting
-pulls and blocked keys are those of this process's consumer proxy; `holder` says which proxy has a queue.
+pulls, blocked keys and clients that subscribe differently are those of this process's consumer proxy;
+`holder` says which proxy has a queue.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +28,7 @@ from proxy_consumer.groups.stats import QueueStats, SubscriptionStats
 from proxy_consumer.service import ConsumerService
 
 AGED_MAX = 50  # subscriptions of a list whose oldest waiting message is looked at
+DIFFERENCES_MAX = 100  # clients that subscribe differently
 AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
 
 
@@ -76,6 +79,9 @@ class GroupView:
             "waiters": summary.waiters,
             "dead_letters_open": self._dead_letters(group),
             "subscriptions": [self._subscription(each) for each in found],
+            "differences": [
+                dataclasses.asdict(each) for each in self._consumer.differences(group)[:DIFFERENCES_MAX]
+            ],
             "blocked_keys": blocked[:keys_limit],
             "blocked_keys_more": len(blocked) > keys_limit,
         }

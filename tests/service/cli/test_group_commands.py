@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_client.consumer import Consumer
+from ddmq_client.errors import PullError
 from tests.scenarios.real_server import RealServer, running, until, write_config
 from tests.service.cli.conftest import Shell
 
@@ -202,3 +203,19 @@ def test_show_counts_dead_letters_of_a_subscription(shell: Shell, topic: str) ->
 
     with Consumer(f"127.0.0.1:{shell.server.ports['consumer']}", topic, topic, handler=fail):
         until(lambda: " 1 since this proxy started" in shell("group", "show", topic), "it is counted")
+
+
+def test_show_names_clients_that_subscribe_differently(shell: Shell, topic: str) -> None:
+    shell("group", "set", topic, "--topic", topic, "--tags", "a || b")
+    assert shell.json("group", "show", topic)["differences"] == []
+    with Consumer(
+        f"127.0.0.1:{shell.server.ports['consumer']}", topic, topic, tags="a", auto_ack=False,
+        client_id="forgetful",
+    ) as client:  # fmt: skip
+        with pytest.raises(PullError):
+            client.pull(1, timeout_ms=500)
+        (found,) = shell.json("group", "show", topic)["differences"]
+        assert (found["client_id"], found["topic"]) == ("forgetful", topic)
+        said = shell("group", "show", topic)
+    assert "clients that subscribe differently" in said
+    assert "forgetful" in said.partition("clients that subscribe differently")[2]
