@@ -27,6 +27,12 @@ _common = [
     click.option(
         "--process-name", hidden=True, help="process_name of ddmq.yaml; `serve --processes` gives it."
     ),
+    click.option(
+        "--with-parent",
+        is_flag=True,
+        hidden=True,
+        help="End with standard input; `serve --processes` holds it.",
+    ),
 ]
 
 
@@ -53,6 +59,7 @@ def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
     if processes:
         from ddmq.server.processes import run_processes
 
+        flags.pop("with_parent")
         run_processes(config_dir, flags)
     else:
         _run(config_dir, flags, ("producer", "consumer", "delay", "admin"))
@@ -87,9 +94,11 @@ def delay_service(config_dir: Path | None, **flags: Any) -> None:
 def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...]) -> None:
     from ddmq.server import logs
     from ddmq.server.config import load_folder, with_flags
+    from ddmq.server.parent import when_parent_ends
     from ddmq.server.parts import ServerProcess
     from ddmq.server.signals import install_signals
 
+    with_parent = flags.pop("with_parent")
     config = with_flags(load_folder(config_dir), **flags)
     logs.set_up(config.serve.log_level, config.serve.log_format)
     process = ServerProcess(config, parts)
@@ -98,6 +107,8 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     except OSError as error:
         raise click.ClickException(_said(error, process)) from error
     install_signals(process)
+    if with_parent:
+        when_parent_ends(process.parent_ended)
     click.echo(ready_line(process.addresses, config.serve.data_dir))
     process.run_until_stopped()
 

@@ -245,6 +245,10 @@ class ServerProcess:
             raise SystemExit(0)
         self._stop.set()
 
+    def parent_ended(self) -> None:
+        """Drain, unless it does already."""
+        self._stop.set()
+
     def drain(self) -> None:
         """Refuse what is new, finish what is open, within `drain_ms`."""
         self._draining = True

@@ -3,7 +3,7 @@
 The consumer proxy's process holds the public admin port, because the live state of groups is there; the
 others' own admin ports are 100 and 200 above it, or free ones, and said in the log. A part that dies is
 started again after a pause that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed on
-to all, a second one kills.
+to all, a second one kills. When this one is killed the parts drain and end (parent.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Part:
         self.started_at = time.monotonic()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C comes through us, once
         try:
-            self.child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         finally:
             signal.signal(signal.SIGINT, before)
         assert self.child.stdout is not None
@@ -209,7 +209,7 @@ def _is_free(address: Address) -> bool:
 def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:
     serve = config.serve
     admin = admin_of_part(serve.address("admin"), name)
-    arguments = ["--data-dir", str(serve.data_dir), "--admin", str(admin)]
+    arguments = ["--with-parent", "--data-dir", str(serve.data_dir), "--admin", str(admin)]
     arguments += ["--process-name", _process_name(serve, name)]
     if name != "delay-service":
         arguments += [f"--{name}", str(serve.address(name))]

@@ -155,6 +155,30 @@ def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
         assert not any(Path(f"/proc/{pid}").exists() for pid in last.values()), "none is left behind"
 
 
+@pytest.mark.slow
+def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
+    with running(tmp_path, processes=True) as server:
+        prepared(server)
+        parts = server.part_pids()
+        with Client(server.ports["producer"]) as client:
+            assert client.send("t", b"before").code == 0
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: not any(lives(pid) for pid in parts.values()), "none is left behind")
+        server.wait()
+        server.start()  # on the same ports
+        assert sends(server)
+        found: set[bytes] = set()
+        until(lambda: takes(server, found), "both messages")
+
+
+def lives(pid: int) -> bool:
+    """Not gone, and not a zombie that nobody has waited for yet."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def sends(server: RealServer) -> bool:
     try:
         with Client(server.ports["producer"]) as client:

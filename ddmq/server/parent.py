@@ -1,0 +1,34 @@
+"""A part of `ddmq serve --processes` does not outlive the process that started it.
+
+That one holds the other end of the part's standard input: it ends however its holder ends, kill -9 too.
+Else the parts of one that was killed would keep the ports, and it could not be started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+import gevent
+from gevent.socket import wait_read
+
+STDIN = 0
+log = logging.getLogger("ddmq.server")
+
+
+def when_parent_ends(stop: Callable[[], None], descriptor: int = STDIN) -> None:
+    """Call `stop` once, when what `descriptor` reads from has come to its end."""
+
+    def follow() -> None:
+        while _more(descriptor):
+            pass
+        log.warning("the process that started this one has ended")
+        stop()
+
+    gevent.spawn(follow)
+
+
+def _more(descriptor: int) -> bool:
+    wait_read(descriptor)
+    return bool(os.read(descriptor, 4096))
