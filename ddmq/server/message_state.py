@@ -11,6 +11,7 @@ from typing import Any
 
 from backend.port import Backend
 from backend.records import ProgressView, QueueRef, StoredRecord
+from ddmq.server.offsets import is_broadcast
 from ddmq.server.queries import WAIT_S
 from ddmq_common import names
 from ddmq_common.errors import CallerError, NoSuchGroupError, UnsupportedError
@@ -19,6 +20,7 @@ from proxy_consumer.groups.message_states import DONE, NOT_YET, RETRYING, LiveSt
 
 COUNT_MAX = 100
 DEAD = "dead"
+EACH_ITS_OWN = "broadcast: every instance has its own place"
 Live = Callable[[str, str, QueueRef, int], LiveState | None]
 
 
@@ -43,6 +45,8 @@ class MessageStates:
         key = subscription_key(self._group, record.topic)
         if self._backend.setting(key) is None:
             return {"state": f"{self._group} does not consume {record.topic}"}
+        if is_broadcast(self._backend, self._group, record.topic):
+            return {"state": EACH_ITS_OWN}
         info = self._backend.topic(record.topic)
         if info is None:
             return {"state": "gone with its topic"}

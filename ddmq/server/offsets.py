@@ -214,11 +214,16 @@ def _check(backend: Backend, group: str, topic: str) -> None:
         raise NoSuchGroupError(
             f"group {group!r} does not consume topic {topic!r}; it consumes: {', '.join(topics)}"
         )
-    key = subscription_key(group, topic)
-    value = backend.setting(key)
-    given = {} if value is None else stored_subscription(key, value).given
-    if build(SubscriptionDefaults, given, Place(key, "")).model == "broadcasting":
+    if is_broadcast(backend, group, topic):
         raise CallerError(
             f"group {group!r} on {topic!r} is broadcasting: every instance keeps its own progress; "
             "there is nothing to show or reset here"
         )
+
+
+def is_broadcast(backend: Backend, group: str, topic: str) -> bool:
+    """Whether every instance of the group has a place of its own on the topic."""
+    key = subscription_key(group, topic)
+    value = backend.setting(key)
+    given = {} if value is None else stored_subscription(key, value).given
+    return build(SubscriptionDefaults, given, Place(key, "")).model == "broadcasting"

@@ -190,6 +190,8 @@ def test_a_broadcasting_group_has_no_lag(shell: Shell, topic: str) -> None:
     assert (row["lag"], row["lag_age_s"]) == (0, None)
     assert [row["lag"] for row in shell.json("group", "list") if row["group"] == topic] == [0]
     assert "every instance has a place of its own" in shell("group", "show", topic)
+    states = {row["state"] for row in shell.json("message", topic, "--group", topic)}
+    assert states == {"broadcast: every instance has its own place"}
 
 
 def test_show_counts_dead_letters_of_a_subscription(shell: Shell, topic: str) -> None:
