@@ -200,7 +200,8 @@ def park(name: str, key: str, admin: Address, as_json: bool) -> None:
 @group.command("skip", short_help="A key's first message to the dead letters.")
 @key_command
 def skip(name: str, key: str, admin: Address, as_json: bool) -> None:
-    """Move KEY's first message to the dead letters; the next message of the key goes on.
+    """Move KEY's first message to the dead letters; the next message of the key goes on (a parked key stays
+    parked).
 
     KEY as `ddmq group keys` shows it; quotes may be left out. `ddmq dlq resend GROUP` sends it again later.
     """

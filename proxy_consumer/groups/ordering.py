@@ -183,7 +183,7 @@ class GroupOrdering:
         """Deliver nothing of the key until it is replayed; durable when it succeeds."""
         if key not in self.parked and len(self.parked) >= PARKED_MAX:
             raise BoundReachedError(
-                f"{PARKED_MAX} keys of group {self._group.name} are parked; replay or skip some first"
+                f"{PARKED_MAX} keys of group {self._group.name} are parked; replay some first"
             )
         if not self._group_orders():
             raise CallerError(f"no subscription of group {self._group.name} has an order key")
