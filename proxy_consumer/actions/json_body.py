@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 
 import msgspec
 
@@ -21,6 +21,8 @@ def parse(job: Job) -> Outcome:
         value = _DECODER.decode(job.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return fail(f"Json: the body is not JSON: {error}")
+    except InvalidOperation:
+        return fail("Json: a number in the body has an exponent beyond all bounds")
     except RecursionError:
         return fail("Json: the body is nested too deeply")
     if value is None:

@@ -7,11 +7,13 @@ make one list, one hit is the value itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from proxy_consumer.actions.job import ABSENT
+from proxy_consumer.order_keys.canonical import WrittenFloat, written
 from proxy_consumer.order_keys.general import expression
-from proxy_consumer.order_keys.path import Step, descents, parse_path
+from proxy_consumer.order_keys.path import Kind, Step, descents, parse_path
 from proxy_consumer.order_keys.work import TooMuchWork
 
 VALUES_MAX = 16_384  # that a path that is not plain may go through, to the power of `..`
@@ -70,10 +72,13 @@ def _general(steps: tuple[Step, ...]) -> Lookup:
     find = expression(steps).find
     deep = max(1, descents(steps))
     values_max = int(VALUES_MAX ** (1 / deep))
+    compares = any(step.kind is Kind.FILTER for step in steps)
 
     def lookup(value: Any) -> Any:
         _check_size(value, values_max)
-        hits = [hit.value for hit in find(value)]
+        hits = [hit.value for hit in find(_with_floats(value) if compares else value)]
+        if compares:
+            hits = _with_decimals(hits)
         if not hits:
             return ABSENT
         return hits[0] if len(hits) == 1 else hits
@@ -94,3 +99,21 @@ def _check_size(value: Any, values_max: int) -> None:
             left -= len(one)
         if left < 0:
             raise TooMuchWork(f"more than {values_max} values to look through")
+
+
+def _with_floats(value: Any) -> Any:
+    """A copy with decimals as floats, which alone the library compares by size."""
+    if isinstance(value, Decimal):
+        return written(str(value))
+    if isinstance(value, dict):
+        return {name: _with_floats(inner) for name, inner in value.items()}
+    return [_with_floats(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _with_decimals(value: Any) -> Any:
+    """The other way."""
+    if isinstance(value, WrittenFloat):
+        return Decimal(value.text)
+    if isinstance(value, dict):
+        return {name: _with_decimals(inner) for name, inner in value.items()}
+    return [_with_decimals(inner) for inner in value] if isinstance(value, list) else value

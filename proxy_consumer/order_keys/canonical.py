@@ -30,13 +30,14 @@ class WrittenFloat(float):
     text: str
 
 
-def _written(text: str) -> WrittenFloat:
+def written(text: str) -> WrittenFloat:
+    """The float of a number's text, with the text."""
     number = WrittenFloat(text)
     number.text = text
     return number
 
 
-decode = msgspec.json.Decoder(float_hook=_written).decode
+decode = msgspec.json.Decoder(float_hook=written).decode
 
 
 def bounded(text: str) -> str:

@@ -347,3 +347,27 @@ def test_bodies_too_wide_or_too_deep_for_a_path_fail() -> None:
 
 def test_compact_is_json() -> None:
     assert compact({"a": None}) == '{"a":null}'
+
+
+@pytest.mark.parametrize("number", ["1e99999999999999999999", "0.1e-99999999999999999999"])
+def test_an_exponent_beyond_all_bounds_fails_the_message_and_nothing_else(number: str) -> None:
+    body = f'{{"a":{number}}}'.encode()
+    judged = gate(SubscriptionDefaults(actions=("Json", "PullServer"))).judge(encode(b"k", body, b"", None))
+    assert "exponent" in judged.fault
+    outcome, _ = run(["Json", "FormParams", "AsyncHttp"], body, PushConfig(http=HTTP))
+    assert outcome.ending is Ending.FAIL
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("$.l[?(@.c>1)].n", "[2,4.50]"),
+        ("$.l[c<0.1].n", "1"),
+        ("$.l[c=0.5].n", "3"),
+        ("$.l[?(@.c==2)].n", "4.50"),
+    ],
+)
+def test_filters_compare_decimals_and_hits_keep_their_digits(path: str, text: str) -> None:
+    body = b'{"l":[{"c":0.05,"n":1},{"c":1.5,"n":2},{"c":0.50,"n":3},{"c":2.0,"n":4.50},{"c":"9.5","n":5}]}'
+    _, one = run(["Json", "Transit", "PullServer"], body, PushConfig(transit={"x": path}))
+    assert one.text() == f'{{"x":{text}}}'
