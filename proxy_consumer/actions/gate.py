@@ -28,6 +28,8 @@ class ActionGate:
             outcome = self._chain.run(job_of(decode(delivery)))
         except DamagedError as error:
             return Refusal(str(error))
+        except Exception as error:  # an action must not take the queue with it
+            return Refusal(f"{type(error).__name__}: {error}")
         if outcome.ending is Ending.CONTINUE:
             return None
         return FILTERED if outcome.ending is Ending.FINISH else Refusal(outcome.reason)

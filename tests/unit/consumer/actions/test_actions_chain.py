@@ -371,3 +371,10 @@ def test_filters_compare_decimals_and_hits_keep_their_digits(path: str, text: st
     body = b'{"l":[{"c":0.05,"n":1},{"c":1.5,"n":2},{"c":0.50,"n":3},{"c":2.0,"n":4.50},{"c":"9.5","n":5}]}'
     _, one = run(["Json", "Transit", "PullServer"], body, PushConfig(transit={"x": path}))
     assert one.text() == f'{{"x":{text}}}'
+
+
+def test_a_fault_in_an_action_fails_its_message_and_is_not_thrown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Job, "properties_text", lambda _: 1 // 0)
+    script = PushConfig(script=ScriptConfig(filter="properties.a == 'x'"))
+    config = SubscriptionDefaults(actions=("Script", "PullServer"), push=script)
+    assert "ZeroDivisionError" in gate(config).judge(encode(b"k", b"x", b"", None)).fault
