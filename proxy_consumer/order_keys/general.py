@@ -7,17 +7,20 @@ the key; one hit is the key itself. A body with more values than work.py allows 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jsonpath_ng import Child, DatumInContext, Descendants, Fields, Index, JSONPath, Root, Slice, Wildcard
 from jsonpath_ng.exceptions import JSONPathError
+from jsonpath_ng.ext.filter import Expression
 from jsonpath_ng.ext.iterable import Len
 from jsonpath_ng.ext.parser import parse
 
 from proxy_consumer.order_keys.canonical import decode, text_of
 from proxy_consumer.order_keys.path import Kind, PathError, Step, descents
 from proxy_consumer.order_keys.work import check_work
+
+_SET_OPERATORS = ("_Intersect", "_Union")  # what & and | mean between paths; importing them warns
 
 
 class Members(JSONPath):
@@ -86,4 +89,25 @@ def _filter(step: Step) -> JSONPath:
     if not isinstance(whole, Child):
         raise PathError(f"the filter [{step.text}] is not understood", step.at)
     right: JSONPath = whole.right
+    _check_filter(right, step)
     return right
+
+
+def _check_filter(found: JSONPath, step: Step) -> None:
+    """Raises PathError for what the library takes and cannot evaluate, or only at a boundless cost."""
+    parts = list(_parts(found))
+    if any(type(part).__name__ in _SET_OPERATORS for part in parts):
+        raise PathError(f"the filter [{step.text}] is not understood; and, or of conditions: && ||", step.at)
+    tested = [part.target for part in parts if isinstance(part, Expression)]
+    if any(isinstance(part, Root) for target in tested for part in _parts(target)):
+        # it would be gone through once for every element
+        raise PathError(f"the filter [{step.text}] has $ on the left; allowed there: @", step.at)
+
+
+def _parts(one: Any) -> Iterator[Any]:
+    """An expression and all in it."""
+    yield one
+    for inner in vars(one).values():
+        for part in inner if isinstance(inner, list | tuple) else (inner,):
+            if isinstance(part, JSONPath | Expression):
+                yield from _parts(part)

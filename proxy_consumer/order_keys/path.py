@@ -183,4 +183,7 @@ def _unquoted(match: re.Match[str]) -> str:
 def _checked_filter(text: str, at: int) -> str:
     if "=~" in text:
         raise PathError("=~ (regular expressions) is not allowed in order keys", at + text.index("=~"))
+    plain = _QUOTED.sub(lambda match: "'" * len(match[0]), text)
+    if "`" in plain:
+        raise PathError("functions in ` are not allowed in order keys", at + plain.index("`"))
     return text
