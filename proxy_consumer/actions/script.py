@@ -2,8 +2,9 @@
 
 CEL has no loops, no state and no way to the machine. What it can still do is work: a macro such as map runs
 its inside once per element, at most 10,000 times (the library's bound) over texts as long as the body. So an
-expression with macros is run only while elements × body bytes stay below WORK_MAX. `replace` is refused: its
-result has no bound. Regular expressions are RE2's, linear in the text.
+expression with macros is run only while elements × body bytes stay below WORK_MAX. `replace`, and `join` with
+a separator that is not a short text in the expression, are refused: their results have no bound. Regular
+expressions are RE2's, linear in the text.
 
 Variables: `body` (the JSON, once Json has run), `text` (the body as text), `key`, `tag` ("" when absent),
 `properties`. An expression is checked, with its types, when the subscription is made. The library ends a text
@@ -38,6 +39,8 @@ _VARIABLES: dict[str, Callable[[Job], Any]] = {
     "properties": lambda job: job.properties_text(),
 }
 _UNBOUNDED = {b"string_replace_string_string": "replace"}
+_JOINS = re.compile(r"\bjoin\s*\(")
+_SHORT_JOINS = re.compile(r"""\bjoin\s*\(\s*(?:\)|'[^'\\]{0,16}'\s*\)|"[^"\\]{0,16}"\s*\))""")
 
 
 class ScriptError(Exception):
@@ -62,6 +65,10 @@ class Expression:
         for overload, name in _UNBOUNDED.items():
             if overload in serialized:
                 raise ValueError(f"{field}: {name} is not available here: its result has no bound")
+        if b"list_join_string" in serialized and _joins_at_length(source):
+            raise ValueError(
+                f"{field}: join takes a text of at most 16 characters: its result has no bound else"
+            )
 
     def evaluate(self, job: Job) -> Any:
         """The value for this message. Raises ScriptError."""
@@ -167,6 +174,11 @@ def _environment(with_body: bool) -> Any:
             variables=variables, extensions=[ext_strings.ExtStrings(), ext_math.ExtMath()]
         )
     return _ENVIRONMENTS[with_body]
+
+
+def _joins_at_length(source: str) -> bool:
+    """Whether a separator may be as long as a message."""
+    return len(_JOINS.findall(source)) > len(_SHORT_JOINS.findall(source))
 
 
 def _hint(source: str, said: str, with_body: bool) -> str:
