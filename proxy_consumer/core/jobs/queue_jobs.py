@@ -41,6 +41,8 @@ class ChainLane(Protocol):
 
     def put_back(self, offset: int) -> None: ...
 
+    def pass_over(self, offsets: Sequence[int]) -> None: ...
+
     def parked(self, offset: int) -> bool: ...
 
 
@@ -186,6 +188,8 @@ class QueueJobs(JobTable):
         open_offsets = [
             offset for offset in range(start, end) if not finished(offset) and not self.is_burying(offset)
         ]
+        if self.lane is not None:
+            self.lane.pass_over(open_offsets)
         for first, after in ranges_of(open_offsets):
             self._finish(first, after)
         return len(open_offsets)

@@ -7,7 +7,7 @@ with its bytes; one that waited in its chain is read again (PullBuffer's redeliv
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from backend.records import ReadBatch
@@ -154,6 +154,13 @@ class OrderedLane:
         self.scope.waiting -= 1
         self.deliverable = left
         return True
+
+    def pass_over(self, offsets: Sequence[int]) -> None:
+        """These are finished without a lease: those that lie ready are not delivered any more."""
+        gone = set(offsets)
+        left = deque(entry for entry in self.deliverable if entry.offset not in gone)
+        self.scope.given(len(self.deliverable) - len(left))
+        self.deliverable = left
 
     def forget_bytes(self) -> None:
         """Deliver what lies ready by reading it again (a filter changed)."""

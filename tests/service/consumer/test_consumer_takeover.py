@@ -121,3 +121,25 @@ def test_dead_letters_on_their_way_are_not_acknowledged() -> None:
     assert rig.progress().committed == 2
     assert rig.counted("ddmq_dead_letters_total") == 1
     rig.close()
+
+
+def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again(rig: Rig) -> None:
+    ordered = SubscriptionDefaults(start="first", order_key="KEY")
+    for topic in ("U", "T"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=ordered)
+    rig.send(1, topic="U")
+    rig.send(1, topic="U")
+    rig.send(2, topic="T")
+    assert rig.pull(topic=b"U", count=5).offsets == [0]
+    both = rig.service._directory.groups[b"G"].subscriptions.values()
+    for each in both:
+        each._seat.lost(list(each.buffer.queues))
+        each.leave()
+    for each in both:
+        each.use(rig.clock.monotonic())
+    rig.settle(lambda: all(each.buffer.queues for each in both))
+    assert rig.pull(topic=b"T", count=5).offsets == [1]  # on the way to it the head in U is placed
+    rig.submit(result([0], topic="U"))
+    assert rig.pull(topic=b"U", count=5).offsets == [1]
+    assert rig.pull(topic=b"U", count=5).offsets == []
