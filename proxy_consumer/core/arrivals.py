@@ -8,7 +8,7 @@ from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.gate import Gate
 from proxy_consumer.core.jobs.queue_jobs import QueueJobs
 from proxy_consumer.core.jobs.upstream_job import JobState
-from proxy_consumer.core.queue_feed import FeedState, pick
+from proxy_consumer.core.queue_feed import FeedState, Picked, Slice, pick
 from proxy_consumer.core.steps import Loaded, QueueState
 from proxy_consumer.core.tally import Tally
 
@@ -34,17 +34,20 @@ class Arrivals:
             self._tally.filtered.value += filtered
             self._tally.missing.value += rest - filtered
             jobs.skip(picked.skipped)
-        self._take_faulty(state, picked.faulty)
-        feed.put(picked.messages, batch.next_offset)
+        messages = self._take_faulty(state, picked) if picked.faulty else picked.messages
+        feed.put(messages, batch.next_offset)
         return Loaded.DATA
 
-    def _take_faulty(self, state: QueueState, faulty: list[int]) -> None:
-        """Messages that failed at the gate: they go the way of those that are read again."""
+    def _take_faulty(self, state: QueueState, picked: Picked) -> Slice:
+        """Messages that failed at the gate go the way of those that are read again; the others."""
+        messages, faulty = picked.messages, set(picked.faulty)
         if state.lane is not None:
-            state.faulty.update(faulty)  # in their chain's turn
-            return
-        for offset in faulty:
+            state.faulty |= faulty  # in their chain's turn
+            return messages
+        for offset in picked.faulty:
             state.jobs.release(offset)
+        state.feed.finished_until = max(state.feed.finished_until, picked.faulty[-1] + 1)
+        return messages.chosen([at for at, offset in enumerate(messages.offsets) if offset not in faulty])
 
     def _nothing(self, state: QueueState, batch: ReadBatch, gate: Gate | None) -> Loaded:
         feed = state.feed
@@ -77,11 +80,11 @@ class Arrivals:
 
 
 def _known(jobs: QueueJobs) -> Callable[[int], bool]:
-    """Tells finished offsets, and those on their way to the dead letters, from fresh ones."""
+    """Tells finished offsets, and those that go their own way as jobs, from fresh ones."""
 
     def known(offset: int) -> bool:
         job = jobs.jobs.get(offset)
-        if job is not None and job.state is JobState.BURYING:
+        if job is not None and job.state is not JobState.RECORDED:
             return True
         return jobs.ack_map.is_finished(offset)
 

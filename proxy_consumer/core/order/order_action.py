@@ -56,7 +56,8 @@ class OrderAction:
         self, lane: OrderedLane, offset: int, delivery: bytes, batch: ReadBatch, index: int, key: str | None
     ) -> None:
         """One message, with all that may be out of the ordinary about it."""
-        chain = None
+        chain, faulty = None, offset in lane.state.faulty
+        lane.state.faulty.discard(offset)  # whoever waits is judged again when its turn comes
         if key is None:
             self._unkeyed.value += 1
         else:
@@ -67,8 +68,7 @@ class OrderAction:
             if key in self.parked_keys:
                 lane.state.jobs.hold(offset)
                 return
-        if offset in lane.state.faulty:
-            lane.state.faulty.discard(offset)
+        if faulty:
             lane.state.jobs.release(offset)  # read again, judged again, and failed there
             return
         lane.deliverable.append(Entry(offset, delivery, batch, index, chain))
