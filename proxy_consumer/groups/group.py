@@ -130,30 +130,38 @@ class Group:
         return None
 
     def serve(self) -> None:
-        """Hand out what there is to those who wait, the oldest first."""
+        """Hand out what there is to those who wait, the oldest first.
+
+        It ends: a round that served nobody is followed by one more at most, for what reading for one topic
+        has brought for another.
+        """
         room, now = self.room, self.runtime.now()
-        served = True
-        while room.count and served:
+        served = brought = True
+        while room.count and (served or brought):
+            last_chance = not served
             served = False
             for subscription in list(self._rotation):
                 if subscription.buffer.may_have and self._serve_one(subscription, now):
                     served = True
                     self._rotation.remove(subscription)  # the others come first next time
                     self._rotation.append(subscription)
-            served = served or any(map(self._can_serve, self._rotation))
+            brought = not last_chance and any(map(self._can_serve, self._rotation))
 
     def _can_serve(self, subscription: Subscription) -> bool:
-        """Whether reading for another topic has brought something that a waiter here wants."""
-        return subscription.buffer.has_some and self.room.oldest(subscription.topic) is not None
+        """Whether something lies ready that a waiter here wants."""
+        return subscription.buffer.has_some and self._waiter(subscription) is not None
 
-    def _serve_one(self, subscription: Subscription, now: float) -> bool:
+    def _waiter(self, subscription: Subscription) -> PullWaiter | None:
+        """Who gets the next messages of a subscription."""
         waiter: Waiter | None = self.room.oldest(subscription.topic)
         if subscription.config.pushed:
             waiter = self.pushers.get(subscription.topic)
-        if not isinstance(waiter, PullWaiter) or not waiter.count:
-            return False
-        delivery = subscription.take(now, waiter.count)
-        if delivery is None:
+        return waiter if isinstance(waiter, PullWaiter) and waiter.count else None
+
+    def _serve_one(self, subscription: Subscription, now: float) -> bool:
+        waiter = self._waiter(subscription)
+        delivery = None if waiter is None else subscription.take(now, waiter.count)
+        if waiter is None or delivery is None:
             return False
         waiter.deliver(delivery)
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from backend.records import NewRecord
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
+from proxy_consumer.actions.config import HttpConfig, PushConfig
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import Group
 from proxy_consumer.groups.ordering import PARKED_MAX
@@ -111,6 +113,57 @@ def test_a_pull_for_one_topic_is_answered_when_the_other_topics_head_is_done(rig
     rig.submit(result(head))
     rig.settle(lambda: waiting.answered)
     assert bodies(waiting) == [b"a1"]
+
+
+def lies_ready(rig: Rig) -> bool:
+    return group(rig).subscriptions[b"U"].buffer.has_some
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rate_max": 1},
+        {"retrying_max": 1},
+        {"actions": ("AsyncHttp",), "push": PushConfig(http=HttpConfig(urls=("http://10.1.2.3/",)))},
+    ],
+)
+def test_what_lies_ready_and_may_not_go_now_does_not_hold_up_the_proxy(
+    rig: Rig, settings: dict[str, Any]
+) -> None:
+    for topic, more in (("T", {}), ("U", settings)):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=replace(BY_KEY, **more))
+    put(rig, "u1", "u1", topic="U")
+    put(rig, "u2", "u2", topic="U")
+    put(rig, "t1", "t1", topic="T")
+    if "actions" not in settings:
+        first = rig.pull(topic=b"U", count=1)
+        assert bodies(first) == [b"u1"]
+        rig.submit(result(first, ack=False))
+    assert bodies(rig.pull(topic=b"T")) == [b"t1"]
+    assert lies_ready(rig)
+    waiting = [rig.ask(topic=None, linger=20) for _ in range(3)]
+    rig.settle()
+    rig.advance(0.03)
+    assert all(call.answered for call in waiting)
+
+
+def test_a_topic_that_may_not_be_read_any_more_does_not_hold_up_the_proxy(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+        put(rig, topic, topic, topic=topic)
+    put(rig, "t", "t", topic="T")
+    assert bodies(rig.pull(topic=b"T")) == [b"T", b"t"]
+    assert lies_ready(rig)
+    info = rig.backend.topic("U")
+    assert info is not None
+    rig.wait(rig.backend.put_topic(replace(info, readable=False), rig.deadline()))
+    rig.settle()
+    waiting = [rig.ask(topic=None, linger=20) for _ in range(3)]
+    rig.settle()
+    rig.advance(0.03)
+    assert all(call.answered and call.result.messages == [] for call in waiting)
 
 
 def test_a_topic_of_its_own_where_the_scope_says_so(rig: Rig) -> None:
