@@ -117,7 +117,7 @@ class PullBuffer:
         if ordering is not None:
             scope, key_of = ordering
             state.lane = jobs.lane = OrderedLane(scope, state, key_of, partial(self._wake, state))
-            scope.add(state.lane)
+            scope.add(state.lane, self.config.chain_batch)
         self._wake(state)
         return state
 

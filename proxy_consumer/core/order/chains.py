@@ -55,7 +55,8 @@ class ChainTable(Generic[Lane]):
     def __init__(
         self, batch: int = 1, parked_per_chain: int = PARKED_PER_CHAIN, parked_in_all: int = PARKED_IN_ALL
     ) -> None:
-        self.batch = batch
+        self.batch = batch  # the largest of all lanes
+        self.batches: dict[Lane, int] = {}  # of lanes with one of their own
         self.parked = 0  # spots kept, over all chains
         self.starving: dict[str, Chain[Lane]] = {}
         self.chains: dict[str, Chain[Lane]] = {}
@@ -89,7 +90,8 @@ class ChainTable(Generic[Lane]):
 
     def _follows(self, chain: Chain[Lane], lane: Lane) -> bool:
         heads = chain.heads
-        return chain.open and 0 < len(heads) < self.batch and heads[0][0] is lane and not chain.waits
+        most = self.batches.get(lane, self.batch)
+        return chain.open and 0 < len(heads) < most and heads[0][0] is lane and not chain.waits
 
     def _room(self, chain: Chain[Lane]) -> bool:
         return len(chain.parked) < self._parked_per_chain and self.parked < self._parked_in_all
@@ -115,7 +117,8 @@ class ChainTable(Generic[Lane]):
         parked = chain.parked
         if parked:
             lane, count = parked[0][0], 1
-            while count < self.batch and count < len(parked) and parked[count][0] is lane:
+            most = self.batches.get(lane, self.batch)
+            while count < most and count < len(parked) and parked[count][0] is lane:
                 count += 1
             chain.heads = parked[:count]
             chain.open = True

@@ -64,13 +64,16 @@ class OrderScope:
 
     # --- lanes
 
-    def add(self, lane: OrderedLane) -> None:
-        """A queue takes part from now on."""
+    def add(self, lane: OrderedLane, batch: int) -> None:
+        """A queue takes part from now on; `batch`: its topic's, which others of the scope need not share."""
         self.lanes.append(lane)
+        self.table.batches[lane] = batch
+        self.table.batch = max(self.table.batch, batch)
 
     def drop(self, lane: OrderedLane) -> None:
         """A queue is not ours any more; chains go on without it."""
         self.lanes.remove(lane)
+        self.table.batches.pop(lane, None)
         self.waiting -= len(lane.deliverable)
         lane.deliverable.clear()
         lane.busy.clear()

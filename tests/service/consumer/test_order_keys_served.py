@@ -345,3 +345,19 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: Rig) -> None:
         hot = rig.pull(count=1)
         done += 1
         assert hot.offsets == [done]
+
+
+def test_each_topic_of_a_group_has_its_own_chain_batch(rig: Rig) -> None:
+    for topic, batch in (("U", 3), ("T", 1)):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=replace(BY_KEY, chain_batch=batch))
+        for number in range(4):
+            put(rig, f"k{topic}", f"{topic}{number}", topic=topic)
+    assert bodies(rig.pull(topic=b"U")) == [b"U0", b"U1", b"U2"]
+    first = rig.pull(topic=b"T")
+    assert bodies(first) == [b"T0"]
+    second = rig.pull(topic=b"T", result=result(first))
+    assert bodies(second) == [b"T1"]
+    rig.wait(rig.service.change_subscription("G", "T", {"chain_batch": 2}))
+    rig.settle()
+    assert bodies(rig.pull(topic=b"T", result=result(second))) == [b"T2", b"T3"]
