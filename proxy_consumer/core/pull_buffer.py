@@ -116,7 +116,8 @@ class PullBuffer:
         ordering = None if retry_queue else self._ordering(queue)
         if ordering is not None:
             scope, key_of = ordering
-            state.lane = jobs.lane = OrderedLane(scope, state, key_of, partial(self._wake, state))
+            wake, unkeyed = partial(self._wake, state), self.tally.unkeyed
+            state.lane = jobs.lane = OrderedLane(scope, state, key_of, wake, unkeyed)
             scope.add(state.lane, self.config.chain_batch)
         self._wake(state)
         return state

@@ -105,7 +105,6 @@ class SubscriptionOrder:
             ChainTable(self._subscription.config.chain_batch),
             merged=merged,
             single=single,
-            unkeyed=self._subscription.buffer.tally.unkeyed,
         )
         scope.open = False
         scope.action.parked_keys = self._group.ordering.parked

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from backend.records import ReadBatch
 from proxy_consumer.core.order.chains import Chain
+from proxy_consumer.core.tally import Counter
 
 if TYPE_CHECKING:
     from proxy_consumer.core.order.scope import OrderScope
@@ -34,15 +35,22 @@ class OrderedLane:
     """See the module. `tail_at`, `read_at`: numbers of the scope's reads, see scope.py."""
 
     __slots__ = (
-        "asked_at", "busy", "deliverable", "key_of", "read_at", "scope", "state", "tail_at", "wake",
+        "asked_at", "busy", "deliverable", "key_of", "read_at", "scope", "state", "tail_at", "unkeyed",
+        "wake",
     )  # fmt: skip
 
     def __init__(
-        self, scope: OrderScope, state: QueueState, key_of: KeyReader, wake: Callable[[], None]
+        self,
+        scope: OrderScope,
+        state: QueueState,
+        key_of: KeyReader,
+        wake: Callable[[], None],
+        unkeyed: Counter,
     ) -> None:
         self.scope = scope
         self.state = state
         self.key_of = key_of
+        self.unkeyed = unkeyed
         self.wake = wake  # the queue may have something to deliver
         self.busy: dict[int, Chain[OrderedLane]] = {}
         self.deliverable: deque[Entry] = deque()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from backend.records import ReadBatch
 from proxy_consumer.core.order.chains import Chain, ChainTable
 from proxy_consumer.core.order.lane import Entry, OrderedLane
-from proxy_consumer.core.tally import Counter
 
 if TYPE_CHECKING:
     from proxy_consumer.core.order.merge import Part, Row
@@ -18,15 +17,14 @@ if TYPE_CHECKING:
 class OrderAction:
     """Places messages in the order of the scope, as merge.py brings them.
 
-    `parked_keys`: keys that an operator has set aside; their heads are held. `unkeyed` counts messages
-    without a key: they are delivered without order.
+    `parked_keys`: keys that an operator has set aside; their heads are held. Messages without a
+    key are counted and delivered without order.
     """
 
-    __slots__ = ("_table", "_unkeyed", "parked_keys")
+    __slots__ = ("_table", "parked_keys")
 
-    def __init__(self, table: ChainTable[OrderedLane], unkeyed: Counter) -> None:
+    def __init__(self, table: ChainTable[OrderedLane]) -> None:
         self._table = table
-        self._unkeyed = unkeyed
         self.parked_keys: frozenset[str] = frozenset()
 
     def place(self, rows: Iterable[Row], parts: Sequence[Part], lying: deque[Entry], enough: int) -> int:
@@ -59,7 +57,7 @@ class OrderAction:
         chain, faulty = None, offset in lane.state.faulty
         lane.state.faulty.discard(offset)  # whoever waits is judged again when its turn comes
         if key is None:
-            self._unkeyed.value += 1
+            lane.unkeyed.value += 1
         else:
             chain = self._table.arrive(key, lane, offset)
             if chain is None:

@@ -25,7 +25,6 @@ from proxy_consumer.core.order.order_action import OrderAction
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
 from proxy_consumer.core.steps import ReadRequest
-from proxy_consumer.core.tally import Count, Counter
 
 if TYPE_CHECKING:
     from backend.records import ReadBatch
@@ -44,11 +43,10 @@ class OrderScope:
         *,
         merged: bool,
         single: bool = False,
-        unkeyed: Counter | None = None,
         look_max: int = LOOK_MAX,
     ) -> None:
         self.table = table
-        self.action = OrderAction(self.table, unkeyed or Count())
+        self.action = OrderAction(self.table)
         self.lanes: list[OrderedLane] = []
         self.waiting = 0  # entries in all lanes' deliverable
         self.open = True  # False: not all queues of the scope are there yet

@@ -361,3 +361,15 @@ def test_each_topic_of_a_group_has_its_own_chain_batch(rig: Rig) -> None:
     rig.wait(rig.service.change_subscription("G", "T", {"chain_batch": 2}))
     rig.settle()
     assert bodies(rig.pull(topic=b"T", result=result(second))) == [b"T2", b"T3"]
+
+
+def test_messages_without_a_key_are_counted_under_their_own_topic(rig: Rig) -> None:
+    for topic, count in (("T", 1), ("U", 2)):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+        for _ in range(count):
+            put(rig, "", "no key", topic=topic)
+    for topic in (b"T", b"U"):
+        rig.pull(topic=topic)
+    counted = [rig.counted("ddmq_unkeyed_total", group="G", topic=topic) for topic in ("T", "U")]
+    assert counted == [1, 2]
