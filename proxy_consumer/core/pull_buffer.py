@@ -79,6 +79,8 @@ class PullBuffer:
         self._rate.change(config.rate_max)
         for state in self.queues.values():
             state.jobs.policy = policy_of(config, retry_queue=state.retry_queue)
+            if state.lane is not None:
+                state.lane.scope.batch(state.lane, config.chain_batch)
             self._wake(state)
 
     def filter_by(self, gate: Gate | None) -> None:

@@ -60,8 +60,8 @@ def sharing_of(config: SubscriptionDefaults) -> Sharing:
 
 def same_order(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
     """Whether a change of settings leaves chains and sharing as they are."""
-    names = ("order_key", "scope", "chain_batch", "assignment")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+    chains = one.order_key == other.order_key and one.scope == other.scope
+    return chains and sharing_of(one) == sharing_of(other)
 
 
 def _silence(job: UpstreamJob) -> str:

@@ -65,7 +65,14 @@ class OrderScope:
     def add(self, lane: OrderedLane, batch: int) -> None:
         """A queue takes part from now on; `batch`: its topic's, which others of the scope need not share."""
         self.lanes.append(lane)
+        self.batch(lane, batch)
+
+    def batch(self, lane: OrderedLane, batch: int) -> None:
+        """So many consecutive messages of one key in one answer from now on; those out together stay so."""
         self.table.batches[lane] = batch
+        if batch > self.table.batch == 1:
+            for chain in self.table:
+                chain.open = False  # with one message each, nobody noted which of them are in an answer
         self.table.batch = max(self.table.batch, batch)
 
     def drop(self, lane: OrderedLane) -> None:

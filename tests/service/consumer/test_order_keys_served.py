@@ -373,3 +373,32 @@ def test_messages_without_a_key_are_counted_under_their_own_topic(rig: Rig) -> N
         rig.pull(topic=topic)
     counted = [rig.counted("ddmq_unkeyed_total", group="G", topic=topic) for topic in ("T", "U")]
     assert counted == [1, 2]
+
+
+def test_a_changed_chain_batch_or_assignment_does_not_start_anew(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=BY_KEY)
+    for number in range(8):
+        put(rig, "k", f"m{number}")
+    call = rig.pull()
+    assert bodies(call) == [b"m0"]
+    for batch, expected in ((3, [b"m1", b"m2", b"m3"]), (2, [b"m4", b"m5"]), (1, [b"m6"])):
+        settings = {"chain_batch": batch, "assignment": "by-circle"}
+        rig.wait(rig.service.change_subscription("G", "T", settings))
+        rig.settle()
+        assert rig.pull().result.messages == []
+        call = rig.pull(result=result(call))
+        assert bodies(call) == expected
+
+
+def test_with_a_larger_chain_batch_nobody_joins_a_message_that_a_client_has(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=BY_KEY)
+    put(rig, "k", "m0")
+    call = rig.pull()
+    rig.wait(rig.service.change_subscription("G", "T", {"chain_batch": 3}))
+    rig.settle()
+    for number in (1, 2, 3):
+        put(rig, "k", f"m{number}")
+    assert rig.pull().result.messages == []
+    assert bodies(rig.pull(result=result(call))) == [b"m1", b"m2", b"m3"]
