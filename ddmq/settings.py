@@ -27,7 +27,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "Waits after the first, second … failure, as 100,150,300; a last -1 repeats the one before for ever; "
         "a leading -1 or '' means no quick retry.",
     ),
-    "max_timeout_redeliveries": ("N", "Deliveries that may run into the ack time-out; -1: for ever."),
+    "max_timeout_redeliveries": ("N", "How often a message comes again after an ack time-out; -1: for ever."),
     "retry_steps": ("N", "Without an order key: later deliveries, 10 s to 2 h apart; 0: none."),
     "order_key": (
         "QID|KEY|'$.path'",
