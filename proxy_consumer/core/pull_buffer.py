@@ -304,13 +304,14 @@ class PullBuffer:
         done = 0
         for lease_id, group in by_lease(offsets, lease_ids):
             done += state.jobs.finish(group, lease_id, now)
-        if done and state.jobs.handed_out > state.feed.next_offset():
+        if done and (state.jobs.overtaken or state.jobs.handed_out > state.feed.next_offset()):
             self._overtaken(state)
         self._wake(state)
         return done
 
     def _overtaken(self, state: QueueState) -> None:
         """Messages may be finished that were not delivered under this epoch: read with a sieve."""
+        state.jobs.overtaken = False
         state.feed.drop_read_ahead()
         state.feed.finished_until = max(state.feed.finished_until, state.jobs.handed_out)
 

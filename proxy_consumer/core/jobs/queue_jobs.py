@@ -2,8 +2,9 @@
 
 Who may finish what (behaviour of acknowledgements):
 * with a lease id: only what is leased under exactly that id;
-* without: an ack finishes what is leased or waits for redelivery, and what was handed out before the
-  queue was lost and came back; a fail counts only while leased;
+* without: an ack finishes what is leased or waits for redelivery (without an order key also what is known
+  from group progress to have been delivered), and what was handed out before the queue was lost and came
+  back; a fail counts only while leased;
 * everything else changes nothing and is counted, as late (a lease id that is not current) or unknown.
 
 In an ordered scope `lane` hears what is finished, and tells which jobs stand behind a failed one in its
@@ -50,7 +51,8 @@ class QueueJobs(JobTable):
     """One queue of one subscription under one epoch and generation. Never yields."""
 
     __slots__ = (
-        "_tally", "ack_map", "epoch", "generation", "handed_out", "lane", "leases", "owed", "policy", "queue",
+        "_tally", "ack_map", "epoch", "generation", "handed_out", "lane", "leases", "overtaken", "owed",
+        "policy", "queue",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +68,7 @@ class QueueJobs(JobTable):
         self.queue = queue
         self.epoch = view.epoch
         self.generation = view.generation
+        self.overtaken = False  # something was finished that may have been read ahead
         self.handed_out = 0  # offsets below it were delivered under an earlier epoch of ours
         self.policy = policy
         self.lane: ChainLane | None = None
@@ -151,7 +154,7 @@ class QueueJobs(JobTable):
         done = 0
         for piece in self.leases.take(start, end, lease_id):
             done += self._complete(piece)
-        if lease_id is None and (self.retrying or self.held) and done < end - start:
+        if lease_id is None and (self.retrying or self.held or self.recorded) and done < end - start:
             done += self._finish_retrying(start, end)
         if lease_id is None and start < self.handed_out and done < end - start:
             done += self._finish_handed_out(start, min(end, self.handed_out))
@@ -177,7 +180,10 @@ class QueueJobs(JobTable):
     def _finish_retrying(self, start: int, end: int) -> int:
         done = 0
         for offset in self._jobs_within(start, end):
-            if self.jobs[offset].state in _RETURNABLE:
+            state = self.jobs[offset].state
+            recorded = state is JobState.RECORDED and self.lane is None
+            if recorded or state in _RETURNABLE:
+                self.overtaken = self.overtaken or recorded
                 self._finish(offset, offset + 1)
                 done += 1
         return done

@@ -439,3 +439,21 @@ def test_no_result_at_all_in_a_submit_is_harmless() -> None:
     rig = ready()
     assert rig.submit(IDL.ConsumeResult()).result is True
     rig.close()
+
+
+def test_a_late_ack_without_lease_finishes_what_a_restarted_proxy_would_redeliver() -> None:
+    rig = Rig()
+    rig.topic()
+    rig.subscribe(config=SubscriptionDefaults(start="first", ack_timeout_ms=1_000))
+    rig.send(6)
+    assert rig.pull(count=4).offsets == [0, 1, 2, 3]
+    rig.submit(result([1]))
+    rig.advance(1.1)
+    rig.advance(0.6)
+    assert set(rig.progress().attempts) == {0, 2, 3}
+    rig.restart()
+    assert rig.pull(count=1).offsets == [0]
+    rig.submit(result([2, 3, 4]))  # 4 was never delivered, as far as anybody knows
+    assert rig.progress().finished == ((1, 4),)
+    assert rig.pull(count=10).offsets == [4, 5]
+    rig.close()
