@@ -192,7 +192,7 @@ class Instances:
             return False
         cell, name = self._runtime.metrics.cell, served.group.name
         place = (result.context.topic, result.context.qid)
-        topic = result.context.topic.decode("utf-8", "replace")
+        topic = (result.context.topic or b"").decode("utf-8", "replace")
         acked = served.instance.settle(place, result.successOffsets or ())
         failed = served.instance.settle(place, result.failOffsets or ())
         if acked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, FakeCall, Rig, result, until
+from consumer_rig import FIRST, IDL, FakeCall, Rig, result, until
 from fetch_calls import ack, ask, fetch, shown, values
 
 from backend.records import NewRecord
@@ -123,6 +123,12 @@ def test_unacknowledged_ones_are_bounded_and_do_not_come_again(news: Rig) -> Non
     assert news.counted("ddmq_broadcast_dropped_total", group="G", reason="failed") == 1
     assert news.counted("ddmq_broadcast_dropped_total", group="G", reason="timed out") == 5
     assert news.counted("ddmq_acked_total", group="G") == 2
+
+
+def test_a_result_without_topic_or_queue_changes_nothing(news: Rig) -> None:
+    begun(news, "one")
+    nowhere = IDL.ConsumeResult(context=IDL.Context(groupId=b"G%one"), successOffsets=[0], failOffsets=[1])
+    assert news.submit(nowhere).result is True
 
 
 def test_results_ride_on_a_pull(news: Rig) -> None:
