@@ -31,6 +31,7 @@ from proxy_consumer.runtime import Runtime, log
 if TYPE_CHECKING:
     from proxy_consumer.groups.directory import Directory
 
+SETTINGS_BYTES_MAX = 64 << 10  # what one subscription sets itself, as it is stored: every proxy keeps it
 SETTINGS = tuple(field.name for field in dataclasses.fields(SubscriptionDefaults))
 
 
@@ -65,12 +66,15 @@ class Changes:
         _check_unset(settings, unset)
         stored = self.stored(group, topic)
         if stored is None:
-            return self._make(group, topic, overlay(SubscriptionDefaults, settings, where(group, topic)))
+            wanted = overlay(SubscriptionDefaults, settings, where(group, topic))
+            _check_size(group, topic, wanted.given)
+            return self._make(group, topic, wanted)
         if stored.source != SOURCE_LOG:
             raise CallerError(owned(group, topic, stored.source))
         kept = {name: value for name, value in stored.given.items() if name not in unset}
         before = self._before(stored)
         wanted = overlay(SubscriptionDefaults, kept | dict(settings), where(group, topic))
+        _check_size(group, topic, wanted.given)
         after = wanted.over(self._runtime.config.defaults)
         done = self._store_alone(group, topic, stored._replace(given=wanted.given))
         return _then(done, Change(before, after, wanted.given))
@@ -160,6 +164,15 @@ def owned(group: str, topic: str, source: str) -> str:
         f"group {group!r} on topic {topic!r} stands in {source} under groups.{group}.topics.{topic}; "
         "change it there and reload (SIGHUP)"
     )
+
+
+def _check_size(group: str, topic: str, given: Mapping[str, Any]) -> None:
+    size = len(encode_subscription(given, 0, SOURCE_LOG))
+    if size > SETTINGS_BYTES_MAX:
+        raise CallerError(
+            f"group {group}, topic {topic}: its settings have {size} bytes; "
+            f"allowed: at most {SETTINGS_BYTES_MAX}"
+        )
 
 
 def _check_unset(settings: Mapping[str, Any], unset: Sequence[str]) -> None:

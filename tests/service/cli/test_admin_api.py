@@ -65,6 +65,7 @@ def test_a_group_from_birth_to_death(server: RealServer, topic: str) -> None:
         ("POST", "/groups/g", {"topics": "owned"}, 400, "'owned'"),
         ("POST", "/groups/g", {"topics": ["owned"], "start": "never"}, 400, "'never'"),
         ("POST", "/groups/g/topics/owned", {"start": "9" * 5000}, 400, "first, last, or epoch milliseconds"),
+        ("POST", "/groups/g/topics/owned", {"retry_intervals_ms": [100] * 40_000}, 400, "at most 65536"),
         ("GET", "/topics/owned/messages?count=x", None, 400, "'x'"),
         ("GET", "/topics/owned/messages?queue=-1&offset=0", None, 400, "'-1'"),
         ("GET", "/topics/owned/messages?queue=5&offset=0", None, 404, "0 to 1"),
