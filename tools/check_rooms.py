@@ -1,15 +1,16 @@
 """Enforce the table of rooms: which package may import which (docs/architecture.md).
 
 Also: the deployables know the backend's port and none of its engines; RocksDB is used through
-ddmq_common/rocks.py only; Spark and the charts belong to metrics_job, which
-only the command line and the demo start; and a `core/` imports no gevent, socket, file, clock, random,
-logging, Thrift or RocksDB.
+ddmq_common/rocks.py only; Spark and the charts belong to metrics_job, which only the command line and the
+demo start; a `core/` imports no gevent, socket, file, clock, random, logging, Thrift or RocksDB; modules
+do not import each other in a circle (what is imported for types alone does not count).
 Exit code 1 and one line per breach.
 """
 
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 COMMON = {"ddmq_common"}
@@ -40,8 +41,16 @@ CORE_FORBIDS = {
 }  # fmt: skip
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+def nodes(tree: ast.AST, types: bool) -> Iterator[ast.AST]:
+    """All nodes; without `types` those that run."""
+    for node in ast.iter_child_nodes(tree):
+        if types or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from nodes(node, types)
+
+
+def imports(path: Path, types: bool = True) -> Iterator[tuple[int, str]]:
+    for node in nodes(ast.parse(path.read_text(encoding="utf-8"), str(path)), types):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -62,6 +71,29 @@ def allowed(room: str, module: str, file: Path) -> bool:
     return any(module == door or module.startswith(door + ".") for door in doors)
 
 
+def circle(root: Path) -> list[str]:
+    """One circle of modules that import each other, if there is any."""
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts): path
+        for room in (*MAY_IMPORT, "ddmq")
+        for path in (root / room).rglob("*.py")
+    }
+    graph = {
+        module: {
+            name
+            for _, found in imports(path, types=False)
+            for name in (found, found.rpartition(".")[0])
+            if name in files and name != module
+        }
+        for module, path in files.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [f"a circle of imports: {' ← '.join(error.args[1])}"]
+    return []
+
+
 def breaches(root: Path) -> Iterator[str]:
     for room in (*MAY_IMPORT, "ddmq"):
         for path in sorted((root / room).rglob("*.py")):
@@ -79,7 +111,8 @@ def breaches(root: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    found = sorted(set(breaches(Path(__file__).resolve().parent.parent)))
+    root = Path(__file__).resolve().parent.parent
+    found = sorted(set(breaches(root))) + circle(root)
     print("\n".join(found) if found else "rooms: every import stays inside the table")
     return 1 if found else 0
 
