@@ -188,15 +188,22 @@ class Fire:
     def _launch(self, outlets: list[Outlet], over: list[int] | None = None) -> None:
         self._flights += 1
         self._around.flights += 1
-        Firing(self._holding, outlets, self._replies(outlets), over or [], self._ended).start()
+        awaited = self._awaited_of(outlets)
+        replies = self._replies(outlets, awaited) if awaited else []
+        Firing(self._holding, outlets, replies, over or [], self._ended, awaited).start()
 
-    def _replies(self, outlets: list[Outlet]) -> list[NewRecord]:
+    def _awaited_of(self, outlets: list[Outlet]) -> dict[int, FireNow]:
+        """By offset, who waits to hear of these; not among those of another commit any more."""
         if not self._awaited:
-            return []
+            return {}
+        offsets = [one.message.offset for one in outlets if one.message.offset in self._awaited]
+        return {offset: self._awaited.pop(offset) for offset in offsets}
+
+    def _replies(self, outlets: list[Outlet], awaited: dict[int, FireNow]) -> list[NewRecord]:
         wall_ms = self._around.clock.wall_ms()
         replies = []
         for one in outlets:
-            wanted = self._awaited.pop(one.message.offset, None)
+            wanted = awaited.get(one.message.offset)
             if wanted is not None:
                 outcome = DelayOutcome(
                     reply_id=wanted.reply_id,
@@ -240,6 +247,7 @@ class Fire:
             holding.write(self._lanes.changes_of(outlets, wall_ms))
 
     def _not_fired(self, firing: Firing, error: Exception) -> None:
+        self._awaited.update(firing.awaited)
         if isinstance(error, FencedError) and firing.epoch < self._holding.epoch:
             self._again_later(firing, error)  # it was granted to us anew meanwhile
         elif isinstance(error, FencedError | RemoteError):
@@ -268,10 +276,6 @@ class Fire:
 
     def _blame(self, firing: Firing, error: Exception) -> None:
         outlets = firing.outlets
-        if firing.replies and isinstance(error, NoSuchTopicError):
-            self._around.counts.replies_dropped("topic gone", len(firing.replies))
-            self._launch(outlets)
-            return
         topics = sorted({one.record.topic for one in outlets})
         if len(topics) > 1:
             half = frozenset(topics[: len(topics) // 2])

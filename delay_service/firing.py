@@ -5,11 +5,12 @@ How, where the engine is not atomic, is said in delay_service/storing.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from backend.completion import Completion
 from backend.records import NewRecord
+from delay_service.core.intake import FireNow
 from delay_service.core.outlets import Outlet
 from delay_service.holding import Holding
 from delay_service.storing import store
@@ -17,7 +18,7 @@ from delay_service.storing import store
 
 class Firing:
     """`done(firing, error)` follows once: None when it is durable. `replies`: outcomes told with it.
-    `over`: offsets that are done without firing."""
+    `over`: offsets that are done without firing. `awaited`: whom the replies are for, by offset."""
 
     def __init__(
         self,
@@ -26,10 +27,12 @@ class Firing:
         replies: list[NewRecord],
         over: list[int],
         done: Callable[[Firing, Exception | None], None],
+        awaited: Mapping[int, FireNow],
     ) -> None:
         self.outlets = outlets
         self.replies = replies
         self.over = over
+        self.awaited = awaited
         self.epoch = holding.epoch
         self._holding = holding
         self._around = holding.around

@@ -150,6 +150,29 @@ def test_reschedule_and_fire_now(delay: Rig) -> None:
     assert told == {1: (ADDED, now + 2_000, 0), 2: (ALREADY_FIRED, 0, now), 3: (UNKNOWN, 0, 0)}
 
 
+def test_a_fire_now_is_told_what_came_of_it_also_at_the_second_try(delay: Rig) -> None:
+    """Of a message whose topic is gone: that it is a dead letter; of one that waited for its topic: fired."""
+    from dataclasses import replace
+
+    info = delay.make("closed")
+    delay.make("gone")
+    now = delay.clock.wall_ms()
+    delay.add(1, now + 9_000, topic="gone")
+    delay.add(2, now + 9_000, topic="closed")
+    delay.add(3, now + 9_000)
+    delay.settle()
+    delay.delete("gone")
+    delay.change(replace(info, writable=False))
+    for number in (1, 2, 3):
+        delay.fire_now(number, reply_queue=0, reply_id=number)
+    delay.settle()
+    delay.change(replace(info, writable=True))
+    delay.advance(2)
+    assert {one.reply_id: (one.code, bool(one.text)) for one in delay.outcomes()} == {
+        1: (ALREADY_FIRED, True), 2: (ALREADY_FIRED, False), 3: (ALREADY_FIRED, False),
+    }  # fmt: skip
+
+
 def test_a_cancel_that_overtakes_a_fire_now_is_told_to_both(delay: Rig) -> None:
     """Whoever asked to fire it is not left to believe that it will be carried out."""
     from dataclasses import replace
