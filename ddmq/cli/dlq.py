@@ -87,7 +87,8 @@ def show(
 
 
 def _letter_cells(row: dict[str, Any]) -> list[Any]:
-    origin = f"{row['topic']}/{row['topic_queue']}/{row['topic_offset']}" if row["topic"] else None
+    known = [row[name] for name in ("topic", "topic_queue", "topic_offset") if row[name] is not None]
+    origin = "/".join(map(str, known)) if row["topic"] else None
     return [
         str(row["offset"]), _moment(row["time_ms"]), row["reason"], row["error"][:80], origin, row["key"],
         row["attempts"], row["resent"], show_body(row["preview"].encode())[:60],

@@ -35,7 +35,8 @@ ATTEMPTS, TIME, RESENT = PREFIX + "attempts", PREFIX + "time", PREFIX + "resent"
 class Letter(NamedTuple):
     """A dead letter as it stands in its topic. `content` None: its bytes do not parse.
 
-    `topic` "": it does not say where it comes from. `time_ms`: when it died.
+    `topic` "": it does not say where it comes from; `queue_id`, `offset` None: it was in no queue there yet.
+    `time_ms`: when it died.
     """
 
     record: StoredRecord
@@ -43,8 +44,8 @@ class Letter(NamedTuple):
     reason: str
     error: str
     topic: str
-    queue_id: int
-    offset: int
+    queue_id: int | None
+    offset: int | None
     attempts: int
     time_ms: int
     resent: int
@@ -107,8 +108,8 @@ def read_letter(record: StoredRecord) -> Letter:
         found.get(REASON, ""),
         found.get(ERROR, ""),
         found.get(TOPIC, ""),
-        _number(found.get(QUEUE, "")),
-        _number(found.get(OFFSET, "")),
+        _number(found[QUEUE]) if QUEUE in found else None,
+        _number(found[OFFSET]) if OFFSET in found else None,
         _number(found.get(ATTEMPTS, "")),
         _number(found.get(TIME, "")) or record.stored_ms,
         _number(resent.decode("utf-8", "replace")),
@@ -131,7 +132,7 @@ def resent_record(letter: Letter, queues: int) -> NewRecord:
     system = {name: text for name, text in record.system.items() if not name.startswith(PREFIX)}
     return NewRecord(
         letter.topic,
-        letter.queue_id % queues,
+        (letter.queue_id or 0) % queues,
         record.message_id,
         record.born_ms,
         delivery,

@@ -80,6 +80,21 @@ def test_reschedule_and_fire(shell, topic):
     assert shell("delay", "reschedule", row["id"], "--delay", "1h", code=1).startswith("already fired")
 
 
+def test_a_dead_letter_names_no_place_that_it_never_had(shell, topic):
+    """It waited, so its topic alone is known; here that was deleted."""
+    shell("topic", "create", topic)
+    row = added(shell, topic, "--delay", "1h")
+    shell("topic", "delete", topic, "--yes")
+    shell("delay", "fire", row["id"])
+    (letter,) = shell.json("dlq", "show", "%DELAY", "--topic", topic)["shown"]
+    assert (letter["reason"], letter["topic"]) == ("topic gone", topic)
+    assert (letter["topic_queue"], letter["topic_offset"]) == (None, None)
+    assert f"{topic}/" not in shell("dlq", "show", "%DELAY", "--topic", topic)
+    shell("topic", "create", topic)
+    assert shell("dlq", "resend", "%DELAY", "--topic", topic) == f"resent 1 to {topic}\n"
+    assert bodies(shell, topic) == ["tea"]
+
+
 def test_several_ids_are_each_told_their_own(shell, topic):
     first, second = (added(shell, topic, "--delay", "1h")["id"] for _ in range(2))
     shell("delay", "cancel", second)
