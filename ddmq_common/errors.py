@@ -22,10 +22,6 @@ class NoSuchTopicError(CallerError):
     """The topic (or its queue, or this incarnation of it) does not exist."""
 
 
-class NoSuchGroupError(CallerError):
-    """The consumer group (or its subscription, or its dead letters) does not exist."""
-
-
 class TopicExistsError(CallerError):
     """A topic of that name exists already."""
 

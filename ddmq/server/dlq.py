@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
+from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.queries import READ_BYTES_MAX, WAIT_S, queues_of
-from ddmq_common.errors import CallerError, NoSuchGroupError
+from ddmq_common.errors import CallerError
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
 from proxy_consumer.departures.letters import PREFIX, Letter, read_letter
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.group_view import row, values
 from ddmq.server.keys import known
 from ddmq.server.queries import WAIT_S
 from ddmq.settings import BY_NAME
 from ddmq_common import names
-from ddmq_common.errors import CallerError, NoSuchGroupError
+from ddmq_common.errors import CallerError
 from proxy_consumer.groups.changes import Change, owned
 from proxy_consumer.service import ConsumerService
 

@@ -17,7 +17,8 @@ import msgspec
 from gevent.pywsgi import WSGIHandler
 
 from ddmq.address import Address
-from ddmq_common.errors import CallerError, DdmqError, NoSuchGroupError, NoSuchTopicError, TryLaterError
+from ddmq.server.errors import NoSuchGroupError
+from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError, TryLaterError
 
 BODY_BYTES_MAX = 1 << 20
 _STATUS = {

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from backend.completion import Completion
+from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.queries import WAIT_S
-from ddmq_common.errors import CallerError, NoSuchGroupError
+from ddmq_common.errors import CallerError
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.stats import GroupSummary
 from proxy_consumer.order_keys.canonical import bounded, text_of_raw

@@ -11,10 +11,11 @@ from typing import Any
 
 from backend.port import Backend
 from backend.records import ProgressView, QueueRef, StoredRecord
+from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.offsets import is_broadcast
 from ddmq.server.queries import WAIT_S
 from ddmq_common import names
-from ddmq_common.errors import CallerError, NoSuchGroupError, UnsupportedError
+from ddmq_common.errors import CallerError, UnsupportedError
 from proxy_consumer.groups.group import group_key, subscription_key
 from proxy_consumer.groups.message_states import DONE, NOT_YET, RETRYING, LiveState
 

@@ -16,10 +16,11 @@ import msgspec
 from backend.port import Backend
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq.moments import WALL_MS_MIN, moment, shown
+from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.queries import WAIT_S, known_topic, queues_of
 from ddmq_common.clock import Clock
 from ddmq_common.config.loader import Place, build
-from ddmq_common.errors import CallerError, FencedError, NoSuchGroupError
+from ddmq_common.errors import CallerError, FencedError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import (
     RESET_PREFIX,

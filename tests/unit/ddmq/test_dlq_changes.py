@@ -14,9 +14,10 @@ from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, StoredRecord, TopicInfo
 from ddmq.server import dlq, dlq_changes
 from ddmq.server.dlq import Choice, Open, choice_of
+from ddmq.server.errors import NoSuchGroupError
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
-from ddmq_common.errors import CallerError, NoSuchGroupError, RemoteError
+from ddmq_common.errors import CallerError, RemoteError
 from proxy_consumer.departures.letters import dead_letter
 from proxy_consumer.departures.trail import Trail
 

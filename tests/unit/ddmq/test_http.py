@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.http import BODY_BYTES_MAX, Request, Router, Text
-from ddmq_common.errors import CallerError, NoSuchGroupError, NoSuchTopicError, StorageError, TryLaterError
+from ddmq_common.errors import CallerError, NoSuchTopicError, StorageError, TryLaterError
 
 
 def call(router: Router, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[str, Any]:

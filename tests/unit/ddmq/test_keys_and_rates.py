@@ -8,8 +8,9 @@ import pytest
 
 from backend.completion import Completion, succeeded
 from ddmq.server import keys
+from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.rates import Rates
-from ddmq_common.errors import CallerError, NoSuchGroupError
+from ddmq_common.errors import CallerError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.stats import GroupSummary
