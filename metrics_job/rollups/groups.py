@@ -100,11 +100,12 @@ def _lags(gauges: DataFrame) -> DataFrame:
 
 
 def _rates(counters: DataFrame, which: Column, name: str, *key: str) -> DataFrame:
-    """Per second, by key: each process's total over its seconds, added up over the processes."""
+    """Per second, by key: each process's total over its seconds, added up over the processes. One that
+    covers no time (its clock stepped back, or it has just started) has no rate."""
     return (
         counters.filter(which)
         .groupBy(*key, "process")
-        .agg((F.sum("total") / F.max("seconds")).alias(name))
+        .agg(F.try_divide(F.sum("total"), F.max("seconds")).alias(name))
         .groupBy(*key)
         .agg(F.sum(name).alias(name))
     )

@@ -22,7 +22,9 @@ from tests.spark import tables_read
 MINUTE = 60_000
 SENDS = {"metric": "ddmq_sends_total", "labels": {"topic": "t", "code": "0"}}
 MONDAY = datetime(2026, 1, 5, 10, tzinfo=UTC)
-CLOCK, LONG, ENDED, COPIES, LAG, BAD, SLOW = (MONDAY + timedelta(days=day) for day in (1, 2, 3, 4, 5, 6, 8))
+CLOCK, LONG, ENDED, COPIES, LAG, BAD, SLOW, FIRST, STEP = (
+    MONDAY + timedelta(days=day) for day in (1, 2, 3, 4, 5, 6, 8, 9, 10)
+)
 WEEKS = [MONDAY + timedelta(weeks=week) for week in range(4)]
 
 
@@ -87,6 +89,12 @@ def slow_intervals(samples: Path) -> None:
     sends(samples, ms(SLOW, -3), "mute", 1, 1, s=300)
 
 
+def first_files(samples: Path) -> None:
+    """Of two processes that started 3 minutes apart, and have written nothing more."""
+    sends(samples, ms(FIRST), "elder", 0, 1, s=0)
+    sends(samples, ms(FIRST, 3), "younger", 0, 1, s=0)
+
+
 def copies(samples: Path) -> None:
     part = sends(samples, ms(COPIES, 59), "twice", 0, 5)
     (part.parent / str(SampleName(run("twice"), 0, 0, merged=True))).write_bytes(part.read_bytes())
@@ -95,6 +103,13 @@ def copies(samples: Path) -> None:
     late = samples / f"date={COPIES:%Y-%m-%d}" / "hour=11" / part.name  # sent again an hour later
     late.parent.mkdir()
     late.write_bytes(part.read_bytes())
+
+
+def no_time(samples: Path) -> None:
+    """A clock that steps back into a minute of its own, in which messages are sent and finished."""
+    to_ms, of = ms(STEP, 20), {"labels": {"group": "g", "topic": "t"}}
+    told = (SENDS, 7), ({"metric": "ddmq_acked_total"} | of, 5), ({"metric": "ddmq_lag"} | of, 2)
+    put(samples, to_ms, "step", 4, interval(4, ms(STEP, 40), to_ms, "step", "running", *told))
 
 
 def lag(samples: Path) -> None:
@@ -122,7 +137,17 @@ def bad_lines(samples: Path) -> None:
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edges") / "samples"
-    for case in (clock_steps_back, some_end, slow_intervals, copies, lag, lag_twice_a_minute, bad_lines):
+    for case in (
+        clock_steps_back,
+        some_end,
+        slow_intervals,
+        first_files,
+        no_time,
+        copies,
+        lag,
+        lag_twice_a_minute,
+        bad_lines,
+    ):
         case(folder)
     for name in ("date=2026-13-45/hour=03", f"date={BAD:%Y-%m-%d}/hour=99", "date=9999-12-31/hour=23"):
         (folder / name).mkdir(parents=True)  # days and hours that there are not
@@ -137,7 +162,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(spark: SparkSession, samples: Path) -> Path:
     """The tables of one run over all."""
     days = run_batch(samples, samples.parent / "out")
-    assert len(days) == 11
+    assert len(days) == 13
     return samples.parent / "out"
 
 
@@ -174,7 +199,7 @@ def test_a_clock_that_steps_back_counts_and_covers_no_time(out: Path) -> None:
     rows = of_day(tables_read.counters(out, "minute"), CLOCK)
     assert list(rows.values()) == [(67.0, 10.0, 6.7)]
     steps = {key[2]: row[-1] for key, row in tables_read.processes(out).items() if row[-1]}
-    assert steps == {run("clock"): 1}
+    assert steps == {run("clock"): 1, run("step"): 1}
 
 
 def test_an_interval_over_a_minute_belongs_to_the_minute_of_its_end(out: Path) -> None:
@@ -200,6 +225,14 @@ def test_who_writes_seldom_is_not_taken_for_vanished(out: Path) -> None:
         "young": ("running", 300.0),
         "mute": ("vanished", 300.0),
     }
+
+
+def test_what_is_counted_in_no_time_has_no_rate(out: Path) -> None:
+    counted = of_day(tables_read.counters(out, "minute"), STEP)
+    assert sorted(counted.values()) == [(5.0, 0.0, None), (7.0, 0.0, None)]
+    values = ("lag", "finished_per_s", "arrived_per_s", "time_to_drain_s")
+    rows = of_day(tables_read.rows(out, "lag_minute", ("start", "group", "topic"), values), STEP)
+    assert list(rows.values()) == [(2.0, 0.0, 0.0, None)]
 
 
 def test_copies_under_other_names_and_folders_count_once(out: Path) -> None:
