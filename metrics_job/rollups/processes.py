@@ -11,6 +11,9 @@ from metrics_job.tables import CORRUPT, PARTITION, line_schema
 
 VANISHED_AFTER_S = 120  # silent for so long while others still wrote
 VANISHED_AFTER_INTERVALS = 3  # where its own are so long that this is more
+VANISHED_AFTER_MAX_S = (
+    3600 + VANISHED_AFTER_S
+)  # while nobody has a second file: the longest interval there is
 EXAMPLE_CHARS = 300
 RUN = ("date", "process", "instance")
 
@@ -78,6 +81,7 @@ def _of_run() -> list[Column]:
 
 
 def _ended() -> Column:
-    patience = F.greatest(F.lit(VANISHED_AFTER_S * 1000), VANISHED_AFTER_INTERVALS * F.col("usual_ms"))
+    intervals = F.greatest(F.lit(VANISHED_AFTER_S * 1000), VANISHED_AFTER_INTERVALS * F.col("usual_ms"))
+    patience = F.when(F.col("usual_ms").isNull(), VANISHED_AFTER_MAX_S * 1000).otherwise(intervals)
     silent = F.col("newest_ms") - F.col("last_ms") > patience
     return F.when(F.col("said_last"), "last").when(silent, "vanished").otherwise("running")

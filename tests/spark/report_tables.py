@@ -80,7 +80,7 @@ class Writer:
         row = {
             "process": "all@one:9813", "instance": "a" * 16, "samples": 10, "files": 3, "missing": 0,
             "duplicates": 0, "longest_gap_s": 0.0, "ended": "last", "clock_steps": 0,
-            "interval_s": None,
+            "interval_s": 10.0,
         }  # fmt: skip
         self.add("processes", {**row, "first_seen": first, "last_seen": last, **more})
 

@@ -225,6 +225,7 @@ def test_who_writes_seldom_is_not_taken_for_vanished(out: Path) -> None:
         "young": ("running", 300.0),
         "mute": ("vanished", 300.0),
     }
+    assert {rows[(run(name),)] for name in ("elder", "younger")} == {("running", None)}
 
 
 def test_what_is_counted_in_no_time_has_no_rate(out: Path) -> None:

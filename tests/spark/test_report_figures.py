@@ -182,10 +182,20 @@ def test_the_only_process_does_not_run_when_nothing_is_heard_of_it(tmp_path: Pat
     assert "Nothing heard of 1 process (all@one:9813) since 2026-11-16 01:10 UTC" in found.findings[0].text
 
 
-@pytest.mark.parametrize(("sampled", "ended"), [(84, "running"), (86, "silent")])
-def test_who_writes_seldom_is_waited_for(tmp_path: Path, sampled: int, ended: str) -> None:
+@pytest.mark.parametrize(
+    ("interval_s", "sampled", "ended"),
+    [
+        (300.0, 84, "running"),
+        (300.0, 86, "silent"),
+        (None, 131, "running"),  # a first file alone does not tell when the next one comes
+        (None, 133, "silent"),
+    ],
+)
+def test_who_writes_seldom_is_waited_for(
+    tmp_path: Path, interval_s: float | None, sampled: int, ended: str
+) -> None:
     writer = Writer(tmp_path)
-    writer.process(at(60), at(70), ended="running", interval_s=300.0)
+    writer.process(at(60), at(70), ended="running", interval_s=interval_s)
     assert [row.ended for row in report(writer.write(), 60, 70, sampled).processes] == [ended]
 
 

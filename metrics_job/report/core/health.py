@@ -13,6 +13,7 @@ RUNNING = "running"
 SILENT = "silent"
 SILENT_AFTER_MS = 120_000  # as metrics_job.rollups.processes judges one date
 SILENT_AFTER_INTERVALS = 3
+SILENT_AFTER_MAX_MS = 3_720_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,9 @@ def _vanished(row: Row, all_of_name: Iterable[Row], newest_ms: int) -> bool:
 
 
 def _outlived(row: Row, until_ms: int) -> bool:
-    """Too long silent at that time for its intervals (a column that older tables have not)."""
-    interval_ms = (row.get("interval_s") or 0.0) * 1000
-    return bool(until_ms - row["last_seen"] > max(SILENT_AFTER_MS, SILENT_AFTER_INTERVALS * interval_ms))
+    """Too long silent at that time for its intervals; None: not known yet, or tables of an older job."""
+    interval_s = row.get("interval_s")
+    patience_ms = float(SILENT_AFTER_MAX_MS)
+    if interval_s is not None:
+        patience_ms = max(SILENT_AFTER_MS, SILENT_AFTER_INTERVALS * interval_s * 1000)
+    return bool(until_ms - row["last_seen"] > patience_ms)
