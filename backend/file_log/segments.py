@@ -86,6 +86,11 @@ class SegmentSet:
         frame = unpack_frame(segment.file.pread(FRAME_BYTES, 0), segment.start)
         return 0 if frame is None else frame.stored_ms
 
+    def date(self, newest_ms: int) -> None:
+        """Segments of unknown age are as young as what follows them; `newest_ms`: the log's newest record."""
+        for segment in reversed(self.segments):
+            segment.last_ms = newest_ms = segment.last_ms or newest_ms
+
     def path(self, start: int) -> str:
         """Of a segment's file."""
         return f"{self.folder}/{names.segment_name(start)}"

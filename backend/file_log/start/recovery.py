@@ -97,6 +97,7 @@ class Recovery:
         rebuilt = self._rebuild_missing(min(start, end))
         self._apply(start, end)
         self._finish_queues()
+        self._segments.date(self._state.last_ms)
         self._state.writer_epoch += 1
         return Recovered(self._state, end, start, self._torn, len(self._bad), rebuilt)
 

@@ -35,17 +35,21 @@ class House:
         self.storage = SmallDisk()
         self.sent = 0
         self.directory = directory
-        options = FileLogOptions(
+        self.options = FileLogOptions(
             segment_bytes=SEGMENT,
             allocate_bytes=SEGMENT,
             checkpoint_bytes=SEGMENT,
             retention=RetentionOptions(cleaning_hour=None, **retention),
         )
-        self.log: FileLog = open_log(
-            directory, options, clock=self.clock, metrics=Registry(), storage=self.storage
-        )
+        self.log: FileLog = self.open()
         for name in ("t", DLQ):
             self.log.put_topic(TopicInfo(name, 0, 1), self.deadline()).wait(60)
+
+    def open(self) -> FileLog:
+        self.log = open_log(
+            self.directory, self.options, clock=self.clock, metrics=Registry(), storage=self.storage
+        )
+        return self.log
 
     def deadline(self) -> float:
         return self.clock.monotonic() + 60
@@ -113,6 +117,37 @@ def test_expired_segments_go_and_readers_continue_at_the_oldest(house: House) ->
     assert house.log.read(house.ref("t"), low, 10, 1 << 20).wait(60).offsets[0] == low
     assert [record.offset for record in house.found()] == list(range(42, low - 1, -1))
     assert {int(path.name[:20]) for path in (house.directory / "index").iterdir()} <= set(after)
+
+
+def test_a_segment_left_behind_right_after_a_restart_keeps_its_age(house: House) -> None:
+    for _ in range(7):
+        house.send()
+    house.log.close()
+    house.open()
+    house.clock.advance(60)
+    house.send(size=30_000)
+    assert len(house.segments()) == 2, "the first send fits no more"
+    house.settle()
+    assert house.clean() == 0
+    assert house.bounds()[0] == 0
+    house.clock.advance(4 * DAY_S)
+    house.settle()
+    assert house.clean() == 1
+
+
+def test_a_segment_before_one_that_begins_with_damage_keeps_its_age(house: House) -> None:
+    for _ in range(20):
+        house.send()
+    second = house.segments()[1]
+    house.settle()
+    house.log.close()
+    path = house.directory / "commitlog" / f"{second:020d}"
+    with path.open("r+b") as file:
+        file.write(b"damage")
+    house.open()
+    house.settle()
+    assert house.clean() == 0
+    assert house.bounds()[0] == 0
 
 
 def test_young_dead_letters_hold_their_segment(tmp_path: Path) -> None:
