@@ -13,7 +13,7 @@ import gevent
 
 from backend.completion import Completion
 from backend.file_log.consume_queue import QueueFiles
-from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, Record, pack_entry
+from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, Record, entry_is_sound, pack_entry
 from backend.file_log.core.scan import walk
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
@@ -28,6 +28,8 @@ from ddmq_common.native_threads import off_hub
 
 T = TypeVar("T")
 NEIGHBOURS = 64  # entries looked at on each side of one that is wrong
+Wanted = Callable[[Row], bool | None]
+"""Whether an entry is what is looked for; None: it cannot be told."""
 
 
 class QueueView(NamedTuple):
@@ -189,25 +191,29 @@ class Queries:
             queue.min_at = first
         return Bounds(queue.min, queue.visible)
 
-    def _first_offset(self, queue: QueueState | QueueView, wanted: Callable[[Row], bool]) -> int:
-        """The first offset from min on whose entry is `wanted`, which is monotonous; gaps are not."""
+    def _first_offset(self, queue: QueueState | QueueView, wanted: Wanted) -> int:
+        """The first offset from min on whose entry is `wanted`, which is monotonous where it can be told."""
         low, high = queue.min, queue.visible
         while low < high:
             middle = (low + high) // 2
-            at, row = self._entry_from(queue, middle, high)
-            if row is None or wanted(row):
-                high = middle
-            else:
+            at, found = self._ask_from(queue, middle, high, wanted)
+            if found is False:
                 low = at + 1
+            else:
+                high = middle
         return low
 
-    def _entry_from(self, queue: QueueState | QueueView, offset: int, end: int) -> tuple[int, Row | None]:
-        """The first entry at or after `offset` that is no gap."""
+    def _ask_from(
+        self, queue: QueueState | QueueView, offset: int, end: int, wanted: Wanted
+    ) -> tuple[int, bool | None]:
+        """What the first entry from `offset` on says that says anything: gaps and damage do not."""
         while offset < end:
             entries = self._entries(queue, offset, min(NEIGHBOURS, end - offset))
-            for at, row in enumerate(ENTRY_ROWS.iter_unpack(entries), offset):
-                if row[1]:
-                    return at, row
+            for at, row in enumerate(ENTRY_ROWS.iter_unpack(entries)):
+                if row[1] and entry_is_sound(entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]):
+                    found = wanted(row)
+                    if found is not None:
+                        return offset + at, found
             offset += len(entries) // ENTRY_BYTES
         return end, None
 
@@ -222,9 +228,11 @@ class Queries:
         low = self.bounds_of(queue).min
         view = QueueView(ref, low, queue.visible, queue.flushed, bytes(queue.tail))
 
-        def is_late_enough(row: Row) -> bool:
+        def is_late_enough(row: Row) -> bool | None:
             record = self._reader.record_at(row[0])
-            return record is not None and record.stored_ms >= wall_ms
+            if record is not None:
+                return record.stored_ms >= wall_ms
+            return False if row[0] < self._segments.first_position else None
 
         return lambda: self._first_offset(view, is_late_enough)
 

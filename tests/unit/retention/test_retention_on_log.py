@@ -7,6 +7,7 @@ import gevent
 import pytest
 
 from backend.file_log import FileLog, FileLogOptions, open_log
+from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.core.retention import GIB, RetentionOptions
 from backend.file_log.dead_letters import DeadLetterHolds
 from backend.file_log.storage import Space, Storage
@@ -148,6 +149,32 @@ def test_a_segment_before_one_that_begins_with_damage_keeps_its_age(house: House
     house.settle()
     assert house.clean() == 0
     assert house.bounds()[0] == 0
+
+
+@pytest.mark.parametrize("entry", range(38, 46))
+def test_a_damaged_entry_hides_no_other_message(house: House, entry: int) -> None:
+    for _ in range(40):
+        house.send()
+    house.clock.advance(4 * DAY_S)
+    for _ in range(3):
+        house.send()
+    house.settle()
+    then_ms = house.clock.wall_ms()
+    house.log.close()
+    (path,) = (house.directory / "consumequeue" / "t" / "0").iterdir()
+    with path.open("r+b") as file:
+        file.seek(entry * ENTRY_BYTES)
+        file.write(bytes(3))
+    house.open()
+    with gevent.Timeout(60):
+        while len(house.segments()) > 2:
+            house.clean()
+            gevent.sleep(0.01)
+    house.log._retention.stop()
+    oldest = min(record.offset for record in house.found())
+    assert 0 < oldest <= 40
+    assert house.bounds()[0] <= oldest
+    assert house.log.offset_for_time(house.ref("t"), then_ms).wait(60) <= 40
 
 
 def test_young_dead_letters_hold_their_segment(tmp_path: Path) -> None:
