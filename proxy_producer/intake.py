@@ -22,7 +22,7 @@ from proxy_producer.core.validation import (
     HEARTBEAT,
     batch_fault,
     content_fault,
-    heartbeat_in_batch,
+    heartbeat_only,
     topic_name_fault,
 )
 from proxy_producer.flow import Flow
@@ -78,6 +78,8 @@ class Intake:
         fault = topic_name_fault(name)
         if fault is not None or name is None:
             return None, fault
+        if name == HEARTBEAT:  # never looked up, so that it cannot get into the cache
+            return None, heartbeat_only()
         return self._topics.find(name.decode()), None
 
     def mode_fault(
@@ -140,8 +142,6 @@ class Intake:
         topic = self._topics.known.get(message.topic)
         if topic is None:
             topic, fault = self.first_look(message.topic)
-            if message.topic == HEARTBEAT:
-                fault = heartbeat_in_batch()
             if fault is not None:
                 return fault
         key, tags, properties = message.key or b"", message.tags or b"", message.properties

@@ -134,10 +134,10 @@ class ProducerService:
         flow = self.flow
         topic = self._known.get(message.topic)
         if topic is None or flow.draining:
-            topic, fault = self._intake.first_look(message.topic)
             if message.topic == HEARTBEAT and not flow.draining:
                 call.reply_encoded(replies.OK[call.wire])
                 return
+            topic, fault = self._intake.first_look(message.topic)
             if fault is not None:
                 self._refuse(call, None, fault)
                 return

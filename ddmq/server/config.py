@@ -100,6 +100,8 @@ class TopicsConfig:
             fault = names.topic_fault(name)
             if fault is None and names.is_internal(name):
                 fault = f"topic {name!r} belongs to the system, which makes it when it is needed"
+            if name == names.HEARTBEAT_TOPIC:
+                fault = f"topic {name!r} is for heartbeats, which nothing stores; choose another name"
             if fault:
                 raise ValueError(f"topics: {fault}")
 

@@ -27,6 +27,8 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
         raise CallerError(fault)
     if names.is_internal(name):
         raise CallerError(f"topic {name!r} has a prefix of the system's own topics, which it makes itself")
+    if name == names.HEARTBEAT_TOPIC:
+        raise CallerError(f"topic {name!r} is for heartbeats, which nothing stores; choose another name")
     if backend.topic(name) is not None:
         raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
     entry = build(TopicEntry, settings, Place("request", name))

@@ -201,10 +201,12 @@ def no_delay_property(properties: Mapping[bytes, bytes]) -> Refusal | None:
     )
 
 
-def heartbeat_in_batch() -> Refusal:
-    """The heartbeat topic stores nothing, so a batch cannot promise it."""
+def heartbeat_only() -> Refusal:
+    """The heartbeat topic stores nothing, so no batch and no delay can promise it."""
     return illegal(
-        "topic_reserved", f"topic {HEARTBEAT_TOPIC!r} stands in a batch", "allowed: alone, with sendSync"
+        "topic_reserved",
+        f"topic {HEARTBEAT_TOPIC!r} is for heartbeats, which nothing stores",
+        "allowed: a single send without a delay",
     )
 
 

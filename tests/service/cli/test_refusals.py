@@ -24,6 +24,7 @@ ABSENT = "0" * 31 + "1"
         ("topic create a/b", ("'a/b'", "letter")),
         ("topic create Ünicode", ("'Ünicode'", "letter")),
         ("topic create %DLQ%x", ("'%DLQ%x'", "prefix")),
+        ("topic create carrera_heartbeat", ("'carrera_heartbeat'", "heartbeats", "another name")),
         ("topic create owned", ("'owned' exists", "ddmq topic update owned")),
         ("topic update nope --queues 3", ("'nope' does not exist",)),
         ("topic update owned --queues 3", ("'owned'", "topics.yaml", "reload")),

@@ -65,6 +65,7 @@ def test_flags_override_files() -> None:
         ),
         ("topics.yaml", "topics:\n  a/b: {}", "topic name 'a/b' has a character"),
         ("topics.yaml", "topics:\n  '%DLQ%g': {}", "topic '%DLQ%g' belongs to the system"),
+        ("topics.yaml", "topics:\n  carrera_heartbeat: {}", "topic 'carrera_heartbeat' is for heartbeats"),
         (
             "topics.yaml",
             "topics:\n  a:\n    queues: 0",

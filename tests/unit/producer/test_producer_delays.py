@@ -138,6 +138,13 @@ def test_a_topic_that_does_not_exist_is_created(rig):
     assert call.answer.code == 0
 
 
+def test_the_heartbeat_topic_takes_no_delay_and_stays_one_for_heartbeats(rig):
+    call = ask(rig, topic=b"carrera_heartbeat")
+    assert call.answer.code == 11
+    assert "topic 'carrera_heartbeat' is for heartbeats" in call.answer.msg
+    assert rig.backend.topic("carrera_heartbeat") is None
+
+
 def test_an_old_clients_cancel_is_answered_when_it_is_durable(rig):
     call = change(rig)
     order, (record,) = rig.order(), rig.records()

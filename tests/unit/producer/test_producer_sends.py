@@ -146,6 +146,17 @@ def test_heartbeats_are_answered_at_once_and_stored_nowhere(rig, method):
     assert rig.backend.topic("carrera_heartbeat") is None
 
 
+def test_heartbeats_are_stored_nowhere_also_where_a_topic_has_their_name():
+    rig = Rig([TopicInfo("carrera_heartbeat", 0, 4)])
+    for _ in range(2):
+        call = rig.call("sendSync", message=message(topic=b"carrera_heartbeat", body=b""))
+        assert call.answer.code == 0
+    batch = rig.call("sendBatchSync", messages=[message(topic=b"carrera_heartbeat")])
+    assert batch.answer.code == 11
+    assert rig.call("sendSync", message=message(topic=b"carrera_heartbeat", body=b"")).answer.code == 0
+    assert not rig.backend.sent
+
+
 @pytest.mark.parametrize(
     ("status", "error", "code", "words"),
     [
