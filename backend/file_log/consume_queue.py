@@ -7,6 +7,7 @@ less; what is wrong in an entry is for the reader to find.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 
@@ -112,8 +113,13 @@ class QueueFiles:
                 self._storage.remove(f"{folder}/{name}")
 
     def drop(self, ref: QueueRef) -> None:
-        """Remove all files of a queue whose topic is gone. Blocking."""
+        """Remove all files of a queue whose topic is gone, and folders that are empty then. Blocking."""
         self.drop_below(ref, 1 << 62)
+        folder = self._folder(ref)
+        with self._lock:
+            self._unsynced.pop(ref, None)
+            self._storage.remove_folder(folder)
+            self._storage.remove_folder(os.path.dirname(folder))
 
     def sync(self) -> None:
         """Make durable what was written since the last time. Blocking."""
@@ -123,7 +129,7 @@ class QueueFiles:
             for ref, indexes in list(unsynced.items()):
                 for index in indexes:
                     self._sync_file(ref, index)
-                self._storage.sync_folder(self._folder(ref))
+                self._sync_folder(ref)
                 del unsynced[ref]
         except OSError:
             with self._lock:
@@ -141,6 +147,12 @@ class QueueFiles:
             file.sync()
         finally:
             file.close()
+
+    def _sync_folder(self, ref: QueueRef) -> None:
+        try:
+            self._storage.sync_folder(self._folder(ref))
+        except FileNotFoundError:  # deleted meanwhile
+            return
 
     def _file(self, ref: QueueRef, index: int, *, write: bool) -> File:
         """Open or held open; the lock is held."""

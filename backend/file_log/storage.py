@@ -128,6 +128,14 @@ class Storage:
         except FileNotFoundError:
             return
 
+    def remove_folder(self, folder: str) -> None:
+        """Harmless when something is in it, or when it is gone."""
+        try:
+            os.rmdir(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+
     def sync_folder(self, folder: str) -> None:
         """Make creations, renames and removals in it durable."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -24,6 +24,7 @@ from ddmq_common.errors import (
     RemoteError,
     TryLaterError,
 )
+from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
 
@@ -256,6 +257,22 @@ def test_only_the_log_behind_the_checkpoint_is_read_at_the_start(rig: Rig) -> No
     view = done(rig.log.progress("g", [ref]))[0]
     assert (view.committed, dict(view.attempts)) == (7, {9: 2})
     assert len(rig.bodies(ref)) == 101
+
+
+def test_a_deleted_topic_leaves_nothing_in_the_consume_queues(rig: Rig) -> None:
+    rig.make(queues=2)
+    folder = rig.directory / "consumequeue"
+    for queue in (0, 1):
+        done(rig.append(b"x", queue=queue))
+    rig.checkpoint()
+    assert (folder / "orders" / "1").is_dir()
+    done(rig.log.delete_topic("orders", rig.soon))
+    until(lambda: not list(folder.iterdir()), "empty folder")
+    again = rig.make(queues=2)
+    done(rig.append(b"y"))
+    rig.checkpoint()
+    assert rig.bodies(again) == [b"y"]
+    assert rig.metrics.cell(catalogue.LOG_CHECKPOINTS, "failed").value == 0
 
 
 def test_a_topic_made_again_starts_empty(rig: Rig) -> None:
