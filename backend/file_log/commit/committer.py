@@ -109,7 +109,8 @@ class WritePlace:
         """After a failed sync: a new durable segment from `durable` on that ends with `data`. Raises OSError.
 
         `data` is the frame that failed; what was written between `durable` and it is read back from the
-        cache. The bytes at their old place are not believed any more.
+        cache. The bytes at their old place are not believed any more, but they stay: readers may look at
+        records of "written" topics there, and a process that touches a page that was cut off dies.
         """
         found = self.segments.last
         if found.start > durable:
@@ -120,8 +121,6 @@ class WritePlace:
         self.segments.remove_after(durable)  # a new one that was begun is not believed either
         segment = self.segments.create_with(durable, between + data, self._segment_bytes)
         self._rolling = -1
-        if found.start < durable:
-            found.file.truncate(durable - found.start)
         self.segment, self._unsynced = segment, False
         self._allocated = self._zeroed = segment.end
         return segment

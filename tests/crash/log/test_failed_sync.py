@@ -117,3 +117,25 @@ def test_a_full_disk_is_refused_and_nothing_of_it_is_there(tmp_path: Path) -> No
     again = open_story(storage.image(tmp_path / "dark"))
     check(again, told, written_too=True)
     again.close()
+
+
+def test_what_readers_may_be_looking_at_is_not_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    storage, told = Failing(tmp_path / "live"), Told()
+    log = open_story(tmp_path / "live", storage)
+    story = Story(log, told)
+    story.tell(1)
+    story.append([("events", 0, 9_000)])
+    (first,) = (tmp_path / "live" / "commitlog").iterdir()
+    before = first.stat().st_size
+    storage.broken = ("sync",)
+    story.append([("orders", 0, 150)])
+    storage.broken = ()
+    until_ready(log)
+    assert len(list((tmp_path / "live" / "commitlog").iterdir())) == 2
+    assert first.stat().st_size == before
+    log.close()
+    again = open_story(tmp_path / "live")
+    check(again, told, written_too=True)
+    assert (again.recovered.torn_bytes, again.damaged_pieces) == (0, 0)
+    again.close()
