@@ -77,6 +77,7 @@ class Recovery:
         self._unflushed = 0
         self._torn = 0
         self._bad: list[Bad] = []
+        self._headless = False  # the log's beginning was deleted, and what it said is in no checkpoint
         self._known = 0  # incarnations up to this one were given before the checkpoint
         self._deleted: set[int] = set()  # incarnations deleted since
 
@@ -89,6 +90,9 @@ class Recovery:
             start = 0 if checkpoint is None else checkpoint.position
             self._segments.add(self._segments.create(start, self._options.segment_bytes))
         start = self._segments.first_position
+        self._headless = checkpoint is None and start > 0
+        if self._headless:
+            self._report_headless(start)
         if checkpoint is not None:
             self._state = checkpoint.state
             start = max(start, checkpoint.position)
@@ -100,6 +104,13 @@ class Recovery:
         self._segments.date(self._state.last_ms)
         self._state.writer_epoch += 1
         return Recovered(self._state, end, start, self._torn, len(self._bad), rebuilt)
+
+    def _report_headless(self, start: int) -> None:
+        text = (
+            f"there is no sound checkpoint, and the log begins at {start}: settings, groups and progress from"
+            " before are lost; topics are made again with default settings for the messages that are left"
+        )
+        self._damage.found("checkpoint", start, 0, text)
 
     def _prepare_folders(self) -> None:
         for folder in (self._directory, self._segments.folder, f"{self._directory}/{names.CONSUME_QUEUE}"):
@@ -245,14 +256,17 @@ class Recovery:
         queue = self._queue(QueueRef(record.topic, record.incarnation, record.queue_id))
         if queue is None or record.offset < queue.assigned:
             return
+        if self._headless and not queue.assigned:
+            queue.min = queue.flushed = queue.visible = queue.assigned = record.offset
         while queue.assigned < record.offset:
             self._add_entry(queue, self._lost_entry(queue))
         self._add_entry(queue, pack_entry(record))
 
     def _queue(self, ref: QueueRef) -> QueueState | None:
-        """The queue; made up when the record that created it, or made it grow, must have been damaged."""
+        """The queue; made up when the record that created it, or made it grow, must have been lost."""
         queue = self._state.queue(ref)
-        if queue is not None or not self._bad or ref.incarnation in self._deleted:
+        lossless = not self._bad and not self._headless
+        if queue is not None or lossless or ref.incarnation in self._deleted:
             return queue
         topic = self._state.topics.get(ref.topic)
         if topic is not None and topic.info.incarnation == ref.incarnation:

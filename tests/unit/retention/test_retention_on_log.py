@@ -227,6 +227,32 @@ def test_a_full_disk_refuses_clients_and_keeps_the_reserve(house: House) -> None
     assert house.send() is AppendStatus.STORED
 
 
+def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: House) -> None:
+    for _ in range(40):
+        house.send()
+    house.clock.advance(4 * DAY_S)
+    for _ in range(3):
+        house.send()
+    house.settle()
+    assert house.clean() > 0
+    left = [(record.offset, record.message_id) for record in house.found()]
+    low, high = house.bounds()
+    assert low > 0
+    house.log.close()
+    for name in ("checkpoint", "checkpoint.old"):
+        (house.directory / name).unlink()
+    house.open()
+    assert house.bounds() == (low, high)
+    assert [(record.offset, record.message_id) for record in house.found()] == left
+    assert house.log.damaged_pieces == 1, "what the checkpoint alone had is lost, and this is said"
+    house.settle()
+    assert house.bounds() == (low, high + 3)
+    house.log.close()
+    house.open()
+    assert house.bounds() == (low, high + 3)
+    assert house.log.damaged_pieces == 0
+
+
 def test_the_index_survives_a_restart(tmp_path: Path) -> None:
     house = House(tmp_path)
     for number in range(30):
