@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -25,6 +25,9 @@ from ddmq.cli.admin_client import AdminClient
 from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq.cli.values import Folder
 from ddmq_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from backend.file_log.core.retention import RetentionOptions
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
 FILES_WANTED = 4096
@@ -46,13 +49,11 @@ class Finding(NamedTuple):
 @click.option(
     "--data-dir",
     type=Folder(path_type=Path),
-    default=Path("data"),
-    show_default=True,
-    help="Where the log lives, or shall live.",
+    help="Where the log lives, or shall live (default: as configured, else data).",
 )
 @click.option("--config", "config_dir", type=Folder(path_type=Path), help="The configuration folder.")
 @json_option
-def doctor(data_dir: Path, config_dir: Path | None, as_json: bool) -> None:
+def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> None:
     """Check machine, directory, ports and configuration.
 
     Changes nothing. Exit code 1 when a check failed; the last column says what to do.
@@ -66,15 +67,33 @@ def doctor(data_dir: Path, config_dir: Path | None, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def examine(data_dir: Path, config_dir: Path | None) -> Iterator[Finding]:
-    """Every finding, in the order people care."""
+def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]:
+    """Every finding, in the order people care. Where the log lives, a wrong configuration does not tell."""
+    from ddmq.server.config import Configuration, load_folder
+
+    config, fault = Configuration(), ""
+    try:
+        config = load_folder(config_dir)
+    except ConfigError as error:
+        fault = str(error)
     yield python()
     yield from (library(name) for name in NEEDED)
     yield open_files()
+    if data_dir is not None or not fault:
+        yield from disk(data_dir or config.serve.data_dir, config.log.retention)
+    if fault:
+        yield Finding("configuration", FAILED, fault, "correct it; conf/ has commented examples")
+        return
+    yield Finding("configuration", OK, str(config_dir) if config_dir else "defaults")
+    for part in ("producer", "consumer", "admin"):
+        yield port(part, config.serve.address(part))
+
+
+def disk(data_dir: Path, retention: RetentionOptions) -> Iterator[Finding]:
+    """Where the log lives."""
     yield directory(data_dir)
-    yield disk_space(_existing(data_dir))
+    yield disk_space(_existing(data_dir), retention)
     yield sync_speed(_existing(data_dir))
-    yield from configuration(config_dir)
 
 
 def python() -> Finding:
@@ -110,11 +129,12 @@ def directory(data_dir: Path) -> Finding:
     return Finding("directory", OK, str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)")
 
 
-def disk_space(target: Path) -> Finding:
+def disk_space(target: Path, retention: RetentionOptions) -> Finding:
     """Free space against the log's own marks."""
+    from backend.file_log.core.retention import marks
+
     usage = shutil.disk_usage(target)
-    refuse = min(usage.total // 10, 2 << 30)
-    clean = min(usage.total // 4, 20 << 30)
+    clean, refuse, _ = marks(retention, usage.total)
     found = f"{usage.free / (1 << 30):.1f} GiB free of {usage.total / (1 << 30):.1f}"
     if usage.free < refuse:
         return Finding("disk space", FAILED, found, f"sends are refused under {refuse / (1 << 30):.1f} GiB")
@@ -146,20 +166,6 @@ def _sync_times(target: Path) -> list[float]:
             os.fdatasync(file.fileno())
             times.append((time.perf_counter() - start) * 1000)
     return times
-
-
-def configuration(config_dir: Path | None) -> Iterator[Finding]:
-    """The files parse, and their ports are free or ours."""
-    from ddmq.server.config import load_folder
-
-    try:
-        config = load_folder(config_dir)
-    except ConfigError as error:
-        yield Finding("configuration", FAILED, str(error), "correct it; conf/ has commented examples")
-        return
-    yield Finding("configuration", OK, str(config_dir) if config_dir else "defaults")
-    for part in ("producer", "consumer", "admin"):
-        yield port(part, config.serve.address(part))
 
 
 def port(part: str, address: Address) -> Finding:
