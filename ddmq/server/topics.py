@@ -36,16 +36,23 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
 
 
 def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
-    """Change what `settings` names; queues only grow. What orders, levels and letters go through stays as the
-    system made it: a shard's number, say, is in every delay id."""
-    if names.is_internal(name):
-        raise CallerError(f"topic {name!r} belongs to the system and cannot be changed")
+    """Change what `settings` names; queues only grow."""
     info = changeable(backend, name)
+    _check_own(name, settings)
     entry = build(TopicEntry, _as_settings(info) | dict(settings), Place("request", name))
     if entry.queues < info.queues:
         raise CallerError(f"topic {name!r} has {info.queues} queues; they can be added, not removed")
     wanted = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
     return backend.put_topic(wanted, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+
+
+def _check_own(name: str, settings: Mapping[str, Any]) -> None:
+    """The system itself reads and writes its topics, relies on what it stores there being durable, and on the
+    number of queues: a shard's number, say, is in every delay id."""
+    grows = name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX))
+    if names.is_internal(name) and not (grows and settings.keys() <= {"queues"}):
+        allowed = "queues" if grows else "nothing"
+        raise CallerError(f"topic {name!r} belongs to the system; allowed to change: {allowed}")
 
 
 def delete(backend: Backend, clock: Clock, name: str) -> None:

@@ -30,6 +30,7 @@ ABSENT = "0" * 31 + "1"
         ("topic update owned --queues 3", ("'owned'", "topics.yaml", "reload")),
         ("topic update %DELAY --queues 8", ("'%DELAY'", "belongs to the system")),
         ("topic update SCHEDULE_TOPIC_XXXX --not-writable", ("belongs to the system",)),
+        ("topic update %DELAY --not-writable", ("'%DELAY'", "belongs to the system", "nothing")),
         ("topic delete owned --yes", ("'owned'", "topics.yaml")),
         ("topic delete nope --yes", ("'nope' does not exist",)),
         ("group show nope", ("'nope' does not exist", "ddmq group list")),

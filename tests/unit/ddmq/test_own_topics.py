@@ -1,0 +1,42 @@
+"""What an operator may change of the topics that the system makes for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.memory import MemoryBackend
+from backend.records import TopicInfo
+from ddmq.server import topics
+from ddmq_common.clock import SystemClock
+from ddmq_common.errors import CallerError
+
+OWN = ("%DLQ%g", "%RETRY%g", "%DELAY", "SCHEDULE_TOPIC_XXXX")
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    backend = MemoryBackend(clock=SystemClock())
+    for name in OWN:
+        backend.put_topic(TopicInfo(name, 0, 1), SystemClock().monotonic() + 60).wait(60)
+    return backend
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    "settings", [{"readable": False}, {"writable": False}, {"durability": "written"}, {"delay": "only"}]
+)
+def test_the_system_can_always_read_and_write_its_topics(
+    backend: MemoryBackend, name: str, settings: dict[str, Any]
+) -> None:
+    before = backend.topic(name)
+    with pytest.raises(CallerError, match="belongs to the system"):
+        topics.update(backend, SystemClock(), name, settings)
+    assert backend.topic(name) == before
+
+
+def test_topics_of_groups_may_grow(backend: MemoryBackend) -> None:
+    assert topics.update(backend, SystemClock(), "%DLQ%g", {"queues": 3}).queues == 3
+    with pytest.raises(CallerError, match="allowed to change: nothing"):
+        topics.update(backend, SystemClock(), "SCHEDULE_TOPIC_XXXX", {"queues": 3})
