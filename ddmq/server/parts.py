@@ -106,10 +106,9 @@ class ServerProcess:
             self._samples.start()
 
     def _apply_topics(self) -> None:
-        entries = self.config.topics.topics
-        if entries and self.config.folder and self.backend:
+        if self.config.folder and self.backend:
             path = self.config.folder / FILES["topics"][0]
-            topics.apply_file(self.backend, self.clock, entries, path)
+            topics.apply_file(self.backend, self.clock, self.config.topics.topics, path)
 
     def declare_groups(self, config: Configuration) -> None:
         """Bring the groups in line with groups.yaml. Raises DdmqError."""

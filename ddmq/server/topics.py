@@ -72,22 +72,33 @@ def changeable(backend: Backend, name: str) -> TopicInfo:
 
 
 def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry], path: Path) -> list[str]:
-    """Bring the backend's topics in line with the file; returns the names that changed."""
-    changed = []
-    for name, entry in entries.items():
-        info = backend.topic(name)
-        wanted = info_of(name, entry, str(path))
-        if info is not None:
-            wanted = dataclasses.replace(wanted, incarnation=info.incarnation)
-            if entry.queues < info.queues:
-                raise CallerError(
-                    f"{path}: topics.{name}.queues: is {entry.queues}; the topic has {info.queues} "
-                    "already and queues cannot be removed"
-                )
-        if wanted != info:
-            backend.put_topic(wanted, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
-            changed.append(name)
-    return changed
+    """Bring the backend's topics in line with the file, once all of it is checked; returns what changed.
+
+    A topic that the file names no more keeps its settings, and belongs to the command line from then on.
+    """
+    wanted = [_declared(backend, name, entry, path) for name, entry in entries.items()]
+    left = [
+        dataclasses.replace(info, source="log")
+        for info in backend.topics().values()
+        if info.source == str(path) and info.name not in entries
+    ]
+    changed = [info for info in (*wanted, *left) if info != backend.topic(info.name)]
+    for info in changed:
+        backend.put_topic(info, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+    return [info.name for info in changed]
+
+
+def _declared(backend: Backend, name: str, entry: TopicEntry, path: Path) -> TopicInfo:
+    """The topic as the file wants it. Raises CallerError when it cannot become so."""
+    info, wanted = backend.topic(name), info_of(name, entry, str(path))
+    if info is None:
+        return wanted
+    if entry.queues < info.queues:
+        raise CallerError(
+            f"{path}: topics.{name}.queues: is {entry.queues}; the topic has {info.queues} "
+            "already and queues cannot be removed"
+        )
+    return dataclasses.replace(wanted, incarnation=info.incarnation)
 
 
 def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
