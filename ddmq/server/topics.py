@@ -32,6 +32,7 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
     if backend.topic(name) is not None:
         raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
     entry = build(TopicEntry, settings, Place("request", name))
+    _check_body(backend, f"topic {name!r}: ", entry)
     return backend.put_topic(info_of(name, entry, "log"), clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
 
 
@@ -40,6 +41,8 @@ def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
     info = changeable(backend, name)
     _check_own(name, settings)
     entry = build(TopicEntry, _as_settings(info) | dict(settings), Place("request", name))
+    if entry.body_bytes_max != info.body_bytes_max:
+        _check_body(backend, f"topic {name!r}: ", entry)
     if entry.queues < info.queues:
         raise CallerError(f"topic {name!r} has {info.queues} queues; they can be added, not removed")
     wanted = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
@@ -90,6 +93,7 @@ def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry]
 
 def _declared(backend: Backend, name: str, entry: TopicEntry, path: Path) -> TopicInfo:
     """The topic as the file wants it. Raises CallerError when it cannot become so."""
+    _check_body(backend, f"{path}: topics.{name}.", entry)
     info, wanted = backend.topic(name), info_of(name, entry, str(path))
     if info is None:
         return wanted
@@ -99,6 +103,15 @@ def _declared(backend: Backend, name: str, entry: TopicEntry, path: Path) -> Top
             "already and queues cannot be removed"
         )
     return dataclasses.replace(wanted, incarnation=info.incarnation)
+
+
+def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
+    """A topic cannot take larger bodies than the engine does."""
+    given, allowed = entry.body_bytes_max, backend.capabilities.body_bytes_max
+    if given is not None and given > allowed:
+        raise CallerError(
+            f"{where}body_bytes_max is {given}; allowed: at most {allowed}, the log's own body_bytes_max"
+        )
 
 
 def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:

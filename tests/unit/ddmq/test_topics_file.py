@@ -52,6 +52,17 @@ def test_another_file_and_the_command_line_keep_theirs(backend: MemoryBackend) -
     assert [info(backend, name).source for name in ("theirs", "own")] == [str(other), "log"]
 
 
+def test_a_topic_takes_no_larger_bodies_than_the_engine(backend: MemoryBackend) -> None:
+    most = backend.capabilities.body_bytes_max
+    topics.create(backend, CLOCK, "own", {"body_bytes_max": most})
+    with pytest.raises(CallerError, match=f"body_bytes_max is {most + 1}; allowed: at most {most}"):
+        topics.update(backend, CLOCK, "own", {"body_bytes_max": most + 1})
+    with pytest.raises(CallerError, match=f"topic 'two': body_bytes_max is {most + 1}"):
+        topics.create(backend, CLOCK, "two", {"body_bytes_max": most + 1})
+    with pytest.raises(CallerError, match=f"conf/topics.yaml: topics.a.body_bytes_max is {most + 1}"):
+        apply(backend, a=TopicEntry(body_bytes_max=most + 1))
+
+
 def test_a_file_that_is_wrong_changes_nothing(backend: MemoryBackend) -> None:
     apply(backend, a=TopicEntry(queues=2), gone=TopicEntry())
     with pytest.raises(CallerError, match=r"topics.a.queues: is 1; the topic has 2"):
