@@ -29,24 +29,28 @@ class Damage:
         self._metrics = metrics
         self._seen: set[tuple[str, int]] = set()
         self._bytes = 0
+        self._copies = -1  # in the folder; not looked yet
         self.pieces = 0
 
     def found(self, file: str, position: int, length: int, what: str) -> None:
         """A damaged piece of a kind of file (commitlog, consumequeue, checkpoint, index), counted once."""
         if (file, position) in self._seen:
             return
-        if len(self._seen) < PIECES_MAX:
-            self._seen.add((file, position))
         self.pieces += 1
         self._metrics.cell(catalogue.LOG_DAMAGED, file).value += 1
+        if len(self._seen) >= PIECES_MAX:
+            return
+        self._seen.add((file, position))
         log.error("damaged: %s, %d bytes at %d: %s", file, length, position, what)
+        if len(self._seen) == PIECES_MAX:
+            log.error("damaged: more than %d pieces; from here on they are only counted", PIECES_MAX)
 
     def found_in_log(self, position: int, length: int, what: str) -> None:
         """The same for the commit log; the bytes are copied aside."""
-        before = self.pieces
+        before = len(self._seen)
         self.found("commitlog", position, length, what)
         segment = self._segments.locate(position)
-        if self.pieces > before and segment is not None and self._bytes + length <= BYTES_MAX:
+        if len(self._seen) > before and segment is not None and self._bytes + length <= BYTES_MAX:
             self._copy(segment.start, position, segment.pread(position, min(length, PIECE_BYTES_MAX)))
 
     def copy_tail(self, start: int, position: int, data: bytes) -> None:
@@ -58,8 +62,11 @@ class Damage:
         self._bytes += len(data)
         try:
             self._storage.make_folder(self._folder)
-            if len(self._storage.list(self._folder)) >= PIECES_MAX:
+            if self._copies < 0:
+                self._copies = len(self._storage.list(self._folder))
+            if self._copies >= PIECES_MAX:
                 return
+            self._copies += 1
             name = names.damaged_name(start, position, len(data))
             file = self._storage.open(f"{self._folder}/{name}", write=True)
             try:

@@ -17,7 +17,7 @@ from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, Record, entry_
 from backend.file_log.core.scan import walk
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
-from backend.file_log.read.picking import Ask, Picked, pick, search
+from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
 from backend.file_log.state import LogState, QueueState
@@ -27,7 +27,7 @@ from ddmq_common.errors import CallerError, DdmqError, DrainingError, NoSuchTopi
 from ddmq_common.native_threads import off_hub
 
 T = TypeVar("T")
-NEIGHBOURS = 64  # entries looked at on each side of one that is wrong
+NEIGHBOURS = 64  # entries looked at on each side of one that is wrong; before it more if need be
 Wanted = Callable[[Row], bool | None]
 """Whether an entry is what is looked for; None: it cannot be told."""
 
@@ -114,7 +114,7 @@ class Queries:
     def _records(self, ask: Ask, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
         cold = self._reader.cold(picked.entries, ask.bytes_max)
         if not cold:
-            return self._batch(ask, picked)
+            return self._batch(ask, completion, picked)
 
         def warmed(_: Any, error: Exception | None) -> None:
             self._attempt(ask, completion, self._warmed, picked, error)
@@ -124,11 +124,11 @@ class Queries:
 
     def _warmed(
         self, ask: Ask, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
-    ) -> FileBatch:
+    ) -> FileBatch | None:
         if error is not None:
             raise error
         self._check_open()
-        return self._batch(ask, picked)
+        return self._batch(ask, completion, picked)
 
     def _outcome(self, ref: QueueRef, offset: int) -> FileBatch | None:
         """The answer when there is nothing to read."""
@@ -145,16 +145,20 @@ class Queries:
             return FileBatch(None, ReadStatus.OUT_OF_RANGE, offset, bounds)
         return None
 
-    def _batch(self, ask: Ask, picked: Picked) -> FileBatch:
-        """At least one record, unless nothing but gaps, or other tags, is left."""
+    def _batch(self, ask: Ask, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
+        """At least one record, unless nothing but gaps, or other tags, is left.
+
+        None: all of these are lost, and what follows is read at the next turn, for they may be very many.
+        """
         queue = self._queue(ask.queue)
         batch = self._reader.batch(ask, picked, self._limit())
-        while not batch.offsets and batch.next_offset < queue.visible and ask.tags is None:
-            after = ask._replace(offset=batch.next_offset)
-            entries = self._entries(queue, after.offset, min(NEIGHBOURS, queue.visible - after.offset))
-            batch = self._reader.batch(after, pick(after, entries), self._limit())
-        if not batch.offsets and batch.next_offset >= queue.visible:
+        if batch.offsets:
+            return batch
+        if batch.next_offset >= queue.visible:
             batch.status = ReadStatus.NONE
+        elif ask.tags is None:
+            self._later(self._attempt, ask._replace(offset=batch.next_offset), completion, self._read)
+            return None
         return batch
 
     def _entries(self, queue: QueueState | QueueView, offset: int, count: int) -> bytes:
@@ -297,9 +301,13 @@ class Queries:
     # --- entries that are wrong
 
     def _look_up(self, ref: QueueRef, offset: int) -> Row | None:
-        """Find a record in the log between its neighbours in the queue, and repair the entry."""
+        """Find a record in the log between its neighbours in the queue, and repair the entry.
+
+        With a sound entry it is where that says or lost, and nothing is looked for: between neighbours there
+        may be gigabytes, and this is the hub.
+        """
         queue = self._state.queue(ref)
-        if queue is None:
+        if queue is None or entry_is_sound(self._entries(queue, offset, 1)):
             return None
         low, high = self._neighbours(queue, offset)
         for segment in self._segments.segments:
@@ -307,16 +315,21 @@ class Queries:
             if start >= end:
                 continue
             for item in walk(segment.view(end), segment.start, start, end):
-                if isinstance(item, Record) and is_of(item, ref, offset):
+                if isinstance(item, Record) and is_of(item, ref, item.offset) and item.offset >= offset:
+                    if item.offset > offset:
+                        return None  # it would have stood before this one
                     self._repair(queue, item)
                     return row_of(item)
         return None
 
     def _neighbours(self, queue: QueueState, offset: int) -> tuple[int, int]:
         """Log positions between which the record of `offset` lies."""
-        low, high = self._segments.first_position, self._limit()
-        first = max(queue.min, offset - NEIGHBOURS)
-        before = self._sound_positions(queue, first, offset)
+        low, high, step, end = self._segments.first_position, self._limit(), NEIGHBOURS, offset
+        before: list[int] = []
+        while not before and end > queue.min:
+            start = max(queue.min, end - step)
+            before = self._sound_positions(queue, start, end)
+            end, step = start, min(2 * step, HUB_ENTRIES)
         after = self._sound_positions(queue, offset + 1, min(queue.visible, offset + NEIGHBOURS))
         return (before[-1] if before else low), (after[0] if after else high)
 

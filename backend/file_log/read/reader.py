@@ -3,7 +3,7 @@
 Rules:
 * Nothing at or past the log position `limit` is touched: what readers may not see may not be there.
 * A record is served when its header says what its consume-queue entry says, and all of it has the CRC
-  that the header names. An entry that disagrees is looked up again in the log; a record that is
+  that the header names. An entry that is not sound is looked up again in the log; a record that is
   damaged is left out, counted and copied aside once.
 * What is old is brought into the page cache in a native thread first (`cold`), so that no page fault
   stops the hub; after that all is read from mapped files.
