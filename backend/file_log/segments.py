@@ -161,7 +161,9 @@ class SegmentSet:
         self.segments[-1] = Segment(last.start, end, last.path, file)
 
     def add(self, segment: Segment) -> None:
-        """A new last one; what it overlaps of the one before does not count any more."""
+        """A new last one, as young as the one before; what it overlaps of that does not count any more."""
+        if self.segments:
+            segment.last_ms = max(segment.last_ms, self.segments[-1].last_ms)
         if self.segments and self.segments[-1].start >= segment.start:
             self.starts.pop()
             self.segments.pop()

@@ -139,3 +139,23 @@ def test_what_readers_may_be_looking_at_is_not_cut_off(tmp_path: Path) -> None:
     check(again, told, written_too=True)
     assert (again.recovered.torn_bytes, again.damaged_pieces) == (0, 0)
     again.close()
+
+
+def test_what_a_failed_sync_moved_is_as_young_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    storage, told = Failing(tmp_path / "live"), Told()
+    log = open_story(tmp_path / "live", storage, written_sync_ms=1)
+    story = Story(log, told)
+    story.tell(1)
+    storage.broken = ("sync",)
+    story.append([("events", 0, 150)])  # its sync comes by itself
+    give_up = soon()
+    while len(list((tmp_path / "live" / "commitlog").iterdir())) < 2:
+        assert time.monotonic() < give_up, "nothing was moved"
+        gevent.sleep(0.001)
+    storage.broken = ()
+    until_ready(log)
+    segments = log._opened.segments.segments
+    assert len(segments) == 2
+    assert segments[1].last_ms >= segments[0].last_ms > 0
+    log.close()
