@@ -110,7 +110,11 @@ class Retention:
 
     def _run(self, interval_s: float) -> None:
         while True:
-            self.run_once(PAUSE_S)
+            try:
+                self.run_once(PAUSE_S)
+            except Exception:  # a bug, but with no retention at all the disk would fill up
+                self._registry.cell(LOG_RETENTION_FAILURES).value += 1
+                log.exception("a round of retention failed")
             gevent.sleep(interval_s)
 
     def run_once(self, pause_s: float = 0.0) -> list[Deletion]:

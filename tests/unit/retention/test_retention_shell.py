@@ -1,6 +1,7 @@
 """The retention greenlet: order of release and removal, gate, counts, failures, late space."""
 
 from collections.abc import Callable
+from typing import cast
 
 import gevent
 
@@ -164,6 +165,20 @@ def test_it_runs_by_itself_until_stopped() -> None:
     house.retention.stop()
     house.retention.stop()
     assert len(house.segments) == 1
+
+
+def test_a_round_that_fails_in_an_unknown_way_is_not_the_last() -> None:
+    house = House(3)
+    house.broken = cast(OSError, ValueError("segment 0 is live"))
+    house.retention.start(interval_s=0.001)
+    with gevent.Timeout(20):
+        while house.registry.cell(LOG_RETENTION_FAILURES).value < 2:
+            gevent.sleep(0.001)
+        house.broken = None
+        house.free = GIB
+        while len(house.segments) > 1:
+            gevent.sleep(0.001)
+    house.retention.stop()
 
 
 def test_local_hour() -> None:
