@@ -24,7 +24,7 @@ from types import TracebackType
 
 from ddmq_client.core import addresses
 from ddmq_client.core.intake import Counts
-from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_callable
 from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
@@ -97,6 +97,8 @@ class Consumer:
         """Checks its arguments (OptionError); connects when started."""
         if handler is not None and batch_handler is not None:
             raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
+        check_callable("handler", handler)
+        check_callable("batch_handler", batch_handler)
         self._settings = settings = ConsumerSettings(
             group=group,
             topics=(topics,) if isinstance(topics, str) else tuple(topics),
@@ -211,7 +213,7 @@ class Consumer:
         for message in messages:
             try:
                 self._handler(message)
-            except Exception as error:
+            except BaseException as error:
                 return _failed(messages, error)
             if self._settings.auto_ack:
                 message.ack()
@@ -221,7 +223,7 @@ class Consumer:
         assert self._batch_handler is not None
         try:
             self._batch_handler(list(messages))
-        except Exception as error:
+        except BaseException as error:
             return _failed(messages, error)
         if self._settings.auto_ack:
             for message in messages:
@@ -229,8 +231,11 @@ class Consumer:
         return 0
 
 
-def _failed(messages: list[Message], error: Exception) -> int:
+def _failed(messages: list[Message], error: BaseException) -> int:
+    """Also for SystemExit and the like: a worker that they ended would leave its messages to nobody."""
     _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
     for message in messages:
         message.fail(reason=error)
+    if type(error).__name__ == "GreenletExit":  # the application ends this greenlet
+        raise error
     return 1

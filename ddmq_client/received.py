@@ -117,8 +117,8 @@ class Message:
         `reason`, text or an exception, is for people: it is seen with a blocked key and in the dead letter.
         The proxy ends in the group's dead-letter topic what has failed too often. False as for `ack`.
         """
-        if delay_ms is not None and not 0 <= delay_ms <= FAIL_DELAY_MS_MAX:
-            raise ValueError(f"delay_ms={delay_ms} is not from 0 to {FAIL_DELAY_MS_MAX}")
+        if delay_ms is not None and not (type(delay_ms) is int and 0 <= delay_ms <= FAIL_DELAY_MS_MAX):
+            raise ValueError(f"delay_ms={delay_ms!r} is not a whole number from 0 to {FAIL_DELAY_MS_MAX}")
         return self.delivery.settle(self, Outcome.FAILED, delay_ms, reason_text(reason))
 
     def extend(self) -> bool:
@@ -146,10 +146,18 @@ class FetchedQueue(NamedTuple):
 
 
 def reason_text(reason: object) -> str:
-    """A reason as one line of at most 200 characters; "" for None."""
+    """A reason as one line of at most 200 characters, which UTF-8 can carry; "" for None."""
     if reason is None:
         return ""
+    said = _said(reason)[: 4 * REASON_CHARS_MAX]
     if isinstance(reason, BaseException):
-        said = str(reason)
-        reason = f"{type(reason).__name__}: {said}" if said else type(reason).__name__
-    return " ".join(str(reason)[: 4 * REASON_CHARS_MAX].split())[:REASON_CHARS_MAX]
+        said = f"{type(reason).__name__}: {said}" if said else type(reason).__name__
+    line = " ".join(said.split())[:REASON_CHARS_MAX]
+    return line.encode(errors="backslashreplace").decode()[:REASON_CHARS_MAX]
+
+
+def _said(reason: object) -> str:
+    try:
+        return str(reason)
+    except Exception:  # the application's own __str__
+        return "(its text cannot be read)"

@@ -24,7 +24,7 @@ from ddmq_client.aio.crew import AsyncCrew
 from ddmq_client.aio.desk import AsyncDesk
 from ddmq_client.core import addresses
 from ddmq_client.core.intake import Counts
-from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_callable
 from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
@@ -70,6 +70,8 @@ class AsyncConsumer:
         """Checks its arguments (OptionError); connects when started."""
         if handler is not None and batch_handler is not None:
             raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
+        check_callable("handler", handler)
+        check_callable("batch_handler", batch_handler)
         self._settings = ConsumerSettings(
             group=group,
             topics=(topics,) if isinstance(topics, str) else tuple(topics),
@@ -181,7 +183,9 @@ class AsyncConsumer:
                 answer = self._handler(messages[0])
             if inspect.isawaitable(answer):
                 await answer
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
             for message in messages:
                 message.fail(reason=error)
@@ -190,3 +194,9 @@ class AsyncConsumer:
             for message in messages:
                 message.ack()
         return 0
+
+
+def _is_cancelled() -> bool:
+    """This worker is, and not just something that its handler waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

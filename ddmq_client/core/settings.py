@@ -16,16 +16,35 @@ BROADCASTING = "broadcasting"
 MODELS = ("clustering", BROADCASTING)
 
 
-def check(name: str, value: float, least: float, most: float) -> None:
-    """OptionError unless least <= value <= most."""
+def check(name: str, value: int, least: int, most: int) -> None:
+    """OptionError unless a whole number with least <= value <= most."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise OptionError(f"{name}={value!r}; allowed: a whole number from {least} to {most}")
     if not least <= value <= most:
         raise OptionError(f"{name}={value!r}; allowed: {least} to {most}")
 
 
 def check_text(name: str, value: str) -> None:
-    """OptionError unless 1 to 255 characters."""
-    if not isinstance(value, str) or not 1 <= len(value) <= TEXT_MAX:
+    """OptionError unless 1 to 255 characters, which UTF-8 can carry."""
+    if not is_text(value) or not 1 <= len(value) <= TEXT_MAX:
         raise OptionError(f"{name}={value!r}; allowed: text of 1 to {TEXT_MAX} characters")
+
+
+def check_callable(name: str, value: object) -> None:
+    """OptionError unless it can be called, or is None."""
+    if value is not None and not callable(value):
+        raise OptionError(f"{name}={value!r}; allowed: a function, or None")
+
+
+def is_text(value: object) -> bool:
+    """Text that the wire can carry."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +124,9 @@ class ConsumerSettings:
         check_text("client_id", self.client_id)
         if self.tags is not None and self.sql is not None:
             raise OptionError("tags and sql are both set; allowed: one of them")
+        for name, value in (("tags", self.tags), ("sql", self.sql)):
+            if value is not None and not is_text(value):
+                raise OptionError(f"{name}={value!r}; allowed: text, or None")
 
     @property
     def keeps_leases(self) -> bool:

@@ -135,5 +135,5 @@ class Background:
 def _call_back(on_done: Callable[[SendResult], None], result: SendResult) -> None:
     try:
         on_done(result)
-    except Exception:
+    except BaseException:  # also SystemExit: the worker goes on
         _log.exception("the on_done callback of a send raised")

@@ -342,3 +342,20 @@ def test_reasons_and_leases_while_a_handler_runs(proxy: Standin) -> None:
     run(test)
     reasons = [reason for result in proxy.results for reason in result.failReasons or ()]
     assert reasons == ["KeyError: 'no such order'"]
+
+
+def test_a_handler_whose_work_was_cancelled_fails_its_message_alone(proxy: Standin) -> None:
+    proxy.put("t", *bodies(6))
+
+    async def handle(message: Message) -> None:
+        if message.attempt == 1:
+            work = asyncio.get_running_loop().create_future()
+            work.cancel()
+            await work
+
+    async def test() -> None:
+        async with AsyncConsumer(proxy.address, "g", "t", handler=handle, concurrency=2) as consumer:
+            await until(lambda: len(proxy.done) == 6)
+        assert consumer.counts().handler_errors == 6
+
+    run(test)

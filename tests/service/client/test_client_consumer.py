@@ -2,6 +2,7 @@
 
 import threading
 import time
+from asyncio import CancelledError
 
 import pytest
 from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, PULL_ERROR, Standin, standing_in
@@ -417,3 +418,63 @@ def test_leases_are_left_alone_where_told_so(proxy: Standin) -> None:
     with Consumer(proxy.address, "g", "t", handler=handle, lease_ms=30, prefetch=32, extend_for_ms=0):
         proxy.wait(lambda: ("t", 0) in proxy.done)
     assert not any(result.extendLeases for result in proxy.results)
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        (OSError("no file a\udc80b"), r"OSError: no file a\udc80b"),
+        (Unreadable(), "Unreadable: (its text cannot be read)"),
+        (SystemExit(3), "SystemExit: 3"),
+        (CancelledError(), "CancelledError"),
+    ],
+)
+def test_whatever_a_handler_raises_fails_the_message_alone(
+    proxy: Standin, raised: BaseException, reason: str
+) -> None:
+    proxy.put("t", *bodies(9))
+
+    def handle(message: Message) -> None:
+        if message.attempt == 1:
+            raise raised
+
+    with Consumer(proxy.address, "g", "t", handler=handle, threads=1) as consumer:
+        proxy.wait(lambda: len(proxy.done) == 9)
+    assert consumer.counts().handler_errors == 9
+    reasons = {reason for result in proxy.results for reason in result.failReasons or ()}
+    assert reasons == {reason}
+
+
+@pytest.mark.parametrize("delay_ms", [1.5, "7", True, -1])
+def test_a_wrong_delay_is_refused_and_harms_nothing(proxy: Standin, delay_ms: object) -> None:
+    proxy.put("t", b"x")
+    with Consumer(proxy.address, "g", "t") as consumer:
+        (message,) = consumer.pull(1, 20_000)
+        with pytest.raises(ValueError, match="whole number"):
+            message.fail(delay_ms=delay_ms)  # type: ignore[arg-type]
+        message.fail(delay_ms=0)
+        (again,) = consumer.pull(1, 20_000)
+        again.ack()
+    assert proxy.done == {("t", 0)}
+
+
+def test_what_the_wire_cannot_carry_is_refused_before_it_is_pulled_with(proxy: Standin) -> None:
+    wrong: list[dict[str, object]] = [
+        {"tags": 5}, {"sql": "a = '\udc80'"}, {"linger_ms": 50.5}, {"max_batch": "8"}, {"handler": 5},
+        {"timeout_ms": True}, {"batch_handler": "print"}, {"client_id": "\udc80"},
+    ]  # fmt: skip
+    for settings in wrong:
+        with pytest.raises(OptionError, match=next(iter(settings))):
+            Consumer(proxy.address, "g", "t", **settings)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="group"):
+        Consumer(proxy.address, "\udc80", "t")
+    proxy.put("t", b"x")
+    with Consumer(proxy.address, "g", "t") as consumer:
+        with pytest.raises(OptionError, match=r"max_messages=2\.5"):
+            consumer.pull(2.5)  # type: ignore[arg-type]
+        assert len(consumer.pull(2, 20_000)) == 1

@@ -298,3 +298,13 @@ def test_a_name_is_resolved_again(proxy: Standin, other: Standin, monkeypatch: p
 def test_settings_are_checked(settings: dict[str, object]) -> None:
     with pytest.raises(OptionError, match=next(iter(settings))):
         Producer("h:1", **settings)  # type: ignore[arg-type]
+
+
+def test_a_callback_that_exits_ends_no_worker(proxy: Standin) -> None:
+    def leave(result: SendResult) -> None:
+        raise SystemExit(1)
+
+    with Producer(proxy.address, async_workers=1) as producer:
+        for message in messages(3):
+            assert producer.send_async(message, on_done=leave).result(20).stored
+        assert producer.flush()
