@@ -19,13 +19,14 @@ from types import TracebackType
 
 from ddmq_client.core import addresses
 from ddmq_client.core.addresses import Address
-from ddmq_client.core.fetching import Assignments, Queue
+from ddmq_client.core.fetching import Assignments, Queue, Round
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
+from ddmq_client.net.calls import Calls
 from ddmq_client.net.connection import Connection
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, resolve
 from ddmq_client.received import FetchedQueue
@@ -40,7 +41,7 @@ FAILURES = (CallFailed, FrameError, ProxyFault, PullError)
 class FetchConsumer:
     """Fetches and acknowledges by offset.
 
-    proxies      as of Consumer; each has other queues, so all are asked in turn
+    proxies      as of Consumer; each has other queues, so all are asked, at the same time
     group        the consumer group
     consumer_id  who this is among the group's consumers; made up when absent. A proxy gives the queues of an
                  id that stays away for 30 s to the others
@@ -61,7 +62,10 @@ class FetchConsumer:
         self._timeout_s = timeout_ms / 1000
         self._assignments = Assignments(group)
         self._known: dict[Address, list[Address]] = {}
+        self._addresses: dict[str, Address] = {}
         self._connections: dict[str, Connection] = {}
+        self._for_acks: dict[str, Connection] = {}  # of their own: a fetch may be waiting
+        self._calls = Calls()
         self._resolve_at = 0.0
         self._closed = False
 
@@ -78,32 +82,34 @@ class FetchConsumer:
     def seek(self, topic: str, queue: str, offset: int) -> None:
         """Fetch this queue from `offset` next; what is out of range moves to the nearest there is."""
         self._assignments.seek(topic, queue, offset)
+        for (
+            name
+        ) in self._calls.waiting():  # from where this queue was: they may last for all their linger time
+            self._drop(name)
 
     def fetch(self, max_messages: int = 32, linger_ms: int = 500) -> list[FetchedQueue]:
         """What there is, up to `max_messages` of each queue; one entry for each queue with messages.
 
-        Waits up to `linger_ms` while there is nothing. PullError when a proxy refuses; the last failure when
-        no proxy answers at all.
+        Waits up to `linger_ms` while there is nothing, and not for proxies that have nothing once there is
+        something from others. PullError when a proxy refuses; the last failure when no proxy answers at all.
         """
         check("max_messages", max_messages, 1, 1_000_000)
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
-        found: list[FetchedQueue] = []
-        failure: Exception | None = None
-        connections = self._connected()
-        answered = 0
-        for name, connection in connections.items():
-            wait_ms = 1 if found else max(1, linger_ms // len(connections))
-            try:
-                found += self._fetch_from(name, connection, max_messages, wait_ms)
-                answered += 1
-            except FAILURES as error:
-                failure = error
-                if not isinstance(error, PullError):
-                    connection.close()
-                    self._assignments.lost(name)
-        if failure is not None and (not answered or isinstance(failure, PullError)) and not found:
-            raise failure if isinstance(failure, PullError) else PullError(f"no proxy answers: {failure}")
-        return found
+        now = time.monotonic()
+        fetch = Round(self._assignments, self._connected(), max_messages, now, linger_ms / 1000)
+        calls = self._calls
+        while True:
+            for name in fetch.to_ask(calls.under_way()):
+                self._start(name, max_messages, fetch.linger_ms(now))
+            answers = calls.ended(0.0)
+            if not answers:
+                until = fetch.wait_until(time.monotonic(), calls.under_way())
+                if until is None:
+                    return fetch.result(now)
+                answers = calls.ended(until)
+            now = time.monotonic()
+            for answer in answers:
+                fetch.take(answer, now)
 
     def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
         """Store where the group is: topic → queue → next offset; without, after all that was fetched.
@@ -113,7 +119,8 @@ class FetchConsumer:
         """
         stored = True
         for name, mine in self._assignments.acks(offsets).items():
-            if any(self._ack_at(name, mine) for _ in range(ACK_TRIES)):
+            deadline = time.monotonic() + self._timeout_s
+            if any(self._ack_at(name, mine, deadline) for _ in range(ACK_TRIES)):
                 self._assignments.acked(mine)
             else:
                 stored = False
@@ -122,9 +129,11 @@ class FetchConsumer:
     def close(self) -> None:
         """Close the connections; the queues go to others after 30 s. May be called twice."""
         self._closed = True
-        for connection in self._connections.values():
+        for name in list(self._connections):
+            self._drop(name)
+        for connection in self._for_acks.values():
             connection.close()
-        self._connections.clear()
+        self._for_acks.clear()
 
     def __enter__(self) -> FetchConsumer:
         return self
@@ -134,45 +143,57 @@ class FetchConsumer:
     ) -> None:
         self.close()
 
-    def _connected(self) -> dict[str, Connection]:
+    def _connected(self) -> dict[str, Address]:
         if self._closed:
             raise ClosedError("the consumer has been closed")
         now = time.monotonic()
-        if now >= self._resolve_at or not self._connections:
+        if now >= self._resolve_at or not self._addresses:
             self._resolve_at = now + RESOLVE_EVERY_S
             found = {str(address): address for address in resolve(self._proxies, self._known)}
-            for name in self._connections.keys() - found.keys():
-                self._connections.pop(name).close()
+            for name in self._addresses.keys() - found.keys():
+                self._drop(name)
                 self._assignments.lost(name)
-            for name, address in found.items():
-                self._connections.setdefault(name, Connection(address))
-        if not self._connections:
+            self._addresses = found
+        if not self._addresses:
             raise PullError("no proxy address is known: no name resolves")
-        return self._connections
+        return self._addresses
 
-    def _fetch_from(
-        self, name: str, connection: Connection, max_messages: int, linger_ms: int
-    ) -> list[FetchedQueue]:
-        offsets = self._assignments.ask(name)
+    def _start(self, name: str, max_messages: int, linger_ms: int) -> None:
+        """Ask this proxy; on a thread of its own where there are others."""
+        connection = self._connections.setdefault(name, Connection(self._addresses[name]))
+        asked, settings = self._assignments.ask(name), self._settings
+        deadline = time.monotonic() + linger_ms / 1000 + self._timeout_s
 
         def frame(now: float, sequence_id: int) -> bytes:
-            return fetch_frame(self._settings, offsets, max_messages, linger_ms, sequence_id)
+            return fetch_frame(settings, asked, max_messages, linger_ms, sequence_id)
 
-        deadline = time.monotonic() + linger_ms / 1000 + self._timeout_s
-        queues = read_fetched(*connection.call(frame, deadline))
-        self._assignments.answered(name, queues, time.monotonic())
-        return [each for each in queues if each.messages]
+        def call() -> list[FetchedQueue]:
+            try:
+                return read_fetched(*connection.call(frame, deadline))
+            except (FrameError, ProxyFault):
+                connection.close()
+                raise
 
-    def _ack_at(self, name: str, offsets: Mapping[str, Mapping[str, int]]) -> bool:
-        connection = self._connections.get(name)
-        if connection is None:
+        self._calls.start(name, asked, max_messages, call, alone=len(self._addresses) == 1)
+
+    def _drop(self, name: str) -> None:
+        """Nobody waits for this proxy's answer any more."""
+        self._calls.forget(name)
+        connection = self._connections.pop(name, None)
+        if connection is not None:
+            connection.close()
+
+    def _ack_at(self, name: str, offsets: Mapping[str, Mapping[str, int]], deadline: float) -> bool:
+        address = self._addresses.get(name)
+        if address is None or self._closed:
             return False
+        connection = self._for_acks.setdefault(name, Connection(address))
 
         def frame(now: float, sequence_id: int) -> bytes:
             return ack_frame(self._settings, offsets, sequence_id)
 
         try:
-            return read_acked(*connection.call(frame, time.monotonic() + self._timeout_s))
+            return read_acked(*connection.call(frame, deadline))
         except FAILURES:
             connection.close()
             return False

@@ -1,16 +1,20 @@
-"""AsyncFetchConsumer: the asyncio twin of `ddmq_client.FetchConsumer`. For one task at a time."""
+"""AsyncFetchConsumer: the asyncio twin of `ddmq_client.FetchConsumer`. For one task at a time.
+
+A fetch that is cancelled loses nothing: what its calls bring is given to the next one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from ddmq_client.aio.connection import AsyncConnection
 from ddmq_client.aio.router import resolve
 from ddmq_client.core import addresses
 from ddmq_client.core.addresses import Address
-from ddmq_client.core.fetching import Assignments, Queue
+from ddmq_client.core.fetching import Answer, Assignments, Queue, Round
 from ddmq_client.core.settings import check
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.fetching import ACK_TRIES, FAILURES, LINGER_MS_MAX, fetch_settings
@@ -21,10 +25,7 @@ from ddmq_client.wire.fetching import ack_frame, fetch_frame, read_acked, read_f
 
 
 class AsyncFetchConsumer:
-    """Fetches and acknowledges by offset; arguments and methods as of `ddmq_client.FetchConsumer`.
-
-    All proxies are asked at the same time.
-    """
+    """Fetches and acknowledges by offset; arguments and methods as of `ddmq_client.FetchConsumer`."""
 
     def __init__(
         self,
@@ -40,7 +41,13 @@ class AsyncFetchConsumer:
         self._timeout_s = timeout_ms / 1000
         self._assignments = Assignments(group)
         self._known: dict[Address, list[Address]] = {}
+        self._addresses: dict[str, Address] = {}
         self._connections: dict[str, AsyncConnection] = {}
+        self._for_acks: dict[str, AsyncConnection] = {}  # of their own: a fetch may be waiting
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._since: dict[str, float] = {}  # when a proxy was asked whose answer was not taken
+        self._ended: list[Answer] = []
+        self._arrived = asyncio.Event()
         self._resolve_at = 0.0
         self._closed = False
 
@@ -57,44 +64,38 @@ class AsyncFetchConsumer:
     def seek(self, topic: str, queue: str, offset: int) -> None:
         """Fetch this queue from `offset` next."""
         self._assignments.seek(topic, queue, offset)
+        for name in self._since.keys() - {answer.proxy for answer in self._ended}:
+            self._drop(name)
 
     async def fetch(self, max_messages: int = 32, linger_ms: int = 500) -> list[FetchedQueue]:
         """What there is, up to `max_messages` of each queue; as `FetchConsumer.fetch`."""
         check("max_messages", max_messages, 1, 1_000_000)
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
-        connections = await self._connected()
-        wait_ms = linger_ms if len(connections) == 1 else max(1, linger_ms // 2)
-        calls = [self._fetch_from(name, one, max_messages, wait_ms) for name, one in connections.items()]
-        found: list[FetchedQueue] = []
-        failures: list[Exception] = []
-        for (name, one), answer in zip(
-            list(connections.items()), await asyncio.gather(*calls, return_exceptions=True), strict=True
-        ):
-            if isinstance(answer, FAILURES):
-                failures.append(answer)
-                if not isinstance(answer, PullError):
-                    one.close()
-                    self._assignments.lost(name)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                found += answer
-        self._raise_refusal(failures, found, len(connections))
-        return found
-
-    def _raise_refusal(self, failures: list[Exception], found: Sequence[FetchedQueue], asked: int) -> None:
-        refusal = next((error for error in failures if isinstance(error, PullError)), None)
-        if not found and refusal is not None:
-            raise refusal
-        if len(failures) == asked:
-            raise PullError(f"no proxy answers: {failures[-1]}")
+        loop = asyncio.get_running_loop()
+        proxies = await self._connected()
+        now = loop.time()
+        fetch = Round(self._assignments, proxies, max_messages, now, linger_ms / 1000)
+        while True:
+            for name in fetch.to_ask(self._since):
+                self._start(name, max_messages, fetch.linger_ms(now))
+            if not self._ended:
+                until = fetch.wait_until(loop.time(), self._since)
+                if until is None:
+                    return fetch.result(now)
+                await self._wait(until)
+            now = loop.time()
+            taken, self._ended = self._ended, []
+            for answer in taken:
+                self._since.pop(answer.proxy)
+                fetch.take(answer, now)
 
     async def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
         """Store where the group is; as `FetchConsumer.ack`."""
         stored = True
         for name, mine in self._assignments.acks(offsets).items():
+            deadline = asyncio.get_running_loop().time() + self._timeout_s
             for _ in range(ACK_TRIES):
-                if await self._ack_at(name, mine):
+                if await self._ack_at(name, mine, deadline):
                     self._assignments.acked(mine)
                     break
             else:
@@ -104,9 +105,11 @@ class AsyncFetchConsumer:
     def close(self) -> None:
         """Close the connections; the queues go to others after 30 s. May be called twice."""
         self._closed = True
-        for connection in self._connections.values():
+        for name in list(self._connections):
+            self._drop(name)
+        for connection in self._for_acks.values():
             connection.close()
-        self._connections.clear()
+        self._for_acks.clear()
 
     async def __aenter__(self) -> AsyncFetchConsumer:
         return self
@@ -116,42 +119,77 @@ class AsyncFetchConsumer:
     ) -> None:
         self.close()
 
-    async def _connected(self) -> dict[str, AsyncConnection]:
+    async def _connected(self) -> dict[str, Address]:
         if self._closed:
             raise ClosedError("the consumer has been closed")
         now = asyncio.get_running_loop().time()
-        if now >= self._resolve_at or not self._connections:
-            self._resolve_at = now + RESOLVE_EVERY_S
+        if now >= self._resolve_at or not self._addresses:
             found = {str(address): address for address in await resolve(self._proxies, self._known)}
-            for name in self._connections.keys() - found.keys():
-                self._connections.pop(name).close()
+            self._resolve_at = now + RESOLVE_EVERY_S
+            for name in self._addresses.keys() - found.keys():
+                self._drop(name)
                 self._assignments.lost(name)
-            for name, address in found.items():
-                self._connections.setdefault(name, AsyncConnection(address))
-        if not self._connections:
+            self._addresses = found
+        if not self._addresses:
             raise PullError("no proxy address is known: no name resolves")
-        return self._connections
+        return self._addresses
 
-    async def _fetch_from(
-        self, name: str, connection: AsyncConnection, max_messages: int, linger_ms: int
-    ) -> list[FetchedQueue]:
-        offsets, loop = self._assignments.ask(name), asyncio.get_running_loop()
-        payload, sequence_id = await connection.call(
-            lambda now, number: fetch_frame(self._settings, offsets, max_messages, linger_ms, number),
-            loop.time() + linger_ms / 1000 + self._timeout_s,
-        )
-        queues = read_fetched(payload, sequence_id)
-        self._assignments.answered(name, queues, loop.time())
-        return [each for each in queues if each.messages]
+    def _start(self, name: str, max_messages: int, linger_ms: int) -> None:
+        """Ask this proxy, in a task of its own: it may outlast the fetch that started it."""
+        self._since[name] = asyncio.get_running_loop().time()
+        connection = self._connections.setdefault(name, AsyncConnection(self._addresses[name]))
+        call = self._call(name, connection, max_messages, linger_ms, self._since[name])
+        self._tasks[name] = asyncio.create_task(call, name=f"ddmq-fetch-{name}")
 
-    async def _ack_at(self, name: str, offsets: Mapping[str, Mapping[str, int]]) -> bool:
-        connection = self._connections.get(name)
-        if connection is None:
-            return False
+    async def _call(
+        self, name: str, connection: AsyncConnection, max_messages: int, linger_ms: int, started: float
+    ) -> None:
+        asked, loop = self._assignments.ask(name), asyncio.get_running_loop()
+        outcome: Sequence[FetchedQueue] | Exception
         try:
             payload, sequence_id = await connection.call(
-                lambda now, number: ack_frame(self._settings, offsets, number),
-                asyncio.get_running_loop().time() + self._timeout_s,
+                lambda now, number: fetch_frame(self._settings, asked, max_messages, linger_ms, number),
+                started + linger_ms / 1000 + self._timeout_s,
+            )
+            outcome = read_fetched(payload, sequence_id)
+        except asyncio.CancelledError:
+            if self._since.get(name) == started:  # by whoever cancels every task
+                del self._since[name]
+                self._arrived.set()
+            raise
+        except Exception as error:
+            if not isinstance(error, PullError):
+                connection.close()
+            outcome = error
+        self._ended.append(Answer(name, asked, max_messages, started, loop.time(), outcome))
+        self._arrived.set()
+
+    async def _wait(self, until: float) -> None:
+        """Until an answer has come, at most until the loop's time `until`."""
+        self._arrived.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._arrived.wait()
+
+    def _drop(self, name: str) -> None:
+        """Nobody waits for this proxy's answer any more."""
+        self._since.pop(name, None)
+        self._ended = [answer for answer in self._ended if answer.proxy != name]
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+        connection = self._connections.pop(name, None)
+        if connection is not None:
+            connection.close()
+
+    async def _ack_at(self, name: str, offsets: Mapping[str, Mapping[str, int]], deadline: float) -> bool:
+        address = self._addresses.get(name)
+        if address is None or self._closed:
+            return False
+        connection = self._for_acks.setdefault(name, AsyncConnection(address))
+        try:
+            payload, sequence_id = await connection.call(
+                lambda now, number: ack_frame(self._settings, offsets, number), deadline
             )
             return read_acked(payload, sequence_id)
         except FAILURES:

@@ -2,16 +2,110 @@
 
 A queue belongs to the proxy that answered for it last. When a proxy leaves a queue out, or is gone, the
 queue is somebody else's and its place is forgotten: whoever gets it goes on at the group's stored offset.
+
+All proxies are asked at the same time, and a call may last longer than the fetch that started it: what
+came from one proxy does not wait until the others have nothing. Its answer is then the next fetch's. A
+place moves when messages are handed to the application, not when they arrive: an answer that nobody gets, as
+the fetch was interrupted, is as none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ddmq_client.core.places import Offsets
+from ddmq_client.errors import PullError
 from ddmq_client.received import Delivery, FetchedQueue, Message, Origin, Outcome
 
 Queue = tuple[str, str]  # topic, queue
+SETTLE_S = 0.02  # a proxy that has messages answers within this time
+GRACE_S = 0.25  # after the linger time, for proxies that answer later than told
+KEEP_S = 5.0  # what came longer ago and was not handed out is fetched again
+
+
+class Answer(NamedTuple):
+    """How one call to one proxy ended."""
+
+    proxy: str
+    asked: Offsets
+    max_messages: int
+    started: float  # monotonic seconds, as `ended`
+    ended: float
+    outcome: Sequence[FetchedQueue] | Exception
+
+
+class Round:
+    """One fetch of the application, over all proxies. Says whom to ask and how long to wait."""
+
+    def __init__(
+        self, assignments: Assignments, proxies: Iterable[str], max_messages: int, now: float, linger_s: float
+    ) -> None:
+        self._assignments = assignments
+        self._open = set(proxies)
+        self._unheard = set(self._open)  # of those, the ones whose queues may be full, for all we know
+        self._max_messages = max_messages
+        self._started = now
+        self._until = now + linger_s
+        self._silent = True  # no proxy has answered
+        self._refusal: PullError | None = None
+        self._failure: Exception | None = None
+        self._found: list[Answer] = []
+
+    def to_ask(self, under_way: Iterable[str]) -> set[str]:
+        """Proxies to be asked now."""
+        return self._open - set(under_way)
+
+    def linger_ms(self, now: float) -> int:
+        """How long a proxy that is asked now may wait."""
+        return max(1, int((self._until - now) * 1000))
+
+    def take(self, answer: Answer, now: float) -> None:
+        """A call has ended, perhaps one of an earlier round: what then brought nothing is asked again."""
+        proxy, outcome = answer.proxy, answer.outcome
+        self._unheard.discard(proxy)
+        if isinstance(outcome, PullError):
+            if answer.started >= self._started:
+                self._refusal, self._silent = outcome, False
+        elif isinstance(outcome, Exception):
+            self._assignments.lost(proxy)
+            self._failure = outcome
+        elif answer.max_messages <= self._max_messages and now - answer.ended <= KEEP_S:
+            self._silent = False
+            if self._assignments.brings(outcome, answer.asked):
+                self._found.append(answer)
+                self._open.discard(proxy)
+            else:
+                self._assignments.answered(answer, now)
+        if answer.started >= self._started:
+            self._open.discard(proxy)
+
+    def wait_until(self, now: float, under_way: Mapping[str, float]) -> float | None:
+        """Until when to wait for a next answer (monotonic seconds); None: the round is over.
+
+        `under_way`: since when each proxy is being asked.
+        """
+        waited_for = self._unheard if self._found else self._open
+        since = [under_way[proxy] for proxy in waited_for]
+        if not since:
+            return None
+        if self._found:
+            until = max(since) + SETTLE_S
+        elif self._silent and min(since) >= self._started:
+            until = float("inf")  # their own time-outs end them
+        else:
+            until = self._until + (GRACE_S if max(since) >= self._started else 0.0)
+        return until if now < until else None
+
+    def result(self, now: float) -> list[FetchedQueue]:
+        """What the application gets; PullError where a proxy refused, or none answered."""
+        if self._found:
+            return [each for answer in self._found for each in self._assignments.answered(answer, now)]
+        if self._refusal is not None:
+            raise self._refusal
+        if self._silent and self._failure is not None and not self._open:
+            raise PullError(f"no proxy answers: {self._failure}")
+        return []
 
 
 class Assignments:
@@ -34,25 +128,36 @@ class Assignments:
         }
         return by_topic(wanted)
 
-    def answered(self, proxy: str, queues: Sequence[FetchedQueue], now: float) -> None:
-        """A fetch was answered: these are ours there."""
+    def brings(self, queues: Sequence[FetchedQueue], asked: Offsets) -> bool:
+        """Whether there are messages to hand out in this answer."""
+        return any(each.messages and not self._sought(each, asked) for each in queues)
+
+    def answered(self, answer: Answer, now: float) -> list[FetchedQueue]:
+        """A fetch was answered: these are ours there. Returns those with messages, which are handed out."""
+        proxy, queues = answer.proxy, answer.outcome
+        assert not isinstance(queues, Exception)
         held: dict[Queue, int] = {}
+        found: list[FetchedQueue] = []
         for each in queues:
             queue = (each.topic, each.queue)
-            held[queue] = each.next_offset
-            self._wishes.pop(queue, None)
             for other, theirs in self._held.items():
                 if other != proxy:
                     theirs.pop(queue, None)
+            if self._sought(each, answer.asked):
+                held[queue] = self._wishes[queue]
+                continue
+            held[queue] = each.next_offset
+            self._wishes.pop(queue, None)
             if each.messages:
                 self._handed[queue] = each.next_offset
-                origin = Origin(self._group, *queue)
-                delivery = Delivery(origin, now, None, _not_settled, _not_extended)
+                delivery = Delivery(Origin(self._group, *queue), now, None, _not_settled, _not_extended)
                 for message in each.messages:
                     message.delivery = delivery
+                found.append(each)
         gone = self._held.get(proxy, {}).keys() - held.keys()
         self._held[proxy] = held
         self._forget(gone)
+        return found
 
     def lost(self, proxy: str) -> None:
         """The proxy does not answer: its queues go elsewhere."""
@@ -81,6 +186,11 @@ class Assignments:
             for queue, offset in queues.items():
                 if self._handed.get((topic, queue)) == offset:
                     del self._handed[topic, queue]
+
+    def _sought(self, each: FetchedQueue, asked: Offsets) -> bool:
+        """A `seek` came after that fetch had started."""
+        wish = self._wishes.get((each.topic, each.queue))
+        return wish is not None and wish != asked.get(each.topic, {}).get(each.queue)
 
     def _forget(self, queues: Iterable[Queue]) -> None:
         for queue in queues:

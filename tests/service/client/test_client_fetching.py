@@ -1,6 +1,8 @@
 """The low-level consumer, blocking and asyncio."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -174,3 +176,80 @@ def test_options_and_the_end(connect: Callable[..., Blocking]) -> None:
         connect("127.0.0.1:1", "")
     with pytest.raises(OptionError):
         connect("127.0.0.1:1", "g", consumer_id="x" * 256)
+
+
+def fetches(proxy: Standin) -> int:
+    return sum(method == "fetch" for method, _ in proxy.calls)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_message_does_not_wait_for_proxies_that_have_nothing(
+    proxy: Standin, other: Standin, connect: Callable[..., Blocking], late: int
+) -> None:
+    proxies = [proxy, other]
+    client = connect([proxy.address, other.address], "g")
+
+    def put(where: Standin, body: bytes) -> None:
+        for each in proxies:
+            each.wait(lambda each=each: fetches(each) >= 1)
+        where.put("t", body)
+
+    started = time.monotonic()
+    for where, body in ((proxies[late], b"a"), (proxies[late], b"b"), (proxies[1 - late], b"c")):
+        putting = threading.Thread(target=put, args=(where, body))
+        putting.start()
+        assert bodies(client.fetch(linger_ms=20_000)) == [body]
+        putting.join(20)
+    assert time.monotonic() - started < 10
+    assert fetches(proxies[1 - late]) == 1, "it was still being asked"
+
+
+def test_a_proxy_that_hangs_does_not_hold_up_the_others(
+    proxy: Standin, other: Standin, connect: Callable[..., Blocking]
+) -> None:
+    client = connect([proxy.address, other.address], "g", timeout_ms=20_000)
+    proxy.faults["fetch"].append(HOLD)
+    started = time.monotonic()
+    for body in (b"a", b"b"):
+        other.put("t", body)
+        assert bodies(client.fetch(linger_ms=20)) == [body]
+        assert client.fetch(linger_ms=20) == []
+    assert client.ack()
+    assert time.monotonic() - started < 10
+    proxy.put("u", b"c")
+    proxy.release()
+    proxy.wait(lambda: bodies(client.fetch(linger_ms=20)) == [b"c"])
+
+
+def test_seek_does_not_wait_for_a_fetch_under_way(
+    proxy: Standin, other: Standin, connect: Callable[..., Blocking]
+) -> None:
+    proxy.put("t", b"a")
+    client = connect([proxy.address, other.address], "g")
+    assert bodies(client.fetch(linger_ms=20_000)) == [b"a"]
+    other.put("u", b"b")
+    assert bodies(client.fetch(linger_ms=20_000)) == [b"b"]  # while the first one has nothing
+    started = time.monotonic()
+    client.consumer.seek("t", "q0", 0)
+    assert bodies(client.fetch(linger_ms=20_000)) == [b"a"]
+    assert time.monotonic() - started < 10
+
+
+def test_a_fetch_that_was_interrupted_has_handed_out_nothing(proxy: Standin, other: Standin) -> None:
+    proxy.put("t", b"a")
+    other.faults["fetch"].append(HOLD)
+
+    async def test() -> None:
+        async with AsyncFetchConsumer([proxy.address, other.address], "g") as consumer:
+            fetching = asyncio.create_task(consumer.fetch(linger_ms=20))
+            while consumer._since.keys() != {other.address}:  # the first one's answer was taken
+                await asyncio.sleep(0)
+            fetching.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await fetching
+            assert await consumer.ack()
+            assert proxy.acked == {}
+            assert bodies(await consumer.fetch(linger_ms=20)) == [b"a"]
+
+    asyncio.run(test())
+    other.release()
