@@ -17,6 +17,7 @@ Safe for many threads; correct under gevent's monkey patching (threads are green
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -126,6 +127,8 @@ class Consumer:
         else:
             self._crew = BroadcastCrew(self._desk, parsed, pull_settings(settings), *place)
         self._state = "new"
+        self._stopping = threading.Lock()
+        self._ended = threading.Event()
 
     @property
     def client_id(self) -> str:
@@ -154,15 +157,20 @@ class Consumer:
         """Stop pulling, handle what is here, submit the results, close; in all for `timeout_ms` at most.
 
         True when everything was handled and its results were delivered. What was not comes again after the
-        group's ack time-out, as do messages of `pull` that are not settled before.
+        group's ack time-out, as do messages of `pull` that are not settled before. A handler may call it,
+        too: what it was called with must be settled before, or comes again. A further call waits for the
+        first one.
         """
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
-        if self._state != "started":
-            self._state = "stopped"
-            return True
-        self._state = "stopped"
         now, total_s = time.monotonic(), timeout_ms / 1000
-        return self._crew.stop(now + total_s * 0.8, now + total_s)
+        with self._stopping:
+            started, self._state = self._state, "stopped"
+        if started == "stopped":
+            return self._ended.wait(0.0 if self._crew.is_worker() else total_s)
+        try:
+            return started == "new" or self._crew.stop(now + total_s * 0.8, now + total_s)
+        finally:
+            self._ended.set()
 
     def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
         """Up to `max_messages` (max_batch), as soon as there are any; empty when the time was up first.

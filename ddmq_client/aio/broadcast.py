@@ -95,7 +95,7 @@ class AsyncBroadcastCrew(AsyncCrew):
                 self._drop_connection()
             return pace.failed()
         count = self._desk.fetched(source, self._settings.group, queues)
-        return pace.answered(count, loop.time() - started)
+        return pace.answered(count, loop.time() - started, linger_ms / 1000)
 
     async def _ask(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
         assert self._desk.places is not None

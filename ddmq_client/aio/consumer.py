@@ -16,6 +16,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -96,6 +97,7 @@ class AsyncConsumer:
         self._desk: AsyncDesk | None = None
         self._crew: AsyncCrew | None = None
         self._state = "new"
+        self._ended = asyncio.Event()
 
     @property
     def client_id(self) -> str:
@@ -128,11 +130,23 @@ class AsyncConsumer:
     async def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, handle what is here, submit the results, close; as `Consumer.stop`."""
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
-        started, self._state = self._state == "started", "stopped"
-        if not started or self._crew is None:
-            return True
         now, total_s = asyncio.get_running_loop().time(), timeout_ms / 1000
-        return await self._crew.stop(now + total_s * 0.8, now + total_s)
+        started, self._state = self._state, "stopped"
+        if self._crew is None:
+            return True
+        if started == "stopped":
+            return await self._is_over(now if self._crew.is_worker() else now + total_s)
+        try:
+            return await self._crew.stop(now + total_s * 0.8, now + total_s)
+        finally:
+            self._ended.set()
+
+    async def _is_over(self, until: float) -> bool:
+        """The first `stop` is; waits for it until then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._ended.wait()
+        return self._ended.is_set()
 
     async def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
         """Up to `max_messages` (max_batch), as soon as there are any; as `Consumer.pull`."""

@@ -18,7 +18,7 @@ from ddmq_client.core.addresses import Address
 from ddmq_client.core.intake import Source, Station
 from ddmq_client.core.pacing import Pace
 from ddmq_client.errors import PullError
-from ddmq_client.net.crew import LEASE_PART
+from ddmq_client.net.desk import LEASE_PART
 from ddmq_client.net.flusher import CLOSING_TRIES
 from ddmq_client.net.puller import FAILURES
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S
@@ -73,9 +73,10 @@ class AsyncCrew:
                 self._upkeep.cancel()
             desk.stop_pulling()
             clean = await _finish(self._pullers, until)
-            clean = await desk.wait_handled(until) and clean
+            alone = self.is_worker() and len(self._workers) == 1
+            clean = await desk.wait_handled(until, alone) and clean
             desk.stop_handing()
-            clean = await _finish(self._workers, until) and clean
+            clean = await _finish(self._workers - {asyncio.current_task()}, until) and clean
             await _finish(self._keepers, 0.0)
             self._closing_until = flush_until
             desk.stop_flushing()
@@ -83,7 +84,12 @@ class AsyncCrew:
             return not desk.abandon() and clean
         finally:
             for task in self._pullers | self._workers | self._flushers | self._keepers:
-                task.cancel()
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+    def is_worker(self) -> bool:
+        """Called by a handler."""
+        return asyncio.current_task() in self._workers
 
     async def _keep_leases(self) -> None:
         while True:
@@ -153,7 +159,7 @@ class AsyncCrew:
             self._desk.pull_failed(source, parcel, error)
             raise
         self._desk.pulled(source, answer)
-        return pace.answered(len(answer.messages), loop.time() - started)
+        return pace.answered(len(answer.messages), loop.time() - started, linger_ms / 1000)
 
     async def _call(
         self,

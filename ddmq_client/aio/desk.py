@@ -16,7 +16,7 @@ from ddmq_client.core.intake import Counts, Intake, Source, Station
 from ddmq_client.core.places import Places
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
-from ddmq_client.net.desk import IDLE_WAKE_S, RIDE_S
+from ddmq_client.net.desk import IDLE_WAKE_S, LEASE_PART, RIDE_S
 from ddmq_client.received import FetchedQueue, Message, Outcome
 from ddmq_client.wire.consuming import Pulled
 
@@ -59,7 +59,9 @@ class AsyncDesk:
         )
         self._intake.demand = None if handlers else 0
         self._intake.places = self.places = Places() if settings.broadcasting else None
-        self._held: dict[int, tuple[Message, float]] = {}  # by id(): what workers hold, since when
+        self._held: dict[
+            int, tuple[Message, float, object]
+        ] = {}  # by id(): what workers hold, since when, who
         self._demand_until = 0.0
         self._room = Signal()
         self._arrived = Signal()
@@ -139,8 +141,13 @@ class AsyncDesk:
                 return []
             if taken := self._take(count):
                 self._busy += len(taken)
-                now = self._loop.time()
-                self._held.update((id(message), (message, now)) for message in taken)
+                now, me = self._loop.time(), asyncio.current_task()
+                self._held.update((id(message), (message, now, me)) for message in taken)
+                if self.settings.keeps_leases:
+                    aged = now - self.settings.lease_ms / 1000 * LEASE_PART
+                    for message in taken:
+                        if message.delivery.arrived_at <= aged:  # the next round may come too late for it
+                            self.extend(message)
                 return taken
 
     def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
@@ -154,7 +161,7 @@ class AsyncDesk:
     def extend_held(self) -> None:
         """Messages that workers still hold need more time, up to `extend_for_ms` in all."""
         since = self._loop.time() - self.settings.extend_for_ms / 1000
-        for message, taken_at in self._held.values():
+        for message, taken_at, _ in self._held.values():
             if taken_at > since:
                 self.extend(message)
 
@@ -180,6 +187,7 @@ class AsyncDesk:
     def put_back(self, messages: Sequence[Message]) -> None:
         """Messages of `ask` that nobody looked at."""
         self._intake.put_back([message for message in messages if message.outcome is None])
+        self._arrived.wake()
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """What became of a message; from another thread it takes effect a moment later."""
@@ -259,11 +267,21 @@ class AsyncDesk:
         source.ended = True
         self._room.wake()
 
-    async def wait_handled(self, until: float) -> bool:
-        """Until workers have handled everything that waits; False when the time was up first."""
+    async def wait_handled(self, until: float, alone: bool = False) -> bool:
+        """Until workers have handled everything that waits; False when the time was up first.
+
+        As of `net.desk`: a worker does not wait for what it holds itself.
+        """
         if self._intake.demand is not None:
             return True
-        return await self._arrived.wait_until(lambda: not (len(self._intake) or self._busy), until)
+        me = asyncio.current_task()
+        mine = [held for held, _, who in self._held.values() if who is me]
+
+        def handled() -> bool:
+            return not (len(self._intake) and not alone) and self._busy <= len(mine)
+
+        in_time = await self._arrived.wait_until(handled, until)
+        return in_time and not len(self._intake) and all(message.outcome for message in mine)
 
     def stop_handing(self) -> None:
         """Workers end after what they hold; callers of `pull` get ClosedError."""

@@ -216,6 +216,7 @@ class Intake:
         if station.heir is not None:
             station = station.present()
         book = station.book
+        dropped = book.dropped
         now = self._clock() if book.since is None else book.since
         if outcome is Outcome.FAILED:
             self.counts.failed += 1
@@ -226,6 +227,7 @@ class Intake:
             else:
                 self.counts.skipped += 1
             book.success(delivery.origin, message.offset, message.lease_id, now)
+        self.counts.results_dropped += book.dropped - dropped
         source.open -= 1
         if source.parked and not source.open:
             station.prompt = True
@@ -250,7 +252,9 @@ class Intake:
         delivery = message.delivery
         assert isinstance(delivery.source, Source)
         book = delivery.source.station.present().book
+        dropped = book.dropped
         book.extension(delivery.origin, message.lease_id, self._clock())
+        self.counts.results_dropped += book.dropped - dropped
         self.counts.extended += 1
         return True
 

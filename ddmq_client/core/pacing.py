@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 EMPTY_FIRST_S, EMPTY_MAX_S = 0.05, 0.5
 FAILED_FIRST_S, FAILED_MAX_S = 0.1, 5.0
+LINGER_MIN_S = 0.02  # proxies wait no shorter
 
 
 class Pace:
@@ -28,10 +29,11 @@ class Pace:
         """The last call failed."""
         return self._failures > 0
 
-    def answered(self, messages: int, took_s: float) -> float:
-        """Seconds to wait after an answer."""
+    def answered(self, messages: int, took_s: float, asked_s: float | None = None) -> float:
+        """Seconds to wait after an answer; `asked_s`: the linger time of this call, where it was another."""
         self._failures = 0
-        if messages or took_s >= self._linger_s / 2:
+        linger_s = self._linger_s if asked_s is None else max(asked_s, LINGER_MIN_S)
+        if messages or took_s >= linger_s / 2:
             self._empties = 0
             return 0.0
         pause = min(EMPTY_FIRST_S * 2.0 ** min(self._empties, 10), EMPTY_MAX_S)

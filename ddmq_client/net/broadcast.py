@@ -95,7 +95,7 @@ class BroadcastPuller:
                 self._next_proxy()
             return self._pace.failed()
         count = self._desk.fetched(self._source, self._settings.group, queues)
-        return self._pace.answered(count, time.monotonic() - started)
+        return self._pace.answered(count, time.monotonic() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
         offsets = self._desk.fetch_from()

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ddmq_client.core.addresses import Address
 from ddmq_client.core.intake import Source
-from ddmq_client.net.desk import Desk
+from ddmq_client.net.desk import LEASE_PART, Desk
 from ddmq_client.net.flusher import Flusher
 from ddmq_client.net.puller import Puller
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, is_literal, resolve
@@ -22,7 +22,6 @@ from ddmq_client.received import Message
 from ddmq_client.wire.consuming import PullSettings
 
 _log = logging.getLogger("ddmq_client.consumer")
-LEASE_PART = 1 / 3  # of the ack time-out, after which a lease is extended
 Handle = Callable[[list[Message]], int]
 
 
@@ -80,7 +79,8 @@ class Crew:
         clean = _join([puller.thread for puller in pullers], deadline)
         for puller in pullers:
             puller.abort()
-        clean = desk.wait_handled(deadline) and clean
+        alone = self.is_worker() and len(self._workers) == 1
+        clean = desk.wait_handled(deadline, alone) and clean
         desk.stop_handing()
         clean = _join(self._workers, deadline) and clean
         self._handled.set()
@@ -90,6 +90,10 @@ class Crew:
         threads = [flusher.thread for flusher in flushers] + self._leaving
         clean = _join(threads, flush_deadline + 0.5) and clean
         return not desk.abandon() and clean
+
+    def is_worker(self) -> bool:
+        """Called by a handler."""
+        return threading.current_thread() in self._workers
 
     def _keep_leases(self) -> None:
         while not self._handled.wait(self._desk.settings.lease_ms / 1000 * LEASE_PART):

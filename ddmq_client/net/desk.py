@@ -19,6 +19,7 @@ from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.received import FetchedQueue, Message, Outcome
 from ddmq_client.wire.consuming import Pulled
 
+LEASE_PART = 1 / 3  # of the ack time-out, after which a lease is extended
 RIDE_S = 0.002  # a puller waits this long for results to ride on its next pull
 IDLE_WAKE_S = 60.0
 
@@ -37,7 +38,7 @@ class Desk:
         )
         self._intake.demand = None if handlers else 0
         self._intake.places = self.places = Places() if settings.broadcasting else None
-        self._held: dict[int, tuple[Message, float]] = {}  # by id(): what workers hold, since when
+        self._held: dict[int, tuple[Message, float, int]] = {}  # by id(): what workers hold, since when, who
         self._demand_until = 0.0
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -128,8 +129,9 @@ class Desk:
                 taken = [] if self._handing_stopped else self._take(count)
                 if taken or self._handing_stopped:
                     self._busy += len(taken)
-                    now = time.monotonic()
-                    self._held.update((id(message), (message, now)) for message in taken)
+                    now, me = time.monotonic(), threading.get_ident()
+                    self._held.update((id(message), (message, now, me)) for message in taken)
+                    self._extend_aged(taken, now)
                     return taken
                 self._arrived.wait()
 
@@ -147,10 +149,9 @@ class Desk:
         """Messages that workers still hold need more time, up to `extend_for_ms` in all."""
         with self._lock:
             since = time.monotonic() - self.settings.extend_for_ms / 1000
-            for message, taken_at in self._held.values():
-                if taken_at > since and self._intake.extend(message):
-                    assert isinstance(message.delivery.source, Source)
-                    self._wake_flusher(message.delivery.source.station.present())
+            for message, taken_at, _ in self._held.values():
+                if taken_at > since:
+                    self._extend(message)
 
     def ask(self, count: int, deadline: float) -> list[Message]:
         """Messages for a caller that waits until the deadline (monotonic seconds)."""
@@ -166,7 +167,9 @@ class Desk:
     def put_back(self, messages: Sequence[Message]) -> None:
         """Messages of `ask` that nobody looked at."""
         with self._lock:
-            self._intake.put_back([message for message in messages if message.outcome is None])
+            back = [message for message in messages if message.outcome is None]
+            self._intake.put_back(back)
+            self._arrived.notify(len(back))
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """What became of a message."""
@@ -183,11 +186,7 @@ class Desk:
     def extend(self, message: Message) -> bool:
         """A message needs more time."""
         with self._lock:
-            if not self._intake.extend(message):
-                return False
-            assert isinstance(message.delivery.source, Source)
-            self._wake_flusher(message.delivery.source.station.present())
-            return True
+            return self._extend(message)
 
     # Flushers.
 
@@ -248,13 +247,20 @@ class Desk:
             source.ended = True
             self._room.notify_all()
 
-    def wait_handled(self, deadline: float) -> bool:
-        """Until workers have handled everything that waits; False when the time was up first."""
+    def wait_handled(self, deadline: float, alone: bool = False) -> bool:
+        """Until workers have handled everything that waits; False when the time was up first.
+
+        A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
+        """
+        me = threading.get_ident()
         with self._lock:
-            while self._intake.demand is None and (len(self._intake) or self._busy):
+            mine = [held for held, _, who in self._held.values() if who == me]
+            while self._intake.demand is None and (
+                (len(self._intake) and not alone) or self._busy > len(mine)
+            ):
                 if not self._arrived.wait(deadline - time.monotonic()):
                     return False
-            return True
+            return not (alone and len(self._intake)) and all(message.outcome for message in mine)
 
     def stop_handing(self) -> None:
         """Workers end after what they hold; callers of `pull` get ClosedError."""
@@ -285,13 +291,30 @@ class Desk:
         while True:
             if self._handing_stopped:
                 raise ClosedError("the consumer has been stopped")
+            in_time = time.monotonic() < deadline
             taken = self._take(count)
             if taken:
                 return taken
-            if not self._arrived.wait(deadline - time.monotonic()):
+            if not in_time:
                 if self.refusal is not None:
                     raise self.refusal
                 return []
+            self._arrived.wait(deadline - time.monotonic())
+
+    def _extend_aged(self, taken: Sequence[Message], now: float) -> None:
+        """What waited here has used up a part of its lease: the next round may come too late for it."""
+        aged = now - self.settings.lease_ms / 1000 * LEASE_PART
+        if self.settings.keeps_leases:
+            for message in taken:
+                if message.delivery.arrived_at <= aged:
+                    self._extend(message)
+
+    def _extend(self, message: Message) -> bool:
+        if not self._intake.extend(message):
+            return False
+        assert isinstance(message.delivery.source, Source)
+        self._wake_flusher(message.delivery.source.station.present())
+        return True
 
     def _let_results_ride(self, source: Source) -> None:
         """Handlers that finish within moments spare a call of their own for their results."""

@@ -70,7 +70,7 @@ class Puller:
             self._desk.pull_failed(self._source, parcel, error)
             raise
         self._desk.pulled(self._source, answer)
-        return self._pace.answered(len(answer.messages), time.monotonic() - started)
+        return self._pace.answered(len(answer.messages), time.monotonic() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int, parcel: Parcel | None) -> Pulled:
         pulls = self._pulls._replace(linger_ms=linger_ms)

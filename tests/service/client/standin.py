@@ -247,7 +247,7 @@ class Standin:
     def _pull(self, args: Any, fault: Fault | None) -> Any:
         request = args.request
         self._take(request.result)
-        until = time.monotonic() + (request.maxLingerTime or 20) / 1000
+        until = time.monotonic() + max(20, request.maxLingerTime or 0) / 1000
         with self.changed:
             life = self._life
             while True:

@@ -359,3 +359,37 @@ def test_a_handler_whose_work_was_cancelled_fails_its_message_alone(proxy: Stand
         assert consumer.counts().handler_errors == 6
 
     run(test)
+
+
+def test_a_handler_may_stop_its_consumer(proxy: Standin) -> None:
+    proxy.put("t", *bodies(3))
+    outcomes: list[bool] = []
+
+    async def test() -> None:
+        async def handle(message: Message) -> None:
+            message.ack()
+            outcomes.append(await consumer.stop(20_000))
+
+        started = time.monotonic()
+        consumer = AsyncConsumer(proxy.address, "g", "t", handler=handle, concurrency=1, linger_ms=20)
+        async with consumer:
+            await until(lambda: len(outcomes) == 1)
+        assert time.monotonic() - started < 10
+
+    run(test)
+    assert proxy.done
+
+
+def test_what_a_loop_leaves_behind_goes_to_a_pull_that_waits(proxy: Standin) -> None:
+    proxy.put("t", *bodies(3))
+
+    async def test() -> None:
+        async with AsyncConsumer(proxy.address, "g", "t") as consumer:
+            async with contextlib.aclosing(aiter(consumer)) as loop:  # type: ignore[type-var]
+                (await anext(loop)).ack()
+                pulling = asyncio.create_task(consumer.pull(9, 20_000))
+                await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                assert [message.body for message in await pulling] == [b"m1", b"m2"]
+
+    run(test)

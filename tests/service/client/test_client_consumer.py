@@ -478,3 +478,88 @@ def test_what_the_wire_cannot_carry_is_refused_before_it_is_pulled_with(proxy: S
         with pytest.raises(OptionError, match=r"max_messages=2\.5"):
             consumer.pull(2.5)  # type: ignore[arg-type]
         assert len(consumer.pull(2, 20_000)) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_handler_may_stop_its_consumer(proxy: Standin, threads: int) -> None:
+    proxy.put("t", *bodies(3))
+    outcomes: list[bool] = []
+    stopping = threading.Lock()
+
+    def handle(message: Message) -> None:
+        if stopping.acquire(blocking=False):
+            message.ack()
+            outcomes.append(consumer.stop(20_000))
+
+    consumer = Consumer(proxy.address, "g", "t", handler=handle, threads=threads, max_batch=1, linger_ms=20)
+    started = time.monotonic()
+    consumer.start()
+    proxy.wait(lambda: len(outcomes) == 1)
+    assert time.monotonic() - started < 10
+    assert consumer.stop()
+    assert proxy.done
+
+
+def test_a_second_stop_waits_for_the_first(proxy: Standin) -> None:
+    proxy.put("t", b"x")
+    entered, leave = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        entered.set()
+        assert leave.wait(30)
+
+    consumer = Consumer(proxy.address, "g", "t", handler=handle, linger_ms=20)
+    consumer.start()
+    assert entered.wait(20)
+    first = threading.Thread(target=consumer.stop)
+    first.start()
+    proxy.wait(lambda: consumer._desk.pulling_stopped)
+    assert not consumer.stop(10), "the first one is under way"
+    leave.set()
+    assert consumer.stop(20_000)
+    assert len(proxy.done) == 1
+    first.join(20)
+
+
+def test_what_a_loop_leaves_behind_goes_to_a_pull_that_waits(proxy: Standin) -> None:
+    proxy.put("t", *bodies(3))
+    with Consumer(proxy.address, "g", "t") as consumer:
+        loop = iter(consumer)
+        next(loop).ack()
+        got: list[Message] = []
+        pulling = threading.Thread(target=lambda: got.extend(consumer.pull(9, 20_000)))
+        started = time.monotonic()
+        pulling.start()
+        proxy.wait(lambda: consumer._desk._intake.askers == 1)
+        loop.close()  # type: ignore[attr-defined]
+        pulling.join(30)
+        assert time.monotonic() - started < 10
+        assert [message.body for message in got] == [b"m1", b"m2"]
+
+
+def test_a_lease_that_aged_in_the_buffer_is_extended_with_its_handler(
+    proxy: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddmq_client.net.desk.LEASE_PART", 0.0)
+    proxy.put("t", *bodies(2))
+    extended = threading.Event()
+
+    def handle(message: Message) -> None:
+        assert extended.wait(20)
+
+    with Consumer(proxy.address, "g", "t", handler=handle):
+        proxy.wait(lambda: sum(len(result.extendLeases or ()) for result in proxy.results) == 2)
+        extended.set()
+        proxy.wait(lambda: len(proxy.done) == 2)
+
+
+def test_short_pulls_of_nothing_are_followed_by_no_pause(
+    proxy: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("ddmq_client.net.desk.Desk.pause", lambda desk, source, pause: pauses.append(pause))
+    with Consumer(proxy.address, "g", "t", linger_ms=10_000) as consumer:
+        for _ in range(4):
+            assert consumer.pull(1, 30) == []
+    assert sum(method == "pull" for method, _ in proxy.calls) >= 2
+    assert not pauses

@@ -263,3 +263,21 @@ def test_pauses() -> None:
     assert pace.answered(1, 0.0) == 0.0
     assert not pace.failing
     assert pace.failed() == 0.1
+
+
+def test_what_a_full_book_drops_is_counted() -> None:
+    intake = Intake(2_000, 30.0, 0.05, 1_000, lambda: 0.0)
+    source = Source(intake.station("a:1"), None)
+    messages = [Message() for _ in range(1_500)]
+    intake.arrived(source, ORIGINS[0], messages, lambda *_: True, lambda _: True)
+    for message in messages:
+        assert intake.settle(message, Outcome.ACKED, None)
+    assert len(source.station.book) == 1_000
+    assert intake.counts.results_dropped == 500
+
+
+def test_an_empty_answer_is_measured_by_what_was_asked() -> None:
+    pace = Pace(0.5, lambda: 0.5)
+    assert pace.answered(0, 0.1, 0.1) == 0.0
+    assert pace.answered(0, 0.02, 0.001) == 0.0, "proxies wait 20 ms at least"
+    assert pace.answered(0, 0.001, 0.001) == 0.05
