@@ -28,7 +28,7 @@ from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.calls import Calls
 from ddmq_client.net.connection import Connection
-from ddmq_client.net.resolver import RESOLVE_EVERY_S, resolve
+from ddmq_client.net.resolver import AGAIN_S, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, in_time, resolve
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.fetching import FetchSettings, ack_frame, fetch_frame, read_acked, read_fetched
 from ddmq_client.wire.producing import ProxyFault
@@ -148,8 +148,10 @@ class FetchConsumer:
             raise ClosedError("the consumer has been closed")
         now = time.monotonic()
         if now >= self._resolve_at or not self._addresses:
-            self._resolve_at = now + RESOLVE_EVERY_S
-            found = {str(address): address for address in resolve(self._proxies, self._known)}
+            wait_s = AGAIN_S if self._addresses else self._timeout_s
+            resolved = in_time(self._resolved, self._proxies, now + wait_s)
+            found = self._addresses if resolved is None else {str(address): address for address in resolved}
+            self._resolve_at = time.monotonic() + (RESOLVE_EVERY_S if found else UNRESOLVED_RETRY_S)
             for name in self._addresses.keys() - found.keys():
                 self._drop(name)
                 self._assignments.lost(name)
@@ -157,6 +159,9 @@ class FetchConsumer:
         if not self._addresses:
             raise PullError("no proxy address is known: no name resolves")
         return self._addresses
+
+    def _resolved(self) -> list[Address]:
+        return resolve(self._proxies, self._known)
 
     def _start(self, name: str, max_messages: int, linger_ms: int) -> None:
         """Ask this proxy; on a thread of its own where there are others."""

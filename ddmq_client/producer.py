@@ -233,7 +233,7 @@ class Producer:
         deadline = self._deadline(timeout_ms)
         self._background.close(deadline)
         self._sender.close()
-        self._router.close()
+        self._router.close(deadline + 1.0)
         self._background.join(deadline + 1.0)
 
     def __enter__(self) -> Producer:

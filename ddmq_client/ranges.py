@@ -25,7 +25,7 @@ from ddmq_client.errors import ClosedError, OptionError, PullError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
 from ddmq_client.net.connection import Connection
-from ddmq_client.net.resolver import resolve
+from ddmq_client.net.resolver import in_time, resolve
 from ddmq_client.received import Delivery, FetchedQueue, Message, Origin, Outcome
 from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
 from ddmq_client.wire.producing import ProxyFault
@@ -65,7 +65,7 @@ class RangeReader:
         self,
         proxies: str | Sequence[str],
         group: str,
-        topics: Sequence[str],
+        topics: str | Sequence[str],
         *,
         timeout_ms: int = 10_000,
         client_id: str | None = None,
@@ -74,12 +74,13 @@ class RangeReader:
         self._proxies = addresses.parse(proxies, CONSUMER_PORT)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        topics = (topics,) if isinstance(topics, str) else tuple(topics)
         if not topics:
             raise OptionError("topics is empty; allowed: the names of the topics to read, at least one")
         for topic in topics:
             check_text("topics", topic)
         name = client_id or new_client_id()
-        self._settings = FetchSettings(group, name, name, "broadcasting", tuple(topics), exact=True)
+        self._settings = FetchSettings(group, name, name, "broadcasting", topics, exact=True)
         self._timeout_s = timeout_ms / 1000
         self._known: dict[Address, list[Address]] = {}
         self._connection: Connection | None = None
@@ -170,7 +171,7 @@ class RangeReader:
             return fetch_frame(self._settings, offsets, batch, linger_ms, sequence_id)
 
         while True:
-            for connection in self._connections():
+            for connection in self._connections(deadline):
                 latest = time.monotonic() + linger_s + self._timeout_s / TRIES_MIN
                 try:
                     return _exact(read_fetched(*connection.call(frame, min(deadline, latest))))
@@ -186,11 +187,12 @@ class RangeReader:
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S[1])
 
-    def _connections(self) -> Iterator[Connection]:
+    def _connections(self, deadline: float) -> Iterator[Connection]:
         """The open one, then a new one to each proxy in turn."""
         if self._connection is not None:
             yield self._connection
-        for address in resolve(self._proxies, self._known):
+        addresses = in_time(lambda: resolve(self._proxies, self._known), self._proxies, deadline)
+        for address in addresses or ():
             self._connection = Connection(address)
             yield self._connection
 

@@ -21,7 +21,7 @@ from ddmq_client.errors import PullError
 from ddmq_client.net.desk import LEASE_PART
 from ddmq_client.net.flusher import CLOSING_TRIES
 from ddmq_client.net.puller import FAILURES
-from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S
+from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, is_literal
 from ddmq_client.received import Message
 from ddmq_client.wire.consuming import (
     Pulled,
@@ -57,7 +57,8 @@ class AsyncCrew:
 
     async def start(self, workers: int, batch: int, handle: Handle | None) -> None:
         """Start pulling; with `handle`, also workers that feed it `batch` messages at most."""
-        await self._refresh()
+        if all(map(is_literal, self._proxies)):
+            await self._refresh()
         self._upkeep = asyncio.create_task(self._keep_up(), name="ddmq-consumer-upkeep")
         if handle is not None:
             for number in range(workers):
@@ -80,7 +81,7 @@ class AsyncCrew:
             await _finish(self._keepers, 0.0)
             self._closing_until = flush_until
             desk.stop_flushing()
-            clean = await _finish(self._flushers, flush_until + 0.5) and clean
+            clean = await _finish(self._flushers, flush_until) and clean
             return not desk.abandon() and clean
         finally:
             for task in self._pullers | self._workers | self._flushers | self._keepers:
@@ -97,6 +98,9 @@ class AsyncCrew:
             self._desk.extend_held()
 
     async def _keep_up(self) -> None:
+        """Names are resolved here from the first time on: a name server may take its time."""
+        if not self._sources:
+            await self._refresh()
         while True:
             await asyncio.sleep(RESOLVE_EVERY_S if self._sources else UNRESOLVED_RETRY_S)
             await self._refresh()

@@ -19,7 +19,7 @@ from ddmq_client.core.settings import check
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.fetching import ACK_TRIES, FAILURES, LINGER_MS_MAX, fetch_settings
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.net.resolver import RESOLVE_EVERY_S
+from ddmq_client.net.resolver import AGAIN_S, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.fetching import ack_frame, fetch_frame, read_acked, read_fetched
 
@@ -124,8 +124,11 @@ class AsyncFetchConsumer:
             raise ClosedError("the consumer has been closed")
         now = asyncio.get_running_loop().time()
         if now >= self._resolve_at or not self._addresses:
-            found = {str(address): address for address in await resolve(self._proxies, self._known)}
-            self._resolve_at = now + RESOLVE_EVERY_S
+            found = self._addresses
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S if found else self._timeout_s):
+                    found = {str(address): address for address in await resolve(self._proxies, self._known)}
+            self._resolve_at = now + (RESOLVE_EVERY_S if found else UNRESOLVED_RETRY_S)
             for name in self._addresses.keys() - found.keys():
                 self._drop(name)
                 self._assignments.lost(name)

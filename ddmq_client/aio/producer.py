@@ -153,7 +153,7 @@ class AsyncProducer:
         tried: set[Node] = set()
         failure = NotStoredError(UNRESOLVED)
         for _ in range(ONEWAY_ATTEMPTS):
-            node = await self._router.pick(tried)
+            node = await self._router.pick(tried, deadline)
             if node is None or asyncio.get_running_loop().time() >= deadline:
                 break
             tried.add(node)
@@ -182,7 +182,7 @@ class AsyncProducer:
     async def _run(self, job: SendJob) -> list[SendResult]:
         loop = asyncio.get_running_loop()
         try:
-            while (node := await self._router.pick(job.tried)) is not None:
+            while (node := await self._router.pick(job.tried, job.deadline)) is not None:
                 job.begin(node)
                 elsewhere = await self._attempt(job, node)
                 wait = job.next_wait(loop.time(), elsewhere)

@@ -46,16 +46,20 @@ class AsyncRouter:
         self._in_use: set[AsyncConnection] = set()
         self._slots = asyncio.Semaphore(connections_max)
         self._wake = asyncio.Event()
-        self._starting = asyncio.Lock()
+        self._resolved = asyncio.Event()  # once; until then sends wait
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def pick(self, avoid: Collection[Node]) -> Node | None:
-        """The node for the next attempt; None while no name resolves."""
-        if self._closed:
-            raise ClosedError("the producer has been closed")
+    async def pick(self, avoid: Collection[Node], deadline: float) -> Node | None:
+        """The node for the next attempt; None while no name resolves. The first one waits for names."""
+        self._check_open()
         if self._task is None:
-            await self._start()
+            self._task = asyncio.create_task(self._upkeep(), name="ddmq-producer-upkeep")
+        if not self._resolved.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._resolved.wait()
+            self._check_open()
         return self._rotation.pick(avoid)
 
     def note(self, node: Node, verdict: Verdict, tried: Collection[Node]) -> bool:
@@ -101,23 +105,21 @@ class AsyncRouter:
         for connection in [c for entries in self._idle.values() for _, c in entries] + list(self._in_use):
             connection.close()
         self._idle.clear()
+        self._resolved.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _start(self) -> None:
-        async with self._starting:
-            if self._task is None and not self._closed:
-                await self._resolve()
-                self._task = asyncio.create_task(self._upkeep(), name="ddmq-producer-upkeep")
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the producer has been closed")
 
     async def _resolve(self) -> None:
         for node in self._rotation.update(await resolve(self._addresses, self._known)):
             self._drop_idle(node)
 
     def _lease(self, node: Node) -> AsyncConnection:
-        if self._closed:
-            raise ClosedError("the producer has been closed")
+        self._check_open()
         idle = self._idle.get(node)
         while idle:
             connection = idle.pop()[1]
@@ -149,6 +151,8 @@ class AsyncRouter:
 
     async def _upkeep(self) -> None:
         loop = asyncio.get_running_loop()
+        await self._resolve()
+        self._resolved.set()
         resolve_at = loop.time() + self._resolve_in()
         while True:
             self._wake.clear()

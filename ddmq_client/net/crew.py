@@ -56,8 +56,9 @@ class Crew:
 
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:
         """Start pulling; with `handle`, also workers that feed it `batch` messages at most."""
-        self._refresh()
-        if not all(map(is_literal, self._proxies)):
+        if all(map(is_literal, self._proxies)):
+            self._refresh()
+        else:
             self._upkeep = threading.Thread(target=self._keep_up, name="ddmq-consumer-upkeep", daemon=True)
             self._upkeep.start()
         for number in range(workers if handle else 0):
@@ -88,7 +89,10 @@ class Crew:
             flusher.closing_deadline = flush_deadline
         desk.stop_flushing()
         threads = [flusher.thread for flusher in flushers] + self._leaving
-        clean = _join(threads, flush_deadline + 0.5) and clean
+        clean = _join(threads, flush_deadline) and clean
+        for flusher in flushers:
+            flusher.abort()
+        _join(threads, flush_deadline + 0.5)
         return not desk.abandon() and clean
 
     def is_worker(self) -> bool:
@@ -100,6 +104,8 @@ class Crew:
             self._desk.extend_held()
 
     def _keep_up(self) -> None:
+        """Names are resolved here from the first time on: a name server may take its time."""
+        self._refresh()
         while not self._stopping.wait(RESOLVE_EVERY_S if self._pullers else UNRESOLVED_RETRY_S):
             self._refresh()
 

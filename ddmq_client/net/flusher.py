@@ -33,6 +33,10 @@ class Flusher:
         name = f"ddmq-acks-{address}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    def abort(self) -> None:
+        """Break off the submit that is under way; its results count as not delivered."""
+        self._connection.close()
+
     def _run(self) -> None:
         desk, station = self._desk, self.station
         while (parcel := desk.wait_due(station)) is not None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from ddmq_client.core.addresses import Address
 
 RESOLVE_EVERY_S = 30.0
 UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
+AGAIN_S = 0.2  # for what was resolved before: a name server that hangs does not hold up anybody for longer
 ADDRESSES_MAX = 256
+T = TypeVar("T")
 
 
 def resolve(addresses: Iterable[Address], known: dict[Address, list[Address]]) -> list[Address]:
@@ -31,6 +36,20 @@ def from_info(info: Iterable[tuple[object, ...]]) -> list[Address]:
     return list(
         dict.fromkeys(Address(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple))
     )
+
+
+def in_time(work: Callable[[], T], addresses: Iterable[Address], deadline: float) -> T | None:
+    """What `work` makes of these addresses; None when a name server has not answered by then.
+
+    Nothing ends a getaddrinfo that waits: it is left behind, on a thread of its own.
+    """
+    if all(map(is_literal, addresses)):
+        return work()
+    made: list[T] = []
+    thread = threading.Thread(target=lambda: made.append(work()), name="ddmq-resolve", daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    return made[0] if made else None
 
 
 def is_literal(address: Address) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ddmq_client.core import frames
 from ddmq_client.core.addresses import Address
@@ -21,7 +21,7 @@ from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import Verdict
 from ddmq_client.errors import BusyError, ClosedError
 from ddmq_client.net.connection import Connection
-from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, resolve
+from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, in_time, resolve
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
 IDLE_MAX_S = 60.0
@@ -46,10 +46,10 @@ class Router:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def pick(self, avoid: Collection[Node]) -> Node | None:
-        """The node for the next attempt; None while no name resolves."""
+    def pick(self, avoid: Collection[Node], deadline: float) -> Node | None:
+        """The node for the next attempt; None while no name resolves. The first one waits for names."""
         if self._thread is None:
-            self._start()
+            self._start(deadline)
         with self._lock:
             if self._closed:
                 raise ClosedError("the producer has been closed")
@@ -76,8 +76,8 @@ class Router:
         with self._lock:
             return [(node.name, node.up) for node in self._rotation.nodes]
 
-    def close(self) -> None:
-        """Close every connection; calls under way fail."""
+    def close(self, deadline: float) -> None:
+        """Close every connection; calls under way fail. The upkeep is waited for until then."""
         with self._lock:
             self._closed = True
             connections = [c for entries in self._idle.values() for _, c in entries]
@@ -89,19 +89,25 @@ class Router:
             connection.close()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(PROBE_TIMEOUT_S)
+            thread.join(min(PROBE_TIMEOUT_S, max(0.0, deadline - time.monotonic())))
 
-    def _start(self) -> None:
-        with self._resolving:
-            if self._thread is not None or self._closed:
-                return
-            self._resolve()
-            name = "ddmq-producer-upkeep"
-            self._thread = threading.Thread(target=self._upkeep, name=name, daemon=True)
-            self._thread.start()
+    def _start(self, deadline: float) -> None:
+        if not self._resolving.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return
+        try:
+            if self._thread is None and not self._closed:
+                self._take(in_time(self._resolved, self._addresses, deadline) or ())
+                name = "ddmq-producer-upkeep"
+                thread = threading.Thread(target=self._upkeep, name=name, daemon=True)
+                thread.start()
+                self._thread = thread
+        finally:
+            self._resolving.release()
 
-    def _resolve(self) -> None:
-        addresses = resolve(self._addresses, self._known)
+    def _resolved(self) -> list[Address]:
+        return resolve(self._addresses, self._known)
+
+    def _take(self, addresses: Iterable[Address]) -> None:
         with self._lock:
             for node in self._rotation.update(addresses):
                 self._drop_idle(node)
@@ -110,7 +116,7 @@ class Router:
         """A connection to the node, for one caller; waits while all are in use. Give it back."""
         with self._lock:
             while not self._closed:
-                connection = self._take(node)
+                connection = self._connection(node)
                 if connection is not None:
                     self._in_use.add(connection)
                     return connection
@@ -129,7 +135,7 @@ class Router:
         if not keep:
             connection.close()
 
-    def _take(self, node: Node) -> Connection | None:
+    def _connection(self, node: Node) -> Connection | None:
         idle = self._idle.get(node)
         if idle:
             return idle.pop()[1]
@@ -163,7 +169,7 @@ class Router:
             for node in probes:
                 self._probe(node)
             if now >= resolve_at:
-                self._resolve()
+                self._take(self._resolved())
                 resolve_at = time.monotonic() + self._resolve_in()
 
     def _resolve_in(self) -> float:

@@ -33,7 +33,7 @@ class Sender:
         router = self._router
         try:
             while True:
-                node = router.pick(job.tried)
+                node = router.pick(job.tried, job.deadline)
                 if node is None:
                     job.gave_up(NotStoredError(UNRESOLVED))
                     return job.results
@@ -55,7 +55,7 @@ class Sender:
         tried: set[Node] = set()
         failure = NotStoredError(UNRESOLVED)
         for _ in range(ONEWAY_ATTEMPTS):
-            node = self._router.pick(tried)
+            node = self._router.pick(tried, deadline)
             if node is None or time.monotonic() >= deadline:
                 break
             tried.add(node)

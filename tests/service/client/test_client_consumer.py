@@ -563,3 +563,14 @@ def test_short_pulls_of_nothing_are_followed_by_no_pause(
             assert consumer.pull(1, 30) == []
     assert sum(method == "pull" for method, _ in proxy.calls) >= 2
     assert not pauses
+
+
+def test_a_submit_that_hangs_is_broken_off_when_the_time_to_stop_is_over(proxy: Standin) -> None:
+    proxy.put("t", b"x")
+    proxy.faults["submit"].append(HOLD)
+    consumer = Consumer(proxy.address, "g", "t", ack_flush_ms=1, timeout_ms=20_000)
+    consumer.pull(1, 20_000)[0].ack()
+    proxy.wait(lambda: any(method == "submit" for method, _ in proxy.calls))
+    assert not consumer.stop(50)
+    assert consumer.counts().results_dropped == 1
+    proxy.release()

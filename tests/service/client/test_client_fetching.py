@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from standin import BEFORE, HOLD, Standin
 
-from ddmq_client import ClosedError, FetchConsumer, FetchedQueue, OptionError, PullError
+from ddmq_client import ClosedError, FetchConsumer, FetchedQueue, OptionError, PullError, RangeReader
 from ddmq_client.aio import AsyncFetchConsumer
 
 REFUSE = HOLD._replace(kind="refused")
@@ -253,3 +253,12 @@ def test_a_fetch_that_was_interrupted_has_handed_out_nothing(proxy: Standin, oth
 
     asyncio.run(test())
     other.release()
+
+
+def test_a_range_reader_takes_one_topic_as_text(proxy: Standin) -> None:
+    proxy.put("orders", b"x")
+    reader = RangeReader(proxy.address, "g", "orders")
+    with pytest.raises(PullError, match="too old"):  # a stand-in knows no exact fetches
+        reader.bounds()
+    reader.close()
+    assert last(proxy, "fetch").request.topics == ["orders"]
