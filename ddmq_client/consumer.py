@@ -11,7 +11,7 @@ A message is done when the handler returns, failed when it raises; or the handle
 least once.
 
 Safe for many threads; correct under gevent's monkey patching (threads are greenlets then).
-`ddmq_client.aio` holds the asyncio twin. Create it after a fork, not before.
+`ddmq_client.aio` holds the asyncio twin. What was started before a fork raises ClientError after it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.broadcast import BroadcastCrew
 from ddmq_client.net.crew import Crew
 from ddmq_client.net.desk import Desk
+from ddmq_client.net.home import Home
 from ddmq_client.net.offsets_file import broadcast_place
 from ddmq_client.received import Message
 from ddmq_client.wire.consuming import pull_settings
@@ -127,6 +128,7 @@ class Consumer:
         else:
             self._crew = BroadcastCrew(self._desk, parsed, pull_settings(settings), *place)
         self._state = "new"
+        self._home = Home("consumer")
         self._stopping = threading.Lock()
         self._ended = threading.Event()
 
@@ -148,6 +150,7 @@ class Consumer:
         """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
         if self._state != "new":
             raise ClientError(f"the consumer is {self._state}; it can be started once")
+        self._home.enter()
         self._state = "started"
         handle = self._handle_batch if self._batch_handler else self._handle_each if self._handler else None
         batch = self._settings.max_batch if self._batch_handler else 1
@@ -162,6 +165,8 @@ class Consumer:
         first one.
         """
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
+        if self._home.left:
+            return False
         now, total_s = time.monotonic(), timeout_ms / 1000
         with self._stopping:
             started, self._state = self._state, "stopped"
@@ -187,6 +192,7 @@ class Consumer:
             raise ClosedError("the consumer has been stopped")
         if self._state == "new":
             self.start()
+        self._home.enter()
         return self._desk.ask(count, time.monotonic() + timeout_ms / 1000)
 
     def __iter__(self) -> Iterator[Message]:

@@ -28,6 +28,7 @@ from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.calls import Calls
 from ddmq_client.net.connection import Connection
+from ddmq_client.net.home import Home
 from ddmq_client.net.resolver import AGAIN_S, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, in_time, resolve
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.fetching import FetchSettings, ack_frame, fetch_frame, read_acked, read_fetched
@@ -66,6 +67,7 @@ class FetchConsumer:
         self._connections: dict[str, Connection] = {}
         self._for_acks: dict[str, Connection] = {}  # of their own: a fetch may be waiting
         self._calls = Calls()
+        self._home = Home("consumer")
         self._resolve_at = 0.0
         self._closed = False
 
@@ -117,6 +119,7 @@ class FetchConsumer:
         True once it is durable. False when a proxy could not store it in three tries: the messages may come
         again. Queues that are not assigned to this consumer any more are passed over.
         """
+        self._home.enter()
         stored = True
         for name, mine in self._assignments.acks(offsets).items():
             deadline = time.monotonic() + self._timeout_s
@@ -129,6 +132,8 @@ class FetchConsumer:
     def close(self) -> None:
         """Close the connections; the queues go to others after 30 s. May be called twice."""
         self._closed = True
+        if self._home.left:
+            return
         for name in list(self._connections):
             self._drop(name)
         for connection in self._for_acks.values():
@@ -146,6 +151,7 @@ class FetchConsumer:
     def _connected(self) -> dict[str, Address]:
         if self._closed:
             raise ClosedError("the consumer has been closed")
+        self._home.enter()
         now = time.monotonic()
         if now >= self._resolve_at or not self._addresses:
             wait_s = AGAIN_S if self._addresses else self._timeout_s

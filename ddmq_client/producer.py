@@ -5,7 +5,7 @@
         print(result.message_id, result.queue_id, result.offset)
 
 Safe for many threads; correct under gevent's monkey patching (threads are greenlets then).
-`ddmq_client.aio` holds the asyncio twin. Create it after a fork, not before.
+`ddmq_client.aio` holds the asyncio twin. What was used before a fork raises ClientError after it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ddmq_client.errors import ClosedError, OptionError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.net.background import Background
+from ddmq_client.net.home import Home
 from ddmq_client.net.router import Router
 from ddmq_client.net.sender import Sender
 from ddmq_client.outbox import Outbox, hurry_at, oneway_frame
@@ -88,6 +89,7 @@ class Producer:
         self._router = Router(parsed, connections_max, heartbeat(self._settings.client_id))
         self._sender = Sender(self._router)
         self._background = Background(self._settings, self._sender)
+        self._home = Home("producer")
         self._closed = False
 
     @property
@@ -223,11 +225,12 @@ class Producer:
 
     def flush(self, timeout_ms: int | None = None) -> bool:
         """Wait until no `send_async` is under way; False when the time was up first."""
+        self._home.enter()
         return self._background.flush(self._deadline(timeout_ms))
 
     def close(self, timeout_ms: int | None = None) -> None:
         """Send what waits, at most for `timeout_ms`, then close. What is left gets NotStoredError."""
-        if self._closed:
+        if self._closed or self._home.left:
             return
         self._closed = True
         deadline = self._deadline(timeout_ms)
@@ -254,6 +257,7 @@ class Producer:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the producer has been closed")
+        self._home.enter()
 
     def _encode(self, message: OutgoingMessage) -> bytes:
         self._check_open()

@@ -25,6 +25,7 @@ from ddmq_client.errors import ClosedError, OptionError, PullError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
 from ddmq_client.net.connection import Connection
+from ddmq_client.net.home import Home
 from ddmq_client.net.resolver import in_time, resolve
 from ddmq_client.received import Delivery, FetchedQueue, Message, Origin, Outcome
 from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
@@ -84,6 +85,7 @@ class RangeReader:
         self._timeout_s = timeout_ms / 1000
         self._known: dict[Address, list[Address]] = {}
         self._connection: Connection | None = None
+        self._home = Home("reader")
         self._closed = False
 
     def bounds(self) -> list[QueueBounds]:
@@ -147,7 +149,8 @@ class RangeReader:
     def close(self) -> None:
         """Close the connection. May be called twice."""
         self._closed = True
-        self._drop()
+        if not self._home.left:
+            self._drop()
 
     def __enter__(self) -> RangeReader:
         return self
@@ -162,6 +165,7 @@ class RangeReader:
     ) -> list[FetchedQueue]:
         if self._closed:
             raise ClosedError("the reader has been closed")
+        self._home.enter()
         linger_s = linger_ms / 1000
         deadline = time.monotonic() + linger_s + self._timeout_s
         pause = PAUSE_S[0]

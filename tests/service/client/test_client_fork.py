@@ -1,0 +1,19 @@
+"""A fork shares no connection with its parent: answers of one would be taken for those of the other."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from standin import Standin
+
+SCRIPT = Path(__file__).with_name("fork_run.py")
+ROOT = Path(__file__).parents[3]
+
+
+def test_what_was_used_before_a_fork_is_refused_after_it(proxy: Standin) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, SCRIPT, proxy.address], timeout=60, env=env, check=False)
+    assert done.returncode == 0
+    assert len(proxy.stored) == 3
+    assert proxy.done == {("t", 0)}
