@@ -25,7 +25,7 @@ from types import TracebackType
 
 from ddmq_client.core import addresses
 from ddmq_client.core.intake import Counts
-from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_callable
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_callable, topic_names
 from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
@@ -103,7 +103,7 @@ class Consumer:
         check_callable("batch_handler", batch_handler)
         self._settings = settings = ConsumerSettings(
             group=group,
-            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            topics=topic_names(topics),
             workers=threads,
             max_batch=max_batch,
             linger_ms=linger_ms,

@@ -11,11 +11,13 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import NamedTuple
 
+from ddmq_client.core.settings import is_text
 from ddmq_client.errors import OptionError
 from ddmq_client.idl.codes import DelayOutcome
 from ddmq_client.outgoing import SendResult
 
 CATCH_UPS = ("fire_once", "all", "skip")
+TIMES_MAX = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _FIRST_ALLOWED = "allowed: one of delay, deliver_at, cron, level; or every alone"
@@ -144,7 +146,7 @@ def _when(
     wait = None if delay is None else duration_ms("delay", delay, 0)
     if delay is None and deliver_at is None and cron is None:
         wait = period
-    if times is not None and (not isinstance(times, int) or isinstance(times, bool) or times < 1):
+    if times is not None and (type(times) is not int or not 1 <= times <= TIMES_MAX):
         raise OptionError(f"times={times!r}; allowed: a whole number from 1, the deliveries in all")
     if times is not None and every is None and cron is None:
         raise OptionError(f"times={times} without every or cron: it is delivered once")
@@ -152,8 +154,10 @@ def _when(
         raise OptionError("every beside cron without times; allowed: times, the deliveries at each cron time")
     if catch_up is not None and catch_up not in CATCH_UPS:
         raise OptionError(f"catch_up={catch_up!r}; allowed: {', '.join(CATCH_UPS)}")
-    if cron is not None and not (isinstance(cron, str) and cron.strip()):
+    if cron is not None and not (is_text(cron) and cron.strip()):
         raise OptionError(f"cron={cron!r}; allowed: five fields, as in '0 9 * * 1-5'")
+    if zone is not None and not is_text(zone):
+        raise OptionError(f"zone={zone!r}; allowed: the name of a time zone, as in 'Asia/Shanghai'")
     repeat = None
     if every is not None:
         repeat = -1 if times is None else times - 1
@@ -187,7 +191,8 @@ def duration_ms(name: str, value: timedelta, least: int) -> int:
         raise OptionError(
             f"{name}={value!r} is {type(value).__name__}; allowed: a timedelta, as in timedelta(seconds=90)"
         )
-    milliseconds = -(-value // _MS)
+    milliseconds, rest = divmod(value, _MS)
+    milliseconds += bool(rest)
     if milliseconds < least:
         raise OptionError(f"{name}={value} is {milliseconds} ms; allowed: at least {least} ms")
     return milliseconds

@@ -14,7 +14,7 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check
 from ddmq_client.core.splitter import split
 from ddmq_client.delays import When
 from ddmq_client.errors import InvalidMessageError, OptionError
-from ddmq_client.idl.codes import DelayAction
+from ddmq_client.idl.codes import Code, DelayAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.wire.producing import encode_change, encode_delayed, encode_message
 
@@ -90,6 +90,9 @@ class Outbox:
                 member = (at, self.encode(message))
             except InvalidMessageError as error:
                 results[at] = result_of(error)
+                continue
+            except OptionError as error:  # its queue or shard key: the others do not pay for it
+                results[at] = result_of(InvalidMessageError(str(error), Code.ILLEGAL_MESSAGE))
                 continue
             if not goes_alone(message):
                 together.append(member)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ddmq_client.core import addresses
 from ddmq_client.core.addresses import Address
 from ddmq_client.core.frames import FrameError
-from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text, topic_names
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.errors import ClosedError, OptionError, PullError
 from ddmq_client.identity import new_client_id
@@ -75,7 +75,7 @@ class RangeReader:
         self._proxies = addresses.parse(proxies, CONSUMER_PORT)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
-        topics = (topics,) if isinstance(topics, str) else tuple(topics)
+        topics = topic_names(topics)
         if not topics:
             raise OptionError("topics is empty; allowed: the names of the topics to read, at least one")
         for topic in topics:

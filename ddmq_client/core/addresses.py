@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ddmq_client.errors import OptionError
@@ -25,7 +25,10 @@ class Address(NamedTuple):
 
 def parse(proxies: str | Sequence[str], default_port: int) -> tuple[Address, ...]:
     """All addresses named, in order, each once; OptionError for none or a malformed one."""
-    texts = proxies.split(",") if isinstance(proxies, str) else list(proxies)
+    texts = proxies.split(",") if isinstance(proxies, str) else proxies
+    texts = list(texts) if isinstance(texts, Iterable) else []
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise OptionError(f"proxies={proxies!r}; allowed: 'host:port', several with commas, or a list")
     found = dict.fromkeys(_parse_one(text.strip(), default_port) for text in texts if text.strip())
     if not 1 <= len(found) <= PROXIES_MAX:
         raise OptionError(f"proxies={proxies!r} names {len(found)} proxies; allowed: 1 to {PROXIES_MAX}")

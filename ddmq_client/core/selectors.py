@@ -39,6 +39,8 @@ def hash_of(shard_key: ShardKey) -> int:
         if -_I64 <= shard_key < _I64:
             return shard_key
         raise OptionError(f"shard_key={shard_key} is not a signed 64-bit number")
+    if not isinstance(shard_key, str | bytes):
+        raise OptionError(f"shard_key={shard_key!r}; allowed: text, bytes, or a whole number")
     data = shard_key.encode("utf-8", "surrogatepass") if isinstance(shard_key, str) else shard_key
     return zlib.crc32(data)
 
@@ -48,7 +50,7 @@ def placer(selector: Selector) -> _Place:
     if callable(selector):
         return _own(selector)
     named: dict[str, _Place] = {"hash": _by_shard_key, "key": _by_key, "random": _any}
-    if selector not in named:
+    if not isinstance(selector, str) or selector not in named:
         raise OptionError(f"selector={selector!r}; allowed: {', '.join(named)}, or a callable")
     return named[selector]
 
@@ -80,6 +82,6 @@ def _own(selector: Callable[[OutgoingMessage], int | None]) -> _Place:
 
 
 def _queue(number: int) -> Placement:
-    if not 0 <= number <= _QUEUE_MAX:
-        raise OptionError(f"queue {number!r} is not from 0 to {_QUEUE_MAX}")
+    if not isinstance(number, int) or not 0 <= number <= _QUEUE_MAX:
+        raise OptionError(f"queue {number!r} is not a whole number from 0 to {_QUEUE_MAX}")
     return Placement(number, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddmq_client.core.selectors import Selector
@@ -34,6 +35,15 @@ def check_callable(name: str, value: object) -> None:
     """OptionError unless it can be called, or is None."""
     if value is not None and not callable(value):
         raise OptionError(f"{name}={value!r}; allowed: a function, or None")
+
+
+def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
+    """One name, or several; OptionError for what is neither."""
+    if isinstance(topics, str):
+        return (topics,)
+    if not isinstance(topics, Iterable):
+        raise OptionError(f"topics={topics!r}; allowed: a name, or a list of names")
+    return tuple(topics)
 
 
 def is_text(value: object) -> bool:

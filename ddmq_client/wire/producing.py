@@ -77,6 +77,8 @@ def encode_message(
     try:
         if isinstance(body, str):
             body = body.encode()
+        elif not isinstance(body, bytes):
+            raise TypeError
         wire.body = body
         wire.properties = dict(message.properties) if message.properties else None
         wire.clientId = client_id

@@ -473,6 +473,8 @@ def test_what_the_wire_cannot_carry_is_refused_before_it_is_pulled_with(proxy: S
             Consumer(proxy.address, "g", "t", **settings)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="group"):
         Consumer(proxy.address, "\udc80", "t")
+    with pytest.raises(OptionError, match="topics=None"):
+        Consumer(proxy.address, "g", None)  # type: ignore[arg-type]
     proxy.put("t", b"x")
     with Consumer(proxy.address, "g", "t") as consumer:
         with pytest.raises(OptionError, match=r"max_messages=2\.5"):

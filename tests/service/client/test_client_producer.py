@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from concurrent.futures import CancelledError
+from datetime import timedelta
 
 import pytest
 from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, WRONG_SEQUENCE, Standin, refuse
@@ -308,3 +309,44 @@ def test_a_callback_that_exits_ends_no_worker(proxy: Standin) -> None:
         for message in messages(3):
             assert producer.send_async(message, on_done=leave).result(20).stored
         assert producer.flush()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"queue": -1}, {"queue": "1"}, {"queue": 1.5}, {"shard_key": 3.5}, {"shard_key": 2**70},
+        {"body": None}, {"body": b""}, {"key": 5}, {"properties": {"a": None}}, {"topic": "\udc80"},
+    ],
+)  # fmt: skip
+def test_one_wrong_message_of_a_batch_fails_alone(proxy: Standin, wrong: dict[str, object]) -> None:
+    bad = OutgoingMessage(**{"topic": "t", "body": b"x", **wrong})  # type: ignore[arg-type]
+    with Producer(proxy.address) as producer:
+        results = producer.send_batch([OutgoingMessage("t", b"a"), bad, OutgoingMessage("t", b"b")])
+        assert [result.stored for result in results] == [True, False, True]
+        assert isinstance(results[1].error, InvalidMessageError)
+        with pytest.raises((InvalidMessageError, OptionError)):
+            producer.send_message(bad)
+    assert len(proxy.stored) == 2
+
+
+@pytest.mark.parametrize("proxies", [None, 9613, [("h", 1)], [], "", "h:0", "h:x"])
+def test_wrong_addresses_are_named(proxies: object) -> None:
+    with pytest.raises(OptionError, match="prox"):
+        Producer(proxies)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="selector"):
+        Producer("h:1", selector=[])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cron": "* * * * *", "zone": 5}, {"cron": "\udc80"}, {"every": timedelta(1), "times": 2**63},
+        {"delay": timedelta(1), "catch_up": ["all"]}, {"delay": timedelta.min},
+    ],
+)  # fmt: skip
+def test_wrong_moments_are_named(proxy: Standin, wrong: dict[str, object]) -> None:
+    with Producer(proxy.address) as producer:
+        with pytest.raises(OptionError, match="|".join(wrong)):
+            producer.send("t", b"x", **wrong)  # type: ignore[arg-type]
+        producer.send("t", b"x", delay=timedelta.max)  # the proxy says what is too far
+    assert len(proxy.delayed) == 1
