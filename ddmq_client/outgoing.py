@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from ddmq_client.errors import OptionError, SendError
 from ddmq_client.idl.codes import DELAY_PROPERTY, Durability
@@ -80,6 +81,11 @@ class SendResult:
     def durability_class(self) -> Durability | None:
         """`durability` as the enumeration."""
         return None if self.durability is None else Durability(self.durability)
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When a delayed message is due (first), in UTC; None for others, and for delay levels."""
+        return None
 
     @property
     def stored(self) -> bool:

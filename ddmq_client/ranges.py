@@ -180,6 +180,7 @@ class RangeReader:
                 try:
                     return _exact(read_fetched(*connection.call(frame, min(deadline, latest))))
                 except PullError as error:
+                    error.proxy = connection.name
                     if error.code not in LATER:
                         raise
                     failure = error

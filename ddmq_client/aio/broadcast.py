@@ -90,7 +90,9 @@ class AsyncBroadcastCrew(AsyncCrew):
             self._desk.pull_failed(source, None, error)
             if not (pace.failing or self._desk.pulling_stopped or source.ended):
                 _log.warning("broadcast fetch failed: %s", error)
-            if not isinstance(error, PullError):
+            if isinstance(error, PullError):
+                error.proxy = "" if self._connection is None else self._connection.name
+            else:
                 self._turn += 1
                 self._drop_connection()
             return pace.failed()

@@ -153,7 +153,9 @@ class AsyncCrew:
         try:
             answer = await self._call(connection, source.topic, batch, linger_ms, parcel)
         except FAILURES as error:
-            if not isinstance(error, PullError):
+            if isinstance(error, PullError):
+                error.proxy = source.station.name
+            else:
                 connection.close()
             self._desk.pull_failed(source, parcel, error)
             if not (pace.failing or self._desk.pulling_stopped or source.ended):

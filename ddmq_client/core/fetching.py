@@ -65,6 +65,7 @@ class Round:
         proxy, outcome = answer.proxy, answer.outcome
         self._unheard.discard(proxy)
         if isinstance(outcome, PullError):
+            outcome.proxy = proxy
             if answer.started >= self._started:
                 self._refusal, self._silent = outcome, False
         elif isinstance(outcome, Exception):

@@ -91,7 +91,9 @@ class BroadcastPuller:
             level = logging.DEBUG if self._pace.failing else logging.WARNING
             if not (self._desk.pulling_stopped or self._source.ended):
                 _log.log(level, "broadcast fetch failed: %s", error)
-            if not isinstance(error, PullError):
+            if isinstance(error, PullError):
+                error.proxy = "" if self._connection is None else self._connection.name
+            else:
                 self._next_proxy()
             return self._pace.failed()
         count = self._desk.fetched(self._source, self._settings.group, queues)

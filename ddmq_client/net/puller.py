@@ -61,7 +61,9 @@ class Puller:
         try:
             answer = self._call(batch, linger_ms, parcel)
         except FAILURES as error:
-            if not isinstance(error, PullError):
+            if isinstance(error, PullError):
+                error.proxy = self._source.station.name
+            else:
                 self._connection.close()
             self._desk.pull_failed(self._source, parcel, error)
             self._log_failure(error)

@@ -312,6 +312,7 @@ def test_a_refused_pull_is_told_to_the_caller(proxy: Standin) -> None:
     with pytest.raises(PullError, match="filter is wrong at 3") as raised:
         consumer.pull(1, 300)
     assert raised.value.code == 7
+    assert raised.value.proxy == proxy.address
     proxy.faults["pull"].clear()
     consumer.stop()
     request = next(args.request for method, args in proxy.calls if method == "pull")

@@ -168,3 +168,10 @@ def test_closed(proxy: Standin) -> None:
         producer.send("t", b"b", delay=HOUR)
     with pytest.raises(ClosedError):
         producer.cancel("x")
+
+
+def test_only_what_the_delay_service_has_is_due(proxy: Standin) -> None:
+    with Producer(proxy.address) as producer:
+        assert producer.send("t", b"x").due_at is None
+        assert producer.send("t", b"x", level=3).due_at is None
+        assert producer.send("t", b"x", delay=HOUR).due_at is not None

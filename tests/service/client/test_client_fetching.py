@@ -144,6 +144,7 @@ def test_refusals_and_silence(proxy: Standin, connect: Callable[..., Blocking]) 
     with pytest.raises(PullError, match="told to refuse") as refused:
         client.fetch(linger_ms=20)
     assert refused.value.code == 11
+    assert refused.value.proxy == proxy.address
     proxy.stop()
     with pytest.raises(PullError, match="no proxy answers"):
         client.fetch(linger_ms=20)
