@@ -120,7 +120,7 @@ class PullBuffer:
             scope, key_of = ordering
             wake, unkeyed = partial(self._wake, state), self.tally.unkeyed
             state.lane = jobs.lane = OrderedLane(scope, state, key_of, wake, unkeyed)
-            scope.add(state.lane, self.config.chain_batch)
+            scope.add(state.lane, self.config.chain_batch, empty=start >= bounds.next)
         self._wake(state)
         return state
 
@@ -191,6 +191,8 @@ class PullBuffer:
     def _step(
         self, state: QueueState, now: float, room: int, only_again: bool
     ) -> Delivery | ReadRequest | None:
+        if state.lane is not None and not state.lane.scope.open:
+            return None
         again = self._step_again(state, now, room)
         if again is not None or only_again:
             return again

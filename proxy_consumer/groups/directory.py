@@ -128,7 +128,7 @@ class Directory:
             log.error("subscription not loaded", extra={"error": str(error)})
             return
         if known is None:
-            self.group(name).add(topic, config)
+            self.group(name).add(topic, config).come_along()
         elif known.config != config:
             known.configure(config)
 
@@ -202,6 +202,7 @@ class Directory:
             if error is None:
                 if group.room.waiting_for(topic):
                     subscription.use(self._runtime.now())
+                subscription.come_along()
                 made.succeed(None)
                 return
             self._undo(group, subscription)

@@ -1,14 +1,15 @@
 """Order keys of one group: the scopes of its chains, which keys are blocked, and what operators do to them.
 
 Subscriptions whose chains reach over the whole group share one scope, so all of them are joined as soon
-as one is pulled from, and nothing of it is delivered before the queues of all are loaded. Each key set
-aside is a setting of its own, the same at every proxy: what two operators park at once does not undo itself.
+as one is pulled from, and nothing of it is delivered before the queues of all are loaded. When one of them
+starts anew, all do: what the others hold back and let go depends on its messages too. Each key set aside
+is a setting of its own, the same at every proxy: what two operators park at once does not undo itself.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -79,6 +80,7 @@ class SubscriptionOrder:
         self._subscription = subscription
         self._own: OrderScope | None = None
         self.open_at = 0.0  # monotonic seconds; a dead proxy's leases are waited out until then
+        self.torn_until = 0.0  # monotonic seconds; a queue that left is expected back until then
 
     def of(self, queue: QueueRef) -> tuple[OrderScope, KeyReader] | None:
         """The scope of a queue and the reader of its keys; None without an order key."""
@@ -128,10 +130,27 @@ class SubscriptionOrder:
             self._group.ordering.update()
             return
         for scope in {id(lane.scope): lane.scope for lane in self._subscription.lanes()}.values():
+            if self.starts_anew(scope):
+                start_anew([self._subscription])
+                return
             _set_open(scope, self.ready)
+
+    def starts_anew(self, scope: OrderScope) -> bool:
+        """Whether nobody needs to be waited for any more, of those that a torn scope has lost."""
+        return scope.torn and (scope.returned or self._runtime.now() >= self.torn_until)
+
+
+def start_anew(subscriptions: Iterable[Subscription]) -> None:
+    """Load all their queues again; what clients hold may come to others too."""
+    joined = [each for each in subscriptions if each.joined]
+    for each in joined:
+        each.give_up()
+    for each in joined:
+        each.join()
 
 
 def _set_open(scope: OrderScope, is_open: bool) -> None:
+    is_open = is_open and not scope.torn
     if scope.open != is_open:
         scope.open = is_open
         if is_open:
@@ -153,11 +172,14 @@ class GroupOrdering:
         return [each for each in self._group.subscriptions.values() if each.config.scope == "group"]
 
     def update(self) -> None:
-        """Open the shared scope when all of it is here."""
-        if self.shared is not None:
-            _set_open(self.shared, all(each.order.ready for each in self.members()))
-            if not self.shared.lanes:
-                self.shared = None
+        """Open the shared scope when all of it is here, close it when something is missing."""
+        shared, members = self.shared, self.members()
+        if shared is None or not shared.lanes:
+            self.shared = None
+        elif all(each.order.starts_anew(shared) for each in members):
+            start_anew(members)
+        else:
+            _set_open(shared, all(each.order.ready for each in members))
 
     # --- keys set aside
 

@@ -83,6 +83,7 @@ class Seat:
                 self._unloaded[queue] = assignment.epoch
             else:
                 state.jobs.epoch = assignment.epoch
+        self._subscription.order.update()
         self.load()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
@@ -115,6 +116,8 @@ class Seat:
             self._forget(queue)
             if state is not None:
                 self._subscription.remember_lost(state)
+        held = self._subscription.buffer.queues
+        self._told = bool(self._unloaded) or any(queue.topic == self.topic for queue in held)
 
     def _tell(self, event: str, queues: Sequence[QueueRef], **more: int) -> None:
         """One line for operators, whenever queues come or go."""
@@ -124,13 +127,13 @@ class Seat:
 
     def _forget(self, queue: QueueRef) -> None:
         self._unloaded.pop(queue, None)
-        self._subscription.drop(queue)
+        self._subscription.let_go(queue)
 
     # --- loading progress
 
     def reload(self, state: QueueState) -> None:
         """The queue was reset: start it anew, under the epoch it has."""
-        self._subscription.drop(state.queue)
+        self._subscription.let_go(state.queue)
         self._unloaded[state.queue] = state.jobs.epoch
         self.load()
 
@@ -179,7 +182,7 @@ class Seat:
                 now = view.value[0]
                 if now.epoch > state.jobs.epoch:
                     self._tell("queues lost", (state.queue,))
-                    self._subscription.drop(state.queue)
+                    self._subscription.let_go(state.queue)
                 elif now.generation != state.jobs.generation:
                     self.reload(state)
             then()

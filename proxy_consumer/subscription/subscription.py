@@ -24,7 +24,7 @@ from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, Loaded, QueueState, ReadRequest
 from proxy_consumer.departures.retry_queues import retry_queue_of
 from proxy_consumer.departures.undertaker import Undertaker
-from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharing_of
+from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharing_of, start_anew
 from proxy_consumer.results.commits import Part, ProgressCommit, collect
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.gates import gate_of, same_gate
@@ -88,17 +88,15 @@ class Subscription:
     def configure(self, config: SubscriptionDefaults) -> None:
         """New settings. Limits hold at once; another filter judges anew what is not delivered.
 
-        Another order key starts the queues anew: what clients hold may come to others too.
+        Another order key starts the queues anew, and those of all topics that share its chains.
         """
         before, self.config = self.config, config
         self.buffer.configure(config)
         if not same_gate(before, config):
             self.buffer.filter_by(gate_of(config))
-        if not same_order(before, config) and self.joined:
-            for state in self.buffer.queues.values():
-                self.remember_lost(state)
-            self.leave()
-            self._join()
+        if not same_order(before, config):
+            start_anew([self] if config.scope != "group" else self.group.ordering.members())
+            self.come_along()
         self.group.serve()
 
     # --- use and seats
@@ -116,14 +114,23 @@ class Subscription:
         """A client pulls."""
         self.last_used = now
         if not self._seat.joined and not self.creating:
-            self._join()
+            self.join()
         if self.config.scope == "group":
             for other in self.group.ordering.members():
                 other.last_used = now
                 if not other.joined and not other.creating:
                     other.join_alone()
 
-    def _join(self) -> None:
+    def come_along(self) -> None:
+        """Take part at once where topics that share its chains deliver already."""
+        members = self.group.ordering.members()
+        if self in members and not self.creating and any(each.joined for each in members):
+            if not self.joined:
+                self.join()
+            self.order.update()
+
+    def join(self) -> None:
+        """Take the seats, until nobody pulls any more."""
         self.join_alone()
         self.runtime.agenda.set(self, self.runtime.now() + self.runtime.config.idle_ms / 1000)
 
@@ -142,6 +149,12 @@ class Subscription:
         queue = retry_queue_of(self.runtime, self.group.name, self.topic)
         if queue is not None:
             self._retry_seat.join(Sharing.AVERAGELY, frozenset({queue.queue_id}))
+
+    def give_up(self) -> None:
+        """Leave, to join again at once."""
+        for state in self.buffer.queues.values():
+            self.remember_lost(state)
+        self.leave()
 
     def leave(self) -> None:
         """Give up every queue; what is leased comes again, here or elsewhere."""
@@ -196,6 +209,15 @@ class Subscription:
         wait = self._waits.pop(queue, None)
         if wait is not None:
             wait.cancel()
+
+    def let_go(self, queue: QueueRef) -> None:
+        """A queue leaves and may come back: what shares its chains waits until that is known."""
+        state = self.buffer.queues.get(queue)
+        if state is not None and state.lane is not None:
+            state.lane.scope.tear()
+            self.order.torn_until = self.runtime.now() + LOST_S
+            self.runtime.agenda.set(self, self.order.torn_until)
+        self.drop(queue)
 
     def remember_lost(self, state: QueueState) -> None:
         """What clients hold of a queue that goes may still be acknowledged when it comes back."""
@@ -350,8 +372,9 @@ class Subscription:
         self.undertaker.go_on(now)
         self.runtime.agenda.set(self, self.undertaker.next_event())
         self.settle_up(self.buffer.queues.values())
-        if self.order.open_at > now:
-            self.runtime.agenda.set(self, self.order.open_at)
+        for moment in (self.order.open_at, self.order.torn_until):
+            if moment > now:
+                self.runtime.agenda.set(self, moment)
         if self._leave_when_idle(now):
             return
         self.group.serve()
@@ -360,13 +383,15 @@ class Subscription:
         waited_for = self._waited_for()
         if not self.joined:
             if waited_for and not self.creating:
-                self._join()
+                self.join()
             return False
-        until = self.last_used + self.runtime.config.idle_ms / 1000
-        if waited_for or self.buffer.budget.leased or now < until:
+        together = self.group.ordering.members() if self.config.scope == "group" else [self]
+        until = max(each.last_used for each in together) + self.runtime.config.idle_ms / 1000
+        if waited_for or any(each.buffer.budget.leased for each in together) or now < until:
             self.runtime.agenda.set(self, max(until, now + 1.0))
             return False
-        self.leave()
+        for each in together:
+            each.leave()
         return True
 
     def _waited_for(self) -> bool:

@@ -368,6 +368,16 @@ class OrderMachine(RuleBasedStateMachine):
         self.gate.mended = True
         self.buffer.filter_by(self.gate)
 
+    @rule(number=st.integers(0, QUEUES - 1))
+    def a_queue_is_lost_and_comes_back(self, number: int) -> None:
+        """Until all start anew nothing goes out: what the others have placed waits for what it had."""
+        self.commit()
+        self.scope.tear()
+        self.buffer.revoke(self.refs[number])
+        for _ in range(QUEUES):
+            assert self.buffer.take(self.now, BATCH) is None
+        self.load()
+
     @rule()
     def crash(self) -> None:
         self.commit()

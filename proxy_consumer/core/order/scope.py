@@ -9,6 +9,10 @@ answered is asked for again. Elsewhere queues are taken in turn, and order holds
 Messages taken are placed by OrderAction; those whose key is busy stay behind, unfinished, and are read
 again when their chain comes to them. Reading goes on past them, so a blocked key holds up nobody else.
 
+A queue that leaves for a while, or comes with messages when others were placed already, tears the scope:
+what was placed knows nothing of what it still has, or had. Nothing goes out any more then, until all queues
+are loaded anew, into another scope (groups/ordering.py).
+
 Bounds: messages lying ready (`READY_MAX`), the ack span of each queue, and messages looked at in one
 call (`LOOK_MAX`; `short` then tells that there is more to do at once).
 """
@@ -50,7 +54,10 @@ class OrderScope:
         self.lanes: list[OrderedLane] = []
         self.waiting = 0  # entries in all lanes' deliverable
         self.open = True  # False: not all queues of the scope are there yet
+        self.torn = False
+        self.returned = False  # what was torn off is here again
         self.short = False
+        self._begun = False  # something was placed
         self._look_max = look_max
         self._merged = merged
         self._single = single
@@ -62,8 +69,16 @@ class OrderScope:
 
     # --- lanes
 
-    def add(self, lane: OrderedLane, batch: int) -> None:
-        """A queue takes part from now on; `batch`: its topic's, which others of the scope need not share."""
+    def add(self, lane: OrderedLane, batch: int, *, empty: bool = True) -> None:
+        """A queue takes part from now on; `batch`: its topic's, which others of the scope need not share.
+
+        `empty`: it has nothing unfinished yet.
+        """
+        if not self.lanes:
+            self._begun = self.torn = False
+        elif self._begun and not empty:
+            self.tear()
+        self.returned = self.torn
         self.lanes.append(lane)
         self.batch(lane, batch)
 
@@ -74,6 +89,11 @@ class OrderScope:
             for chain in self.table:
                 chain.open = False  # with one message each, nobody noted which of them are in an answer
         self.table.batch = max(self.table.batch, batch)
+
+    def tear(self) -> None:
+        """See the module."""
+        self.torn = True
+        self.open = False
 
     def drop(self, lane: OrderedLane) -> None:
         """A queue is not ours any more; chains go on without it."""
@@ -203,6 +223,7 @@ class OrderScope:
 
     def _place(self, lanes: list[OrderedLane], asking: OrderedLane, enough: int, look_max: int) -> int:
         """Place messages in order until `asking` has enough or one lane has run out: how many were seen."""
+        self._begun = True
         parts = [Part(lane) for lane in lanes]
         before = [len(lane.deliverable) for lane in lanes]
         lying, seen = asking.deliverable, 0

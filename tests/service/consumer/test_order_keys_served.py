@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 
 from backend.records import NewRecord
+from ddmq.server import offsets
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from proxy_consumer.actions.config import HttpConfig, PushConfig
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import Group
 from proxy_consumer.groups.ordering import PARKED_MAX
+from proxy_consumer.subscription.subscription import LOST_S
 from tests.service.consumer.consumer_rig import IDL, Rig
 
 BY_KEY = SubscriptionDefaults(
@@ -113,6 +116,22 @@ def test_a_pull_for_one_topic_is_answered_when_the_other_topics_head_is_done(rig
     rig.submit(result(head))
     rig.settle(lambda: waiting.answered)
     assert bodies(waiting) == [b"a1"]
+
+
+def in_order(rig: Rig, topics: str) -> list[int]:
+    """What comes, one after the other, to a client that pulls these topics in turn."""
+    seen = []
+    for topic in 8 * topics:
+        call = rig.pull(topic=topic.encode())
+        seen += [int(each) for each in bodies(call)]
+        rig.submit(result(call))
+    return seen
+
+
+def lose(rig: Rig, topic: str) -> None:
+    """The queues of a topic are taken from us without a word."""
+    subscription = group(rig).subscriptions[topic.encode()]
+    subscription._seat.lost(list(subscription.buffer.queues))
 
 
 def lies_ready(rig: Rig) -> bool:
@@ -402,3 +421,103 @@ def test_with_a_larger_chain_batch_nobody_joins_a_message_that_a_client_has(rig:
         put(rig, "k", f"m{number}")
     assert rig.pull().result.messages == []
     assert bodies(rig.pull(result=result(call))) == [b"m1", b"m2", b"m3"]
+
+
+def test_another_order_key_of_one_topic_does_not_let_the_others_of_the_group_overtake(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    body = '{"k": "a", "n": %d}'
+    for number, topic in enumerate("TUTU"):
+        put(rig, "a", body % number, topic=topic)
+    assert rig.pull(topic=b"U").result.messages == []
+    assert len(rig.pull(topic=b"T").offsets) == 1
+    ahead = rig.ask(topic=b"U", linger=20_000)
+    rig.wait(rig.service.change_subscription("G", "T", {"order_key": "$.k"}))
+    for number, topic in enumerate((b"T", b"U", b"T", b"U")):
+        rig.settle()
+        if topic == b"T":
+            assert not ahead.answered
+            call = rig.pull(topic=topic)
+        else:
+            call, ahead = ahead, rig.ask(topic=b"U", linger=20_000) if number < 3 else None
+            rig.settle(lambda answered=call: answered.answered)
+        assert [json.loads(each)["n"] for each in bodies(call)] == [number]
+        rig.submit(result(call))
+
+
+def test_a_topic_that_comes_into_the_scope_of_the_group_comes_before_what_is_younger(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        scope = "topic" if topic == "T" else ""
+        rig.subscribe(topic=topic, config=replace(BY_KEY, order_scope=scope))
+    for number, topic in enumerate("UTUT"):
+        put(rig, "a", str(number), topic=topic)
+    first = rig.pull(topic=b"U")
+    rig.wait(rig.service.change_subscription("G", "T", {"order_scope": "group"}))
+    rig.settle()
+    rig.submit(result(first))
+    assert in_order(rig, "UT") == [1, 2, 3]
+
+
+def test_a_queue_that_is_lost_and_comes_back_is_not_overtaken_by_the_others_of_the_group(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    for number, topic in enumerate("TUTU"):
+        put(rig, "a", str(number), topic=topic)
+    assert bodies(rig.pull(topic=b"T")) == [b"0"]
+    lose(rig, "T")
+    assert rig.pull(topic=b"U").result.messages == []
+    group(rig).subscriptions[b"T"]._seat.leave()  # as a session that is over does; the next pull joins again
+    assert in_order(rig, "UT") == [0, 1, 2, 3]
+
+
+def test_all_queues_are_lost_and_come_back_one_after_the_other(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    for number, topic in enumerate("TUTU"):
+        put(rig, "a", str(number), topic=topic)
+    assert bodies(rig.pull(topic=b"T")) == [b"0"]
+    for topic in ("T", "U"):
+        lose(rig, topic)
+        group(rig).subscriptions[topic.encode()]._seat.leave()
+    group(rig).subscriptions[b"U"].join()
+    rig.settle()
+    assert not group(rig).subscriptions[b"U"].buffer.has_some
+    assert in_order(rig, "UT") == [0, 1, 2, 3]
+
+
+def test_a_queue_that_does_not_come_back_holds_up_the_others_for_a_while_only(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+        put(rig, "a", "0", topic=topic)
+    assert bodies(rig.pull(topic=b"T")) == [b"0"]
+    lose(rig, "T")  # its seat stays, and is given nothing
+    group(rig).subscriptions[b"T"]._seat.load()
+    waiting = rig.ask(topic=b"U", linger=20_000)
+    rig.advance(LOST_S - 0.1)
+    assert not waiting.answered
+    rig.advance(0.2)
+    rig.advance(0.1)
+    again = rig.pull(topic=b"T")
+    assert bodies(again) == [b"0"]
+    rig.submit(result(again))
+    rig.settle(lambda: waiting.answered)
+    assert bodies(waiting) == [b"0"]
+
+
+def test_offsets_of_one_topic_that_are_reset_are_not_overtaken_by_the_others_of_the_group(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    for number, topic in enumerate("TUTU"):
+        put(rig, "a", str(number), topic=topic)
+    for topic in (b"T", b"U"):
+        rig.submit(result(rig.pull(topic=topic)))
+    assert bodies(rig.pull(topic=b"T")) == [b"2"]
+    offsets.reset(rig.backend, rig.clock, "G", "T", "first", None, False)
+    rig.settle()
+    assert in_order(rig, "UT") == [0, 2, 3]
