@@ -305,6 +305,19 @@ class OrderMachine(RuleBasedStateMachine):
             assert done == 1
             message.state = "done"
 
+    @rule(data=st.data(), most=st.integers(1, 5))
+    def late_ack_without_lease(self, data: st.DataObject, most: int) -> None:
+        """Whatever was tried once is done, wherever it waits; what was not, as far as is known, is not."""
+        out = [message for message in self.messages if message.state in ("new", "waiting", "ready")]
+        tried = [message for message in out if message.tries]
+        chosen = data.draw(st.lists(st.sampled_from(tried or out), max_size=most, unique_by=id)) if out else []
+        for number in range(QUEUES):
+            offsets = [message.offset for message in chosen if message.queue == number]
+            done = [message for message in chosen if message.queue == number and message.tries]
+            assert self.buffer.finish(self.lane_state(number), offsets, None, self.now) == len(done)
+            for message in done:
+                message.state = "done"
+
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
         leased = [message for message in self.messages if message.state == "leased"]

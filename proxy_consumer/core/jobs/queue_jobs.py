@@ -2,9 +2,9 @@
 
 Who may finish what (behaviour of acknowledgements):
 * with a lease id: only what is leased under exactly that id;
-* without: an ack finishes what is leased or waits for redelivery (without an order key also what is known
-  from group progress to have been delivered), and what was handed out before the queue was lost and came
-  back; a fail counts only while leased;
+* without: an ack finishes what is leased or waits for redelivery (also what is known from group progress to
+  have been delivered), and what was handed out before the queue was lost and came back; a fail counts only
+  while leased;
 * everything else changes nothing and is counted, as late (a lease id that is not current) or unknown.
 
 In an ordered scope `lane` hears what is finished, and tells which jobs stand behind a failed one in its
@@ -29,6 +29,7 @@ from proxy_consumer.core.tally import Budget, Tally
 REASON_FAILED = "failed"
 REASON_TIMED_OUT = "timed-out"
 _RETURNABLE = (JobState.WAITING, JobState.READY, JobState.HELD)  # an ack without lease finishes these
+_BEFORE = (JobState.RECORDED, JobState.RELEASED)  # and these when they were delivered once
 
 
 class ChainLane(Protocol):
@@ -154,7 +155,7 @@ class QueueJobs(JobTable):
         done = 0
         for piece in self.leases.take(start, end, lease_id):
             done += self._complete(piece)
-        if lease_id is None and (self.retrying or self.held or self.recorded) and done < end - start:
+        if lease_id is None and self.jobs and done < end - start:
             done += self._finish_retrying(start, end)
         if lease_id is None and start < self.handed_out and done < end - start:
             done += self._finish_handed_out(start, min(end, self.handed_out))
@@ -178,15 +179,16 @@ class QueueJobs(JobTable):
             self.lane.finished(start, end)
 
     def _finish_retrying(self, start: int, end: int) -> int:
-        done = 0
-        for offset in self._jobs_within(start, end):
-            state = self.jobs[offset].state
-            recorded = state is JobState.RECORDED and self.lane is None
-            if recorded or state in _RETURNABLE:
-                self.overtaken = self.overtaken or recorded
-                self._finish(offset, offset + 1)
-                done += 1
-        return done
+        within = [self.jobs[offset] for offset in self._jobs_within(start, end)]
+        waiting = [job for job in within if job.state in _RETURNABLE or (job.tried and job.state in _BEFORE)]
+        recorded = [job.offset for job in waiting if job.state is JobState.RECORDED]
+        if recorded:
+            self.overtaken = True
+            if self.lane is not None:
+                self.lane.pass_over(recorded)
+        for job in waiting:
+            self._finish(job.offset, job.offset + 1)
+        return len(waiting)
 
     def _finish_handed_out(self, start: int, end: int) -> int:
         """What a client got under an earlier epoch of ours and nobody has got since."""

@@ -3,9 +3,9 @@
 Messages that go well never become one; their lease is a run of offsets (leases.py).
 
     state      entered by                          left by
-    RECORDED   loaded from group progress, or      delivered → LEASED; its chain came to it → RELEASED
-               sent back into its chain
-    RELEASED   its chain came to it                delivered → LEASED; parked → HELD
+    RECORDED   loaded from group progress, or      delivered → LEASED; its chain came to it → RELEASED;
+               sent back into its chain            ack without lease → gone
+    RELEASED   its chain came to it                delivered → LEASED; parked → HELD; ack without lease → gone
     LEASED     delivered                           ack → gone; fail, time-out → WAITING, READY or BURYING
     WAITING    failed, a retry interval on         time → READY; parked → HELD; ack without lease → gone
     READY      interval over, or timed out         delivered → LEASED; parked → HELD; ack without lease → gone
@@ -51,6 +51,11 @@ class UpstreamJob:
         self.reason = ""  # why it is buried
         self.error = ""  # what the client said last
         self.final = False  # dead letter at once, no further retry
+
+    @property
+    def tried(self) -> bool:
+        """Whether it was delivered, and came back, at least once."""
+        return bool(self.fails or self.timeouts)
 
     @property
     def attempt(self) -> int:

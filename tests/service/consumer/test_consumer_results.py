@@ -457,3 +457,52 @@ def test_a_late_ack_without_lease_finishes_what_a_restarted_proxy_would_redelive
     assert rig.progress().finished == ((1, 4),)
     assert rig.pull(count=10).offsets == [4, 5]
     rig.close()
+
+
+@pytest.mark.parametrize("pull_first", [True, False])
+def test_a_late_ack_without_lease_finishes_it_after_a_restart_where_there_is_an_order_key_too(
+    pull_first: bool,
+) -> None:
+    rig = Rig()
+    rig.topic()
+    rig.subscribe(config=SubscriptionDefaults(start="first", ack_timeout_ms=1_000, order_key="KEY"))
+    rig.send(6)
+    rig.send(6)  # the same keys, each behind its first
+    assert rig.pull(count=4).offsets == [0, 1, 2, 3]
+    rig.submit(result([1]))
+    rig.advance(1.1)
+    rig.advance(0.6)
+    assert set(rig.progress().attempts) == {0, 2, 3}
+    rig.restart()
+    if pull_first:
+        assert rig.pull(count=1).offsets == [0]
+    else:
+        rig.service._directory.groups[b"G"].subscriptions[b"T"].use(rig.clock.monotonic())
+        rig.settle()
+    rig.submit(result([2, 3, 4]))  # 4 was never delivered, as far as anybody knows
+    assert rig.progress().finished == ((1, 4),)
+    expected = [4, 5, 7, 8, 9] if pull_first else [0, 4, 5, 7, 8, 9]
+    assert rig.pull(count=10).offsets == expected
+    rig.close()
+
+
+def test_a_late_ack_without_lease_finishes_what_its_chain_has_let_out_again() -> None:
+    rig = Rig()
+    rig.topic()
+    rig.subscribe(config=SubscriptionDefaults(start="first", ack_timeout_ms=1_000))
+    for _ in range(3):
+        rig.send(1)  # of one key
+    assert rig.pull(count=2).offsets == [0, 1]
+    rig.advance(1.1)
+    rig.advance(0.6)
+    assert set(rig.progress().attempts) == {0, 1}
+    rig.wait(rig.service.change_subscription("G", "T", {"order_key": "KEY"}))
+    rig.restart()
+    assert rig.pull().offsets == [0]
+    rig.submit(result([0]))
+    rig.submit(result([1]))
+    assert rig.progress().committed == 2
+    assert rig.pull().offsets == [2]
+    rig.submit(result([2]))
+    assert rig.pull().offsets == []
+    rig.close()
