@@ -81,11 +81,16 @@ def meant(consumer: ConsumerService, group: str, candidates: list[str]) -> str:
 
 
 def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, Any]]:
-    """The blocked keys of a group at this proxy, those that wait longest first; then other parked ones."""
+    """The blocked keys of a group at this proxy, those that wait longest first; then other parked ones.
+
+    Those whose head nobody has got yet stand behind those whose head somebody did.
+    """
     if not 1 <= limit <= LIMIT_MAX + 1:
         raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
     known(consumer, group)
-    found = sorted(consumer.group_keys(group, limit), key=lambda each: (each.since_ms, each.key))
+    found = sorted(
+        consumer.group_keys(group, limit), key=lambda each: (not each.since_ms, each.since_ms, each.key)
+    )
     there = {each.key for each in found}
     found += [
         BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False)

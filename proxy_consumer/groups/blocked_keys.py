@@ -10,8 +10,9 @@ class BlockedKey:
     """One key whose head is not finished.
 
     `key`: its value as canonical JSON text. `topic`, `queue_id`, `offset`: the head. `since_ms`: epoch
-    milliseconds of the head's first delivery. `state`: "in flight", "retrying", "parked" or "to the dead
-    letters". `waiting`: messages known to wait behind the head; `more`: there are more than those.
+    milliseconds of the head's first delivery, 0 before it. `state`: "ready" (nobody has pulled it yet), "in
+    flight", "retrying", "parked" or "to the dead letters". `waiting`: messages known to wait behind the head;
+    `more`: there are more than those.
     """
 
     key: str

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 PARKED_PREFIX = "parked/"
 PARKED_MAX = 1_000
 REASON_SKIPPED = "skipped"
+READY = "ready"  # for whoever pulls the topic next
 _STATES = {
     JobState.RECORDED: "retrying",
     JobState.RELEASED: "retrying",
@@ -264,7 +265,7 @@ class GroupOrdering:
         return found
 
     def blocked(self, limit: int) -> list[BlockedKey]:
-        """Keys whose head failed, is parked, or is in flight with others behind it; longest first."""
+        """Keys whose head failed, is parked or has others behind it; longest first, ready ones last."""
         now, wall_ms = self._runtime.now(), self._runtime.clock.wall_ms()
         rows = []
         for lane in self._lanes():
@@ -272,7 +273,7 @@ class GroupOrdering:
                 row = self._row(lane, offset, chain)
                 if row is not None:
                     rows.append(row)
-        rows.sort(key=_age)
+        rows.sort(key=_age)  # those that nobody got yet are as old as `now`
         return [make(now, wall_ms) for _, make in rows[:limit]]
 
     def _row(
@@ -282,16 +283,16 @@ class GroupOrdering:
             return None
         jobs = lane.state.jobs
         job, lease = jobs.jobs.get(offset), jobs.leases.lease_of(offset)
-        tried = job is not None and (
-            job.fails or job.timeouts or job.state in (JobState.HELD, JobState.BURYING)
-        )
-        if not tried and (lease is None or not chain.waits):
+        tried = job is not None and (job.tried or job.state in (JobState.HELD, JobState.BURYING))
+        if not tried and not chain.waits:
             return None
         config = lane.state.label.subscription.config
         since = job.since if job is not None and job.since else self._runtime.now()
         if lease is not None:
             since = min(since, lease.deadline - config.ack_timeout_ms / 1000)
-        state = "in flight" if job is None or lease is not None else _STATES[job.state]
+        state = (
+            "in flight" if lease is not None else _STATES[job.state] if job is not None and tried else READY
+        )
 
         def make(now: float, wall_ms: int) -> BlockedKey:
             queue = lane.state.queue
@@ -300,7 +301,7 @@ class GroupOrdering:
                 topic=queue.topic,
                 queue_id=queue.queue_id,
                 offset=offset,
-                since_ms=wall_ms - int((now - since) * 1000),
+                since_ms=0 if state is READY else wall_ms - int((now - since) * 1000),
                 attempts=jobs.attempt(offset) - (0 if lease is not None else 1),
                 state=state,
                 error="" if job is None else job.error or job.reason or _silence(job),

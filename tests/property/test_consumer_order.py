@@ -310,7 +310,9 @@ class OrderMachine(RuleBasedStateMachine):
         """Whatever was tried once is done, wherever it waits; what was not, as far as is known, is not."""
         out = [message for message in self.messages if message.state in ("new", "waiting", "ready")]
         tried = [message for message in out if message.tries]
-        chosen = data.draw(st.lists(st.sampled_from(tried or out), max_size=most, unique_by=id)) if out else []
+        chosen = (
+            data.draw(st.lists(st.sampled_from(tried or out), max_size=most, unique_by=id)) if out else []
+        )
         for number in range(QUEUES):
             offsets = [message.offset for message in chosen if message.queue == number]
             done = [message for message in chosen if message.queue == number and message.tries]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backend.records import NewRecord
-from ddmq.server import offsets
+from ddmq.server import keys, offsets
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from proxy_consumer.actions.config import HttpConfig, PushConfig
@@ -294,6 +294,29 @@ def test_a_skipped_head_is_a_dead_letter_and_the_next_goes_on(rig: Rig) -> None:
     assert bodies(rig.pull()) == [b"a2"]
     rig.submit(result(held))
     assert rig.progress().committed == 1
+
+
+def test_a_key_whose_head_lies_ready_where_nobody_pulls_is_shown_with_its_own_word(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    for key, topic in (("a", "U"), ("b", "U"), ("b", "T"), ("c", "T"), ("c", "U"), ("a", "T")):
+        put(rig, key, key, topic=topic)
+    held = rig.pull(topic=b"T")
+    assert bodies(held) == [b"c"]
+
+    def shown() -> list[tuple[str, str, str, int, int]]:
+        rows = keys.rows(rig.service, "G", 20)
+        return [(row["key"], row["state"], row["topic"], row["attempts"], row["waiting"]) for row in rows]
+
+    ready = [('"a"', "ready", "U", 0, 1), ('"b"', "ready", "U", 0, 1)]
+    assert shown() == [('"c"', "in flight", "T", 1, 1), *ready]
+    assert [row["since_ms"] > 0 for row in keys.rows(rig.service, "G", 20)] == [True, False, False]
+    rig.submit(result(held))
+    assert shown() == ready  # nothing waits behind the head of c any more
+    put(rig, "c", "c", topic="T")
+    assert rig.pull(topic=b"T").result.messages == []
+    assert shown() == [*ready, ('"c"', "ready", "U", 0, 1)]  # let out by its chain, not read again yet
 
 
 def test_keys_that_are_not_blocked_are_said_so(rig: Rig) -> None:
