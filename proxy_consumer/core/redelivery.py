@@ -7,6 +7,8 @@ message that failed at the gate fails there again.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.gate import Gate
 from proxy_consumer.core.gathered import gather
@@ -62,8 +64,9 @@ class Redelivery:
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             end = max(end, batch.bounds.min)
         there = set(batch.offsets) if data else set()
-        lost = [offset for offset in jobs.ready if request.offset <= offset < end and offset not in there]
-        jobs.expire_ranges(ascending_ranges(sorted({offset for offset in lost if jobs.is_due(offset)})))
+        within = jobs.ready[bisect_left(jobs.ready, request.offset) : bisect_left(jobs.ready, end)]
+        lost = {offset for offset in within if offset not in there and jobs.is_due(offset)}
+        jobs.expire_ranges(ascending_ranges(sorted(lost)))
         if data:
             self._keep(state, batch, gate, now)
 

@@ -246,7 +246,9 @@ class Subscription:
         for _ in range(READS_MAX):
             step = buffer.take(now, count)
             if isinstance(step, Delivery):
-                self.runtime.agenda.set(self, step.deadline)
+                lane = step.state.lane
+                on = lane is not None and lane.scope.made_room() and self.group.room.count
+                self.runtime.agenda.set(self, now + SOON_S if on else step.deadline)
                 self._handed.note(step, self.runtime.clock.wall_ms())
                 return step
             if step is None:

@@ -20,7 +20,13 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
 from tests.property.test_assignment import AssignmentMachine
-from tests.property.test_consumer_order import OrderInBatchesMachine, OrderInTurnMachine, OrderMachine
+from tests.property.test_consumer_order import (
+    OrderInBatchesMachine,
+    OrderInTurnMachine,
+    OrderMachine,
+    OrderOfTopicsInBatchesMachine,
+    OrderOfTopicsMachine,
+)
 from tests.property.test_consumer_pull_buffer import PullBufferMachine
 from tests.property.test_delay_engine import DelayMachine
 from tests.property.test_delay_levels import LevelMachine
@@ -31,6 +37,8 @@ MACHINES: dict[str, tuple[type[RuleBasedStateMachine], int]] = {  # and the step
     "order": (OrderMachine, 60),
     "order-in-batches": (OrderInBatchesMachine, 60),
     "order-in-turn": (OrderInTurnMachine, 60),
+    "order-of-topics": (OrderOfTopicsMachine, 60),
+    "order-of-topics-in-batches": (OrderOfTopicsInBatchesMachine, 60),
     "pull-buffer": (PullBufferMachine, 60),
     "ack-map": (AckMapMachine, 50),
     "assignment": (AssignmentMachine, 50),

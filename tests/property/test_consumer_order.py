@@ -137,16 +137,7 @@ class OrderMachine(RuleBasedStateMachine):
         )
         table: ChainTable[OrderedLane] = ChainTable(self.batch, 2, 6)
         self.scope = OrderScope(table, merged=self.merged, look_max=5)
-        self.buffer = PullBuffer(
-            config,
-            10_000,
-            lambda wanted: (wanted + 1, 10_000),
-            self.lease_ids,
-            Tally(),
-            None,
-            lambda _: (self.scope, key_of),
-            self.gate,
-        )
+        self.buffer: Any = self.new_buffer(config)
         self.tails: set[int] = set()
         self.open_reads: list[ReadRequest] = []
         for number, queue in enumerate(self.queues):
@@ -157,6 +148,18 @@ class OrderMachine(RuleBasedStateMachine):
                 spent = message.tries >= DELIVERIES_MAX
                 message.state = "burying" if spent else "new"
                 message.lease = 0
+
+    def new_buffer(self, config: SubscriptionDefaults) -> Any:
+        return PullBuffer(
+            config,
+            10_000,
+            lambda wanted: (wanted + 1, 10_000),
+            self.lease_ids,
+            Tally(),
+            None,
+            lambda _: (self.scope, key_of),
+            self.gate,
+        )
 
     def lane_state(self, number: int) -> Any:
         return self.buffer.queues[self.refs[number]]
@@ -492,6 +495,103 @@ class OrderInTurnMachine(OrderMachine):
         return not any(self.stands_before(other, message) for other in self.messages)
 
 
+class TwoBuffers:
+    """The subscriptions of two topics, T and U, that share a scope. `asked`: which one is pulled."""
+
+    def __init__(self, buffers: dict[str, PullBuffer]) -> None:
+        self.buffers = buffers
+        self.asked = "T"
+
+    @property
+    def queues(self) -> dict[QueueRef, Any]:
+        return {queue: state for buffer in self.buffers.values() for queue, state in buffer.queues.items()}
+
+    @property
+    def short(self) -> bool:
+        return any(buffer.short for buffer in self.buffers.values())
+
+    def take(self, now: float, count: int) -> Any:
+        return self.buffers[self.asked].take(now, count)
+
+    def sweep(self, now: float) -> None:
+        for buffer in self.buffers.values():
+            buffer.sweep(now)
+
+    def filter_by(self, gate: Filter) -> None:
+        for buffer in self.buffers.values():
+            buffer.filter_by(gate)
+
+    def assign(self, queue: QueueRef, *given: Any) -> None:
+        self.buffers[queue.topic].assign(queue, *given)
+
+    def revoke(self, queue: QueueRef) -> None:
+        self.buffers[queue.topic].revoke(queue)
+
+    def loaded(self, request: ReadRequest, *given: Any) -> Any:
+        return self.buffers[request.state.queue.topic].loaded(request, *given)
+
+    def finish(self, state: Any, *given: Any) -> Any:
+        return self.buffers[state.queue.topic].finish(state, *given)
+
+    def fail(self, state: Any, *given: Any) -> Any:
+        return self.buffers[state.queue.topic].fail(state, *given)
+
+    def buried(self, state: Any, *given: Any) -> None:
+        self.buffers[state.queue.topic].buried(state, *given)
+
+    def data_arrived(self, state: Any) -> None:
+        self.buffers[state.queue.topic].data_arrived(state)
+
+
+class OrderOfTopicsMachine(OrderMachine):
+    """Two topics in one scope, one of them pulled for a while and then the other; little may lie ready."""
+
+    ending = False
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.refs = [QueueRef("T", 1, 0), QueueRef("T", 1, 1), QueueRef("U", 2, 2)]
+        self.load()
+
+    def new_buffer(self, config: SubscriptionDefaults) -> Any:
+        self.scope.ready_max = 2
+        return TwoBuffers({topic: super(OrderOfTopicsMachine, self).new_buffer(config) for topic in "TU"})
+
+    @rule()
+    def pull_the_other_topic(self) -> None:
+        self.buffer.asked = "U" if self.buffer.asked == "T" else "T"
+
+    def pull_once(self, wanted: int) -> Delivery | None:
+        found = super().pull_once(wanted)
+        if found is None and self.ending:
+            self.pull_the_other_topic()
+            found = super().pull_once(wanted)
+        return found
+
+    def check_nothing_to_deliver(self) -> None:
+        """Whatever lies ready for the topic that is not pulled."""
+        asked = [m for m in self.messages if self.refs[m.queue].topic == self.buffer.asked]
+        if sum(message.state == "leased" for message in asked) >= 10:
+            return
+        for message in asked:
+            free = message.state in ("new", "ready") and not self.blocked(message)
+            assert not free, message
+
+    @invariant()
+    def little_lies_ready(self) -> None:
+        assert self.scope.waiting <= 2 + 3 * (2 * BATCH)
+
+    def teardown(self) -> None:
+        self.ending = True
+        super().teardown()
+
+
+class OrderOfTopicsInBatchesMachine(OrderOfTopicsMachine):
+    """The same with up to three jobs of one key in an answer."""
+
+    batch = 3
+
+
 LIMITS = settings(
     max_examples=int(EXAMPLES or 40),
     stateful_step_count=30,
@@ -502,6 +602,10 @@ TestOrder = OrderMachine.TestCase
 TestOrder.settings = LIMITS
 TestOrderInBatches = OrderInBatchesMachine.TestCase
 TestOrderInBatches.settings = LIMITS
+TestOrderOfTopics = OrderOfTopicsMachine.TestCase
+TestOrderOfTopics.settings = LIMITS
+TestOrderOfTopicsInBatches = OrderOfTopicsInBatchesMachine.TestCase
+TestOrderOfTopicsInBatches.settings = settings(LIMITS, max_examples=int(EXAMPLES or 20))
 TestOrderInTurn = OrderInTurnMachine.TestCase
 TestOrderInTurn.settings = settings(LIMITS, max_examples=int(EXAMPLES or 20))
 

@@ -171,7 +171,7 @@ class OrderedLane:
         self.deliverable = left
 
     def forget_bytes(self) -> None:
-        """Deliver what lies ready by reading it again (a filter changed)."""
+        """Deliver what lies ready by reading it again (a filter changed, or others need the room)."""
         entries, self.deliverable = self.deliverable, deque()
         self.scope.waiting -= len(entries)
         for entry in entries:

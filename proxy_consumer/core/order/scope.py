@@ -13,8 +13,12 @@ A queue that leaves for a while, or comes with messages when others were placed 
 what was placed knows nothing of what it still has, or had. Nothing goes out any more then, until all queues
 are loaded anew, into another scope (groups/ordering.py).
 
-Bounds: messages lying ready (`READY_MAX`), the ack span of each queue, and messages looked at in one
-call (`LOOK_MAX`; `short` then tells that there is more to do at once).
+What lies ready for a topic that nobody pulls, or that may not have more now, does not hold up the others:
+it is laid aside, which forgets its bytes, and is read again when it is wanted. Its keys stay busy.
+
+Bounds: messages lying ready (`READY_MAX`) and laid aside (`ASIDE_MAX`; beyond it the scope reads no further
+until some are taken), the ack span of each queue, and messages looked at in one call (`LOOK_MAX`; `short`
+then tells that there is more to do at once).
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from backend.records import ReadBatch
 
 READY_MAX = 4_096
+ASIDE_MAX = 50_000  # some 600 bytes each
 LOOK_MAX = 1_024
 READ_MIN = 256  # records of one read: reads of several queues go on at the same time
 
@@ -57,6 +62,9 @@ class OrderScope:
         self.torn = False
         self.returned = False  # what was torn off is here again
         self.short = False
+        self.full = False  # nothing more may be laid aside
+        self.ready_max = READY_MAX
+        self.aside_max = ASIDE_MAX
         self._begun = False  # something was placed
         self._look_max = look_max
         self._merged = merged
@@ -137,7 +145,7 @@ class OrderScope:
 
     def given(self, count: int) -> None:
         """So many entries that lay ready are on their way to a client."""
-        if self.waiting >= READY_MAX:
+        if self.waiting >= self.ready_max:
             self.stir()
         self.waiting -= count
 
@@ -153,7 +161,7 @@ class OrderScope:
             if request is not None or lane.state.jobs.released:
                 return request
         looked, enough = 0, len(lane.deliverable) + want
-        while len(lane.deliverable) < enough and self.waiting < READY_MAX:
+        while len(lane.deliverable) < enough and (self.waiting < self.ready_max or self._lay_aside(lane)):
             if looked >= self._look_max:
                 self.short = True
                 return None
@@ -165,6 +173,25 @@ class OrderScope:
                 return None
             looked += seen
         return None
+
+    def _lay_aside(self, asking: OrderedLane) -> bool:
+        """Make room of what lies ready for other topics; its own topic's is taken by the same clients."""
+        topic = asking.state.queue.topic
+        others = [lane for lane in self.lanes if lane.state.queue.topic != topic]
+        fullest = max(others, key=lambda lane: len(lane.deliverable), default=None)
+        if fullest is None or not fullest.deliverable:
+            return False
+        self.full = sum(lane.state.jobs.released for lane in others) >= self.aside_max
+        if not self.full:
+            fullest.forget_bytes()
+        return not self.full
+
+    def made_room(self) -> bool:
+        """Something was taken: whether that lets the scope read on where it could not."""
+        full, self.full = self.full, False
+        if full:
+            self.stir()
+        return full
 
     def _choose(self, want: int) -> list[OrderedLane] | ReadRequest | None:
         """The lanes to merge now; or the read that has to come first."""

@@ -15,6 +15,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from proxy_consumer.actions.config import HttpConfig, PushConfig
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.order.scope import READ_MIN, READY_MAX
 from proxy_consumer.groups.group import Group
 from proxy_consumer.groups.ordering import PARKED_MAX
 from proxy_consumer.subscription.subscription import LOST_S
@@ -544,3 +545,61 @@ def test_offsets_of_one_topic_that_are_reset_are_not_overtaken_by_the_others_of_
     offsets.reset(rig.backend, rig.clock, "G", "T", "first", None, False)
     rig.settle()
     assert in_order(rig, "UT") == [0, 2, 3]
+
+
+def pulls(rig: Rig, topic: bytes, count: int) -> Any:
+    """A pull that is waited for; clock and hub go on meanwhile."""
+    call = rig.ask(topic=topic, count=count, linger=20_000)
+    for _ in range(200):
+        if call.answered:
+            break
+        rig.advance(0.01)
+    return call
+
+
+def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    rig.send(6_000, topic="U")
+    for number in (0, 1, 2):
+        put(rig, f"t{number}", str(number), topic="T")
+    put(rig, "k5000", "behind", topic="T")
+    put(rig, "t3", "3", topic="T")
+    call = pulls(rig, b"T", 10)
+    assert bodies(call) == [b"0", b"1", b"2", b"3"]
+    rig.submit(result(call))
+    scope = next(iter(group(rig).subscriptions[b"T"].lanes())).scope
+    assert scope.waiting <= READY_MAX
+    seen: list[int] = []
+    while len(seen) < 6_000:
+        call = pulls(rig, b"U", 100)
+        seen += call.offsets
+        rig.submit(result(call))
+    assert sorted(seen) == list(range(6_000))
+    assert bodies(rig.pull(topic=b"T")) == [b"behind"]
+    assert len(scope.table) == 1
+
+
+def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy_consumer.core.order.scope.READY_MAX", 10)
+    monkeypatch.setattr("proxy_consumer.core.order.scope.ASIDE_MAX", 20)
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    rig.send(3 * READ_MIN, topic="U")
+    put(rig, "t", "t", topic="T")
+    waiting = rig.ask(topic=b"T", linger=20_000)
+    for _ in range(20):
+        rig.advance(0.01)
+    assert not waiting.answered
+    (lane,) = group(rig).subscriptions[b"U"].lanes()
+    assert lane.scope.waiting + lane.state.jobs.released <= 2 * READ_MIN
+    taken = 0
+    while not waiting.answered:
+        taken += len(pulls(rig, b"U", 50).offsets)  # and never acknowledged
+        rig.advance(0.02)
+    assert taken <= 2 * READ_MIN
+    assert bodies(waiting) == [b"t"]
