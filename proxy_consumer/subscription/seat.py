@@ -183,6 +183,7 @@ class Seat:
                 if now.epoch > state.jobs.epoch:
                     self._tell("queues lost", (state.queue,))
                     self._subscription.let_go(state.queue)
+                    self._subscription.remember_lost(state)
                 elif now.generation != state.jobs.generation:
                     self.reload(state)
             then()

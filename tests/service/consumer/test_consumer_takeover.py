@@ -143,3 +143,11 @@ def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again
     rig.submit(result([0], topic="U"))
     assert rig.pull(topic=b"U", count=5).offsets == [1]
     assert rig.pull(topic=b"U", count=5).offsets == []
+
+
+def test_an_acknowledgement_that_finds_its_queue_elsewhere_is_refused_and_sent_again(held: Rig) -> None:
+    held.backend._store.raise_epoch("G", held.ref(), 99)  # another proxy has it; we have not heard
+    answer = held.submit(result([0]))
+    assert getattr(answer.outcome, "success", None) is not True
+    assert held.progress().committed == 0
+    held.close()
