@@ -262,6 +262,8 @@ class PullBuffer:
                 size = sum(map(len, messages.deliveries[at : at + end - start]))
                 state.jobs.lease(start, end, size, lease)
                 at += end - start
+        if state.lane is not None:
+            state.lane.scope.made_room()
         self.tally.delivered.value += len(offsets)
         self._rate.spend(len(offsets))
         return Delivery(state, messages, lease, redelivered)

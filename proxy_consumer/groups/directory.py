@@ -88,6 +88,7 @@ class Directory:
         elif kind == "topic":
             for subscription in self._on_topic(rest):
                 subscription.check_topic()
+                subscription.group.serve()
         elif kind == "reset":
             name, _, topic = rest.partition("/")
             group = self.groups.get(name.encode())

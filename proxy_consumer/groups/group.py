@@ -82,6 +82,7 @@ class Group:
         if subscription is not None:
             self._rotation.remove(subscription)
             subscription.leave()
+            self.serve()  # what waited behind its messages goes on
 
     def remember(self, held: Held) -> None:
         """A queue is ours: results may name it."""

@@ -200,6 +200,7 @@ class GroupOrdering:
                 elif chain.key in before and chain.key not in self.parked:
                     lane.state.jobs.replay(offset)
                     lane.wake()
+        self._group.serve()
 
     def park(self, key: str) -> Completion[list[AppendResult]]:
         """Deliver nothing of the key until it is replayed; durable when it succeeds."""
@@ -219,6 +220,7 @@ class GroupOrdering:
         for lane, offset in heads:
             lane.state.jobs.replay(offset)
             lane.wake()
+        self._group.serve()
         return self._store(key, None) if key in self.parked else None
 
     def skip(self, key: str) -> Completion[None]:

@@ -212,11 +212,13 @@ class Subscription:
 
     def let_go(self, queue: QueueRef) -> None:
         """A queue leaves and may come back: what shares its chains waits until that is known."""
-        state = self.buffer.queues.get(queue)
+        state, now = self.buffer.queues.get(queue), self.runtime.now()
         if state is not None and state.lane is not None:
-            state.lane.scope.tear()
-            self.order.torn_until = self.runtime.now() + LOST_S
-            self.runtime.agenda.set(self, self.order.torn_until)
+            info = self.runtime.backend.topic(queue.topic)
+            if info is not None and info.incarnation == queue.incarnation:
+                state.lane.scope.tear()
+                self.order.torn_until = now + LOST_S
+            self.runtime.agenda.set(self, max(now + SOON_S, self.order.torn_until))
         self.drop(queue)
 
     def remember_lost(self, state: QueueState) -> None:
@@ -246,9 +248,7 @@ class Subscription:
         for _ in range(READS_MAX):
             step = buffer.take(now, count)
             if isinstance(step, Delivery):
-                lane = step.state.lane
-                on = lane is not None and lane.scope.made_room() and self.group.room.count
-                self.runtime.agenda.set(self, now + SOON_S if on else step.deadline)
+                self.runtime.agenda.set(self, step.deadline)
                 self._handed.note(step, self.runtime.clock.wall_ms())
                 return step
             if step is None:
@@ -303,6 +303,7 @@ class Subscription:
             self._arm(state)
         elif loaded is Loaded.GONE and self.holds(state):
             self.drop(state.queue)
+            self.runtime.agenda.set(self, now + SOON_S)  # what waited behind its messages goes on
         if state.jobs.owes:  # finished undelivered: no client will have it stored
             self.runtime.agenda.set(self, now + FLUSH_S)
         if state.jobs.burials:

@@ -186,12 +186,11 @@ class OrderScope:
             fullest.forget_bytes()
         return not self.full
 
-    def made_room(self) -> bool:
-        """Something was taken: whether that lets the scope read on where it could not."""
-        full, self.full = self.full, False
-        if full:
+    def made_room(self) -> None:
+        """Something was taken: the scope may read on where it could not."""
+        if self.full:
+            self.full = False
             self.stir()
-        return full
 
     def _choose(self, want: int) -> list[OrderedLane] | ReadRequest | None:
         """The lanes to merge now; or the read that has to come first."""

@@ -603,3 +603,75 @@ def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
         rig.advance(0.02)
     assert taken <= 2 * READ_MIN
     assert bodies(waiting) == [b"t"]
+
+
+def test_who_waits_gets_what_is_replayed_at_once(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=replace(BY_KEY, retry_intervals_ms=(50_000,)))
+    put(rig, "a", "a1")
+    rig.submit(result(rig.pull(), ack=False))
+    waiting = rig.ask(linger=20_000)
+    rig.settle()
+    assert not waiting.answered
+    rig.service.replay_key("G", '"a"')
+    rig.settle(lambda: waiting.answered)
+    assert bodies(waiting) == [b"a1"]
+
+
+def test_who_waits_gets_what_was_parked_at_once(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=BY_KEY)
+    rig.wait(rig.service.park_key("G", '"a"'))
+    put(rig, "a", "a1")
+    waiting = rig.ask(linger=20_000)
+    rig.settle()
+    assert not waiting.answered
+    rig.wait(rig.service.replay_key("G", '"a"'))
+    rig.settle(lambda: waiting.answered)
+    assert bodies(waiting) == [b"a1"]
+
+
+def test_who_waits_gets_what_a_deleted_subscription_let_go_at_once(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    put(rig, "a", "a1", topic="T")
+    put(rig, "a", "a2", topic="U")
+    assert bodies(rig.pull(topic=b"T")) == [b"a1"]
+    waiting = rig.ask(topic=b"U", linger=20_000)
+    rig.settle()
+    assert not waiting.answered
+    rig.wait(rig.service.delete_group("G", "T"))
+    rig.settle(lambda: waiting.answered)
+    assert bodies(waiting) == [b"a2"]
+
+
+def test_who_waits_gets_what_a_topic_has_when_it_may_be_read_again(rig: Rig) -> None:
+    info = rig.topic()
+    rig.subscribe(config=BY_KEY)
+    waiting = rig.ask(linger=20_000)
+    rig.settle()
+    rig.wait(rig.backend.put_topic(replace(info, readable=False), rig.deadline()))
+    rig.settle()
+    put(rig, "a", "a1")
+    rig.settle()
+    assert not waiting.answered
+    rig.wait(rig.backend.put_topic(info, rig.deadline()))
+    rig.settle(lambda: waiting.answered)
+    assert bodies(waiting) == [b"a1"]
+
+
+def test_who_waits_gets_what_a_deleted_topic_let_go_at_once(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=BY_KEY)
+    put(rig, "a", "a1", topic="T")
+    put(rig, "a", "a2", topic="U")
+    assert bodies(rig.pull(topic=b"T")) == [b"a1"]
+    waiting = rig.ask(topic=b"U", linger=20_000)
+    rig.settle()
+    assert not waiting.answered
+    rig.wait(rig.backend.delete_topic("T", rig.deadline()))
+    rig.advance(0.01)
+    rig.advance(0.01)
+    assert bodies(waiting) == [b"a2"]
