@@ -92,7 +92,7 @@ class JobTable:
             insort(self.ready, offset)
 
     def hold(self, offset: int) -> None:
-        """An operator set the job's key aside: it is not delivered until `replay`; leased ones are later."""
+        """An operator set the job's key aside: it is not delivered until `replay`. It must not be leased."""
         job = self.jobs.get(offset)
         if job is None:
             job = self.jobs[offset] = UpstreamJob(offset)

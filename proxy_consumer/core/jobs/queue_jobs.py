@@ -114,6 +114,11 @@ class QueueJobs(JobTable):
 
     # --- chains and operators
 
+    def hold(self, offset: int) -> None:
+        """An operator set the job's key aside; what a client has is held when it comes back."""
+        if self.leases.lease_of(offset) is None:
+            super().hold(offset)
+
     def send_back(self, offset: int) -> None:
         """A job that was let out, and is not leased, waits in its chain again."""
         job = self.jobs.get(offset)

@@ -675,3 +675,29 @@ def test_who_waits_gets_what_a_deleted_topic_let_go_at_once(rig: Rig) -> None:
     rig.advance(0.01)
     rig.advance(0.01)
     assert bodies(waiting) == [b"a2"]
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_key_parked_while_a_client_has_its_head_stays_that_clients(rig: Rig, replayed: bool) -> None:
+    rig.topic()
+    rig.subscribe(config=replace(BY_KEY, ack_timeout_ms=1_000))
+    put(rig, "a", "a1")
+    put(rig, "a", "a2")
+    held = rig.pull()
+    assert bodies(held) == [b"a1"]
+    rig.wait(rig.service.park_key("G", '"a"'))
+    rig.settle()
+    assert [key.state for key in group(rig).blocked_keys(10)] == ["in flight"]
+    if replayed:
+        rig.wait(rig.service.replay_key("G", '"a"'))
+        rig.settle()
+    assert rig.pull().result.messages == []
+    rig.submit(result(held))
+    if not replayed:
+        assert rig.pull().result.messages == []
+        rig.wait(rig.service.replay_key("G", '"a"'))
+    second = rig.pull()
+    assert bodies(second) == [b"a2"]
+    rig.submit(result(second))
+    rig.advance(3)
+    assert rig.pull().result.messages == []
