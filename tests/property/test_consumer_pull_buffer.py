@@ -109,6 +109,11 @@ class Job:
     fails: int = 0
     timeouts: int = 0
 
+    @property
+    def waits_for_redelivery(self) -> bool:
+        """Also what is known to have been delivered before a restart."""
+        return self.state in ("waiting", "ready") or (self.state == "new" and self.fails + self.timeouts > 0)
+
 
 class PullBufferMachine(RuleBasedStateMachine):
     """See the module."""
@@ -259,7 +264,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             if job is None:
                 continue
             leased = job.state == "leased" and (leases is None or job.lease == leases[index])
-            if leased or (leases is None and job.state in ("waiting", "ready")):
+            if leased or (leases is None and job.waits_for_redelivery):
                 job.state = "done"
                 self.acked[number].add(offset)
         finished = self.buffer.finish(self.state(number), offsets, leases, self.now)
