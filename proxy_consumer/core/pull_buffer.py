@@ -30,7 +30,6 @@ from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.order.lane import KeyReader, OrderedLane
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
-from proxy_consumer.core.ranges import ascending_ranges
 from proxy_consumer.core.rate import Rate
 from proxy_consumer.core.redelivery import Redelivery
 from proxy_consumer.core.steps import Delivery, Loaded, Purpose, QueueState, ReadRequest
@@ -252,20 +251,11 @@ class PullBuffer:
 
     def _deliver(self, state: QueueState, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
         lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000, now)
-        offsets = messages.offsets
-        runs = ascending_ranges(offsets)
-        if len(runs) == 1:
-            state.jobs.lease(runs[0][0], runs[0][1], messages.size, lease)
-        else:
-            at = 0
-            for start, end in runs:
-                size = sum(map(len, messages.deliveries[at : at + end - start]))
-                state.jobs.lease(start, end, size, lease)
-                at += end - start
+        state.lease(messages, lease)
         if state.lane is not None:
             state.lane.scope.made_room()
-        self.tally.delivered.value += len(offsets)
-        self._rate.spend(len(offsets))
+        self.tally.delivered.value += len(messages.offsets)
+        self._rate.spend(len(messages.offsets))
         return Delivery(state, messages, lease, redelivered)
 
     # --- what was read

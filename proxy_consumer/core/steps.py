@@ -11,6 +11,7 @@ from proxy_consumer.core.jobs.leases import Lease
 from proxy_consumer.core.jobs.queue_jobs import QueueJobs
 from proxy_consumer.core.order.lane import OrderedLane
 from proxy_consumer.core.queue_feed import QueueFeed, Slice
+from proxy_consumer.core.ranges import ascending_ranges
 
 
 class Purpose(Enum):
@@ -45,6 +46,18 @@ class QueueState:
         self.in_ready = False
         self.label: Any = None  # whatever the shell wants to find again with a delivery
         self.read_on: Callable[[int], ReadRequest | None] = lambda _: None  # the next read of new messages
+
+    def lease(self, messages: Slice, lease: Lease) -> None:
+        """These messages of the queue go out under this lease."""
+        runs = ascending_ranges(messages.offsets)
+        if len(runs) == 1:
+            self.jobs.lease(runs[0][0], runs[0][1], messages.size, lease)
+            return
+        at = 0
+        for start, end in runs:
+            size = sum(map(len, messages.deliveries[at : at + end - start]))
+            self.jobs.lease(start, end, size, lease)
+            at += end - start
 
 
 class ReadRequest(NamedTuple):
