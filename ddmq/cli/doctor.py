@@ -21,19 +21,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ddmq.address import Address
-from ddmq.cli.admin_client import AdminClient
 from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq.cli.values import Folder
 from ddmq_common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from backend.file_log.core.retention import RetentionOptions
+    from ddmq.server.config import Configuration
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
 FILES_WANTED = 4096
 SLOW_SYNC_MS = 10.0
 SYNC_ROUNDS = 20
-NEEDED = ("gevent", "thrift.protocol.fastbinary", "thriftpy2", "google_crc32c", "msgspec", "yaml")
+NEEDED = (  # beside what the command line itself is made of
+    "gevent", "thrift.protocol.fastbinary", "thriftpy2", "google_crc32c", "yaml",
+    "prometheus_client", "jsonpath_ng", "cel_expr_python", "redis", "rocksdict", "cronsim", "tzdata",
+)  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -49,7 +51,7 @@ class Finding(NamedTuple):
 @click.option(
     "--data-dir",
     type=Folder(path_type=Path),
-    help="Where the log lives, or shall live (default: as configured, else data).",
+    help="Where the log lives, or shall live; by default data_dir of the configuration, else ./data.",
 )
 @click.option("--config", "config_dir", type=Folder(path_type=Path), help="The configuration folder.")
 @json_option
@@ -68,7 +70,13 @@ def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> Non
 
 
 def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]:
-    """Every finding, in the order people care. Where the log lives, a wrong configuration does not tell."""
+    """Every finding, in the order people care. A wrong configuration is told; its defaults are looked at."""
+    yield python()
+    libraries = [library(name) for name in NEEDED]
+    yield from libraries
+    yield open_files()
+    if any(finding.status == FAILED for finding in libraries):
+        return  # the servers' own modules, which know the rest, cannot be loaded
     from ddmq.server.config import Configuration, load_folder
 
     config, fault = Configuration(), ""
@@ -76,24 +84,16 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]
         config = load_folder(config_dir)
     except ConfigError as error:
         fault = str(error)
-    yield python()
-    yield from (library(name) for name in NEEDED)
-    yield open_files()
-    if data_dir is not None or not fault:
-        yield from disk(data_dir or config.serve.data_dir, config.log.retention)
+    data_dir = data_dir or config.serve.data_dir
+    yield directory(data_dir)
+    yield disk_space(_existing(data_dir), config)
+    yield sync_speed(_existing(data_dir))
     if fault:
         yield Finding("configuration", FAILED, fault, "correct it; conf/ has commented examples")
         return
     yield Finding("configuration", OK, str(config_dir) if config_dir else "defaults")
     for part in ("producer", "consumer", "admin"):
         yield port(part, config.serve.address(part))
-
-
-def disk(data_dir: Path, retention: RetentionOptions) -> Iterator[Finding]:
-    """Where the log lives."""
-    yield directory(data_dir)
-    yield disk_space(_existing(data_dir), retention)
-    yield sync_speed(_existing(data_dir))
 
 
 def python() -> Finding:
@@ -107,7 +107,9 @@ def library(name: str) -> Finding:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        return Finding(f"library {name}", FAILED, str(error), "run: make setup")
+        return Finding(
+            f"library {name}", FAILED, str(error), "run: make setup, or pip install ddmq-proxy again"
+        )
     return Finding(f"library {name}", OK, "there")
 
 
@@ -120,7 +122,7 @@ def open_files() -> Finding:
 
 
 def directory(data_dir: Path) -> Finding:
-    """Whether the log could be made or written there, and who holds it."""
+    """Whether the log could be made or written there."""
     target = _existing(data_dir)
     if not target.is_dir():
         return Finding("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
@@ -129,18 +131,22 @@ def directory(data_dir: Path) -> Finding:
     return Finding("directory", OK, str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)")
 
 
-def disk_space(target: Path, retention: RetentionOptions) -> Finding:
-    """Free space against the log's own marks."""
+def disk_space(target: Path, config: Configuration) -> Finding:
+    """Free space against the marks of file_log.yaml."""
     from backend.file_log.core.retention import marks
 
     usage = shutil.disk_usage(target)
-    clean, refuse, _ = marks(retention, usage.total)
-    found = f"{usage.free / (1 << 30):.1f} GiB free of {usage.total / (1 << 30):.1f}"
-    if usage.free < refuse:
-        return Finding("disk space", FAILED, found, f"sends are refused under {refuse / (1 << 30):.1f} GiB")
-    if usage.free < clean:
-        return Finding("disk space", WARNING, found, f"cleaning starts under {clean / (1 << 30):.1f} GiB")
+    mark = marks(config.log.retention, usage.total)
+    found = f"{_gib(usage.free)} free of {_gib(usage.total)}"
+    if usage.free < mark.refuse:
+        return Finding("disk space", FAILED, found, f"sends are refused under {_gib(mark.refuse)}")
+    if usage.free < mark.clean:
+        return Finding("disk space", WARNING, found, f"cleaning starts under {_gib(mark.clean)}")
     return Finding("disk space", OK, found)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
 
 
 def sync_speed(target: Path) -> Finding:
@@ -187,6 +193,8 @@ def port(part: str, address: Address) -> Finding:
 
 def _running(address: Address) -> str:
     """Whether the server there is ready; empty when it is none of ours."""
+    from ddmq.cli.admin_client import AdminClient
+
     try:
         health = AdminClient(address, timeout_s=2.0).get("health")
         return "ready" if health["ready"] else f"not ready: {health['reason']}"

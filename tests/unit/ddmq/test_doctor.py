@@ -1,0 +1,52 @@
+"""`ddmq doctor` looks at what `ddmq serve` would use with the same options, and names a missing library."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddmq.cli.doctor import FAILED, NEEDED, OK, Finding, examine
+
+
+def findings(data_dir: Path | None, config_dir: Path | None) -> dict[str, Finding]:
+    return {finding.check: finding for finding in examine(data_dir, config_dir)}
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    ports = "".join(f"{part}: 127.0.0.1:0\n" for part in ("producer", "consumer", "admin"))
+    (folder / "ddmq.yaml").write_text(f"data_dir: {tmp_path / 'log'}\n{ports}")
+    return folder
+
+
+def test_the_directory_is_the_configurations(tmp_path: Path, conf: Path) -> None:
+    (tmp_path / "log").write_text("a file is in the way")
+    found = findings(None, conf)["directory"]
+    assert (found.status, found.found) == (FAILED, f"{tmp_path / 'log'} is not a folder")
+
+
+def test_an_option_goes_before_the_configuration(tmp_path: Path, conf: Path) -> None:
+    (tmp_path / "log").write_text("a file is in the way")
+    found = findings(tmp_path / "other", conf)["directory"]
+    assert (found.status, found.found) == (OK, f"{tmp_path / 'other'} (will be made)")
+
+
+def test_the_marks_are_the_configurations(conf: Path) -> None:
+    always = "".join(
+        f"  {mark}_free_bytes: 1000000TiB\n  {mark}_free_percent: 100\n" for mark in ("clean", "refuse")
+    )
+    (conf / "file_log.yaml").write_text(f"retention:\n{always}")
+    found = findings(None, conf)["disk space"]
+    assert (found.status, found.remedy[:23]) == (FAILED, "sends are refused under")
+
+
+@pytest.mark.parametrize("name", [name for name in NEEDED if name != "thrift.protocol.fastbinary"])
+def test_a_library_that_is_missing_is_named(name: str) -> None:
+    line = f"import sys; sys.modules[{name!r}] = None; from ddmq.cli.root import run; run(['doctor'])"
+    ended = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=60)
+    assert ended.stderr == ""
+    (said,) = [row for row in ended.stdout.splitlines() if FAILED in row]
+    assert f"library {name}" in said
