@@ -86,7 +86,7 @@ class Pushers:
         """Make what runs agree with the subscription."""
         made = (subscription.config.actions, subscription.config.push)
         running = self._runners.get(subscription)
-        if running is not None and (not there or running[0] != made):
+        if running is not None and (not there or running[0] != made or running[1].sink.fault is not None):
             self._end(subscription)
             running = None
         if running is None:

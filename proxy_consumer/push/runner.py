@@ -146,6 +146,9 @@ class PushRunner(PullWaiter):
         return outcome
 
     def _try(self, pushed: Pushed) -> None:
+        if self.stopped:  # its sink may not be the subscription's any more, or not be allowed
+            self._let_go(pushed)
+            return
         began = time.perf_counter()
         try:
             verdict = self.sink.push(pushed)

@@ -52,8 +52,9 @@ class Pushed:
 class Sink(Protocol):
     """Where messages end. Called in a greenlet of its own per message; may wait, never blocks the hub."""
 
-    fault: str | None
-    """Why it may not be used at this proxy; its messages stay where they are."""
+    @property
+    def fault(self) -> str | None:
+        """Why it may not be used at this proxy as it is configured now; its messages stay where they are."""
 
     def push(self, pushed: Pushed) -> Verdict:
         """One try. Never raises for what a receiver or a message does."""

@@ -47,8 +47,12 @@ class HttpSink:
         self._permits = Permits()
         self._with_headers = "PROPERTIES" in self._push.form.append_context
         self._ignored = runtime.metrics.cell(catalogue.PUSH_HEADERS_IGNORED, "not sendable")
-        faults = (allowed().fault(url.host, url.port) for url in self._urls)
-        self.fault = next((fault for fault in faults if fault is not None), None)
+
+    @property
+    def fault(self) -> str | None:
+        """The first of its URLs that the proxy may not connect to, as push_targets are now."""
+        faults = (self._allowed().fault(url.host, url.port) for url in self._urls)
+        return next((fault for fault in faults if fault is not None), None)
 
     def close(self) -> None:
         """Close what is kept open."""

@@ -23,8 +23,12 @@ class RedisSink:
         self._allowed = allowed
         self._random = random
         self._pool = RedisPool(settings.password, settings.timeout_ms / 1000, settings.connections_max)
-        faults = (allowed().fault(*host) for host in self._commands.hosts)
-        self.fault = next((fault for fault in faults if fault is not None), None)
+
+    @property
+    def fault(self) -> str | None:
+        """The first of its hosts that the proxy may not connect to, as push_targets are now."""
+        faults = (self._allowed().fault(*host) for host in self._commands.hosts)
+        return next((fault for fault in faults if fault is not None), None)
 
     def close(self) -> None:
         """Close what is kept open."""

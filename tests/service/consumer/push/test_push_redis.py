@@ -137,3 +137,14 @@ def test_hosts_outside_the_allow_list_hold_the_subscription_back() -> None:
     assert rig.counted("ddmq_push_held") == 1
     assert rig.progress().committed in (None, 0)
     rig.close()
+
+
+def test_a_host_that_is_allowed_no_more_holds_the_subscription_back(rig: PushRig) -> None:
+    pushed(rig, 2, ["SET", "x", "1"])
+    rig.settle()
+    assert rig.counted("ddmq_push_held") == 0
+    rig.service.reconfigure(PushRig(push_targets=("127.0.0.1:1",)).config)
+    rig.put(b"{}")
+    rig.settle()
+    assert rig.counted("ddmq_push_held") == 1
+    assert rig.outcomes() == {}

@@ -128,6 +128,29 @@ def test_a_target_that_is_not_allowed_holds_the_subscription_back(receiver: Rece
     rig.close()
 
 
+def test_a_target_that_is_allowed_no_more_holds_the_subscription_back(
+    rig: PushRig, receiver: Receiver
+) -> None:
+    rig.http(receiver.url(), ack_timeout_ms=1_000)
+    rig.put(b"1")
+    rig.until_committed(1)
+    receiver.answers.append((500, b""))
+    rig.put(b"2")
+    until(lambda: len(receiver.seen) == 2)
+    rig.settle()  # 2 waits for its next try
+    rig.service.reconfigure(PushRig(push_targets=("127.0.0.1:1",)).config)
+    assert rig.counted("ddmq_push_held") == 1
+    assert "push_targets" in rig.service.push_fault("G", "T")
+    rig.put(b"3")
+    for _ in range(30):
+        rig.advance(0.1)
+    assert (len(receiver.seen), rig.dead(), rig.progress().committed) == (2, [], 1)
+    rig.service.reconfigure(PushRig().config)
+    rig.until_moved(lambda: rig.progress().committed == 3)
+    assert rig.counted("ddmq_push_held") == 0
+    assert sorted(seen.fields["params"] for seen in receiver.seen) == ["1", "2", "2", "3"]
+
+
 def test_another_proxy_goes_on_where_one_died(rig: PushRig, receiver: Receiver) -> None:
     rig.http(receiver.url())
     rig.put(b"1")
