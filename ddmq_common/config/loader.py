@@ -253,7 +253,7 @@ def resolved(config: Any) -> dict[str, Any]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.metadata.get("secret"):
-            value = "***"
+            value = "***" if value else value
         elif dataclasses.is_dataclass(value):
             value = resolved(value)
         shown[field.name] = value

@@ -86,4 +86,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_secrets_are_masked_in_what_is_logged() -> None:
     shown = resolved(Outer())
     assert shown["token"] == "***"
+    assert resolved(Outer(token=""))["token"] == "", "that none is set is no secret"
     assert shown["inner"] == {"retry_intervals_ms": (100, 150)}
