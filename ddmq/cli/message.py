@@ -93,6 +93,8 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
     facts = dict(row)
     facts["born"] = shown(facts.pop("born_ms"))
     facts["stored"] = shown(facts.pop("stored_ms"))
+    if "due_ms" in facts:
+        facts["due"] = shown(facts.pop("due_ms"))
     facts["properties"] = ", ".join(f"{name}={value}" for name, value in row["properties"].items())
     facts.pop("body_base64", None)
     facts["body"] = show_row_body(row)

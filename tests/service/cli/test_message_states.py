@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ddmq import moments
 from ddmq_client.consumer import Consumer
 from tests.scenarios.real_server import until
 from tests.service.cli.conftest import Shell
@@ -30,7 +31,9 @@ def test_where_a_failed_message_went(shell: Shell, topic: str, steps: str, state
     if state == "retrying":
         assert row["on_retry_path"] is True
         assert row["due_ms"] > row["stored_ms"]
-        assert state in shell("message", "--id", row["id"], "--group", topic)
+        told = shell("message", "--id", row["id"], "--group", topic)
+        assert state in told
+        assert moments.shown(row["due_ms"]) in told
     else:
         assert row["dead_letter_offset"] == 0
 
