@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
 import gevent
@@ -37,6 +38,7 @@ class _File:
         self.name = name
         self.descriptor = -1
         self.size = 0
+        self.path = Path()
         self.began_ms = 0
         self.waiting: list[_Waiting] = []
         self.busy = False
@@ -96,28 +98,34 @@ class FileSink:
         """Until no line waits."""
         while file.waiting:
             lines, file.waiting = file.waiting, []
-            fault: str | None = None
-            try:
-                self._threads.apply(self._write, (file, b"".join([each.line for each in lines])))
-            except OSError as error:
-                file.close()
-                fault = f"{file.name}: {error.strerror or error}"
+            fault = self._threads.apply(self._written, (file, b"".join([each.line for each in lines])))
             for each in lines:
                 each.stored.set(fault)
         file.busy = False
 
+    def _written(self, file: _File, data: bytes) -> str | None:
+        """In a native thread: write and sync; the fault, if there is one."""
+        try:
+            if not self._folder.room(len(data)):
+                raise OSError(f"the folder holds push_files_bytes_max ({self._folder.bytes_max} bytes)")
+            self._write(file, data)
+        except OSError as error:
+            if file.descriptor >= 0:
+                self._folder.drop_empty(file.descriptor, file.path)
+            file.close()
+            return f"{file.name}: {error.strerror or error}"
+        return None
+
     def _write(self, file: _File, data: bytes) -> None:
-        """In a native thread: write and sync. Raises OSError."""
         now_ms = self._clock.wall_ms()
         old = file.size + len(data) > self._config.rotate_bytes or (
             now_ms - file.began_ms >= self._config.rotate_ms
         )
-        if file.descriptor >= 0 and file.size and old:
-            file.close()
+        if file.descriptor >= 0 and ((file.size and old) or os.fstat(file.descriptor).st_nlink == 0):
+            file.close()  # the last: somebody deleted it, lines would be in no file
         if file.descriptor < 0:
-            file.descriptor, file.size, file.began_ms = self._folder.begin(file.name), 0, now_ms
-        if not self._folder.room(len(data)):
-            raise OSError(f"the folder holds push_files_bytes_max ({self._folder.bytes_max} bytes)")
+            file.descriptor, file.path = self._folder.begin(file.name)
+            file.size, file.began_ms = 0, now_ms
         left = memoryview(data)
         while left:
             left = left[os.write(file.descriptor, left) :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 SUFFIX = ".jsonl"
@@ -32,8 +33,8 @@ class FilesFolder:
             return "push_files_dir is not set in proxy_consumer.yaml of the proxy; File writes nowhere"
         return None
 
-    def begin(self, name: str) -> int:
-        """A new file, its entry durable; returns its descriptor. Raises OSError."""
+    def begin(self, name: str) -> tuple[int, Path]:
+        """A new file, its entry durable; returns its descriptor and path. Raises OSError."""
         assert self.path is not None
         self.path.mkdir(parents=True, exist_ok=True)
         number = 1 + max((_number(known.name, name) for known in self.path.iterdir()), default=0)
@@ -43,9 +44,20 @@ class FilesFolder:
                 made = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             except FileExistsError:
                 continue
-            self._sync_entry()
-            return made
+            try:
+                self._sync_entry()
+            except OSError:
+                self.drop_empty(made, path)
+                os.close(made)
+                raise
+            return made, path
         raise FileExistsError(f"{_TRIES_MAX} files of {name} were made by others meanwhile")
+
+    def drop_empty(self, descriptor: int, path: Path) -> None:
+        """After a fault: remove the file if it has no byte; else a full disk gets more and more of them."""
+        with suppress(OSError):
+            if os.fstat(descriptor).st_size == 0:
+                path.unlink()
 
     def room(self, size: int) -> bool:
         """Whether `size` more bytes fit; what was deleted meanwhile is seen before the answer is no."""

@@ -118,6 +118,47 @@ def test_the_folder_has_a_bound(out: Path) -> None:
     rig.close()
 
 
+def test_a_full_folder_gets_no_new_files(out: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rig = rig_for(out, push_files_bytes_max=1 << 20)
+    rig.put(b"x" * 900_000)
+    rig.until_committed(1)
+    rig.put(b"y" * 900_000)
+    rig.until_moved(lambda: rig.outcomes().get("failed", 0) >= 4)
+    assert [path.name for path in out.iterdir()] == ["T-2023-11-14.00000001.jsonl"]
+    assert "Traceback" not in capfd.readouterr().err
+    rig.close()
+
+
+def test_a_full_disk_gets_no_more_and_more_files(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, faults = os.write, [1] * 4
+
+    def write(descriptor: int, data: memoryview) -> int:
+        if faults:
+            faults.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr("proxy_consumer.sinks.file.os.write", write)
+    rig = rig_for(out, retry_intervals_ms=(100, -1))
+    rig.put(b"x")
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    assert rig.outcomes() == {"failed": 4, "done": 1}
+    assert [path.name for path in out.iterdir()] == ["T-2023-11-14.00000001.jsonl"]
+    rig.close()
+
+
+def test_what_comes_after_a_file_was_deleted_is_in_a_new_one(out: Path) -> None:
+    rig = rig_for(out, FileConfig(content="body"))
+    rig.put(b"before")
+    rig.until_committed(1)
+    (path,) = out.iterdir()
+    path.unlink()
+    rig.put(b"after")
+    rig.until_committed(2)
+    assert lines(out) == [b"after\n"]
+    rig.close()
+
+
 def test_a_body_that_is_no_line_is_a_dead_letter(out: Path) -> None:
     rig = rig_for(out, FileConfig(content="body"))
     rig.put(b"a\nb", b"fine")
