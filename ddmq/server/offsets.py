@@ -49,7 +49,9 @@ class Target(NamedTuple):
         """For people."""
         if self.kind == "time":
             return f"the first message stored at or after {shown(self.value)}"
-        return f"offset {self.value}" if self.kind == "offset" else f"the {self.kind} message"
+        if self.kind == "offset":
+            return f"offset {self.value}"
+        return "the first message" if self.kind == "first" else "the end, behind the last message"
 
 
 class Standing(NamedTuple):

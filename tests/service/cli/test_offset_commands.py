@@ -40,7 +40,7 @@ def test_where_a_reset_goes(shell: Shell, ten: str, to: str, offset: int) -> Non
 
 def test_a_dry_run_changes_nothing(shell: Shell, ten: str) -> None:
     said = shell("offset", "reset", ten, "--topic", ten, "--to", "last", "--dry-run")
-    assert said.startswith(f"would reset {ten} on {ten} to the last message")
+    assert said.startswith(f"would reset {ten} on {ten} to the end, behind the last message")
     assert "0 finished messages would come again; 10 are passed over" in shell.error
     assert committed(shell, ten) == 0
     assert shell.json("offset", "show", ten)[0]["generation"] == 1
