@@ -70,7 +70,7 @@ def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> Non
 
 
 def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]:
-    """Every finding, in the order people care. A wrong configuration is told; its defaults are looked at."""
+    """Every finding, in the order people care. Where the log lives, a wrong configuration does not tell."""
     yield python()
     libraries = [library(name) for name in NEEDED]
     yield from libraries
@@ -84,16 +84,21 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]
         config = load_folder(config_dir)
     except ConfigError as error:
         fault = str(error)
-    data_dir = data_dir or config.serve.data_dir
-    yield directory(data_dir)
-    yield disk_space(_existing(data_dir), config)
-    yield sync_speed(_existing(data_dir))
+    if data_dir is not None or not fault:
+        yield from disk(data_dir or config.serve.data_dir, config)
     if fault:
         yield Finding("configuration", FAILED, fault, "correct it; conf/ has commented examples")
         return
     yield Finding("configuration", OK, str(config_dir) if config_dir else "defaults")
     for part in ("producer", "consumer", "admin"):
         yield port(part, config.serve.address(part))
+
+
+def disk(data_dir: Path, config: Configuration) -> Iterator[Finding]:
+    """Where the log lives."""
+    yield directory(data_dir)
+    yield disk_space(_existing(data_dir), config)
+    yield sync_speed(_existing(data_dir))
 
 
 def python() -> Finding:
