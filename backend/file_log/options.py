@@ -53,3 +53,8 @@ class FileLogOptions:
     def delivery_bytes_max(self) -> int:
         """Of one record: body, key, tag and properties encoded."""
         return self.body_bytes_max + 2 * self.properties_bytes_max
+
+    @property
+    def moved_bytes_max(self) -> int:
+        """The same in the system's own topics: what was stored under a higher limit still goes its way there."""
+        return max(self.delivery_bytes_max, self.request_bytes_max)

@@ -35,6 +35,7 @@ from backend.progress.group_progress import Fence, Key
 from backend.records import AppendResult, AppendStatus, NewRecord, TopicInfo
 from backend.tag_hash import tag_hash
 from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError
+from ddmq_common.names import is_internal
 
 TAGS_REMEMBERED_MAX = 10_000
 _I64 = 1 << 63
@@ -99,6 +100,7 @@ class FramePacker:
     def __init__(self, state: LogState, options: FileLogOptions) -> None:
         self._state = state
         self._delivery_bytes_max = options.delivery_bytes_max
+        self._moved_bytes_max = options.moved_bytes_max
         self._tags: dict[bytes, int] = {b"": 0}
         self._parts: list[bytes] = []
         self.frame = PackedFrame(0, 0, 0, 0)
@@ -121,8 +123,9 @@ class FramePacker:
         if not topic.writable:
             return CallerError(f"topic {record.topic} is not writable")
         size = len(record.delivery)
-        if size > self._delivery_bytes_max:
-            return CallerError(f"record of {size} bytes; allowed: at most {self._delivery_bytes_max}")
+        bytes_max = self._bytes_max_in(record.topic)
+        if size > bytes_max:
+            return CallerError(f"record of {size} bytes; allowed: at most {bytes_max}")
         if len(record.message_id) != len(NO_ID):
             return CallerError(f"message id of {len(record.message_id)} bytes; allowed: {len(NO_ID)}")
         if record.flags >> 8:
@@ -130,6 +133,9 @@ class FramePacker:
         if len(record.key) > KEY_BYTES_MAX:
             return CallerError(f"key of {len(record.key)} bytes; allowed: at most {KEY_BYTES_MAX}")
         return _fault_of_numbers(record)
+
+    def _bytes_max_in(self, topic: str) -> int:
+        return self._moved_bytes_max if is_internal(topic) else self._delivery_bytes_max
 
     def add_records(self, records: Sequence[NewRecord]) -> Results:
         """Pack them; one result each, as they will be once the frame is written."""
@@ -154,8 +160,8 @@ class FramePacker:
                 try:
                     if (
                         topic is None or record.queue_id < 0 or not topic.writable
-                        or len(delivery) > bytes_max or len(message_id) != 16 or len(key) > KEY_BYTES_MAX
-                        or record.flags >> 8
+                        or len(delivery) > bytes_max and len(delivery) > self._bytes_max_in(record.topic)
+                        or len(message_id) != 16 or len(key) > KEY_BYTES_MAX or record.flags >> 8
                     ):  # fmt: skip
                         raise IndexError
                     queue = topic.queues[record.queue_id]

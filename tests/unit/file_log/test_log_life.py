@@ -103,6 +103,24 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_what_was_stored_goes_its_way_in_the_system_s_topics_under_a_lower_limit(tmp_path: Path) -> None:
+    """Retries and dead letters that were refused would hold up a delay level, or be tried for ever."""
+    rig = Rig(tmp_path / "log")
+    ref = rig.make()
+    done(rig.append(bytes(300_000)))
+    rig.close()
+    rig = Rig(tmp_path / "log", body_bytes_max=1_000, properties_bytes_max=100)
+    finished = [ProgressDelta("g", ref, 0, 0, [(0, 1)])]
+    for topic in ("%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX"):
+        rig.make(topic)
+        moved = record(bytes(300_000), topic=topic)
+        (result,) = done(rig.log.commit(CommitBatch([moved], finished), rig.soon))
+        assert (result.status, result.offset) == (AppendStatus.STORED, 0)
+    sent = done(rig.append(bytes(300_000)))[0]
+    assert (sent.status, type(sent.error)) == (AppendStatus.REFUSED, CallerError)
+    rig.close()
+
+
 def test_pairs_with_progress_are_bounded_and_those_there_go_on(tmp_path: Path) -> None:
     rig = Rig(tmp_path, progress_max=2)
     ref = rig.make()
