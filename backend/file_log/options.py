@@ -56,5 +56,5 @@ class FileLogOptions:
 
     @property
     def moved_bytes_max(self) -> int:
-        """The same in the system's own topics: what was stored under a higher limit still goes its way there."""
+        """The same in the system's own topics: what a higher limit let in still goes its way there."""
         return max(self.delivery_bytes_max, self.request_bytes_max)

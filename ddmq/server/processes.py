@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from select import select
 from types import FrameType
 from typing import IO, Any
 
@@ -29,6 +30,7 @@ READY_WITHIN_S = 30.0
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 5.0
 ADMIN_ABOVE = {"producer": 100, "delay-service": 200}  # so that what scrapes them can know them beforehand
+NEVER = float("inf")
 EPHEMERAL_FROM = 32_768  # from here on a port may become any connection's at any time
 log = logging.getLogger("ddmq.processes")
 
@@ -43,6 +45,8 @@ class Part:
         self.addresses: dict[str, Address] = {}
         self.child: subprocess.Popen[str] | None = None
         self.started_at = 0.0  # monotonic seconds
+        self.again_at = NEVER  # it died, and is started again then
+        self.pause_s = PAUSE_FIRST_S
 
     def start(self) -> None:
         """Start it; `ready` is set when it says so."""
@@ -81,9 +85,10 @@ class Wakes:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
 
-    def wait(self) -> None:
-        """Until there is a signal; its handler has run then."""
-        self._read.recv(4096)
+    def wait(self, seconds: float) -> None:
+        """Until there is a signal, or for so long; its handler has run then."""
+        if select([self._read], [], [], None if seconds == NEVER else max(seconds, 0.0))[0]:
+            self._read.recv(4096)
 
 
 class Supervisor:
@@ -94,14 +99,17 @@ class Supervisor:
         self.stopping = False
 
     def start(self) -> None:
-        """Raises ClickException when a part is not ready in time."""
+        """Until all are ready, or it is to stop. Raises ClickException when a part is not ready in time."""
         for part in self.parts:
+            if self.stopping:
+                return
             part.start()
+            self._stop_late(part)
             self._await(part)
 
     def _await(self, part: Part) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
-        while not part.ready.wait(0.05):
+        while not part.ready.wait(0.05) and not self.stopping:
             assert part.child is not None
             if part.child.poll() is not None or time.monotonic() > deadline:
                 self.stop()
@@ -109,22 +117,26 @@ class Supervisor:
 
     def watch(self) -> None:
         """Until stopped: start again what dies."""
-        pauses = {part.name: PAUSE_FIRST_S for part in self.parts}
         wakes = Wakes()
         while not self.stopping:
-            part = next((part for part in self.parts if part.child and part.child.poll() is not None), None)
-            if part is None or part.child is None:
-                wakes.wait()
-                continue
-            how = _ended(part.child.returncode)
-            log.warning("part died, starting it again", extra={"part": part.name, "how": how})
-            if time.monotonic() - part.started_at > PAUSE_MAX_S:
-                pauses[part.name] = PAUSE_FIRST_S  # it had settled
-            threading.Event().wait(pauses[part.name])
-            pauses[part.name] = min(pauses[part.name] * 2, PAUSE_MAX_S)
-            if not self.stopping:
-                part.start()
-                self._stop_late(part)
+            for part in self.parts:
+                self.tend(part, time.monotonic())
+            wakes.wait(min(part.again_at for part in self.parts) - time.monotonic())
+
+    def tend(self, part: Part, now: float) -> None:
+        """Note that it died, or start it again when its pause is over; no part waits for another's."""
+        if part.again_at == NEVER:
+            if part.child is not None and part.child.poll() is not None:
+                how = _ended(part.child.returncode)
+                log.warning("part died, starting it again", extra={"part": part.name, "how": how})
+                if now - part.started_at > PAUSE_MAX_S:
+                    part.pause_s = PAUSE_FIRST_S  # it had settled
+                part.again_at = now + part.pause_s
+                part.pause_s = min(part.pause_s * 2, PAUSE_MAX_S)
+        elif now >= part.again_at and not self.stopping:
+            part.again_at = NEVER
+            part.start()
+            self._stop_late(part)
 
     def _stop_late(self, part: Part) -> None:
         """The signal to stop may have come while the part was being started."""
@@ -167,13 +179,14 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     supervisor.start()
-    consumer, producer, _ = supervisor.parts
-    addresses = {
-        "producer": producer.addresses["producer"],
-        "consumer": consumer.addresses["consumer"],
-        "admin": consumer.addresses["admin"],
-    }
-    click.echo(ready_line(addresses, config.serve.data_dir))
+    if not supervisor.stopping:
+        consumer, producer, _ = supervisor.parts
+        addresses = {
+            "producer": producer.addresses["producer"],
+            "consumer": consumer.addresses["consumer"],
+            "admin": consumer.addresses["admin"],
+        }
+        click.echo(ready_line(addresses, config.serve.data_dir))
     supervisor.watch()
     supervisor.join()
 

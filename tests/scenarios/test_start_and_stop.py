@@ -156,6 +156,20 @@ def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_processes_that_are_stopped_while_they_start_end_well(tmp_path: Path) -> None:
+    server = RealServer(tmp_path, processes=True)
+    try:
+        for part in ("consumer", "producer"):
+            server.launch()
+            until(lambda part=part: part in server.part_pids(), f"{part} is being started")
+            server.terminate()
+            assert server.wait() == 0
+            assert "did not get ready" not in server.log
+    finally:
+        server.end()
+
+
+@pytest.mark.slow
 def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
     with running(tmp_path, processes=True) as server:
         prepared(server)

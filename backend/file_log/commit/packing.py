@@ -160,7 +160,7 @@ class FramePacker:
                 try:
                     if (
                         topic is None or record.queue_id < 0 or not topic.writable
-                        or len(delivery) > bytes_max and len(delivery) > self._bytes_max_in(record.topic)
+                        or (len(delivery) > bytes_max and len(delivery) > self._bytes_max_in(record.topic))
                         or len(message_id) != 16 or len(key) > KEY_BYTES_MAX or record.flags >> 8
                     ):  # fmt: skip
                         raise IndexError

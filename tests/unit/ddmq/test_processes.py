@@ -1,13 +1,15 @@
-"""Where the parts of `serve --processes` have their own admin API."""
+"""The parts of `serve --processes`: where their admin API is, and when one that died comes back."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from ddmq.address import Address
-from ddmq.server.processes import admin_of_part
+from ddmq.server.processes import NEVER, Part, Supervisor, admin_of_part
 
 HOST = "127.0.0.1"
 
@@ -39,3 +41,36 @@ def test_a_port_that_is_taken_is_left_alone() -> None:
 @pytest.mark.parametrize("port", [0, 32_700, 65_500])
 def test_a_port_that_was_chosen_by_the_system_says_nothing(port: int) -> None:
     assert admin_of_part(Address(HOST, port), "producer") == Address(HOST, 0)
+
+
+class DyingPart(Part):
+    """Its child ends as soon as it starts."""
+
+    starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+        self.started_at = NEVER  # it never lives long enough to have settled
+        self.child = subprocess.Popen([sys.executable, "-c", ""], text=True)
+        self.child.wait()
+
+
+def test_no_part_waits_for_the_pause_of_another() -> None:
+    failing, other = DyingPart("failing", []), DyingPart("other", [])
+    supervisor = Supervisor([failing, other])
+    failing.start()
+    now = 0.0
+    for _ in range(10):
+        supervisor.tend(failing, now)
+        now = failing.again_at
+        supervisor.tend(failing, now)
+    supervisor.tend(failing, now)
+    assert failing.again_at == now + 5.0
+    other.start()
+    supervisor.tend(other, now)
+    assert other.again_at == now + 0.1
+    supervisor.tend(other, other.again_at)
+    assert (other.starts, other.again_at) == (2, NEVER)
+    supervisor.stopping = True
+    supervisor.tend(failing, failing.again_at)
+    assert failing.starts == 11, "nothing is started any more"
