@@ -95,10 +95,12 @@ def delay_service(config_dir: Path | None, **flags: Any) -> None:
 def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...]) -> None:
     from ddmq.server import logs
     from ddmq.server.config import load_folder, with_flags
+    from ddmq.server.hangup import hold_hangup
     from ddmq.server.parent import when_parent_ends
     from ddmq.server.parts import ServerProcess
     from ddmq.server.signals import install_signals
 
+    hold_hangup()
     with_parent = flags.pop("with_parent")
     config = with_flags(load_folder(config_dir), **flags)
     logs.set_up(config.serve.log_level, config.serve.log_format)

@@ -25,6 +25,7 @@ import click
 from ddmq.address import Address, parse, ready_line
 from ddmq.server import logs
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
+from ddmq.server.hangup import hold_hangup, let_hangup
 
 READY_WITHIN_S = 30.0
 PAUSE_FIRST_S = 0.1
@@ -53,9 +54,11 @@ class Part:
         command = [sys.executable, "-m", "ddmq", self.name, *self.arguments]
         self.started_at = time.monotonic()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C comes through us, once
+        hold_hangup()  # inherited as well, until the part can read its configuration again
         try:
             self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         finally:
+            let_hangup()
             signal.signal(signal.SIGINT, before)
         assert self.child.stdout is not None
         threading.Thread(target=self._listen, args=(self.child.stdout,), daemon=True).start()

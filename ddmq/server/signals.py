@@ -6,6 +6,7 @@ import signal
 
 import gevent
 
+from ddmq.server.hangup import let_hangup
 from ddmq.server.parts import ServerProcess
 from ddmq.server.reload import reload
 
@@ -19,3 +20,4 @@ def install_signals(process: ServerProcess) -> None:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         gevent.signal_handler(signal.SIGINT, process.request_stop)
     gevent.signal_handler(signal.SIGHUP, reload, process)
+    let_hangup()

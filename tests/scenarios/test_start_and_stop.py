@@ -156,6 +156,25 @@ def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sighup_while_parts_start_is_answered_when_they_can(tmp_path: Path) -> None:
+    """A part that dies is started beside those that live; a reload of all must not end it."""
+    config = write_config(tmp_path / "conf", topics={"topics": {"a": {}}})
+    server = RealServer(tmp_path, config, processes=True)
+    try:
+        server.start()
+        first = server.part_pids()["producer"]
+        os.kill(first, signal.SIGKILL)
+        until(lambda: server.part_pids().get("producer") not in (None, first), "it is started again")
+        second = server.part_pids()["producer"]
+        write_config(tmp_path / "conf", topics={"topics": {"a": {}, "b": {}}})
+        os.kill(server.pid, signal.SIGHUP)
+        until(lambda: server.log.count("reloaded") == 3, "all three have reloaded")
+        assert server.part_pids()["producer"] == second
+    finally:
+        server.end()
+
+
+@pytest.mark.slow
 def test_processes_that_are_stopped_while_they_start_end_well(tmp_path: Path) -> None:
     server = RealServer(tmp_path, processes=True)
     try:
