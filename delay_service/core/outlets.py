@@ -11,7 +11,7 @@ from ddmq_common.delivery import decode, encode, varint
 from ddmq_common.delivery_parts import key_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
-from ddmq_common.queue_choice import choose
+from ddmq_common.queue_choice import BY_HASH, choose
 from delay_service.core.kinds import CATCH_UP_MAX, next_after, occurrence_id, to_fire
 from delay_service.store.port import IdKind, IdState, Pending
 
@@ -19,6 +19,7 @@ GONE = "topic gone"
 REFUSED = "refused"
 UNREADABLE = "unreadable"
 _KEYED, _KEYLESS = 0x18, 0x28  # how delivery bytes begin, with a key and without
+_PLACE_END = 1 << 63
 _ID_END = (1 << 64) - 1
 _ID_STEP = 1 << 44  # between the ids of a message's occurrences
 
@@ -138,15 +139,20 @@ def message_id_of(message: Pending) -> bytes:
 
 
 def dead_outlet(message: Pending, reason: str, now_ms: int, aside: bool) -> Outlet:
-    """`message` can never be appended where it belongs."""
-    delivery = message.delivery
+    """`message` can never be appended where it belongs.
+
+    `dead-letter-place`, modulo the queues of its topic, is the queue it would have gone to; without one any.
+    """
+    delivery, place = message.delivery, {}
     try:
         order = decode_order(message.order)
+        if order.partition >= BY_HASH:
+            place = {"dead-letter-place": str(choose(order.partition, order.hash_id, _PLACE_END, 0))}
         if order.kind != SCHEDULE:
             delivery = with_key(delivery, occurrence_id(order, message.occurrence).encode())
     except DamagedError:
         pass
-    facts = {
+    facts = place | {
         "dead-letter-reason": reason,
         "dead-letter-topic": message.topic,
         "dead-letter-due": str(message.due_ms),

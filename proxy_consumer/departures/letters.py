@@ -8,6 +8,8 @@ these (none of them a reserved name):
     dead-letter-topic      where it was sent to: topic, queue number and offset there, also when it
     dead-letter-queue      came to its end on the retry path
     dead-letter-offset
+    dead-letter-place      instead of queue and offset, of one that was still delayed: its queue is this
+                           modulo the topic's queues; left out when any will do
     dead-letter-attempts   deliveries made in all, over every step
     dead-letter-time       epoch milliseconds
     dead-letter-resent     how often it was sent again from the dead-letter topic; left out at first
@@ -28,15 +30,15 @@ from proxy_consumer.departures.trail import Trail, foreign_system, key_and_tags
 
 PREFIX = "dead-letter-"
 REASON, ERROR, TOPIC = PREFIX + "reason", PREFIX + "error", PREFIX + "topic"
-QUEUE, OFFSET = PREFIX + "queue", PREFIX + "offset"
+QUEUE, OFFSET, PLACE = PREFIX + "queue", PREFIX + "offset", PREFIX + "place"
 ATTEMPTS, TIME, RESENT = PREFIX + "attempts", PREFIX + "time", PREFIX + "resent"
 
 
 class Letter(NamedTuple):
     """A dead letter as it stands in its topic. `content` None: its bytes do not parse.
 
-    `topic` "": it does not say where it comes from; `queue_id`, `offset` None: it was in no queue there yet.
-    `time_ms`: when it died.
+    `topic` "": it does not say where it comes from; `queue_id`, `offset` None: it was in no queue there yet,
+    and `place` chooses one. `time_ms`: when it died.
     """
 
     record: StoredRecord
@@ -49,6 +51,7 @@ class Letter(NamedTuple):
     attempts: int
     time_ms: int
     resent: int
+    place: int
 
 
 def dead_letter(
@@ -113,11 +116,13 @@ def read_letter(record: StoredRecord) -> Letter:
         _number(found.get(ATTEMPTS, "")),
         _number(found.get(TIME, "")) or record.stored_ms,
         _number(resent.decode("utf-8", "replace")),
+        _number(found[PLACE]) if PLACE in found else record.offset,
     )
 
 
 def resent_record(letter: Letter, queues: int) -> NewRecord:
-    """The message again, for its original topic of `queues` queues: same queue if there is one.
+    """The message again, for its original topic of `queues` queues: same queue if there is one, of what
+    was in none the one it was to go to.
 
     It keeps message id, born time, key, tag, value and the application's properties. A letter whose bytes
     do not parse goes as it is.
@@ -132,7 +137,7 @@ def resent_record(letter: Letter, queues: int) -> NewRecord:
     system = {name: text for name, text in record.system.items() if not name.startswith(PREFIX)}
     return NewRecord(
         letter.topic,
-        (letter.queue_id or 0) % queues,
+        (letter.place if letter.queue_id is None else letter.queue_id) % queues,
         record.message_id,
         record.born_ms,
         delivery,
@@ -161,4 +166,4 @@ def _content(record: StoredRecord) -> Content | None:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0

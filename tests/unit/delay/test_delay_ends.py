@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import pytest
+
 from backend.progress.ack_map import AckMap
+from backend.records import StoredRecord
 from ddmq_common.delay_order import (
     ADD,
     ALREADY_FIRED,
     CANCEL,
     LOOP,
+    ONCE,
     SCHEDULE,
     DelayOrder,
     Schedule,
     encode_order,
 )
-from ddmq_common.delivery import encode
+from ddmq_common.delivery import decode, encode
+from ddmq_common.queue_choice import choose
 from delay_service.core.intake import DEAD_TEXT, Intake
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.orders import Order
 from delay_service.core.outlets import GONE, UNREADABLE, Outlet, Step, dead_outlet, outlet
 from delay_service.store.memory import MemoryStore
 from delay_service.store.port import Changes, IdKind, IdState, Pending
+from proxy_consumer.departures.letters import read_letter, resent_record
 
 NOW = 1_700_000_000_000
 UUID_TEXT = "00000000-0000-0000-0000-000000000007"
@@ -96,3 +102,29 @@ def test_a_cancel_of_a_dead_letter_says_so() -> None:
     assert (reply.outcome.code, reply.outcome.fired_at_ms) == (ALREADY_FIRED, NOW)
     assert reply.outcome.text == DEAD_TEXT
     assert "%DLQ%%DELAY" in DEAD_TEXT
+
+
+@pytest.mark.parametrize(
+    ("partition", "hash_id", "place"),
+    [
+        (6, 0, "6"),
+        (-1, -13, "13"),
+        (-1, -(1 << 63), "0"),
+        (-1, (1 << 63) - 1, str((1 << 63) - 1)),
+        ((1 << 31) - 1, 0, str((1 << 31) - 1)),
+        (-2, 5, None),
+    ],
+)
+def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
+    partition: int, hash_id: int, place: str | None
+) -> None:
+    order = DelayOrder(ADD, UUID_TEXT, "t", ONCE, NOW, NOW // 1_000, partition=partition, hash_id=hash_id)
+    record = dead_outlet(waiting(encode_order(order), NOW), GONE, NOW, False).record
+    said = decode(record.delivery).properties.get(b"dead-letter-place")
+    assert said == (None if place is None else place.encode())
+    letter = read_letter(
+        StoredRecord(record.topic, 0, 4, 4, record.message_id, 1, 1, 0, 0, record.delivery, {})
+    )
+    again = resent_record(letter, 3)
+    assert (again.topic, again.queue_id) == ("t", choose(partition, hash_id, 3, 4))
+    assert b"dead-letter-place" not in decode(again.delivery).properties
