@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from select import select
 from types import FrameType
@@ -88,6 +89,12 @@ class Wakes:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
 
+    def close(self) -> None:
+        """Signals that come from now on wake nobody; their handlers run."""
+        signal.set_wakeup_fd(-1)
+        self._read.close()
+        self._write.close()
+
     def wait(self, seconds: float) -> None:
         """Until there is a signal, or for so long; its handler has run then."""
         if select([self._read], [], [], None if seconds == NEVER else max(seconds, 0.0))[0]:
@@ -120,11 +127,11 @@ class Supervisor:
 
     def watch(self) -> None:
         """Until stopped: start again what dies."""
-        wakes = Wakes()
-        while not self.stopping:
-            for part in self.parts:
-                self.tend(part, time.monotonic())
-            wakes.wait(min(part.again_at for part in self.parts) - time.monotonic())
+        with closing(Wakes()) as wakes:
+            while not self.stopping:
+                for part in self.parts:
+                    self.tend(part, time.monotonic())
+                wakes.wait(min(part.again_at for part in self.parts) - time.monotonic())
 
     def tend(self, part: Part, now: float) -> None:
         """Note that it died, or start it again when its pause is over; no part waits for another's."""

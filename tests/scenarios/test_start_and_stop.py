@@ -153,6 +153,7 @@ def test_processes_come_back_when_they_die(tmp_path: Path) -> None:
         server.terminate()
         assert server.wait() == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in last.values()), "none is left behind"
+        assert "Traceback" not in server.log
 
 
 @pytest.mark.slow
