@@ -48,7 +48,7 @@ class PackedFrame:
 
     __slots__ = (
         "applies", "batch_id", "columns", "count", "data", "durable", "end", "fences", "position", "requests",
-        "stored_ms", "sync", "topics", "touched",
+        "stored_ms", "sync", "topics", "topics_more", "touched",
     )  # fmt: skip
 
     def __init__(self, position: int, batch_id: int, durable: int, stored_ms: int) -> None:
@@ -66,6 +66,7 @@ class PackedFrame:
         self.applies: list[Callable[[], None]] = []
         self.fences: dict[Key, Fence] = {}  # left behind by progress in this frame
         self.topics: dict[str, TopicInfo | None] = {}  # as this frame leaves them; None = deleted
+        self.topics_more = 0  # made by this frame, less those that it deletes
 
     def undo(self) -> None:
         """Nothing of it was written: give the offsets back."""

@@ -202,16 +202,17 @@ class TopicRequest(Request):
             if found is not None and self._info.incarnation == 0:
                 self._made = found
                 return True
-            self._made = self._checked(self._info, found)
+            self._made = self._checked(self._info, found, packer.frame.topics_more)
         except DdmqError as error:
             self.refuse(error)
             return False
         self._pack_topic(packer, self._made)
+        packer.frame.topics_more += self._info.incarnation == 0
         return True
 
-    def _checked(self, info: TopicInfo, found: TopicInfo | None) -> TopicInfo:
+    def _checked(self, info: TopicInfo, found: TopicInfo | None, more: int) -> TopicInfo:
         if info.incarnation == 0:
-            if len(self._state.topics) >= self.topics_max:
+            if len(self._state.topics) + more >= self.topics_max:
                 raise BoundReachedError(f"{self.topics_max} topics exist; that is the bound")
             self._state.last_incarnation += 1
             return replace(info, incarnation=self._state.last_incarnation)
@@ -237,6 +238,7 @@ class TopicRequest(Request):
         def apply() -> None:
             self._changed(self._name, self._state.apply_topic_deleted(self._name, incarnation))
 
+        packer.frame.topics_more -= 1
         packer.frame.topics[self._name] = None
         name = self._name.encode()
         packer.add_internal(Kind.TOPIC, apply, topic=name, incarnation=incarnation, flags=FLAG_DELETED)

@@ -10,10 +10,11 @@ import pytest
 from log_rig import Rig, done, record, until
 
 from backend.capabilities import Durability
+from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
 from backend.file_log.lock import DirectoryInUseError
 from backend.port import Assignment
-from backend.records import AppendStatus, CommitBatch, ProgressDelta, QueueRef, ReadStatus
+from backend.records import AppendStatus, CommitBatch, ProgressDelta, QueueRef, ReadStatus, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import (
     BoundReachedError,
@@ -100,6 +101,31 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     assert (large.status, type(large.error)) == (AppendStatus.REFUSED, BoundReachedError)
     rig.storage.let_go()
     assert [done(call)[0].offset for call in taken[:3]] == [1, 2, 3]
+    rig.close()
+
+
+def test_topics_that_share_a_commit_are_bounded_together(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, topics_max=3)
+    rig.make()
+    rig.storage.hold()
+    rig.append(b"x")
+    rig.in_flight()
+
+    def put(name: str) -> Completion[TopicInfo]:
+        return rig.log.put_topic(TopicInfo(name, 0, 1), rig.soon)
+
+    taken = [put("a"), put("b")]
+    refused = put("c")
+    gone = rig.log.delete_topic("a", rig.soon)
+    taken.append(put("c"))
+    refused_again = put("d")
+    rig.storage.let_go()
+    assert [done(call).name for call in taken] == ["a", "b", "c"]
+    done(gone)
+    for call in (refused, refused_again):
+        with pytest.raises(BoundReachedError, match="3 topics"):
+            done(call)
+    assert sorted(rig.log.topics()) == ["b", "c", "orders"]
     rig.close()
 
 
