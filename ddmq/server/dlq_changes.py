@@ -41,6 +41,8 @@ class Work:
         self._clock = clock
         self._choice = choice
         self._dry_run = dry_run
+        can = backend.capabilities
+        self._bytes_max = can.body_bytes_max + 2 * can.properties_bytes_max
         self.sent: Counter[str] = Counter()  # by topic
         self.kept: Counter[str] = Counter()  # by why they were not sent
 
@@ -92,8 +94,12 @@ class Work:
             if info is None or not info.writable:
                 kept[_why_kept(letter, missing=info is None)] += 1
                 continue
+            record = resent_record(letter, info.queues)
+            if len(record.delivery) > self._bytes_max:
+                kept[f"larger than topic {letter.topic} takes (body_bytes_max of the log)"] += 1
+                continue
             chosen.append(letter.record.offset)
-            records.append(resent_record(letter, info.queues))
+            records.append(record)
             sent[letter.topic] += 1
         return chosen, records
 

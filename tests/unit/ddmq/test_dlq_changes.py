@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gevent
@@ -157,6 +158,23 @@ def test_letters_whose_topic_is_closed_or_gone_are_kept(house: House) -> None:
         "topic gone does not exist any more": 1,
     }
     assert house.letters() == 3
+    house.backend.close()
+
+
+def test_a_letter_that_is_too_large_by_now_is_kept_and_holds_up_no_other(house: House) -> None:
+    house.die(3)
+    house.die(2, "U")
+    first = house.stored("%DLQ%G")[0]
+    body = encode(b"large", bytes(3_000), b"", None)
+    trail = Trail(0, "T", 0, 9, 4, 0, "")
+    large = dead_letter("G", first._replace(topic="T", delivery=body), trail, "failed", 1)
+    house.backend.append([large], house.deadline()).wait(20)
+    can = replace(house.backend.capabilities, body_bytes_max=1_000, properties_bytes_max=100)
+    house.backend.capabilities = can  # the limit was lowered since
+    answer = house.resend(all=True)
+    assert sum(answer["resent"].values()) == 5
+    assert answer["kept"] == {"larger than topic T takes (body_bytes_max of the log)": 1}
+    assert house.letters() == 1
     house.backend.close()
 
 
