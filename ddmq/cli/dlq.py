@@ -53,7 +53,9 @@ def list_letters(group: str | None, admin: Address, as_json: bool) -> None:
 @click.option("--from", "start", type=Whole(0), help="Offset in the dead-letter topic to begin at.")
 @click.option("--reason", help="Only those: failed, timed-out, …")
 @click.option("--topic", type=NAME, help="Only those that come from this topic.")
-@click.option("--since", help="Only those that died since: 2026-11-21T12:00 (local) or epoch milliseconds.")
+@click.option(
+    "--since", help="Only those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
+)
 @admin_option
 @json_option
 def show(
@@ -101,7 +103,7 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
 @click.option("--offset", "offsets", multiple=True, type=Whole(0), help="This one; may be repeated.")
 @click.option("--reason", help="Those that died of this: failed, timed-out, …")
 @click.option("--topic", type=NAME, help="Those that come from this topic.")
-@click.option("--since", help="Those that died since: 2026-11-21T12:00 (local) or epoch milliseconds.")
+@click.option("--since", help="Those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
 @admin_option
 @json_option
@@ -165,7 +167,7 @@ def _say_resent(group: str, sent: Counter[str], *, dry_run: bool) -> None:
 @dlq.command("purge", short_help="Be done with dead letters, unsent.")
 @click.argument("group", type=NAME)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
-@click.option("--before", help="Those stored before: 2026-11-21T12:00 (local) or epoch milliseconds.")
+@click.option("--before", help="Those stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
 @json_option
