@@ -135,13 +135,13 @@ def test_a_signal_just_before_the_wait_ends_the_wait() -> None:
     """What a wait in the system alone would sleep through, until some part died."""
     code = """
 import os, signal
-from ddmq.server.processes import Wakes
+from ddmq.server.processes import NEVER, Wakes
 told = []
 signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
 wakes = Wakes()
 os.kill(os.getpid(), signal.SIGINT)
 assert told == [signal.SIGINT]
-wakes.wait()
+wakes.wait(NEVER)
 print("awake")
 """
     done = subprocess.run(
