@@ -383,12 +383,12 @@ class Subscription:
         self.group.serve()
 
     def _leave_when_idle(self, now: float) -> bool:
-        waited_for = self._waited_for()
+        together = self.group.ordering.members() if self.config.scope == "group" else [self]
+        waited_for = any(self.group.room.waiting_for(each.topic) for each in together)
         if not self.joined:
             if waited_for and not self.creating:
                 self.join()
             return False
-        together = self.group.ordering.members() if self.config.scope == "group" else [self]
         until = max(each.last_used for each in together) + self.runtime.config.idle_ms / 1000
         if waited_for or any(each.buffer.budget.leased for each in together) or now < until:
             self.runtime.agenda.set(self, max(until, now + 1.0))
@@ -396,10 +396,3 @@ class Subscription:
         for each in together:
             each.leave()
         return True
-
-    def _waited_for(self) -> bool:
-        """Whether a client waits for this topic, or for one that shares its chains."""
-        room = self.group.room
-        if self.config.scope == "group":
-            return any(room.waiting_for(other.topic) for other in self.group.ordering.members())
-        return room.waiting_for(self.topic) > 0
