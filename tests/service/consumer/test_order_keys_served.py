@@ -19,7 +19,7 @@ from proxy_consumer.core.order.scope import READ_MIN, READY_MAX
 from proxy_consumer.groups.group import Group
 from proxy_consumer.groups.ordering import PARKED_MAX
 from proxy_consumer.subscription.subscription import LOST_S
-from tests.service.consumer.consumer_rig import IDL, Rig
+from tests.service.consumer.consumer_rig import IDL, FakeCall, Rig
 
 BY_KEY = SubscriptionDefaults(
     start="first", order_key="KEY", retry_intervals_ms=(100,), ordered_deliveries_max=3
@@ -631,7 +631,8 @@ def test_who_waits_gets_what_was_parked_at_once(rig: Rig) -> None:
     assert bodies(waiting) == [b"a1"]
 
 
-def test_who_waits_gets_what_a_deleted_subscription_let_go_at_once(rig: Rig) -> None:
+def waiting_behind_another_topic(rig: Rig) -> FakeCall:
+    """A pull of U, whose only message waits for one of its key that a client has from T."""
     for topic in ("T", "U"):
         rig.topic(topic)
         rig.subscribe(topic=topic, config=BY_KEY)
@@ -641,6 +642,11 @@ def test_who_waits_gets_what_a_deleted_subscription_let_go_at_once(rig: Rig) -> 
     waiting = rig.ask(topic=b"U", linger=20_000)
     rig.settle()
     assert not waiting.answered
+    return waiting
+
+
+def test_who_waits_gets_what_a_deleted_subscription_let_go_at_once(rig: Rig) -> None:
+    waiting = waiting_behind_another_topic(rig)
     rig.wait(rig.service.delete_group("G", "T"))
     rig.settle(lambda: waiting.answered)
     assert bodies(waiting) == [b"a2"]
@@ -662,15 +668,7 @@ def test_who_waits_gets_what_a_topic_has_when_it_may_be_read_again(rig: Rig) -> 
 
 
 def test_who_waits_gets_what_a_deleted_topic_let_go_at_once(rig: Rig) -> None:
-    for topic in ("T", "U"):
-        rig.topic(topic)
-        rig.subscribe(topic=topic, config=BY_KEY)
-    put(rig, "a", "a1", topic="T")
-    put(rig, "a", "a2", topic="U")
-    assert bodies(rig.pull(topic=b"T")) == [b"a1"]
-    waiting = rig.ask(topic=b"U", linger=20_000)
-    rig.settle()
-    assert not waiting.answered
+    waiting = waiting_behind_another_topic(rig)
     rig.wait(rig.backend.delete_topic("T", rig.deadline()))
     rig.advance(0.01)
     rig.advance(0.01)
