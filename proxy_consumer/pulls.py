@@ -15,7 +15,7 @@ from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import LingerWheel, Waiter
-from proxy_consumer.groups.consistency import Consistency, stated
+from proxy_consumer.groups.consistency import Consistency, length_fault, stated
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group, PullWaiter
 from proxy_consumer.results.results import Results
@@ -222,7 +222,7 @@ def _fault(request: Any) -> str | None:
         return f"maxBatchSize is {request.maxBatchSize}; allowed: 0 (the subscription's limit) or more"
     if (request.maxLingerTime or 0) < 0:
         return f"maxLingerTime is {request.maxLingerTime} ms; allowed: 0 (20 ms) or more"
-    return None
+    return length_fault(request)
 
 
 def pushed_text(group: Group, subscription: Subscription) -> str:

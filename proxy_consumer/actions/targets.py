@@ -19,6 +19,7 @@ from proxy_consumer.actions.config import HttpConfig
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?\.?\Z")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\U0010ffff]")
 KNOWN_MAX = 1024  # answers kept
+HOST_CHARS_MAX = 253  # of a name in DNS; a message's own URL is remembered by its host
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -53,6 +54,11 @@ def parse_url(text: str) -> Url:
         raise ValueError(f"URL {text[:200]!r}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"URL {text[:200]!r} is not http://HOST/… or https://HOST/…")
+    if len(parts.hostname) > HOST_CHARS_MAX:
+        raise ValueError(
+            f"URL {text[:200]!r}: its host has {len(parts.hostname)} characters; "
+            f"allowed: at most {HOST_CHARS_MAX}"
+        )
     if "@" in parts.netloc:
         raise ValueError(f"URL for {parts.hostname!r} carries a user name; send it in a header instead")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

@@ -25,6 +25,9 @@ from proxy_consumer.runtime import Runtime, log
 
 CLIENTS_MAX = 10_000  # remembered at one proxy; further ones are checked and not listed
 TOPICS_MAX = 64  # remembered of one client
+FILTER_BYTES_MAX = 4_096  # of the text that a pull states
+CLIENT_ID_BYTES_MAX = 255
+COMPARED_MAX = 1_024  # stated filters whose comparison is kept; all of them short and usable
 AWAY_S = 120.0  # a client that did not pull for so long is forgotten
 SETTLED_S = 10.0  # a client that just came may not have asked for all its topics yet
 SWEEP_S = 10.0
@@ -71,7 +74,7 @@ class Consistency:
             return None
         for each in _named(group, topic):
             config = each.config
-            what = difference(request.filterType or b"TAG", request.filter, config.tags, config.sql)
+            what = _difference(request.filterType or b"TAG", request.filter, config.tags, config.sql)
             if what is not None:
                 self._note(group, client, who, each.topic, what)
                 return f"topic {each.topic}: {what}; state the same, or change the subscription"
@@ -165,16 +168,28 @@ def stated(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults
     return replace(defaults, tags=tags, sql=sql)
 
 
-@lru_cache(maxsize=4096)
-def difference(kind: bytes, text: bytes, tags: str, sql: str) -> str | None:
-    """How a stated filter differs from a subscription's, or None; also what is wrong with it."""
+def length_fault(request: Any) -> str | None:
+    """Which text of a pull is longer than what is kept of one; asked before anything is."""
+    if len(request.filter or b"") > FILTER_BYTES_MAX:
+        return f"filter has {len(request.filter)} bytes; allowed: at most {FILTER_BYTES_MAX}"
+    if len(request.clientId or b"") > CLIENT_ID_BYTES_MAX:
+        return f"clientId has {len(request.clientId)} bytes; allowed: at most {CLIENT_ID_BYTES_MAX}"
+    return None
+
+
+def _difference(kind: bytes, text: bytes, tags: str, sql: str) -> str | None:
     try:
-        own_tags, own_sql = _split(kind, text)
-    except ValueError as error:
+        return difference(*_split(kind, text), tags, sql)
+    except ValueError as error:  # not kept: only filters that can be used are
         return str(error)
+
+
+@lru_cache(maxsize=COMPARED_MAX)
+def difference(own_tags: str, own_sql: str, tags: str, sql: str) -> str | None:
+    """How a stated filter differs from a subscription's, or None. Raises ValueError for one that is none."""
     fault = expression_fault(own_tags, own_sql)
     if fault is not None:
-        return f"the filter cannot be used: {fault}"
+        raise ValueError(f"the filter cannot be used: {fault}")
     if parse_tags(own_tags) == parse_tags(tags) and _same_sql(own_sql, sql):
         return None
     return f"the pull states {_shown(own_tags, own_sql)}, the subscription has {_shown(tags, sql)}"

@@ -125,3 +125,30 @@ def test_who_is_away_is_forgotten_and_memory_is_bounded(rig: Rig, monkeypatch: p
     assert rig.service._pulls.consistency._count == 0
     refused(told(rig, "three", text="a"))
     assert len(rig.service.differences("G")) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "client", "said"),
+    [
+        ("TAG", "x" * 4_097, "one", "filter has 4097 bytes; allowed: at most 4096"),
+        ("SQL92", "a = '" + "x" * 5_000_000 + "'", "one", "filter has 5000006 bytes"),
+        ("TAG", "a || b", "i" * 256, "clientId has 256 bytes; allowed: at most 255"),
+        ("X" * 100_000, "a || b", "one", "filterType is"),
+    ],
+)
+def test_long_texts_are_refused_before_anything_is_kept(
+    tagged: Rig, kind: str, text: str, client: str, said: str
+) -> None:
+    consistency.difference.cache_clear()
+    assert said in refused(told(tagged, client, kind, text))
+    assert consistency.difference.cache_info().currsize == 0
+    assert sum(len(name) for name in tagged.service._pulls.consistency._groups.get(b"G", {})) <= 255
+
+
+def test_only_filters_that_can_be_used_are_kept(tagged: Rig) -> None:
+    consistency.difference.cache_clear()
+    for text in ("x >", "x = 'a"):
+        refused(told(tagged, kind="SQL92", text=text))
+    assert consistency.difference.cache_info().currsize == 0
+    refused(told(tagged, text="c"))
+    assert consistency.difference.cache_info().currsize == 1

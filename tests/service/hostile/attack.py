@@ -129,8 +129,12 @@ class Attacker:
 
     def read(self) -> Answer:
         """The next answer. Fails when there is none."""
+        return parsed(self.read_frame())
+
+    def read_frame(self) -> bytes:
+        """The bytes of the next answer. Fails when there is none."""
         head = self._exactly(4)
-        return parsed(head + self._exactly(int.from_bytes(head, "big")))
+        return head + self._exactly(int.from_bytes(head, "big"))
 
     def ask(self, frame: bytes) -> Answer:
         """Send and read; the answer must be in the protocol of the request."""

@@ -62,3 +62,9 @@ def test_urls(text: str, origin: tuple[str, str, int], target: str) -> None:
 def test_bad_urls(text: str) -> None:
     with pytest.raises(ValueError):
         parse_url(text)
+
+
+def test_a_host_is_no_longer_than_a_name_can_be() -> None:
+    assert parse_url(f"http://{'h' * 253}/in").host == "h" * 253
+    with pytest.raises(ValueError, match="its host has 254 characters; allowed: at most 253"):
+        parse_url(f"http://{'h' * 254}/in")
