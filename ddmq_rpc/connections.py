@@ -10,8 +10,8 @@ multiple of that time, so that the others get theirs.
 from __future__ import annotations
 
 import socket
-from typing import Any
 
+from ddmq_common.hub_timer import HubTimer
 from ddmq_rpc.api import Fault, Wire
 from ddmq_rpc.calls import OpenCall
 from ddmq_rpc.codec import CHUNK_BYTES, DecodeError, encode_fault
@@ -53,7 +53,7 @@ class Connection(Sender):
         self._serving = False
         self._recv_bytes = RECV_BYTES
         self._waiting_frame: bytes | None = None
-        self._timer: Any = None
+        self._timer: HubTimer | None = None
         self._reader = traffic.loop.io(accepted.fileno(), _READ)
         self._reader.start(self._on_readable)
         traffic.connections.add(self)
@@ -238,11 +238,10 @@ class Connection(Sender):
     def _rest(self, seconds: float) -> None:
         self._traffic.counts.refused("rested")
         self.busy |= _RESTING
-        self._timer = self._traffic.loop.timer(seconds)
-        self._timer.start(self._rested)
+        self._timer = HubTimer(loop=self._traffic.loop)
+        self._timer.once(seconds, self._rested)
 
     def _rested(self) -> None:
-        self._timer.close()
         self._timer = None
         self._clear(_RESTING)
 
@@ -283,10 +282,12 @@ class Connection(Sender):
             return
         self.closed = True
         traffic = self._traffic
-        for watcher in (self._reader, self._writer, self._timer):
+        for watcher in (self._reader, self._writer):
             if watcher is not None:
                 watcher.stop()
                 watcher.close()
+        if self._timer is not None:
+            self._timer.stop()
         self._writer = self._timer = self._unsent = self._waiting_frame = None
         self._socket.close()
         traffic.connections.discard(self)

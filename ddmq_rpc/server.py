@@ -15,6 +15,7 @@ from gevent import get_hub
 
 from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Service
 from ddmq_rpc.calls import OpenMethod
@@ -52,7 +53,7 @@ class RpcServer:
         self._traffic: Traffic | None = None
         self._listener: socket.socket | None = None
         self._acceptor: Any = None
-        self._sweeper: Any = None
+        self._sweeper = HubTimer()
         self._spare_descriptor = -1
         self._address: tuple[str, int] | None = None
 
@@ -65,8 +66,7 @@ class RpcServer:
         self._traffic = Traffic(loop, self._limits, self._methods, self._counts, self._clock)
         self._acceptor = loop.io(self._listener.fileno(), 1)
         self._acceptor.start(self._on_acceptable)
-        self._sweeper = loop.timer(SWEEP_S, SWEEP_S)
-        self._sweeper.start(self.sweep)
+        self._sweeper.every(SWEEP_S, self.sweep)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -102,10 +102,7 @@ class RpcServer:
     def close(self) -> None:
         """End everything at once; open calls are abandoned. Harmless when done."""
         self.stop_accepting()
-        if self._sweeper is not None:
-            self._sweeper.stop()
-            self._sweeper.close()
-            self._sweeper = None
+        self._sweeper.stop()
         if self._traffic is not None:
             for connection in list(self._traffic.connections):
                 connection.close()

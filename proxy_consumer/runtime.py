@@ -8,11 +8,10 @@ from itertools import count
 from random import Random
 from typing import Any
 
-import gevent
-
 from backend.port import Backend
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.levels import DEFAULT_LEVELS
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import Cell, Histogram
@@ -126,15 +125,11 @@ class HubTicker:
     def __init__(self, period_s: float, tick: Callable[[], None]) -> None:
         self._period_s = period_s
         self._tick = tick
-        self._timer: Any = None
+        self._timer = HubTimer(ref=False)
 
     def start(self) -> None:
-        if self._timer is None:
-            self._timer = gevent.get_hub().loop.timer(self._period_s, self._period_s, ref=False)
-            self._timer.start(self._tick)
+        if not self._timer.active:
+            self._timer.every(self._period_s, self._tick)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer.close()
-            self._timer = None
+        self._timer.stop()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import gevent
+from ddmq_common.hub_timer import HubTimer
 
 
 class HubTicker:
@@ -15,17 +14,13 @@ class HubTicker:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._timer: Any = None
+        self._timer = HubTimer(ref=False)
 
     def start(self, sweep: Callable[[], None]) -> None:
         """Idempotent."""
-        if self._timer is None:
-            self._timer = gevent.get_hub().loop.timer(self._period_s, self._period_s, ref=False)
-            self._timer.start(sweep)
+        if not self._timer.active:
+            self._timer.every(self._period_s, sweep)
 
     def stop(self) -> None:
         """Idempotent."""
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer.close()
-            self._timer = None
+        self._timer.stop()

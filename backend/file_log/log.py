@@ -47,6 +47,7 @@ from ddmq_common.errors import (
     NoSuchTopicError,
     TryLaterError,
 )
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, SCHEDULE_TOPIC, is_internal
 from ddmq_common.native_threads import wait_for_native_work
@@ -84,11 +85,8 @@ class FileLog(Backend):
         self._watchers = Watchers(self._later)
         self._drains: list[tuple[float, Completion[None]]] = []
         self._draining = self._closed = self._ticking = False
-        self._tick_timer: Any = self._hub.loop.timer(options.sweep_ms / 1000, options.sweep_ms / 1000)
-        self._checkpoint_timer: Any = self._hub.loop.timer(
-            options.checkpoint_ms / 1000, options.checkpoint_ms / 1000
-        )
-        self._checkpoint_timer.start(self._checkpoints.want)
+        self._tick_timer, self._checkpoint_timer = HubTimer(), HubTimer()
+        self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.want)
         opened.index.start()
         self._retention.start()
 
@@ -361,7 +359,6 @@ class FileLog(Backend):
         self._closed = self._draining = self._queries.closed = self._checkpoints.closed = True
         for timer in (self._tick_timer, self._checkpoint_timer):
             timer.stop()
-            timer.close()
         self._watchers.clear()
         self._ownership.close()
         self._retention.stop()
@@ -375,7 +372,7 @@ class FileLog(Backend):
     def _tick_on(self) -> None:
         if not self._ticking and not self._closed:
             self._ticking = True
-            self._tick_timer.start(self._tick)
+            self._tick_timer.every(self._options.sweep_ms / 1000, self._tick)
 
     def _tick(self) -> None:
         """Settle what is past its deadline; stop ticking when nothing has one."""

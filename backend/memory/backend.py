@@ -41,6 +41,7 @@ from backend.records import (
 )
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, NoSuchTopicError
+from ddmq_common.hub_timer import HubTimer
 
 T = TypeVar("T")
 
@@ -67,7 +68,8 @@ class MemoryBackend(Backend):
         self._writes = WriteLine(self._loop.run_callback)
         self._draining = self._closed = False
         sweep_s = self._options.sweep_ms / 1000
-        self._timer: Any = self._loop.timer(sweep_s, sweep_s)
+        self._timer = HubTimer()
+        self._sweep_s = sweep_s
         self._ticking = False
 
     # --- topics and settings
@@ -321,12 +323,11 @@ class MemoryBackend(Backend):
         self._writes.close(DrainingError("the memory engine was closed"))
         self._fail_waits()
         self._timer.stop()
-        self._timer.close()
 
     def _tick_on(self) -> None:
         if not self._ticking and not self._closed:
             self._ticking = True
-            self._timer.start(self._tick)
+            self._timer.every(self._sweep_s, self._tick)
 
     def _tick(self) -> None:
         """Settle what is past its deadline; stop ticking when nothing has one."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-import gevent
+from ddmq_common.hub_timer import HubTimer
 
 
 class Alarm(Protocol):
@@ -22,16 +22,10 @@ class HubAlarm:
     """On the hub of the thread that made it; it keeps no loop alive."""
 
     def __init__(self) -> None:
-        self._loop: Any = gevent.get_hub().loop
-        self._timer: Any = None
+        self._timer = HubTimer(ref=False)
 
     def set(self, seconds: float, ring: Callable[[], None]) -> None:
-        self.stop()
-        self._timer = self._loop.timer(max(seconds, 0.0), ref=False)
-        self._timer.start(ring)
+        self._timer.once(seconds, ring)
 
     def stop(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.stop()
-            timer.close()
+        self._timer.stop()

@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import gevent
-
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import QueueState
 from backend.records import QueueRef
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.native_threads import off_hub
 
 log = logging.getLogger(__name__)
@@ -29,9 +28,8 @@ class Tails:
     def __init__(self, files: QueueFiles, options: FileLogOptions) -> None:
         self._files = files
         self._bytes_max = options.tail_bytes_max
-        self._hub: Any = gevent.get_hub()
         self._period_s = options.tail_ms / 1000
-        self._timer: Any = self._hub.loop.timer(self._period_s, self._period_s)
+        self._timer = HubTimer()
         self._waiting: dict[QueueRef, QueueState] = {}
         self._busy = self._ticking = self._closed = False
         self.at_once = False
@@ -50,7 +48,7 @@ class Tails:
             self.flush()
         elif not self._ticking and self._waiting:
             self._ticking = True
-            self._timer.start(self._tick)
+            self._timer.every(self._period_s, self._tick)
 
     def _tick(self) -> None:
         if self._waiting:
@@ -105,6 +103,5 @@ class Tails:
         """Write what waits, at once and on this thread."""
         self._closed = True
         self._timer.stop()
-        self._timer.close()
         if not self._busy:
             self._finish(self._write(self.take()))

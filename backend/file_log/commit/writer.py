@@ -38,6 +38,7 @@ from ddmq_common.errors import (
     StorageError,
     TryLaterError,
 )
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
@@ -79,8 +80,7 @@ class Writer:
         self._loop: Any = gevent.get_hub().loop
         self._gathering = Gathering(self._loop, self._turn)
         self._handle_error: Any = gevent.get_hub().handle_error
-        self._sync_timer: Any = self._loop.timer(options.written_sync_ms / 1000)
-        self._retry_timer: Any = self._loop.timer(options.recover_retry_ms / 1000)
+        self._sync_timer, self._retry_timer = HubTimer(), HubTimer()
         self._rescue: RescueJob | None = None
         self._rescues = [metrics.cell(catalogue.LOG_RESCUES, outcome) for outcome in ("refused", "moved")]
         self._late = [metrics.cell(catalogue.LOG_LATE, outcome) for outcome in ("not_stored", "unknown")]
@@ -254,7 +254,7 @@ class Writer:
         if frame.sync:
             self._synced()
         elif not self._sync_timer.active:
-            self._sync_timer.start(self._want_sync)
+            self._sync_timer.once(self._options.written_sync_ms / 1000, self._want_sync)
         self.guarded(self._published, frame)
         late, done = self._start_next() if self._pending_bytes >= ENOUGH_BYTES else ([], [])
         for request in frame.requests:
@@ -311,7 +311,7 @@ class Writer:
         if job.error is not None:
             log.error("the log stays refused: a new segment could not be written: %s", job.error)
             self._refuse_all(job.frame)
-            self._retry_timer.start(self._rescue_again)
+            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._rescue_again)
             return
         log.warning("the log goes on in a new segment from position %d", job.durable)
         self._rescue = self.refusal = None
@@ -363,7 +363,6 @@ class Writer:
         self._gathering.close()
         for timer in (self._sync_timer, self._retry_timer):
             timer.stop()
-            timer.close()
         flying, job = self._flying(), self._committer.stop()
         if isinstance(job, CommitJob) and job.error is None:
             self._sync_us.observe(job.took_us)

@@ -25,6 +25,7 @@ from backend.file_log.index.log_index import LogIndex, Span
 from backend.file_log.index.log_rows import Found, is_id, is_key, rows_of, verified
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.native_threads import off_hub
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class AttachedIndex:
             self.index, self.spans, lambda span: rows_of(self._segments.segments, span)
         )
         self._hub: Any = gevent.get_hub()
-        self._timer: Any = None
+        self._timer = HubTimer()
         self._writing = False
         self._drops_told = 0
 
@@ -95,17 +96,13 @@ class AttachedIndex:
 
     def start(self) -> None:
         """Begin sealing and repairing, and showing rows to other processes within FLUSH_S."""
-        self._timer = self._hub.loop.timer(FLUSH_S, FLUSH_S)
-        self._timer.start(self._tick)
+        self._timer.every(FLUSH_S, self._tick)
         self._keeper.start()
 
     def close(self) -> None:
         """Write what waits. Blocking."""
         self._keeper.stop()
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer.close()
-            self._timer = None
+        self._timer.stop()
         self.index.close()
 
     # --- feeding

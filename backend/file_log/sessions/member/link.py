@@ -34,6 +34,7 @@ from backend.file_log.sessions.wire.protocol import (
 )
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
@@ -79,8 +80,8 @@ class Link:
         self.going = self._has_caught_up = False
         self.refusal: Exception | None = None  # why the writer would not have us
         self.taken: Callable[[int], bool] = lambda ident: False  # ids in use elsewhere
-        self._ping_timer = self.loop.timer(limits.ping_s, limits.ping_s)
-        self._ping_timer.start(self.ping)
+        self._ping_timer = HubTimer(loop=self.loop)
+        self._ping_timer.every(limits.ping_s, self.ping)
 
     @property
     def attached(self) -> bool:
@@ -151,7 +152,6 @@ class Link:
         if self.outstanding.closed:
             return
         self._ping_timer.stop()
-        self._ping_timer.close()
         pipe, self._pipe, self.ready = self._pipe, None, False
         if pipe is not None:
             pipe.flush()

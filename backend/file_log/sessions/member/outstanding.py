@@ -15,6 +15,7 @@ from backend.file_log.sessions.member.wheel import Wheel
 from backend.file_log.sessions.wire.protocol import SessionLimits
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
@@ -41,7 +42,7 @@ class Outstanding:
         self.closed = False
         self._wheel: Wheel[Request] = Wheel(SLOT_S)
         self._idle: list[tuple[float, Completion[None]]] = []
-        self._timer = loop.timer(SLOT_S, SLOT_S)
+        self._timer = HubTimer(loop=loop)
         self._ticking = False
 
     def __len__(self) -> int:
@@ -168,7 +169,7 @@ class Outstanding:
     def _start(self) -> None:
         if not self._ticking and not self.closed:
             self._ticking = True
-            self._timer.start(self.tick)
+            self._timer.every(SLOT_S, self.tick)
 
     def _see_idle(self) -> None:
         now = self._clock.monotonic()
@@ -189,7 +190,6 @@ class Outstanding:
         """Everything fails with DrainingError."""
         self.closed = True
         self._timer.stop()
-        self._timer.close()
         pending = [*self.sent.values(), *self.held]
         self.sent.clear()
         self.held.clear()

@@ -28,6 +28,7 @@ from backend.file_log.sessions.writer.session import Session
 from backend.port import Backend
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
@@ -65,8 +66,8 @@ class SessionServer:
         self._acceptable: Any = self._loop.io(self._listener.fileno(), READABLE)
         self._acceptable.start(self._accept)
         self._swept = clock.monotonic()
-        self._sweep_timer = self._loop.timer(self.limits.ping_s / 2, self.limits.ping_s / 2)
-        self._sweep_timer.start(self.sweep)
+        self._sweep_timer = HubTimer(loop=self._loop)
+        self._sweep_timer.every(self.limits.ping_s / 2, self.sweep)
         self._unwatch = backend.watch_settings(self._changed)
         self._closed = False
 
@@ -99,9 +100,9 @@ class SessionServer:
             return
         self._closed = True
         self._unwatch()
-        for watcher in (self._acceptable, self._sweep_timer):
-            watcher.stop()
-            watcher.close()
+        self._sweep_timer.stop()
+        self._acceptable.stop()
+        self._acceptable.close()
         self._listener.close()
         for session in list(self._sessions.values()):
             session.pipe.flush()

@@ -1,0 +1,59 @@
+"""Timers of the hub. Nothing else asks the event loop for one.
+
+A libev timer that is started again goes on with the rest of its last period: with nothing, if it has rung,
+so it rings at once. Each start here begins a watcher of its own, and with it the whole period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+
+class HubTimer:
+    """One timer, set as often as it takes; `ring` runs on the hub, so it must not block.
+
+    `active`: it will ring. `ref` False: it keeps no loop alive. `loop` None: that of the thread that sets it.
+    """
+
+    __slots__ = ("_loop", "_ref", "_ring", "_watcher", "active")
+
+    def __init__(self, *, ref: bool = True, loop: Any = None) -> None:
+        self._loop = loop
+        self._ref = ref
+        self._ring: Callable[[], object] | None = None
+        self._watcher: Any = None
+        self.active = False
+
+    def once(self, seconds: float, ring: Callable[[], object]) -> None:
+        """Ring after `seconds`, instead of whatever it was set to before."""
+        self.stop()
+        self._ring = ring
+        self._begin(max(seconds, 0.0), 0.0, self._rung)
+
+    def every(self, seconds: float, ring: Callable[[], object]) -> None:
+        """Ring each time `seconds` have passed, instead of whatever it was set to before."""
+        self.stop()
+        self._begin(seconds, seconds, ring)
+
+    def _begin(self, first: float, repeat: float, ring: Callable[[], object]) -> None:
+        loop = gevent.get_hub().loop if self._loop is None else self._loop
+        self._watcher = loop.timer(first, repeat, ref=self._ref)
+        self.active = True
+        self._watcher.start(ring)
+
+    def _rung(self) -> None:
+        ring = self._ring
+        self.stop()
+        if ring is not None:
+            ring()
+
+    def stop(self) -> None:
+        """Ring no more, until it is set again. May be called twice."""
+        if self.active:
+            watcher, self._watcher, self._ring = self._watcher, None, None
+            self.active = False
+            watcher.stop()
+            watcher.close()
