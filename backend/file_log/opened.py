@@ -58,6 +58,7 @@ class Opened:
         try:
             recovery = Recovery(storage, folder, self.segments, self.files, self.damage, options)
             self.recovered: Recovered = recovery.run()
+            self.segments.trim()
             self.index = AttachedIndex(storage, folder, self.segments, self.damage.found)
             self.index.recover()
         except OSError as error:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect_right
+from contextlib import closing, suppress
 from itertools import pairwise
 
 from backend.file_log.core import names
 from backend.file_log.core.frame import FRAME_BYTES, unpack_frame
 from backend.file_log.storage import File, Storage
+
+SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more behind a segment's end is given back
 
 
 class Segment:
@@ -160,13 +163,24 @@ class SegmentSet:
         last.close()
         self.segments[-1] = Segment(last.start, end, last.path, file)
 
+    def trim(self) -> None:
+        """Give back the space that was set aside behind what counts in all segments but the last. Blocking.
+
+        A disk that does not let it stays as it is.
+        """
+        for segment in self.segments[:-1]:
+            size = segment.end - segment.start
+            if segment.file.size() > size and segment.disk_bytes() > size + SPARE_BYTES_MAX:
+                with suppress(OSError), closing(self.storage.open(segment.path, write=True)) as file:
+                    file.truncate(size)
+
     def add(self, segment: Segment) -> None:
         """A new last one, as young as the one before; what it overlaps of that does not count any more."""
         if self.segments:
             segment.last_ms = max(segment.last_ms, self.segments[-1].last_ms)
         if self.segments and self.segments[-1].start >= segment.start:
             self.starts.pop()
-            self.segments.pop()
+            self.segments.pop().close()
         elif self.segments:
             self.segments[-1].end = min(self.segments[-1].end, segment.start)
         self.starts.append(segment.start)

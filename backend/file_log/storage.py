@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _DSYNC = getattr(os, "RWF_DSYNC", 0)
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _SEEK_DATA = getattr(os, "SEEK_DATA", None)
 
 
@@ -26,11 +27,12 @@ class Space(NamedTuple):
 class File:
     """One open file."""
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("_dsync", "fd", "path")
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self.fd = fd
+        self._dsync = _DSYNC
 
     def pread(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes; shorter only at the end of the file."""
@@ -50,9 +52,21 @@ class File:
 
         One system call where the system can, because each one costs a hand-over of the interpreter.
         """
-        if not _DSYNC or os.pwritev(self.fd, [data], offset, _DSYNC) < len(data):
+        if not self._pwrite_through(data, offset):
             self.pwrite(data, offset)
             self.sync()
+
+    def _pwrite_through(self, data: bytes, offset: int) -> bool:
+        """Whether one call has done it all; a file system that has no such call is not asked again."""
+        if not self._dsync:
+            return False
+        try:
+            return os.pwritev(self.fd, [data], offset, self._dsync) == len(data)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._dsync = 0
+            return False
 
     def size(self) -> int:
         """Bytes."""

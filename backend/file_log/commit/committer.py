@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import gevent
@@ -96,7 +97,7 @@ class WritePlace:
         self._rolling = -1
         old, self.segment = self.segment, segment
         self._allocated = self._zeroed = position
-        old.file.truncate(position - old.start)
+        _trim(old, position)
 
     def _allocate(self, position: int, end: int) -> None:
         limit = self.segment.start + max(self._segment_bytes, end - self.segment.start)
@@ -110,7 +111,8 @@ class WritePlace:
 
         `data` is the frame that failed; what was written between `durable` and it is read back from the
         cache. The bytes at their old place are not believed any more, but they stay: readers may look at
-        records of "written" topics there, and a process that touches a page that was cut off dies.
+        records of "written" topics there, and a process that touches a page that was cut off dies. The
+        space set aside behind them is given back.
         """
         found = self.segments.last
         if found.start > durable:
@@ -118,12 +120,27 @@ class WritePlace:
         between = found.pread(durable, found.end - durable)
         if len(between) < found.end - durable:
             raise OSError(f"{found.path} gives {len(between)} of {found.end - durable} bytes back")
+        self._leave(found)
         self.segments.remove_after(durable)  # a new one that was begun is not believed either
         segment = self.segments.create_with(durable, between + data, self._segment_bytes)
         self._rolling = -1
         self.segment, self._unsynced = segment, False
         self._allocated = self._zeroed = segment.end
         return segment
+
+    def _leave(self, found: Segment) -> None:
+        """`found` is written no more, and what was begun behind it is nobody's."""
+        if self.segment is not found:
+            self.segment.close()
+            self.segment = found
+        _trim(found, found.end)
+        self._allocated = self._zeroed = found.end
+
+
+def _trim(segment: Segment, end: int) -> None:
+    """Give back the space set aside from a log position on; what a bad disk keeps, the next opening frees."""
+    with suppress(OSError):
+        segment.file.truncate(end - segment.start)
 
 
 class Committer:

@@ -271,6 +271,7 @@ class Writer:
         segment = self._committer.place.segment
         if segment is not self._segments.last:
             self._segments.add(segment)
+            self.durable = frame.position  # the segment before was synced when it was left
         segment.end = frame.end
         segment.last_ms = max(segment.last_ms, frame.stored_ms)
 
