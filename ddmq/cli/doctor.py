@@ -34,7 +34,7 @@ SLOW_SYNC_MS = 10.0
 SYNC_ROUNDS = 20
 NEEDED = (  # beside what the command line itself is made of
     "gevent", "thrift.protocol.fastbinary", "thriftpy2", "google_crc32c", "yaml",
-    "prometheus_client", "jsonpath_ng", "cel_expr_python", "redis", "rocksdict", "cronsim", "tzdata",
+    "prometheus_client", "jsonpath_ng", "cel_expr_python", "rocksdict", "cronsim", "tzdata",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.sinks.file import FileSink
 from proxy_consumer.sinks.files_folder import FilesFolder
 from proxy_consumer.sinks.http import HttpSink
+from proxy_consumer.sinks.redis import RedisSink
 from proxy_consumer.subscription.subscription import Subscription
 
 KAFKA_SOURCE, LOG_SOURCE = "KAFKA", "RMQ"
@@ -122,8 +123,6 @@ class Pushers:
         if name == "AsyncHttp":
             return HttpSink(subscription, allowed, self._random)
         if name == "Redis":
-            from proxy_consumer.sinks.redis import RedisSink  # loads redis-py: a tenth of a second
-
             return RedisSink(subscription.config, allowed, self._random)
         if self._folder is None:
             self._folder = FilesFolder(config.push_files_dir, config.push_files_bytes_max)

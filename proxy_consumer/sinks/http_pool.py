@@ -1,7 +1,7 @@
 """HTTP/1.1 connections that are kept, one stack per origin, on gevent's own sockets.
 
-The standard library reads the answers; the socket is ours, so that a request waits in its greenlet and
-never on the hub. Whoever calls has checked what goes into the head: target, header names and values. A
+Answers are read under bounds (http_reading.py), so that a request waits in its greenlet and never on the
+hub. Whoever calls has checked what goes into the head: target, header names and values. A
 kept connection is used again within IDLE_S, and only if nothing has arrived on it meanwhile (an end, or
 bytes nobody asked for).
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import select
 import time
-from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 import gevent
@@ -18,6 +17,8 @@ from gevent import socket, ssl
 from gevent.lock import BoundedSemaphore
 
 from proxy_consumer.actions.targets import Url
+from proxy_consumer.sinks.http_reading import Answer, BadAnswerError, read_http
+from proxy_consumer.sinks.receiving import UnboundedError
 
 IDLE_S = 4.0  # below what servers keep idle connections open
 ORIGINS_MAX = 256
@@ -28,7 +29,7 @@ class NoAnswerError(Exception):
 
 
 class _Connection:
-    """One connection: a request leaves with one send, the library reads the answer."""
+    """One connection: a request leaves with one send, then its answer is read."""
 
     def __init__(self, url: Url, context: Any) -> None:
         self._url = url
@@ -40,23 +41,15 @@ class _Connection:
         self.idle_since = 0.0
 
     def exchange(
-        self, method: str, target: str, body: bytes, headers: dict[str, str], bytes_max: int
-    ) -> tuple[int, bytes, bool]:
-        """Status, at most `bytes_max` + 1 bytes of the body, and whether the connection may be kept."""
+        self, method: str, target: str, body: bytes, headers: dict[str, str], bytes_max: int, until: float
+    ) -> Answer:
+        """One request and its answer, with at most `bytes_max` bytes of body. `until`: monotonic seconds."""
         if self._sock is None:
             self._connect()
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self._sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
-        response = HTTPResponse(self._sock, method=method)
-        try:
-            response.begin()
-            content = response.read(bytes_max + 1)
-            if response.length and len(content) <= bytes_max:
-                raise NoAnswerError(f"{self._url.shown}: the answer ends {response.length} bytes too early")
-            return response.status, content, response.isclosed() and not response.will_close
-        finally:
-            response.close()
+        return read_http(self._sock, bytes_max, until)
 
     def _connect(self) -> None:
         """Name lookups go through gevent too."""
@@ -135,14 +128,16 @@ class HttpPool:
         whole = False
         try:
             with gevent.Timeout(timeout_s):
-                bytes_max = self._response_bytes_max
-                status, content, whole = connection.exchange(method, target, body, headers, bytes_max)
-            if len(content) > bytes_max:
-                raise NoAnswerError(f"the answer is over {bytes_max} bytes")
+                until = time.monotonic() + timeout_s
+                status, content, whole = connection.exchange(
+                    method, target, body, headers, self._response_bytes_max, until
+                )
             return status, content
         except gevent.Timeout:
             raise NoAnswerError(f"no answer from {url.shown} within {timeout_s:g} s") from None
-        except (OSError, HTTPException, ValueError) as error:
+        except (BadAnswerError, UnboundedError, EOFError) as error:
+            raise NoAnswerError(f"{url.shown}: {error}") from error
+        except (OSError, ValueError) as error:
             raise NoAnswerError(f"{url.shown}: {type(error).__name__}: {error}") from error
         finally:
             if whole and not self._closed:

@@ -1,22 +1,25 @@
-"""Connections to Redis on gevent's own sockets: redis-py speaks the protocol, only its socket is ours.
-
-redis-py's own client and pool are left out: they guard state with locks of native threads, which greenlets
-of one thread would walk through.
-"""
+"""Connections to Redis on gevent's own sockets, one stack per host."""
 
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import gevent
 from gevent import socket
 from gevent.lock import BoundedSemaphore
-from redis.backoff import NoBackoff
-from redis.connection import Connection
-from redis.exceptions import RedisError, ResponseError
-from redis.retry import Retry
+
+from proxy_consumer.sinks.receiving import Receiving, UnboundedError
+from proxy_consumer.sinks.redis_protocol import (
+    PIECES_MAX,
+    REPLY_BYTES_MAX,
+    RefusedError,
+    WrongReplyError,
+    encode_command,
+    read_reply,
+)
 
 Address = tuple[str, int]
 
@@ -25,14 +28,41 @@ class CommandError(Exception):
     """Redis refused a command, or did not answer; the text says which and why."""
 
 
-class _Connection(Connection):
-    """redis-py's connection over a gevent socket."""
+class _Connection:
+    """One connection, made and authenticated at its first command."""
 
-    def _connect(self) -> Any:
-        sock = socket.create_connection((self.host, self.port), self.socket_connect_timeout)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(self.socket_timeout)
-        return sock
+    def __init__(self, address: Address, password: str) -> None:
+        self._address = address
+        self._password = password
+        self._sock: Any = None
+
+    def run(self, commands: Sequence[Sequence[bytes]], until: float) -> None:
+        """The commands in order, until the first error. Raises RefusedError and what `read_reply` does."""
+        if self._sock is None:
+            self._sock = socket.create_connection(self._address)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._password:
+                self._run((b"AUTH", self._password.encode()), until)
+        for command in commands:
+            self._run(command, until)
+
+    def _run(self, command: Sequence[bytes], until: float) -> None:
+        self._sock.sendall(encode_command(command))
+        try:
+            read_reply(Receiving(self._sock, REPLY_BYTES_MAX, PIECES_MAX, until))
+        except RefusedError as error:
+            raise RefusedError(f"{command[0].decode()}: {error}") from error
+
+    def close(self) -> None:
+        """Harmless when it never was open."""
+        if self._sock is not None:
+            self._sock.close()
+
+    def is_quiet(self) -> bool:
+        """Nothing has arrived on it since: neither its end nor bytes nobody asked for."""
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLIN)
+        return not poll.poll(0)
 
 
 class RedisPool:
@@ -42,7 +72,7 @@ class RedisPool:
         self._password = password
         self._timeout_s = timeout_s
         self._connections_max = connections_max
-        self._hosts: dict[Address, tuple[BoundedSemaphore, list[Any]]] = {}
+        self._hosts: dict[Address, tuple[BoundedSemaphore, list[_Connection]]] = {}
         self._closed = False
 
     def close(self) -> None:
@@ -50,7 +80,7 @@ class RedisPool:
         self._closed = True
         for _, kept in self._hosts.values():
             while kept:
-                kept.pop().disconnect()
+                kept.pop().close()
 
     def run(self, address: Address, commands: Sequence[Sequence[bytes]]) -> None:
         """The commands in order, until the first error. Raises CommandError."""
@@ -60,54 +90,27 @@ class RedisPool:
             whole = False
             try:
                 with gevent.Timeout(self._timeout_s):
-                    self._run(connection, commands)
+                    connection.run(commands, time.monotonic() + self._timeout_s)
                 whole = True
             except gevent.Timeout:
                 raise CommandError(f"no answer within {self._timeout_s:g} s") from None
-            except ResponseError as error:
-                whole = True  # an answer, though a bad one
+            except RefusedError as error:
+                whole = not str(error).startswith("AUTH: ")  # an answer, though a bad one
                 raise CommandError(str(error)) from error
-            except (RedisError, OSError) as error:
+            except (WrongReplyError, UnboundedError, EOFError) as error:
+                raise CommandError(str(error)) from error
+            except OSError as error:
                 raise CommandError(f"{type(error).__name__}: {error}") from error
             finally:
                 if whole and not self._closed:
                     kept.append(connection)
                 else:
-                    connection.disconnect()
+                    connection.close()
 
-    def _run(self, connection: Any, commands: Sequence[Sequence[bytes]]) -> None:
-        connection.connect()
-        for command in commands:
-            connection.send_command(*command, check_health=False)
-            try:
-                connection.read_response()
-            except ResponseError as error:
-                raise ResponseError(f"{command[0].decode()}: {error}") from error
-
-    def _connection(self, address: Address, kept: list[Any]) -> Any:
+    def _connection(self, address: Address, kept: list[_Connection]) -> _Connection:
         while kept:
             connection = kept.pop()
-            if _is_quiet(connection):
+            if connection.is_quiet():
                 return connection
-            connection.disconnect()
-        make: Any = _Connection
-        return make(
-            host=address[0],
-            port=address[1],
-            password=self._password or None,
-            socket_timeout=self._timeout_s,
-            socket_connect_timeout=self._timeout_s,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),  # its waits would stop the hub; the job is retried instead
-            driver_info=None,
-        )
-
-
-def _is_quiet(connection: Any) -> bool:
-    """Nothing has arrived on it since: neither its end nor bytes nobody asked for."""
-    sock = connection._sock
-    if sock is None:
-        return False
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    return not poll.poll(0)
+            connection.close()
+        return _Connection(address, self._password)
