@@ -81,7 +81,7 @@ class Group:
         subscription = self.subscriptions.pop(topic.encode(), None)
         if subscription is not None:
             self._rotation.remove(subscription)
-            subscription.leave()
+            subscription.remove()
             self.serve()  # what waited behind its messages goes on
 
     def remember(self, held: Held) -> None:

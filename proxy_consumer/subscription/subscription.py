@@ -52,6 +52,7 @@ class Subscription:
         self.config = config
         self.wake_at = NEVER
         self.creating = False
+        self.removed = False  # deleted, here or elsewhere: it never joins again
         self.last_used = runtime.now()
         self.order = SubscriptionOrder(runtime, group, self)
         self.buffer = PullBuffer(
@@ -131,11 +132,15 @@ class Subscription:
 
     def join(self) -> None:
         """Take the seats, until nobody pulls any more."""
+        if self.removed:
+            return
         self.join_alone()
         self.runtime.agenda.set(self, self.runtime.now() + self.runtime.config.idle_ms / 1000)
 
     def join_alone(self) -> None:
         """Take the seats."""
+        if self.removed:
+            return
         self._seat.join(sharing_of(self.config))
         self.check_retry_queue()
 
@@ -155,6 +160,12 @@ class Subscription:
         for state in self.buffer.queues.values():
             self.remember_lost(state)
         self.leave()
+
+    def remove(self) -> None:
+        """The subscription is deleted: give up every queue, for good."""
+        self.removed = True
+        self.leave()
+        self.runtime.agenda.set(self, self.runtime.now() + SOON_S)
 
     def leave(self) -> None:
         """Give up every queue; what is leased comes again, here or elsewhere."""
@@ -364,6 +375,9 @@ class Subscription:
 
     def due(self, now: float) -> None:
         """The agenda's call: leases, retries, what is owed, what stalled, and idleness."""
+        if self.removed:
+            self.undertaker.go_on(now)  # nothing is moved any more: whoever waits for it is told
+            return
         self.buffer.sweep(now)
         self.flush()
         stalled, self._stalled = self._stalled, []
