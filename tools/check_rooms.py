@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ddmq_client": set(),
     "metrics_job": {
         "ddmq_common.metrics.catalogue", "ddmq_common.metrics.buckets", "ddmq_common.metrics.samples",
-        "ddmq_common.config", "ddmq_common.errors",
+        "ddmq_common.config", "ddmq_common.errors", "ddmq_common.plain_text",
     },
 }  # fmt: skip
 DEPLOYABLES = {"proxy_producer", "proxy_consumer", "delay_service"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from ddmq.cli.output import say
 from ddmq.cli.values import Whole
 
 PEERS = "delay_peers"  # of its own: it starts other systems, and is not among `all`
@@ -45,7 +46,7 @@ def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> 
     if listing or name is None:
         for short, module in known.items():
             text = (importlib.import_module(module).__doc__ or "").strip().splitlines()[0]
-            click.echo(f"{short:<11} {text}")
+            say(f"{short:<11} {text}")
         return
     if name != "all" and name not in known:
         raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(known)}")

@@ -18,6 +18,7 @@ from ddmq.cli.output import (
     print_facts,
     print_json,
     print_table,
+    say,
     show_body,
     show_row_body,
 )
@@ -155,7 +156,7 @@ def _tell(
     else:
         for one, outcome in zip(ids, outcomes, strict=True):
             said = outcome if isinstance(outcome, str) else say_outcome(outcome, wanted)
-            click.echo(f"{one}: {said}" if len(ids) > 1 else said, err=isinstance(outcome, str))
+            say(f"{one}: {said}" if len(ids) > 1 else said, err=isinstance(outcome, str))
     if any(isinstance(outcome, str) or outcome.status is not wanted for outcome in outcomes):
         raise click.exceptions.Exit(1)
 
@@ -250,14 +251,14 @@ def count(topic: str | None, start: str | None, end: str | None, admin: Address,
         found = client.get("delay", "count", topic=topic, **span)
         if as_json:
             return print_json(found)
-        click.echo(f"{found['count']:,}" + ("" if found["exact"] else " or more"))
+        say(f"{found['count']:,}" + ("" if found["exact"] else " or more"))
         _say_elsewhere(found)
         return None
     found = client.get("delay")
     if as_json:
         return print_json(found)
     print_table("", ("topic", "pending"), [[name, number] for name, number in found["topics"].items()])
-    click.echo(f"{found['pending']:,} in all")
+    say(f"{found['pending']:,} in all")
     for shard in found["shards"]:
         if not shard["fires"]:
             hint(f"shard {shard['shard']} does not fire: {shard['why']}")
@@ -292,7 +293,7 @@ def backup(folder: Path, timeout_ms: int, admin: Address, as_json: bool) -> None
     """
     client = AdminClient(admin, timeout_ms / 1000)
     answer = client.post("delay", "backup", body={"folder": str(folder.absolute())})
-    print_json(answer) if as_json else click.echo(f"{answer['shards']} shards copied to {answer['folder']}")
+    print_json(answer) if as_json else say(f"{answer['shards']} shards copied to {answer['folder']}")
 
 
 @delay.command("restore", short_help="Put a backup back, while nothing runs.")
@@ -318,7 +319,7 @@ def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool
     if as_json:
         print_json(done._asdict())
     elif done.messages is None:
-        click.echo(f"{done.shards} shards restored beside the log in {data_dir}")
+        say(f"{done.shards} shards restored beside the log in {data_dir}")
     else:
-        click.echo(f"{cell(done.messages)} messages wait in a new log in {data_dir}")
+        say(f"{cell(done.messages)} messages wait in a new log in {data_dir}")
     hint(f"start it: ddmq serve --data-dir {data_dir}")

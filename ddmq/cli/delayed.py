@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ddmq.address import Address
-from ddmq.cli.output import hint, print_json
+from ddmq.cli.output import hint, print_json, say
 from ddmq.cli.values import known_host
 from ddmq.cli.when import shown, zone_of
 from ddmq_client import CancelOutcome, ClientError, DelayResult, DelayStatus, OutgoingMessage, Producer
@@ -70,11 +70,11 @@ def _tell(rows: list[dict[str, Any]], stored: int, failed: int, wanted: dict[str
         due = row["due_ms"]
         when = shown(datetime.fromtimestamp(due / 1000, UTC), now, zone) if due is not None else "when due"
         repeated = "first " if "cron" in wanted or "every" in wanted else ""
-        click.echo(f"{repeated}due {when}, id {row['id']}")
+        say(f"{repeated}due {when}, id {row['id']}")
     if stored == 1 and not failed:
         hint(f"`ddmq delay cancel {rows[0]['id']}` takes it back")
     elif stored > SHOWN_MAX or failed:
-        click.echo(f"stored {stored:,} messages" + (f", {failed:,} failed" if failed else ""))
+        say(f"stored {stored:,} messages" + (f", {failed:,} failed" if failed else ""))
 
 
 def say_outcome(outcome: CancelOutcome, wanted: DelayStatus) -> str:

@@ -10,7 +10,7 @@ import click
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_moment
-from ddmq.cli.output import cell, confirm, hint, json_option, print_json, print_table, show_body
+from ddmq.cli.output import cell, confirm, hint, json_option, print_json, print_table, say, show_body
 from ddmq.cli.values import NAME, Whole
 from ddmq.moments import shown
 
@@ -78,7 +78,7 @@ def show(
         return print_json(found)
     if not found["shown"] and found["next"] is None:
         which = "such dead letter" if any((start, reason, topic, since)) else "dead letter"
-        click.echo(f"no {which} of {group} waits to be resent or purged")
+        say(f"no {which} of {group} waits to be resent or purged")
         return None
     print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in found["shown"]])
     if found["next"] is not None:
@@ -158,10 +158,10 @@ def _resend_all(client: AdminClient, group: str, body: dict[str, Any]) -> tuple[
 
 def _say_resent(group: str, sent: Counter[str], *, dry_run: bool) -> None:
     if not sent:
-        click.echo(f"nothing to resend of group {group}")
+        say(f"nothing to resend of group {group}")
         return
     where = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(sent.items()))
-    click.echo(f"{'would resend' if dry_run else 'resent'} {where}")
+    say(f"{'would resend' if dry_run else 'resent'} {where}")
 
 
 @dlq.command("purge", short_help="Be done with dead letters, unsent.")
@@ -185,7 +185,7 @@ def purge(group: str, everything: bool, before: str | None, yes: bool, admin: Ad
         which = f"all {waiting:,}" if everything else f"those of its {waiting:,} from before {before}"
         confirm(f"Purge dead letters of {group}, {which}? They are not sent again.")
     answer = client.post("dlq", group, "purge", body=body)
-    print_json(answer) if as_json else click.echo(f"purged {answer['purged']:,} dead letters of {group}")
+    print_json(answer) if as_json else say(f"purged {answer['purged']:,} dead letters of {group}")
 
 
 def _since(text: str | None) -> int | None:

@@ -11,7 +11,7 @@ from ddmq.address import Address
 from ddmq.cli import group_show
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_start
-from ddmq.cli.output import confirm, hint, json_option, print_json, print_table
+from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
 from ddmq.cli.settings import given, setting_name, settings_options
 from ddmq.cli.values import NAME, Whole
 from ddmq.settings import shown
@@ -78,9 +78,9 @@ def create(name: str, topics: tuple[str, ...], admin: Address, as_json: bool, **
     if as_json:
         return print_json(made)
     if made["subscribed"]:
-        click.echo(f"{name} consumes {', '.join(made['subscribed'])}, from {settings['start']}")
+        say(f"{name} consumes {', '.join(made['subscribed'])}, from {settings['start']}")
     for topic in sorted(set(topics) - set(made["subscribed"])):
-        click.echo(f"{name} consumes {topic} already, nothing is changed")
+        say(f"{name} consumes {topic} already, nothing is changed")
         hint(f"`ddmq group set {name} --topic {topic}` changes it, `ddmq offset reset` moves it")
     return None
 
@@ -115,12 +115,12 @@ def set_(
     if as_json:
         return print_json(done)
     if done["created"]:
-        click.echo(f"{name} consumes {topic}, from {done['settings']['start']}")
+        say(f"{name} consumes {topic}, from {done['settings']['start']}")
     for change in done["changed"]:
         option = change["key"].replace("_", "-")
-        click.echo(f"{option}: {shown(change['before'])} → {shown(change['after'])}")
+        say(f"{option}: {shown(change['before'])} → {shown(change['after'])}")
     if not done["created"] and not done["changed"]:
-        click.echo(f"nothing changes: {name} on {topic} has these settings already")
+        say(f"nothing changes: {name} on {topic} has these settings already")
     return None
 
 
@@ -140,7 +140,7 @@ def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
     if not yes:
         confirm(f"Delete {what} and forget where it stands?")
     AdminClient(admin).delete("groups", name, topic=topic)
-    click.echo(f"deleted {name if topic is None else what}")
+    say(f"deleted {name if topic is None else what}")
 
 
 # --- blocked keys
@@ -193,7 +193,7 @@ def park(name: str, key: str, admin: Address, as_json: bool) -> None:
     done = _act(name, key, "park", admin)
     if as_json:
         return print_json(done)
-    click.echo(f"parked {done['key']}; `ddmq group replay {name} {shlex.quote(done['key'])}` lets it go on")
+    say(f"parked {done['key']}; `ddmq group replay {name} {shlex.quote(done['key'])}` lets it go on")
     return None
 
 
@@ -208,7 +208,7 @@ def skip(name: str, key: str, admin: Address, as_json: bool) -> None:
     done = _act(name, key, "skip", admin)
     if as_json:
         return print_json(done)
-    click.echo(f"skipped the first message of {done['key']}; `ddmq dlq show {name}` has it")
+    say(f"skipped the first message of {done['key']}; `ddmq dlq show {name}` has it")
     return None
 
 
@@ -222,5 +222,5 @@ def replay(name: str, key: str, admin: Address, as_json: bool) -> None:
     done = _act(name, key, "replay", admin)
     if as_json:
         return print_json(done)
-    click.echo(f"{done['key']} goes on; its first message is delivered again now")
+    say(f"{done['key']} goes on; its first message is delivered again now")
     return None

@@ -6,9 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import click
-
-from ddmq.cli.output import cell, hint, print_facts, print_table
+from ddmq.cli.output import cell, hint, print_facts, print_table, say
 from ddmq.moments import age
 from ddmq.settings import shown
 
@@ -23,7 +21,7 @@ ERROR_SHOWN = 120
 def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
     """The answer of GET /groups/NAME."""
     for each in found["subscriptions"]:
-        click.echo(f"{found['group']} on {each['topic']}")
+        say(f"{found['group']} on {each['topic']}")
         print_facts(_facts(each, all_settings=all_settings))
         own = {"committed": None, "lag": None} if _is_broadcast(each) else {}
         print_table("", QUEUE_COLUMNS, (_queue(queue | own) for queue in each["queues"]))
@@ -31,13 +29,13 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
         many = "" if found["dead_letters_open"] == 1 else "s"
         hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
     if found["blocked_keys"]:
-        click.echo("blocked keys")
+        say("blocked keys")
         print_keys(found["group"], found["blocked_keys"])
         if found["blocked_keys_more"]:
             hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
     if found["differences"]:
         now_ms = time.time() * 1000
-        click.echo("clients that subscribe differently")
+        say("clients that subscribe differently")
         print_table("", CLIENT_COLUMNS, (_client(each, now_ms) for each in found["differences"]))
     hint_elsewhere(found)
 
@@ -99,7 +97,7 @@ def _queue(queue: Mapping[str, Any]) -> list[Any]:
 def print_keys(group: str, keys: Sequence[Mapping[str, Any]]) -> None:
     """Blocked keys with what can be done about them."""
     if not keys:
-        click.echo(f"no key of {group} is blocked at this proxy")
+        say(f"no key of {group} is blocked at this proxy")
         return
     now_ms = time.time() * 1000
     print_table("", KEY_COLUMNS, (_key(each, now_ms) for each in keys))

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import hint, json_option, print_json, print_table, table
+from ddmq.cli.output import console, hint, json_option, print_json, print_table, table
 from ddmq.cli.values import NAME, Number
 from ddmq.moments import age
 
@@ -48,11 +47,11 @@ def lag(group: str | None, watch: bool, interval: float, admin: Address, as_json
         if not rows:
             hint("no groups yet: `ddmq group create NAME --topic TOPIC`")
         return
-    console = Console()
-    with Live(_view(rows, console.height), console=console, auto_refresh=False) as live:
+    screen = console()
+    with Live(_view(rows, screen.height), console=screen, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
-            live.update(_view(client.get("lag", group=group), console.height), refresh=True)
+            live.update(_view(client.get("lag", group=group), screen.height), refresh=True)
 
 
 def _view(rows: Sequence[dict[str, Any]], height: int) -> Table:

@@ -9,7 +9,7 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import hint, json_option, print_json, print_table
+from ddmq.cli.output import hint, json_option, print_json, print_table, say
 from ddmq.cli.values import NAME, Whole
 from ddmq.moments import ALLOWED, is_relative, moment
 
@@ -76,7 +76,7 @@ def reset(
     done = AdminClient(admin).post("groups", group, "offsets", body=body)
     if as_json:
         return print_json(done)
-    click.echo(f"{'would reset' if dry_run else 'reset'} {group} on {topic} to {done['to']}")
+    say(f"{'would reset' if dry_run else 'reset'} {group} on {topic} to {done['to']}")
     print_table("", RESET_COLUMNS, ([row[name] for name in RESET_COLUMNS] for row in done["queues"]))
     verb = "would come" if dry_run else "come"
     hint(f"{done['again']:,} finished messages {verb} again; {done['passed_over']:,} are passed over")

@@ -1,45 +1,111 @@
 """People get tables, programs get JSON: every command prints through here.
 
 `--json` prints one JSON document (or, for streams, one a line) on standard output and nothing else
-there; whatever is meant for people's eyes (progress, hints) goes to standard error.
+there; whatever is meant for people's eyes (progress, hints) goes to standard error. What others wrote into
+keys, bodies, names and errors is text here and nothing else (ddmq_common/plain_text.py): no markup, no escape
+sequence, no line of its own; so commands print with these functions alone.
 """
 
 from __future__ import annotations
 
 import base64
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from ddmq_common.plain_text import json_plain, plain
 
 BODY_SHOWN = 2_000  # characters of a text body that people are shown
 BYTES_SHOWN = 24  # bytes of a binary one
-_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
-    9: "\\t", 10: "\\n", 13: "\\r"
-}  # fmt: skip
+WIDE = 200  # columns where the output is no terminal
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 def print_json(value: Any) -> None:
     """One JSON document on one line."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
-    sys.stdout.flush()
+    encoding = sys.stdout.encoding or "utf-8"
+    text = json_plain(msgspec.json.encode(value).decode(), ascii_only=not encoding.lower().startswith("utf"))
+    with _writing():
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """A line on standard output; `err`: on standard error."""
+    _echo(plain(text), err=err)
+
+
+def hint(text: str) -> None:
+    """A line for people, on standard error."""
+    say(text, err=True)
+
+
+def say_message(place: str, facts: Mapping[str, Any], body: str) -> None:
+    """One message on one line: where it is, what is known of it, its body."""
+    known = "".join(f" {name}={value}" for name, value in facts.items())
+    _echo(click.style(plain(place), fg="cyan") + plain(f"{known}  {body}"))
+
+
+def _echo(line: str, *, err: bool = False) -> None:
+    with _writing():
+        click.echo(line, err=err, color=None if _coloured() else False)
+
+
+def _coloured() -> bool:
+    """Whether a terminal may be sent colours."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Raises ClickException when standard output takes no more; a closed pipe is its reader's wish."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        close_stdout()
+        raise click.ClickException(f"standard output cannot be written: {reason(error)}") from error
+
+
+def close_stdout() -> None:
+    """What is still to be written there goes nowhere, so that the end of the process does not fail on it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def console(*, err: bool = False) -> Console:
+    """Where rich prints: names are never markup to it; wide when that is not a terminal."""
+    stream = sys.stderr if err else sys.stdout
+    return Console(
+        stderr=err, markup=False, emoji=False, highlight=False, width=None if stream.isatty() else WIDE
+    )
+
+
+def show(renderable: Any) -> None:
+    """A table or a view on standard output."""
+    with _writing():
+        console().print(renderable)
+        sys.stdout.flush()
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """A table whose numeric cells are right-aligned."""
     rows = list(rows)
-    built = Table(title=title or None, title_justify="left", header_style="bold")
+    built = Table(title=Text(plain(title)) if title else None, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         built.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        built.add_row(*(cell(value) for value in row))
+        built.add_row(*(Text(cell(value)) for value in row))
     return built
 
 
@@ -55,7 +121,7 @@ def cell(value: Any) -> str:
         return f"{value:,.1f}"
     if isinstance(value, list):
         return ", ".join(map(cell, value)) or "–"
-    return str(value)
+    return plain(str(value))
 
 
 def body_fields(body: bytes) -> dict[str, str]:
@@ -73,7 +139,7 @@ def show_body(body: bytes) -> str:
     except UnicodeDecodeError:
         more = " …" if len(body) > BYTES_SHOWN else ""
         return f"({len(body):,} bytes, binary: {body[:BYTES_SHOWN].hex(' ')}{more})"
-    shown = text[:BODY_SHOWN].translate(_ESCAPES)
+    shown = plain(text[:BODY_SHOWN])
     return shown if len(text) <= BODY_SHOWN else f"{shown}… ({len(body):,} bytes)"
 
 
@@ -94,7 +160,7 @@ def reason(error: BaseException) -> str:
 def confirm(question: str) -> None:
     """Ask; without a yes nothing happens, and that is said. Exit code 1."""
     try:
-        agreed = click.confirm(question)
+        agreed = click.confirm(plain(question))
     except click.Abort as error:
         if sys.stdin.isatty():
             raise
@@ -106,19 +172,11 @@ def confirm(question: str) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """The table on standard output; plain and wide when that is not a terminal."""
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    if not sys.stdout.isatty():
-        console = Console(width=200)
-    console.print(table(title, columns, rows))
+    show(table(title, columns, rows))
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Name and value, one a line."""
-    width = max((len(name) for name in facts), default=0)
+    width = max((len(plain(name)) for name in facts), default=0)
     for name, value in facts.items():
-        click.echo(f"{name:<{width}}  {cell(value)}")
-
-
-def hint(text: str) -> None:
-    """A line for people, on standard error."""
-    click.echo(text, err=True)
+        say(f"{plain(name):<{width}}  {cell(value)}")

@@ -16,7 +16,16 @@ import click
 
 from ddmq.address import ADDRESS, CONSUMER, Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import body_fields, hint, json_option, print_json, reason, show_body, show_row_body
+from ddmq.cli.output import (
+    body_fields,
+    hint,
+    json_option,
+    print_json,
+    reason,
+    say_message,
+    show_body,
+    show_row_body,
+)
 from ddmq.cli.values import NAME, Folder, Whole, known_host
 from ddmq.moments import shown
 from ddmq_client import ClientError, Consumer, Message
@@ -159,11 +168,9 @@ def _show(message: Message, as_json: bool) -> None:
     if as_json:
         print_json(_row(message))
         return
-    click.secho(f"{_number(message.queue)}/{message.offset}", fg="cyan", nl=False)
-    for name, value in (("key", message.key), ("tags", message.tags), ("attempt", message.attempt)):
-        if value and value != 1:
-            click.echo(f" {name}={value}", nl=False)
-    click.echo("  " + show_body(message.body))
+    facts = {"key": message.key, "tags": message.tags, "attempt": message.attempt}
+    known = {name: value for name, value in facts.items() if value and value != 1}
+    say_message(f"{_number(message.queue)}/{message.offset}", known, show_body(message.body))
 
 
 def _row(message: Message) -> dict[str, Any]:
@@ -238,8 +245,5 @@ def _newer(client: AdminClient, topic: str, queue: int, at: dict[int, int]) -> l
 
 
 def _show_row(row: dict[str, Any]) -> None:
-    click.secho(f"{shown(row['stored_ms'])} {row['queue']}/{row['offset']}", fg="cyan", nl=False)
-    for name in ("key", "tags"):
-        if row[name]:
-            click.echo(f" {name}={row[name]}", nl=False)
-    click.echo("  " + show_row_body(row))
+    known = {name: row[name] for name in ("key", "tags") if row[name]}
+    say_message(f"{shown(row['stored_ms'])} {row['queue']}/{row['offset']}", known, show_row_body(row))

@@ -6,7 +6,6 @@ Spark and the charts are the extra `spark`; they are imported only when the repo
 from __future__ import annotations
 
 import importlib.util
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddmq.cli.output import hint, json_option, print_json
+from ddmq.cli.output import console, hint, json_option, print_json, say
 from ddmq.cli.values import Folder
 from ddmq.moments import DURATION_ALLOWED, duration
 
@@ -77,7 +76,7 @@ def report(
         print_json({**summary(made), "html": str(out)})
         return
     show(made)
-    click.echo(f"the whole report: {out.resolve()}")
+    say(f"the whole report: {out.resolve()}")
 
 
 def make_report(
@@ -110,11 +109,9 @@ def _job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int, to_
 
 def show(made: Report) -> None:
     """The short form on standard output; wide when that is not a terminal."""
-    from rich.console import Console
-
     from metrics_job.report.terminal import print_report
 
-    print_report(made, Console() if sys.stdout.isatty() else Console(width=160))
+    print_report(made, console())
 
 
 def need_packages() -> None:

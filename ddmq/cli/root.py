@@ -7,7 +7,7 @@ line on standard error); 2 the command line is wrong; 130 interrupted.
 from __future__ import annotations
 
 import importlib
-import os
+import io
 import sys
 from collections.abc import Sequence
 
@@ -67,7 +67,9 @@ class Tree(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            from ddmq.cli.output import close_stdout
+
+            close_stdout()
             raise click.exceptions.Exit(0) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -87,23 +89,32 @@ def root() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no such character gets its number
+            stream.reconfigure(errors="backslashreplace")
     try:
         ended = root.main(args=list(arguments), prog_name="ddmq", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
     except click.UsageError as error:
-        click.echo(f"Error: {_one_line(error)}", err=True)
+        _say_error(_one_line(error))
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        _say_error(error.format_message())
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
     except DdmqError as error:
-        click.echo(f"Error: {error}", err=True)
+        _say_error(str(error))
         return 1
     return ended if isinstance(ended, int) else 0
+
+
+def _say_error(text: str) -> None:
+    from ddmq.cli.output import hint
+
+    hint(f"Error: {text}")
 
 
 def _one_line(error: click.UsageError) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -22,7 +21,7 @@ from rich.progress import (
 
 from ddmq.address import ADDRESS, PRODUCER, Address
 from ddmq.cli.delayed import add_all, client_of
-from ddmq.cli.output import hint, json_option, print_json
+from ddmq.cli.output import console, hint, json_option, print_json, say
 from ddmq.cli.values import NAME, Whole
 from ddmq.cli.when import when, when_options
 from ddmq_client import OutgoingMessage, Producer, SendResult, UnknownOutcomeError
@@ -160,28 +159,28 @@ class Report:
         for place, result in self.failures:
             what = "outcome unknown" if isinstance(result.error, UnknownOutcomeError) else "not stored"
             which = f" (message {place:,} of {total:,})" if total > 1 else ""
-            click.echo(f"{what}{which}: {result.error}", err=True)
+            hint(f"{what}{which}: {result.error}")
         if self.failed > len(self.failures):
-            click.echo(f"… and {self.failed - len(self.failures):,} more that were not stored", err=True)
+            hint(f"… and {self.failed - len(self.failures):,} more that were not stored")
         if total and not self.stored and all(one.error and one.code < 0 for one in self.results):
-            click.echo("`ddmq serve` starts a server; --producer HOST:PORT names another", err=True)
+            hint("`ddmq serve` starts a server; --producer HOST:PORT names another")
         if not total:
-            click.echo("nothing to send: the input has no lines", err=True)
+            hint("nothing to send: the input has no lines")
         elif self.stored == 1 and not self.failed:
             _tell_one(self.results[0])
         elif self.stored:
             seconds = max(time.monotonic() - self.began, 1e-6)
-            click.echo(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f}/s)")
+            say(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f}/s)")
             for place, one in enumerate(self.results, 1):
                 if one.delay_id is not None:
-                    click.echo(f"message {place} is delayed, delay id {one.delay_id}")
+                    say(f"message {place} is delayed, delay id {one.delay_id}")
 
 
 def _tell_one(one: SendResult) -> None:
     """`delay_id`: its topic took properties of it for a delay."""
     where = "delayed" if one.offset is None else f"queue {one.queue_id}, offset {one.offset}"
     by = "" if one.delay_id is None else f", delay id {one.delay_id}"
-    click.echo(f"stored: {where}, id {one.message_id}{by}")
+    say(f"stored: {where}, id {one.message_id}{by}")
     if one.delay_id is not None:
         hint(f"`ddmq delay cancel {one.delay_id}` takes it back")
 
@@ -196,9 +195,9 @@ def _send_all(
     """`waiting` says that there is no answer yet, while the first request is under way."""
     report = Report()
     columns = (SpinnerColumn(), TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    quiet = as_json or not console.is_terminal or known == 1
-    with Progress(*columns, console=console, disable=quiet, transient=True) as progress:
+    screen = console(err=True)
+    quiet = as_json or not screen.is_terminal or known == 1
+    with Progress(*columns, console=screen, disable=quiet, transient=True) as progress:
         task = progress.add_task("sending", total=known)
         for window in _windows(messages):
             if not (as_json or report.results):

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
-from ddmq.cli.output import reason
+from ddmq.cli.output import reason, say
 from ddmq.cli.values import Folder
 
 _common = [
@@ -112,7 +112,7 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     install_signals(process)
     if with_parent:
         when_parent_ends(process.parent_ended)
-    click.echo(ready_line(process.addresses, config.serve.data_dir))
+    say(ready_line(process.addresses, config.serve.data_dir))
     process.run_until_stopped()
 
 

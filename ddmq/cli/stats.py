@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import json_option, print_json, table
+from ddmq.cli.output import console, json_option, print_json, show, table
 from ddmq.cli.values import Number
+from ddmq_common.plain_text import plain
 
 GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "dead_letters")
 FRAME_LINES = 18  # lines of a view beside the rows of its three tables
@@ -49,15 +50,15 @@ def stats(watch: bool, interval: float, admin: Address, as_json: bool) -> None:
     if as_json:
         _stream(client, now, interval if watch else None)
         return
-    console = Console()
     if not watch:
-        console.print(view(None, now))
+        show(view(None, now))
         return
-    with Live(view(None, now, console.height), console=console, auto_refresh=False) as live:
+    screen = console()
+    with Live(view(None, now, screen.height), console=screen, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
             before, now = now, client.get("stats")
-            live.update(view(before, now, console.height), refresh=True)
+            live.update(view(before, now, screen.height), refresh=True)
 
 
 def _stream(client: AdminClient, now: Stats, interval: float | None) -> None:
@@ -96,7 +97,7 @@ def _cut(title: str, columns: Sequence[str], rows: list[list[Any]], room: int) -
 
 def _health_line(now: Stats) -> str:
     health = now["health"]
-    return "server: ready" if health["ready"] else f"server: NOT READY: {health['reason']}"
+    return plain("server: ready" if health["ready"] else f"server: NOT READY: {health['reason']}")
 
 
 def _topic_columns(before: Stats | None) -> list[str]:

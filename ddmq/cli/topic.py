@@ -8,7 +8,7 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table
+from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table, say
 from ddmq.cli.values import NAME, Whole
 from ddmq_common.names import DELAY_DIALECTS
 
@@ -95,7 +95,7 @@ def show(name: str, admin: Address, as_json: bool) -> None:
 def create(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
     """Create a topic (4 queues unless told otherwise)."""
     made = AdminClient(admin).post("topics", name, body={"create": True} | _given(changes))
-    print_json(made) if as_json else click.echo(f"created {name} with {made['queues']} queues")
+    print_json(made) if as_json else say(f"created {name} with {made['queues']} queues")
 
 
 @topic.command("update")
@@ -111,7 +111,7 @@ def update(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
     made = AdminClient(admin).post("topics", name, body={"create": False} | given)
     if "queues" in given:
         hint("note: with more queues, shard keys go to other queues than before")
-    print_json(made) if as_json else click.echo(f"updated {name}")
+    print_json(made) if as_json else say(f"updated {name}")
 
 
 @topic.command("delete")
@@ -123,7 +123,7 @@ def delete(name: str, yes: bool, admin: Address) -> None:
     if not yes:
         confirm(f"Delete topic {name} and every message in it?")
     AdminClient(admin).delete("topics", name)
-    click.echo(f"deleted {name}")
+    say(f"deleted {name}")
 
 
 def _given(changes: dict[str, Any]) -> dict[str, Any]:

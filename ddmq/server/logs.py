@@ -1,4 +1,8 @@
-"""One event, one line on standard error: text for people, JSON for programs. No secrets, no bodies."""
+"""One event, one line on standard error: text for people, JSON for programs. No secrets, no bodies.
+
+What others wrote into names and errors stays inside its line; the lines of a traceback are indented, so that
+none of them passes for an event.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import time
 from typing import Any
 
 import msgspec
+
+from ddmq_common.plain_text import json_plain, plain
 
 _PLAIN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -24,7 +30,7 @@ class TextFormatter(logging.Formatter):
         line = f"{_stamp(record)} {record.levelname} {record.name}: {record.getMessage()}"
         for key, value in extras(record).items():
             line += f" {key}={value}"
-        return line + _trace(self, record)
+        return plain(line) + _trace(self, record)
 
 
 class JsonFormatter(logging.Formatter):
@@ -35,7 +41,7 @@ class JsonFormatter(logging.Formatter):
         event |= {"event": record.getMessage()} | extras(record)
         if record.exc_info:
             event["trace"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(event, enc_hook=str).decode()
+        return json_plain(msgspec.json.encode(event, enc_hook=str).decode())
 
 
 def _stamp(record: logging.LogRecord) -> str:
@@ -43,7 +49,9 @@ def _stamp(record: logging.LogRecord) -> str:
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    return "\n" + formatter.formatException(record.exc_info) if record.exc_info else ""
+    if not record.exc_info:
+        return ""
+    return "".join(f"\n  {plain(line)}" for line in formatter.formatException(record.exc_info).split("\n"))
 
 
 def set_up(level: str, style: str) -> None:

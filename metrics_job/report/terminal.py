@@ -8,6 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ddmq_common.plain_text import plain
 from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report
 
@@ -34,7 +35,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     else:
         yield Text("✗ look here", style="bold red")
         for finding in report.findings:
-            yield Text(f"  · {finding.text}")
+            yield Text(plain(f"  · {finding.text}"))
     yield Text(_totals(report))
     if any(times.whole for times in report.times):
         yield _times(report)
@@ -108,7 +109,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     for column in columns:
         built.add_column(column, overflow="fold", justify="left" if column in _LEFT else "right")
     for row in rows[:ROWS_SHOWN]:
-        built.add_row(*(Text(value) for value in row))
+        built.add_row(*(Text(plain(value)) for value in row))
     if len(rows) > ROWS_SHOWN:
         built.caption = f"… and {len(rows) - ROWS_SHOWN:,} more"
     return built

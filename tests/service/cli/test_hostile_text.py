@@ -1,0 +1,179 @@
+"""Texts of others through every command: nothing of them is more than text, and no command stumbles over it.
+
+Every leaf of the command tree stands in READS, ACTS or APART; a new command without one fails a test.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from typing import NamedTuple
+
+import click
+import pytest
+
+from ddmq.cli.root import COMMANDS, Tree, root
+from ddmq_client import Consumer, Producer, PullError
+from tests.scenarios.real_server import RealServer, until
+from tests.service.cli.conftest import Shell
+from tests.service.cli.terminal import Terminal, acts
+
+NASTY = (
+    "\x1b]0;pwned\x07\x1b[2J\x1b[8m\x9b5m\x85"
+    "\nFORGED line\r\tb\x00\x7f [/nope] [red]x[/red] [link=http://x.example]y[/link] "
+    ":smile: \u202eevil\u2066\u2028"
+)
+TOPIC, GROUP, ORDERED = "hostile-text", "hostile-dead", "hostile-ordered"
+SEEN = "[/nope] [red]x[/red]"  # of NASTY, whole where such a text is shown
+
+
+class Case(NamedTuple):
+    """A command line; `seen`: whether the hostile text is among what it shows."""
+
+    line: tuple[str, ...]
+    seen: bool = True
+
+
+READS = {
+    "message": [
+        Case(("message", TOPIC)),
+        Case(("message", TOPIC, "--count", "1")),
+        Case(("message", f"%DLQ%{GROUP}")),
+        Case(("message", TOPIC, "--key", NASTY)),
+        Case(("message", TOPIC, "--group", GROUP)),
+    ],
+    "tail": [Case(("tail", TOPIC, "--no-follow"))],
+    "pull": [
+        Case(("pull", TOPIC, "--group", "hostile-pull")),
+        Case(("pull", f"%DLQ%{GROUP}", "--group", "hostile-pull-letters", "--no-ack")),
+    ],
+    "dlq list": [Case(("dlq", "list"), seen=False)],
+    "dlq show": [Case(("dlq", "show", GROUP))],
+    "delay list": [Case(("delay", "list", TOPIC))],
+    "delay show": [Case(("delay", "show", "{delay_id}"))],
+    "delay count": [Case(("delay", "count"), seen=False)],
+    "group list": [Case(("group", "list"), seen=False)],
+    "group show": [Case(("group", "show", GROUP)), Case(("group", "show", ORDERED))],
+    "group keys": [Case(("group", "keys", ORDERED))],
+    "offset show": [Case(("offset", "show", GROUP), seen=False)],
+    "topic list": [Case(("topic", "list"), seen=False)],
+    "topic show": [Case(("topic", "show", TOPIC), seen=False)],
+    "lag": [Case(("lag",), seen=False)],
+    "stats": [Case(("stats",), seen=False)],
+    "doctor": [Case(("doctor", "--config", NASTY.replace("\0", "")))],
+}
+ACTS = {  # what they refuse or do with a hostile name or value
+    "send": [
+        Case(("send", NASTY, "x"), seen=False),
+        Case(("send", TOPIC, NASTY, "--key", NASTY), seen=False),
+    ],
+    "delay add": [Case(("delay", "add", NASTY, "x", "--delay", "1s"), seen=False)],
+    "delay cancel": [Case(("delay", "cancel", NASTY, NASTY))],
+    "delay fire": [Case(("delay", "fire", NASTY, NASTY))],
+    "delay reschedule": [Case(("delay", "reschedule", NASTY, "--delay", "9s"), seen=False)],
+    "delay backup": [Case(("delay", "backup", "/dev/null/" + NASTY.replace("\0", "")))],
+    "delay restore": [Case(("delay", "restore", NASTY.replace("\0", ""), "--data-dir", "x"))],
+    "topic create": [Case(("topic", "create", NASTY), seen=False)],
+    "topic update": [Case(("topic", "update", NASTY, "--queues", "2"))],
+    "topic delete": [Case(("topic", "delete", NASTY, "--yes"))],
+    "group create": [Case(("group", "create", NASTY, "--topic", TOPIC), seen=False)],
+    "group set": [
+        Case(("group", "set", NASTY, "--topic", TOPIC), seen=False),
+        Case(("group", "set", "hostile-sql", "--topic", TOPIC, "--sql", f"a = '{NASTY}'"), seen=False),
+    ],
+    "group delete": [Case(("group", "delete", NASTY, "--yes"))],
+    "group park": [Case(("group", "park", ORDERED, NASTY))],
+    "group replay": [Case(("group", "replay", ORDERED, NASTY))],
+    "group skip": [Case(("group", "skip", ORDERED, NASTY))],
+    "offset reset": [Case(("offset", "reset", GROUP, "--topic", TOPIC, "--to", NASTY))],
+    "dlq resend": [Case(("dlq", "resend", GROUP, "--reason", NASTY), seen=False)],
+    "dlq purge": [Case(("dlq", "purge", NASTY, "--all", "--yes"))],
+}
+APART = {
+    "serve", "producer", "consumer", "delay-service",  # they print `ready`; their log has a test below
+    "demo", "bench", "completion",  # nothing of others is in what they say
+    "report",  # its terminal form: tests/unit/metrics_job
+}  # fmt: skip
+CASES = [
+    pytest.param(case, id=re.sub(r"[^A-Za-z0-9%-]+", " ", " ".join(case.line))[:50])
+    for cases in (READS | ACTS).values()
+    for case in cases
+]
+
+
+def test_every_command_has_its_case() -> None:
+    names = set()
+    for name in COMMANDS:
+        assert isinstance(root, Tree)
+        command = root.get_command(click.Context(root), name)
+        parts = command.commands if isinstance(command, click.Group) else None
+        names |= {name} if parts is None else {f"{name} {part}" for part in parts}
+    assert names == READS.keys() | ACTS.keys() | APART
+
+
+@pytest.fixture(scope="module")
+def hostile(server: RealServer) -> str:
+    """Hostile text in every field that a client can fill; the delay id of one of the messages."""
+    ports = server.ports
+    server.admin("POST", "topics", TOPIC, body={"queues": 1})
+    settings = {"topics": [TOPIC], "start": "first", "retry_intervals_ms": []}
+    server.admin("POST", "groups", GROUP, body=settings | {"retry_steps": 0})
+    slow = {"order_key": "KEY", "ordered_interval_ms": 600_000, "ordered_deliveries_max": -1}
+    server.admin("POST", "groups", ORDERED, body=settings | slow)
+    with Producer(f"127.0.0.1:{ports['producer']}") as producer:
+        for body in (NASTY, "second " + NASTY):
+            producer.send(TOPIC, body, key=NASTY, tags=NASTY, properties={NASTY: NASTY, "b": NASTY})
+        later = producer.send(
+            TOPIC, NASTY, key=NASTY, tags=NASTY, properties={NASTY: NASTY}, delay=timedelta(hours=3)
+        )
+    address = f"127.0.0.1:{ports['consumer']}"
+    for group in (GROUP, ORDERED):
+        with Consumer(address, group, [TOPIC], client_id=NASTY, linger_ms=50, auto_ack=False) as consumer:
+            for message in until(lambda: consumer.pull(1, timeout_ms=500), "delivered"):
+                message.fail(reason=NASTY)
+    with (
+        Consumer(address, GROUP, [TOPIC], client_id=NASTY, tags="x\x1b[2J\nFORGED") as consumer,
+        pytest.raises(PullError, match="the pull states tags"),
+    ):
+        consumer.pull(1, timeout_ms=100)
+    until(lambda: server.admin("GET", "dlq", GROUP)["shown"], "the letter")
+    until(lambda: server.admin("GET", "groups", ORDERED, "keys"), "the key")
+    assert later.delay_id is not None
+    return later.delay_id
+
+
+def _line(case: Case, delay_id: str) -> list[str]:
+    return [delay_id if word == "{delay_id}" else word for word in case.line]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_hostile_text_is_text(
+    case: Case, hostile: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, written = Terminal(monkeypatch)(*_line(case, hostile))
+    assert code in (0, 1, 2)
+    assert acts(written) == []
+    assert not case.seen or SEEN in written, written
+
+
+@pytest.mark.parametrize("case", CASES[: sum(map(len, READS.values())) - 1])
+def test_json_is_harmless_too(
+    case: Case, hostile: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, written = Terminal(monkeypatch)(*_line(case, hostile), "--json")
+    assert (code, acts(written)) == (0, [])
+    for line in written.splitlines():
+        json.loads(line)
+
+
+def test_json_means_what_was_sent(hostile: str, shell: Shell) -> None:
+    row = shell.json("message", TOPIC, "--queue", "0", "--offset", "0", "--count", "1")[0]
+    assert (row["key"], row["tags"], row["properties"]["b"]) == (NASTY, NASTY, NASTY)
+    assert row["body"].endswith(NASTY)
+
+
+def test_the_log_has_no_line_of_others(hostile: str, shell: Shell) -> None:
+    lines = shell.server.log.split("\n")
+    assert [line for line in lines if "FORGED" in line], "the client's text is in the log"
+    assert acts(shell.server.log) == []
