@@ -31,11 +31,19 @@ from ddmq_client.net.connection import Connection
 from ddmq_client.net.home import Home
 from ddmq_client.net.resolver import AGAIN_S, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, in_time, resolve
 from ddmq_client.received import FetchedQueue
-from ddmq_client.wire.fetching import FetchSettings, ack_frame, fetch_frame, read_acked, read_fetched
+from ddmq_client.wire.fetching import (
+    FetchSettings,
+    ack_frame,
+    fetch_frame,
+    leave_frame,
+    read_acked,
+    read_fetched,
+)
 from ddmq_client.wire.producing import ProxyFault
 
 LINGER_MS_MAX = 30_000
 ACK_TRIES = 3
+LEAVE_S = 1.0
 FAILURES = (CallFailed, FrameError, ProxyFault, PullError)
 
 
@@ -45,7 +53,7 @@ class FetchConsumer:
     proxies      as of Consumer; each has other queues, so all are asked, at the same time
     group        the consumer group
     consumer_id  who this is among the group's consumers; made up when absent. A proxy gives the queues of an
-                 id that stays away for 30 s to the others
+                 id that was closed, or stays away for 30 s, to the others
     timeout_ms   for one call, beyond its linger time
     """
 
@@ -130,12 +138,15 @@ class FetchConsumer:
         return stored
 
     def close(self) -> None:
-        """Close the connections; the queues go to others after 30 s. May be called twice."""
-        self._closed = True
+        """Leave, so that the queues go to the others at once, and close. May be called twice."""
+        left, self._closed = self._closed, True
         if self._home.left:
             return
-        for name in list(self._connections):
+        asked = list(self._connections)
+        for name in asked:
             self._drop(name)
+        for name in [] if left else asked:
+            self._leave(name)
         for connection in self._for_acks.values():
             connection.close()
         self._for_acks.clear()
@@ -208,6 +219,19 @@ class FetchConsumer:
         except FAILURES:
             connection.close()
             return False
+
+    def _leave(self, name: str) -> None:
+        """Say so to one proxy; where it does not hear it, the queues go to others after 30 s."""
+        address = self._addresses.get(name)
+        if address is None:
+            return
+        connection = self._for_acks.setdefault(name, Connection(address))
+        try:
+            connection.call(
+                lambda now, sequence_id: leave_frame(self._settings, sequence_id), time.monotonic() + LEAVE_S
+            )
+        except FAILURES:
+            connection.close()
 
 
 def fetch_settings(group: str, consumer_id: str | None, timeout_ms: int) -> FetchSettings:

@@ -30,6 +30,7 @@ SUBMITTED = constant_result(consumer, SERVICE, "submit", success=True)
 _BLOCK = 64  # offsets whose zigzag varints differ in the first byte only
 _LOWS = tuple(b"\x06\x08" + bytes([low << 1 | 128]) for low in range(_BLOCK))
 _END = STOP + STOP  # of PullResponse and of the result
+_LEASE_MS = b"\x06\xc8\x01"  # field 100 of PullResponse
 
 
 class Place:
@@ -48,10 +49,17 @@ def throw(call: Call, code: int, text: str) -> None:
     call.throw(IDL.PullException(code=int(code), message=text))
 
 
-def answer(call: Call, place: Place, delivery: Delivery, next_offset: int | None) -> None:
-    """Hand a delivery out. `next_offset` of the queue: for our own clients, None for others."""
-    if call.wire is not Wire.COMPACT:
-        call.reply(_response(place, delivery, next_offset))
+def answer(
+    call: Call, place: Place, delivery: Delivery, next_offset: int | None, late: Sequence[Any] = ()
+) -> None:
+    """Hand a delivery out. `next_offset` of the queue: for our own clients, None for others.
+
+    `late`: LateResults of what the pull carried, for our own clients.
+    """
+    if call.wire is not Wire.COMPACT or late:
+        response = _response(place, delivery, next_offset)
+        response.late = late or None
+        call.reply(response)
         return
     deliveries = delivery.messages.deliveries
     count = len(deliveries)
@@ -59,7 +67,18 @@ def answer(call: Call, place: Place, delivery: Delivery, next_offset: int | None
     parts[0] = place.head + list_header(count)
     parts[1:-1:2] = deliveries
     parts[2:-1:2] = tails(delivery) if next_offset is None else own_tails(delivery, next_offset)
+    if next_offset is not None:
+        parts[-1] = b"%b%b%b" % (_LEASE_MS, zigzag(delivery.lease_ms), _END)
     call.reply_encoded(b"".join(parts))
+
+
+def answer_empty(call: Call, late: Sequence[Any] = (), notice: str = "") -> None:
+    """There is nothing. `late` and `notice` are for our own clients."""
+    if not late and not notice:
+        call.reply_encoded(EMPTY[call.wire])
+        return
+    nothing = IDL.PullResponse(context=IDL.Context(), messages=[], late=late or None, notice=notice or None)
+    call.reply(nothing)
 
 
 def list_header(count: int) -> bytes:
@@ -142,4 +161,5 @@ def _response(place: Place, delivery: Delivery, next_offset: int | None) -> Any:
             message.storedMs = stored.stored_ms
             message.nextOffset = next_offset
         made.append(message)
-    return IDL.PullResponse(context=place.context, messages=made)
+    lease_ms = None if next_offset is None else delivery.lease_ms
+    return IDL.PullResponse(context=place.context, messages=made, leaseMs=lease_ms)

@@ -6,6 +6,7 @@ waits. Who waits is served in order of arrival; a waiting client that goes is ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ddmq_client.idl.codes import Code
@@ -27,7 +28,7 @@ from proxy_consumer.subscription.subscription import Subscription
 class Pull(PullWaiter):
     """One pull from its request to its answer."""
 
-    __slots__ = ("_pulls", "call", "group", "ours")
+    __slots__ = ("_pulls", "call", "group", "late", "ours")
 
     def __init__(self, pulls: Pulls, call: Call, topic: str | None, count: int, ours: bool) -> None:
         super().__init__(topic, count)
@@ -35,6 +36,7 @@ class Pull(PullWaiter):
         self.call = call
         self.ours = ours
         self.group: Group | None = None
+        self.late: Sequence[Any] = ()  # LateResults of what came with it
 
     def deliver(self, delivery: Delivery) -> None:
         """Messages came while it waited."""
@@ -72,10 +74,11 @@ class Pulls:
         pull = Pull(self, call, topic, request.maxBatchSize or (1 << 31), request.clientId is not None)
         if request.result is not None:
             try:
-                parts = self._results.apply(request.result)
+                parts, late = self._results.apply(request.result)
             except TryLaterError as error:
                 self._throw(call, code_of(error), f"the results are not stored: {error}")
                 return
+            pull.late = late if pull.ours else ()
             if parts or self._results.forwarding.waiting:
                 self._results.store(parts, lambda error: self._stored(pull, error))
                 return
@@ -111,10 +114,25 @@ class Pulls:
                     return
                 group = subscription.group
         elif group is None:
-            self._answer_empty(pull)
+            self._unknown_group(pull, request)
             return
         assert group is not None
         self._take_from(pull, group, subscription)
+
+    def _unknown_group(self, pull: Pull, request: Any) -> None:
+        """A client of ours hears that its group does not exist; others get nothing, as ever."""
+        if not pull.ours:
+            self._answer_empty(pull)
+            return
+        name = request.groupId.decode("utf-8", "replace")
+        text = f"group {name} does not exist; pull a topic by name, or make it with `ddmq group set {name}`"
+        self._throw(pull.call, Code.TOPIC_REFUSED, text)
+
+    def leave(self, group: Group, client: bytes) -> None:
+        """A client stops: its pulls that wait are answered at once."""
+        for waiter in group.room:
+            if isinstance(waiter, Pull) and waiter.call.args.request.clientId == client:
+                self.give_up(waiter)
 
     def _create(self, pull: Pull, request: Any) -> Subscription | None:
         """The subscription that the pull names, on its way; None when the pull is answered."""
@@ -205,11 +223,17 @@ class Pulls:
         if pull.ours:
             next_offset = held.subscription.next_offset(delivery.state, self._runtime.now())
         self._with_messages.value += 1
-        answers.answer(pull.call, held.place, delivery, next_offset)
+        answers.answer(pull.call, held.place, delivery, next_offset, pull.late)
 
     def _answer_empty(self, pull: Pull) -> None:
         self._empty.value += 1
-        pull.call.reply_encoded(answers.EMPTY[pull.call.wire])
+        answers.answer_empty(pull.call, pull.late, self._notice(pull))
+
+    def _notice(self, pull: Pull) -> str:
+        topic = pull.topic
+        if not pull.ours or topic is None or self.draining or self._runtime.backend.topic(topic) is not None:
+            return ""
+        return f"topic {topic} does not exist (yet)"
 
     def _throw(self, call: Call, code: int, text: str) -> None:
         self._refused.value += 1

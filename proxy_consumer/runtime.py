@@ -85,6 +85,7 @@ class Runtime:
             filtered=cell(catalogue.SKIPPED, group, topic, "filtered"),
             unkeyed=cell(catalogue.UNKEYED, group, topic),
             redelivered=cell(catalogue.REDELIVERED, group, topic),
+            returned=cell(catalogue.RETURNED, group, topic),
             process=FirstUse(lambda: self.metrics.histogram(catalogue.PROCESS, group, topic)),
         )
 

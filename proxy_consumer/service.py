@@ -10,7 +10,7 @@ retries; with `start` a hub timer calls it, tests call it themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -75,6 +75,7 @@ class ConsumerService:
         handlers = {
             "pull": self._pulls.pull,
             "submit": self.submit,
+            "settle": self.settle,
             "getConsumeStats": self.get_consume_stats,
             "fetch": self._fetches.fetch,
             "ack": self._fetches.acks.ack,
@@ -142,18 +143,37 @@ class ConsumerService:
 
     def submit(self, call: Call) -> None:
         """Results alone; true once they are durable, also for those that are ignored."""
+        self._store(call, call.args.result, lambda _: call.reply_encoded(answers.SUBMITTED[call.wire]))
+
+    def settle(self, call: Call) -> None:
+        """Results alone, from a client of ours: it hears which came too late. It may say that it stops."""
+        request = call.args.request
+        group = self._directory.find(request.groupId or b"")
+        if request.leave and group is not None and request.clientId:
+            self._pulls.leave(group, request.clientId)
+
+        def answer(late: Sequence[Any]) -> None:
+            call.reply(answers.IDL.SettleResponse(late=late))
+
+        if request.result is None:
+            answer(())
+        else:
+            self._store(call, request.result, answer)
+
+    def _store(self, call: Call, result: Any, answer: Callable[[Sequence[Any]], None]) -> None:
+        """Take results in; `answer` with the LateResults once the others are durable."""
         try:
-            parts = self._results.apply(call.args.result)
+            parts, late = self._results.apply(result)
         except TryLaterError as error:
             answers.throw(call, code_of(error), f"the results are not stored: {error}")
             return
         if not parts and not self._results.forwarding.waiting:
-            call.reply_encoded(answers.SUBMITTED[call.wire])
+            answer(late)
             return
 
         def stored(error: Exception | None) -> None:
             if error is None:
-                call.reply_encoded(answers.SUBMITTED[call.wire])
+                answer(late)
             else:
                 answers.throw(call, code_of(error), f"the results are not stored: {error}")
 

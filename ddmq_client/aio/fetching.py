@@ -17,11 +17,11 @@ from ddmq_client.core.addresses import Address
 from ddmq_client.core.fetching import Answer, Assignments, Queue, Round
 from ddmq_client.core.settings import check
 from ddmq_client.errors import ClosedError, PullError
-from ddmq_client.fetching import ACK_TRIES, FAILURES, LINGER_MS_MAX, fetch_settings
+from ddmq_client.fetching import ACK_TRIES, FAILURES, LEAVE_S, LINGER_MS_MAX, fetch_settings
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.resolver import AGAIN_S, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S
 from ddmq_client.received import FetchedQueue
-from ddmq_client.wire.fetching import ack_frame, fetch_frame, read_acked, read_fetched
+from ddmq_client.wire.fetching import ack_frame, fetch_frame, leave_frame, read_acked, read_fetched
 
 
 class AsyncFetchConsumer:
@@ -102,8 +102,21 @@ class AsyncFetchConsumer:
                 stored = False
         return stored
 
+    async def aclose(self) -> None:
+        """Leave, so that the queues go to the others at once, and close. The end of an `async with` block."""
+        asked, left = list(self._connections), self._closed
+        self.close()
+        for name in [] if left else asked:
+            address = self._addresses.get(name)
+            if address is None:
+                continue
+            connection, until = AsyncConnection(address), asyncio.get_running_loop().time() + LEAVE_S
+            with suppress(*FAILURES):
+                await connection.call(lambda now, number: leave_frame(self._settings, number), until)
+            connection.close()
+
     def close(self) -> None:
-        """Close the connections; the queues go to others after 30 s. May be called twice."""
+        """Close the connections; the queues go to others after 30 s (`aclose`: at once). Again: nothing."""
         self._closed = True
         for name in list(self._connections):
             self._drop(name)
@@ -117,7 +130,7 @@ class AsyncFetchConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        await self.aclose()
 
     async def _connected(self) -> dict[str, Address]:
         if self._closed:

@@ -43,6 +43,11 @@ struct ConsumeResult {
     103: optional list<i64> extendLeases
     /* beside failOffsets: why, for people */
     104: optional list<string> failReasons
+    /* handed back: not looked at, free for others at once, not counted */
+    105: optional list<i64> returnOffsets
+    106: optional list<i64> returnLeases
+    /* beside extendLeases: this offset of that lease only */
+    107: optional list<i64> extendOffsets
     /* set by a proxy that passes a client's results on; such a call is never passed on again */
     110: optional string forwardedBy
 }
@@ -63,10 +68,36 @@ struct PullRequest {
     102: optional string filter
 }
 
+/* Results that changed nothing because their lease was over. */
+struct LateResult {
+    1: Context context
+    2: list<i64> offsets
+    3: list<i64> leases
+    /* of the offsets: finished before, by whomever */
+    4: list<i64> finished
+}
+
 /* Messages of exactly one (topic, queue); empty context and list when there is nothing. */
 struct PullResponse {
     1: Context context
     2: list<Message> messages
+    /* of the leases in this answer, and of each extension of them */
+    100: optional i64 leaseMs
+    101: optional list<LateResult> late
+    /* odd, but not refused: for people */
+    102: optional string notice
+}
+
+struct SettleRequest {
+    1: optional ConsumeResult result
+    2: optional string groupId
+    3: optional string clientId
+    /* the client stops: answer its waiting pulls of the group now */
+    4: optional bool leave
+}
+
+struct SettleResponse {
+    1: list<LateResult> late
 }
 
 struct ConsumeStatsRequest {
@@ -92,6 +123,8 @@ struct FetchRequest {
     /* broadcast topics only: read what fetchOffset names and nothing else, without it tell bounds;
        nothing is assigned or remembered, and every QidResponse tells the queue's bounds */
     103: optional bool exact
+    /* consumerId fetches no more: its queues go to the others; the answer is empty */
+    104: optional bool leave
 }
 
 struct QidResponse {
@@ -136,6 +169,9 @@ service ConsumerService {
 
     /* true always: unknown offsets, queues and groups are ignored */
     bool submit(1: ConsumeResult result) throws (1: PullException error)
+
+    /* ours: like submit, and tells what came too late */
+    SettleResponse settle(1: SettleRequest request) throws (1: PullException error)
 
     list<ConsumeStats> getConsumeStats(1: ConsumeStatsRequest request) throws (1: PullException error)
 

@@ -54,6 +54,16 @@ def fetch_frame(
     return frames.framed((frames.call_head(FETCH, sequence_id), encode(args, _FETCH_ARGS)))
 
 
+def leave_frame(settings: FetchSettings, sequence_id: int) -> bytes:
+    """A fetch request that brings nothing: this consumer id fetches no more."""
+    request = _REQUEST()
+    request.consumerId, request.groupId, request.cluster = settings.consumer_id, settings.group, CLUSTER
+    request.clientId, request.leave = settings.client_id, True
+    args = _FETCH_ARGS[0]()
+    args.request = request
+    return frames.framed((frames.call_head(FETCH, sequence_id), encode(args, _FETCH_ARGS)))
+
+
 def ack_frame(settings: FetchSettings, offsets: Offsets, sequence_id: int) -> bytes:
     """An ack request: the next offset to consume of each queue."""
     result = _RESULT()

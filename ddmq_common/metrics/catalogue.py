@@ -115,6 +115,12 @@ REDELIVERED = _metric(
     ("group", "topic"),
     "Messages handed out for the second time or later.",
 )
+RETURNED = _metric(
+    "ddmq_returned_total",
+    "counter",
+    ("group", "topic"),
+    "Messages that clients handed back without having looked at them: delivered again, not counted as tried.",
+)
 QUEUE_WAIT = _metric(
     "ddmq_queue_wait_us",
     "histogram",

@@ -335,8 +335,26 @@ class PullBuffer:
         return given_up
 
     def extend(self, state: QueueState, lease_ids: Sequence[int], now: float) -> int:
-        """Give the leases a whole ack time-out from now."""
-        return state.jobs.extend(lease_ids, now + self.config.ack_timeout_ms / 1000)
+        """Start the leases' time anew."""
+        return state.jobs.extend(lease_ids, now)
+
+    def extend_parts(
+        self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int], now: float
+    ) -> list[int]:
+        """Start the time of single messages anew; returns the offsets whose lease was over."""
+        late: list[int] = []
+        for lease_id, group in by_lease(offsets, lease_ids):
+            late += state.jobs.extend_part(group, lease_id or 0, now)
+        return late
+
+    def take_back(self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int]) -> int:
+        """Messages that nobody looked at, the last first: others may have them at once."""
+        back = 0
+        for offset, lease_id in sorted(zip(offsets, lease_ids, strict=False), reverse=True):
+            back += state.jobs.take_back(offset, lease_id)
+        self._rate.spend(-back)
+        self._wake(state)
+        return back
 
     # --- time and news
 

@@ -77,13 +77,14 @@ class ReadRequest(NamedTuple):
 class Delivery:
     """Messages of one queue for one client, under one lease."""
 
-    __slots__ = ("deadline", "lease_id", "messages", "redelivered", "state")
+    __slots__ = ("deadline", "lease_id", "lease_ms", "messages", "redelivered", "state")
 
     def __init__(self, state: QueueState, messages: Slice, lease: Lease, redelivered: bool) -> None:
         self.state = state
         self.messages = messages
         self.lease_id = lease.id
         self.deadline = lease.deadline
+        self.lease_ms = round(lease.length_s * 1000)
         self.redelivered = redelivered
 
     def attempts(self) -> Iterable[int]:

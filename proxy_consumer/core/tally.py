@@ -41,8 +41,9 @@ class Tally:
     """One subscription's counters. `late`: stale leases; `unknown`: offsets neither leased nor waiting.
 
     `pressure`, `missing`, `expired`, `filtered`: finished undelivered. `unkeyed`: delivered without order.
-    `redelivered`: of `delivered`, those that failed or timed out before. `process`: from handed out to
-    acknowledged, µs, once per lease that a result names.
+    `returned`: of `delivered`, handed back by clients that had not looked at them. `redelivered`: of
+    `delivered`, those that failed or timed out before. `process`: from handed out to acknowledged, µs, once
+    per lease that a result names.
     """
 
     delivered: Counter = field(default_factory=Count)
@@ -57,6 +58,7 @@ class Tally:
     filtered: Counter = field(default_factory=Count)
     unkeyed: Counter = field(default_factory=Count)
     redelivered: Counter = field(default_factory=Count)
+    returned: Counter = field(default_factory=Count)
     process: Observer = field(default_factory=Unobserved)
 
 

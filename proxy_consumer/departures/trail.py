@@ -24,6 +24,7 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import RETRY_PREFIX, retry_topic
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.jobs.retry import policy_of
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 
 STEPS = "RECONSUME_TIME"
@@ -92,9 +93,11 @@ def trail_after(record: StoredRecord, job: UpstreamJob, wall_ms: int) -> Trail:
 
 def next_step(trail: Trail, job: UpstreamJob, config: SubscriptionDefaults) -> int:
     """The step to take, from 1; 0: dead letter."""
-    if job.final or config.scope or trail.steps >= config.retry_steps:
+    policy = policy_of(config, retry_queue=trail.steps > 0)
+    steps = trail.steps + max(0, policy.steps_beyond(job.fails) - 1)  # what waited in place was a step, too
+    if job.final or config.scope or steps >= config.retry_steps:
         return 0
-    return trail.steps + 1
+    return steps + 1
 
 
 def level_of(step: int) -> int:

@@ -160,6 +160,11 @@ class Fetches:
         if fault is not None:
             self._refuse(call, Code.ILLEGAL_MESSAGE, fault)
             return
+        if request.leave:
+            if fetched := self.groups.get(request.groupId):
+                fetched.roster.leave(request.consumerId)
+            call.reply_encoded(answers.NOTHING[call.wire])
+            return
         group = self._group(call, request)
         if group is None:
             return

@@ -202,6 +202,9 @@ def linked(results: Sequence[Any], forwarded_by: str) -> Any:
             failLeases=result.failLeases,
             failDelaysMs=result.failDelaysMs,
             extendLeases=result.extendLeases,
+            extendOffsets=result.extendOffsets,
+            returnOffsets=result.returnOffsets,
+            returnLeases=result.returnLeases,
             failReasons=result.failReasons,
         )
     assert head is not None

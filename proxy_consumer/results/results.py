@@ -8,9 +8,13 @@ the queues concerned owe goes into one commit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 from ddmq_common.errors import TryLaterError
+from proxy_consumer.answers import IDL
+from proxy_consumer.core.pull_buffer import PullBuffer
+from proxy_consumer.core.steps import QueueState
 from proxy_consumer.departures.trail import error_text
 from proxy_consumer.groups.group import Group
 from proxy_consumer.results.commits import Part, ProgressCommit, collect
@@ -19,6 +23,16 @@ from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.reads import Held
 
 NO_OFFSETS: Sequence[int] = ()
+GIVE_UP = -2  # in failDelaysMs: no further try
+GIVEN_UP = "given-up"
+Missed = tuple[int, int]  # offset, lease id
+
+
+class Applied(NamedTuple):
+    """What became of a call's results: what has to be committed before the answer, and LateResults."""
+
+    parts: list[Part]
+    late: list[Any]
 
 
 class Results:
@@ -31,8 +45,8 @@ class Results:
         self._unknown_group = runtime.ignored("", "unknown group")
         self._too_many = runtime.ignored("", "over the bound of one call")
 
-    def apply(self, result: Any) -> list[Part]:
-        """Take in a whole linked list; what has to be committed before the answer.
+    def apply(self, result: Any) -> Applied:
+        """Take in a whole linked list.
 
         Raises TryLaterError, and changes nothing, when a queue was lost a moment ago: until it is known
         who has it, its results can be neither stored nor ignored.
@@ -45,9 +59,10 @@ class Results:
         offsets_left, elements_left = config.offsets_per_call_max, config.results_per_call_max
         now = self._runtime.now()
         touched: dict[int, Held] = {}
+        late: list[Any] = []
         while result is not None:
             given = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
-            given += len(result.extendLeases or NO_OFFSETS)
+            given += len(result.extendLeases or NO_OFFSETS) + len(result.returnOffsets or NO_OFFSETS)
             offsets_left -= given
             elements_left -= 1
             if offsets_left < 0 or elements_left < 0:
@@ -55,10 +70,12 @@ class Results:
             else:
                 held = self._held(result, given)
                 if held is not None:
-                    self._apply_one(held, result, now)
+                    missed = self._apply_one(held, result, now)
+                    if missed:
+                        late.append(_late(held, missed))
                     touched[id(held)] = held
             result = result.nextResult
-        return self._collect(touched)
+        return Applied(self._collect(touched), late)
 
     def _refuse_lost(self, result: Any) -> None:
         lost, now = self._runtime.lost, self._runtime.now()
@@ -111,19 +128,47 @@ class Results:
             group.unknown_queue.value += given
         return held
 
-    def _apply_one(self, held: Held, result: Any, now: float) -> None:
+    def _apply_one(self, held: Held, result: Any, now: float) -> list[Missed]:
+        """The results under a lease that changed nothing."""
         buffer, state = held.subscription.buffer, held.state
+        missed: list[Missed] = []
         if result.successOffsets:
-            buffer.finish(state, result.successOffsets, result.successLeases, now)
+            offsets, leases = result.successOffsets, result.successLeases
+            done = buffer.finish(state, offsets, leases, now)
+            if done < len(offsets) and leases:
+                missed += _missed(state, offsets, leases, done)
         if result.failOffsets:
-            delays = result.failDelaysMs
-            if delays:
-                longest = self._runtime.config.fail_delay_max_ms
-                delays = [min(delay, longest) for delay in delays]
-            errors = [error_text(text) for text in (result.failReasons or ())[: len(result.failOffsets)]]
-            buffer.fail(state, result.failOffsets, result.failLeases, delays, now, errors)
-        if result.extendLeases:
+            missed += self._fail(buffer, state, result, now)
+        if result.extendOffsets and result.extendLeases:
+            offsets, leases = result.extendOffsets, result.extendLeases
+            late = set(buffer.extend_parts(state, offsets, leases, now))
+            missed += [(at, lease) for at, lease in zip(offsets, leases, strict=False) if at in late]
+        elif result.extendLeases:
             buffer.extend(state, result.extendLeases, now)
+        if result.returnOffsets:
+            buffer.take_back(state, result.returnOffsets, result.returnLeases or NO_OFFSETS)
+            held.subscription.group.serve()
+        return missed
+
+    def _fail(self, buffer: PullBuffer, state: QueueState, result: Any, now: float) -> list[Missed]:
+        longest = self._runtime.config.fail_delay_max_ms
+        columns = zip_longest(
+            result.failOffsets,
+            (result.failLeases or NO_OFFSETS)[: len(result.failOffsets)],
+            (result.failDelaysMs or NO_OFFSETS)[: len(result.failOffsets)],
+            (result.failReasons or NO_OFFSETS)[: len(result.failOffsets)],
+        )
+        missed: list[Missed] = []
+        for offset, lease, delay, reason in columns:
+            error = error_text(reason or "")
+            if delay == GIVE_UP:
+                taken = buffer.give_up(state, offset, lease or 0, GIVEN_UP, error)
+            else:
+                delays = None if delay is None else (min(delay, longest),)
+                taken = bool(buffer.fail(state, (offset,), (lease or 0,), delays, now, (error,)))
+            if lease and not taken:
+                missed.append((offset, lease))
+        return missed
 
     def _collect(self, touched: dict[int, Held]) -> list[Part]:
         parts: list[Part] = []
@@ -137,3 +182,21 @@ class Results:
             if group.room.count:
                 group.serve()
         return parts
+
+
+def _missed(state: QueueState, offsets: Sequence[int], leases: Sequence[int], done: int) -> list[Missed]:
+    """Acknowledged under a lease that was over. Where a part was `done`, what is finished is that part."""
+    is_finished = state.jobs.ack_map.is_finished
+    pairs = zip(offsets, leases, strict=False)
+    return [(at, lease) for at, lease in pairs if lease and not (done and is_finished(at))]
+
+
+def _late(held: Held, missed: Sequence[Missed]) -> Any:
+    is_finished = held.state.jobs.ack_map.is_finished
+    offsets = [offset for offset, _ in missed]
+    return IDL.LateResult(
+        context=held.place.context,
+        offsets=offsets,
+        leases=[lease for _, lease in missed],
+        finished=[offset for offset in offsets if is_finished(offset)],
+    )

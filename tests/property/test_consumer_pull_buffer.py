@@ -38,6 +38,7 @@ QUEUES = 2
 TIMEOUT_S = 5.0
 INTERVALS_MS = (1000,)
 TIMEOUTS_MAX = 1
+STEPS = 2
 CONCURRENCY = 12
 RETRYING_MAX = 5
 
@@ -101,7 +102,7 @@ RETRYING = ("waiting", "ready", "burying")
 class Job:
     """What the model knows of one message."""
 
-    state: str = "new"  # new, leased, waiting, ready, burying, done
+    state: str = "new"  # new, leased, back (nobody looked at it), waiting, ready, burying, done
     lease: int = 0
     deadline: float = 0.0
     since: float = 0.0
@@ -112,7 +113,9 @@ class Job:
     @property
     def waits_for_redelivery(self) -> bool:
         """Also what is known to have been delivered before a restart."""
-        return self.state in ("waiting", "ready") or (self.state == "new" and self.fails + self.timeouts > 0)
+        return self.state in ("waiting", "ready") or (
+            self.state in ("new", "back") and self.fails + self.timeouts > 0
+        )
 
 
 class PullBufferMachine(RuleBasedStateMachine):
@@ -142,6 +145,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             concurrency=CONCURRENCY,
             retrying_max=RETRYING_MAX,
             batch_max=6,
+            retry_steps=STEPS,
         )
         self.process_times: list[float] = []
         self.expected_times: list[float] = []
@@ -224,7 +228,7 @@ class PullBufferMachine(RuleBasedStateMachine):
     def check_nothing_to_deliver(self) -> None:
         if self.count("leased") >= CONCURRENCY:
             return
-        assert self.count("ready") == 0
+        assert self.count("ready", "back") == 0
         assert self.count(*RETRYING) >= RETRYING_MAX or self.count("new") == 0
 
     def check_delivery(self, delivery: Delivery, wanted: int) -> None:
@@ -238,7 +242,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             offsets, delivery.attempts(), delivery.messages.deliveries, strict=True
         ):
             job = jobs[offset]
-            assert job.state in ("new", "ready"), (offset, job)
+            assert job.state in ("new", "ready", "back"), (offset, job)
             assert attempt == job.fails + job.timeouts + 1
             assert raw == b"x" * (offset % 5 + 1)
             job.state, job.lease, job.deadline = "leased", delivery.lease_id, self.now + TIMEOUT_S
@@ -290,7 +294,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             failed += 1
             job.fails += 1
             delay = delays[index] if delays and index < len(delays) else -1
-            if job.fails > len(INTERVALS_MS):
+            if job.fails > len(INTERVALS_MS) + (STEPS if delay >= 0 else 0):
                 job.state = "burying"
             else:
                 wait_ms = delay if delay >= 0 else INTERVALS_MS[job.fails - 1]
@@ -307,6 +311,32 @@ class PullBufferMachine(RuleBasedStateMachine):
         for job in self.jobs[number].values():
             if job.state == "leased" and job.lease in leases:
                 job.deadline = self.now + TIMEOUT_S
+
+    @rule(number=st.integers(0, QUEUES - 1), data=st.data())
+    def extend_parts(self, number: int, data: st.DataObject) -> None:
+        offsets = sorted(set(data.draw(self.some_offsets(number))))
+        leases = data.draw(self.some_leases(number, offsets))
+        expected: list[int] = []
+        for offset, lease in zip(offsets, leases, strict=True):
+            job = self.jobs[number].get(offset)
+            if job is not None and job.state == "leased" and job.lease == lease:
+                job.deadline = self.now + TIMEOUT_S
+            else:
+                expected.append(offset)
+        assert sorted(self.buffer.extend_parts(self.state(number), offsets, leases, self.now)) == expected
+        assert self.buffer.next_event() <= self.earliest()
+
+    @rule(number=st.integers(0, QUEUES - 1), data=st.data())
+    def take_back(self, number: int, data: st.DataObject) -> None:
+        offsets = sorted(set(data.draw(self.some_offsets(number))))
+        leases = data.draw(self.some_leases(number, offsets))
+        expected = 0
+        for offset, lease in zip(offsets, leases, strict=True):
+            job = self.jobs[number].get(offset)
+            if job is not None and job.state == "leased" and job.lease == lease:
+                job.state = "back"
+                expected += 1
+        assert self.buffer.take_back(self.state(number), offsets, leases) == expected
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0, 5.0]))
     def advance(self, seconds: float) -> None:

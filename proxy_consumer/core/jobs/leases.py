@@ -1,9 +1,10 @@
 """Leases of one queue as runs of offsets.
 
 One delivery is one Lease: an id and a deadline, shared by the runs of consecutive offsets that the
-answer held (one run, unless the queue had gaps). Finishing part of a run cuts it; nothing is kept per
-message. Runs are disjoint and sorted by offset, so that whoever comes with an offset and no lease id
-finds the lease by bisection.
+answer held (one run, unless the queue had gaps). Finishing part of a run cuts it, and so does extending
+part of it: that part has a deadline of its own, under the same id. Nothing else is kept per message. Runs
+are disjoint and sorted by offset, so that whoever comes with an offset and no lease id finds the lease by
+bisection.
 
 The byte count of a run is shared out in proportion when it is cut: sums stay exact, single pieces are
 estimates.
@@ -14,6 +15,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from proxy_consumer.core.ranges import ranges_of
+
 NEVER = float("inf")
 
 Piece = tuple[int, int, int]  # start, end, bytes
@@ -22,16 +25,24 @@ Piece = tuple[int, int, int]  # start, end, bytes
 class Lease:
     """One delivery's right to finish its messages. `left`: how many are not finished yet.
 
-    `since`: monotonic seconds when they were handed out; it stays when the deadline moves.
+    `since`: monotonic seconds when they were handed out; it stays when the deadline moves. `length_s`: how
+    long the lease lasts, and each extension of it.
     """
 
-    __slots__ = ("deadline", "id", "left", "since")
+    __slots__ = ("deadline", "id", "left", "length_s", "since")
 
     def __init__(self, lease_id: int, deadline: float, since: float = 0.0) -> None:
         self.id = lease_id
         self.deadline = deadline
         self.since = since
+        self.length_s = deadline - since
         self.left = 0
+
+    def part(self, now: float) -> Lease:
+        """The same right with a deadline of its own, a whole length from now."""
+        part = Lease(self.id, now + self.length_s, self.since)
+        part.length_s = self.length_s
+        return part
 
 
 class Run:
@@ -54,7 +65,7 @@ class LeaseTable:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._runs: list[Run] = []
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, list[Lease]] = {}  # by id: the parts of one that have deadlines of their own
         self.jobs = 0
         self.size = 0
         self.next_deadline = NEVER  # a lower bound; exact after `expire`
@@ -70,7 +81,8 @@ class LeaseTable:
             index = bisect_right(starts, start)
             starts.insert(index, start)
             self._runs.insert(index, run)
-        self._leases[lease.id] = lease
+        if lease.left == 0:
+            self._leases.setdefault(lease.id, []).append(lease)
         lease.left += end - start
         self.jobs += end - start
         self.size += size
@@ -123,16 +135,34 @@ class LeaseTable:
         self.size -= size
         lease.left -= jobs
         if lease.left == 0:
-            del self._leases[lease.id]
+            parts = self._leases[lease.id]
+            parts.remove(lease)
+            if not parts:
+                del self._leases[lease.id]
 
-    def extend(self, lease_id: int, deadline: float) -> bool:
-        """Move a live lease's deadline; False when there is no such lease (any more)."""
-        lease = self._leases.get(lease_id)
-        if lease is None:
+    def extend(self, lease_id: int, now: float) -> bool:
+        """Start a live lease's time anew; False when there is no such lease (any more)."""
+        parts = self._leases.get(lease_id)
+        if parts is None:
             return False
-        lease.deadline = deadline
-        self.next_deadline = min(self.next_deadline, deadline)
+        for lease in parts:
+            self._extend(lease, now)
         return True
+
+    def extend_part(self, offsets: Sequence[int], lease_id: int, now: float) -> list[int]:
+        """Start the time of these offsets anew, of no others under the lease; those that it holds."""
+        parts = self._leases.get(lease_id)
+        if parts is None:
+            return []
+        part = parts[0].part(now)
+        pieces = [piece for start, end in ranges_of(offsets) for piece in self.take(start, end, lease_id)]
+        for start, end, size in pieces:
+            self.add(start, end, size, part)
+        return [offset for start, end, _ in pieces for offset in range(start, end)]
+
+    def _extend(self, lease: Lease, now: float) -> None:
+        lease.deadline = now + lease.length_s
+        self.next_deadline = min(self.next_deadline, lease.deadline)
 
     def expire(self, now: float) -> list[Piece]:
         """Remove every run whose deadline has come; returns the pieces, ascending."""
@@ -144,7 +174,8 @@ class LeaseTable:
             self._starts = [run.start for run in self._runs]
             for run in gone:
                 self._give_back(run.lease, run.end - run.start, run.size)
-        self.next_deadline = min((lease.deadline for lease in self._leases.values()), default=NEVER)
+        deadlines = (lease.deadline for parts in self._leases.values() for lease in parts)
+        self.next_deadline = min(deadlines, default=NEVER)
         return [(run.start, run.end, run.size) for run in gone]
 
     def lease_of(self, offset: int) -> Lease | None:

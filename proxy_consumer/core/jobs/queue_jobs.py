@@ -248,6 +248,8 @@ class QueueJobs(JobTable):
         job.since = job.since or now
         self.owed.mark(job.offset, job.packed)
         interval = self.policy.after_fail(job.fails, job.timeouts)
+        if interval is None and delay_ms is not None and self.policy.waits_in_place(job.fails):
+            interval = delay_ms
         if self.step_back(job.offset) and interval is not None:
             return
         if interval is None:
@@ -271,15 +273,38 @@ class QueueJobs(JobTable):
         self.send_back(offset)
         return True
 
-    def extend(self, lease_ids: Iterable[int], deadline: float) -> int:
-        """Give live leases a new deadline; returns how many there were."""
+    def extend(self, lease_ids: Iterable[int], now: float) -> int:
+        """Start the time of live leases anew; returns how many there were."""
         extended = 0
         for lease_id in lease_ids:
-            if self.leases.extend(lease_id, deadline):
+            if self.leases.extend(lease_id, now):
                 extended += 1
             else:
                 self._tally.late.value += 1
         return extended
+
+    def extend_part(self, offsets: Sequence[int], lease_id: int, now: float) -> list[int]:
+        """Start the time of these offsets of a lease anew; returns those that it does not hold."""
+        extended = set(self.leases.extend_part(offsets, lease_id, now))
+        late = [offset for offset in offsets if offset not in extended]
+        self._tally.late.value += len(late)
+        return late
+
+    def take_back(self, offset: int, lease_id: int) -> bool:
+        """A client has not looked at a message: it is delivered again at once; False if ignored."""
+        pieces = self.leases.take(offset, offset + 1, lease_id)
+        if not pieces:
+            self._tally.late.value += 1
+            return False
+        self._tally.returned.value += 1
+        job = self._returned(offset, pieces[0][2])
+        if self.step_back(offset):
+            return True
+        if self.lane is not None and self.lane.parked(offset):
+            self._set_state(job, JobState.HELD)
+        else:
+            self.release(offset)
+        return True
 
     def expire(self, now: float) -> int:
         """Take back leases past their deadline; returns how many messages they held."""
@@ -298,7 +323,10 @@ class QueueJobs(JobTable):
             self.send_back(offset)
             return
         if self.lane is not None:
-            self.lane.failing(offset)
+            for follower in self.lane.failing(offset):
+                if pieces := self.leases.take(follower, follower + 1, None):  # extended for itself
+                    self._release(1, pieces[0][2])
+                    self.send_back(follower)
         job = self._returned(offset, size)
         job.timeouts += 1
         job.since = job.since or now

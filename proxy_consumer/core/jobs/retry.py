@@ -11,11 +11,19 @@ class RetryPolicy:
     """The waits of one queue of a subscription, in milliseconds; None = spent.
 
     Unordered: the quick intervals after failures, time-outs again at once, each with its own limit.
+    `steps_max`: so many failures beyond the quick ones still wait in place when they name their own delay.
     Ordered (`interval_ms` set): after those the job stays at the head of its chain and comes every
     `interval_ms`, `deliveries_max` deliveries in all (−1 = for ever).
     """
 
-    __slots__ = ("_deliveries_max", "_for_ever", "_interval_ms", "_intervals_ms", "_timeouts_max")
+    __slots__ = (
+        "_deliveries_max",
+        "_for_ever",
+        "_interval_ms",
+        "_intervals_ms",
+        "_steps_max",
+        "_timeouts_max",
+    )
 
     def __init__(
         self,
@@ -23,12 +31,14 @@ class RetryPolicy:
         max_timeout_redeliveries: int,
         interval_ms: int | None = None,
         deliveries_max: int = -1,
+        steps_max: int = 0,
     ) -> None:
         plain = list(intervals_ms)
         if plain and plain[0] == -1:
             plain = []
         self._for_ever = bool(plain) and plain[-1] == -1
         self._intervals_ms = plain[:-1] if self._for_ever else plain
+        self._steps_max = steps_max
         self._timeouts_max = max_timeout_redeliveries
         self._interval_ms = interval_ms
         self._deliveries_max = deliveries_max
@@ -51,6 +61,14 @@ class RetryPolicy:
             return 0
         return self._interval_ms
 
+    def waits_in_place(self, fails: int) -> bool:
+        """Whether the `fails`-th failure, past the quick retries, may wait for a delay of its own."""
+        return self.steps_beyond(fails) <= self._steps_max
+
+    def steps_beyond(self, fails: int) -> int:
+        """How many of so many failures took the place of steps of the retry path, the last one included."""
+        return max(0, fails - len(self._intervals_ms))
+
     def _all_delivered(self, deliveries: int) -> bool:
         return self._interval_ms is not None and 0 <= self._deliveries_max <= deliveries
 
@@ -58,7 +76,7 @@ class RetryPolicy:
 def policy_of(config: SubscriptionDefaults, *, retry_queue: bool = False) -> RetryPolicy:
     """The policy of a subscription's queue. A queue of `%RETRY%group` gives each message one delivery."""
     if retry_queue:
-        return RetryPolicy((), config.max_timeout_redeliveries)
+        return RetryPolicy((), config.max_timeout_redeliveries, steps_max=config.retry_steps)
     if config.scope:
         return RetryPolicy(
             config.retry_intervals_ms,
@@ -66,4 +84,6 @@ def policy_of(config: SubscriptionDefaults, *, retry_queue: bool = False) -> Ret
             config.ordered_interval_ms,
             config.ordered_deliveries_max,
         )
-    return RetryPolicy(config.retry_intervals_ms, config.max_timeout_redeliveries)
+    return RetryPolicy(
+        config.retry_intervals_ms, config.max_timeout_redeliveries, steps_max=config.retry_steps
+    )

@@ -1,8 +1,8 @@
 """Who fetches for a group at this proxy, and who of them has which of the proxy's queues. Pure.
 
 The queues are shared averagely: ids in their order, consecutive queues, the first ones get one more when
-it does not come out even. A consumer id is released a while after its last fetch; while a fetch of it is
-open it stays. Times are monotonic seconds.
+it does not come out even. A consumer id is released a while after its last fetch, or when it has left;
+while a fetch of it is open it stays. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ T = TypeVar("T")
 
 
 class _Member:
-    __slots__ = ("open", "seen_at")
+    __slots__ = ("left", "open", "seen_at")
 
     def __init__(self) -> None:
         self.open = 0  # fetches not answered yet
         self.seen_at = 0.0
+        self.left = False  # it has said that it fetches no more
 
 
 class Roster:
@@ -53,6 +54,7 @@ class Roster:
             member = self._members[consumer] = _Member()
             self._order = sorted(self._members)
         member.open += 1
+        member.left = False
         member.seen_at = now
         return fresh
 
@@ -63,12 +65,18 @@ class Roster:
             member.open -= 1
             member.seen_at = now
 
+    def leave(self, consumer: bytes) -> None:
+        """It fetches no more: `expire` releases it as soon as its last fetch has ended."""
+        member = self._members.get(consumer)
+        if member is not None:
+            member.left = True
+
     def expire(self, now: float) -> list[bytes]:
         """Release the ids whose last fetch is too long ago; gives them."""
         over = [
             consumer
             for consumer, member in self._members.items()
-            if not member.open and member.seen_at + self._release_s <= now
+            if not member.open and (member.left or member.seen_at + self._release_s <= now)
         ]
         for consumer in over:
             del self._members[consumer]

@@ -136,6 +136,16 @@ def test_queues_are_shared_among_the_ids_until_one_stays_away(rig: Rig) -> None:
     assert len(fetch(rig, "b")) == 5
 
 
+def test_an_id_that_leaves_gives_its_queues_to_the_others_at_once(rig: Rig) -> None:
+    ready(rig, queues=4)
+    fetch(rig, "a")
+    assert len(fetch(rig, "b")) == 2
+    assert ask(rig, "a", leave=True).result.results == []
+    rig.advance(0.3)
+    assert len(fetch(rig, "b")) == 4
+    assert len(fetch(rig, "a")) == 2, "it may come back"
+
+
 def test_more_ids_than_queues(rig: Rig) -> None:
     ready(rig, queues=1)
     assert len(fetch(rig, "a")) == 1

@@ -83,7 +83,7 @@ def test_expiry_takes_whole_leases_and_only_when_due() -> None:
     assert leases.expire(4.9) == []
     assert leases.expire(5.0) == [(0, 10, 100)]
     assert leases.next_deadline == 7.0
-    assert leases.extend(2, 9.0)
+    assert leases.extend(2, 2.0)
     assert leases.expire(7.0) == []
     assert leases.next_deadline == 9.0
     assert not leases.extend(1, 9.0)
