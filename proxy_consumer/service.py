@@ -35,6 +35,7 @@ from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.gauges import Gauges
 from proxy_consumer.groups.group import SOURCE_LOG, Stored
 from proxy_consumer.groups.message_states import LiveState, live_state
+from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stats import GroupSummary, SubscriptionStats
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
@@ -65,7 +66,8 @@ class ConsumerService:
         self._pushers = Pushers(self._runtime, self._directory, random)
         self._pulls = Pulls(self._runtime, self._directory, self._results)
         self._fetches = Fetches(self._runtime, self._directory)
-        self._gauges = Gauges(self._runtime, self._directory, self._fetches.committed)
+        self._retry_paths = RetryPaths(self._runtime)
+        self._gauges = Gauges(self._runtime, self._directory, self._retry_paths, self._fetches.committed)
         self._ticker = HubTicker(config.tick_ms / 1000, self.tick)
         self._drained: Completion[None] | None = None
         self._drain_until = 0.0
@@ -250,6 +252,10 @@ class ConsumerService:
     def group_stats(self, group: str) -> Completion[list[SubscriptionStats]]:
         """Every subscription of a group. Raises CallerError when there is no such group."""
         return stats.group_stats(self._runtime, self._directory.named(group), None)
+
+    def retry_paths(self) -> Completion[RetryPath]:
+        """What waits in the delay levels for its retry, by group and topic; the same at every proxy."""
+        return self._retry_paths.look()
 
     def subscribe(
         self, group: str, topic: str, config: SubscriptionDefaults | None = None, source: str = SOURCE_LOG

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ import click
 from ddmq.address import Address
 from ddmq.cli import group_show
 from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.lag import retry_path
 from ddmq.cli.moments import parse_start
 from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
 from ddmq.cli.settings import given, setting_name, settings_options
@@ -17,7 +19,7 @@ from ddmq.cli.values import NAME, Whole
 from ddmq.settings import shown
 
 COLUMNS = (
-    "group", "topic", "lag", "in_flight", "retrying", "dead_letters", "ack_span", "waiters", "order_key"
+    "group", "topic", "lag", "in_flight", "retrying", "later", "dead", "ack_span", "waiters", "order_key"
 )  # fmt: skip
 
 
@@ -30,14 +32,22 @@ def group() -> None:
 @admin_option
 @json_option
 def list_groups(admin: Address, as_json: bool) -> None:
-    """Every group's subscriptions with their lag."""
+    """Every group's subscriptions with their lag.
+
+    "retrying" wait for a quick retry, "later" for one 10 s to 2 h apart; "dead": open dead letters.
+    """
     rows = AdminClient(admin).get("groups")
     if as_json:
         return print_json(rows)
-    print_table("", COLUMNS, ([row[name] for name in COLUMNS] for row in rows))
+    print_table("", COLUMNS, (_row(each) for each in rows))
     if not rows:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`, or `ddmq pull TOPIC --group NAME`")
     return None
+
+
+def _row(each: Mapping[str, Any]) -> list[Any]:
+    values = dict(each) | {"later": retry_path(each), "dead": each["dead_letters_open"]}
+    return [values[name] for name in COLUMNS]
 
 
 @group.command("show", short_help="One group in full, with its blocked keys.")

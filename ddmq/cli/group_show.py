@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddmq.cli.lag import retry_path
 from ddmq.cli.output import cell, hint, print_facts, print_table, say
 from ddmq.moments import age
 from ddmq.settings import shown
@@ -63,7 +64,8 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
         "in flight": each["in_flight"],
         "retrying": cell(each["retrying"])
         + (f", and {each['retry_lag']:,} due on the retry path" if each["retry_lag"] else ""),
-        "dead letters": cell(each["dead_letters"]) + " since this proxy started",
+        "retry path": _retry_path(each),
+        "became dead letters": cell(each["dead_letters"]) + " since this proxy started",
         "ack span": each["ack_span"],
         "waiting pulls": each["waiters"],
         "rates": "not known yet"
@@ -81,6 +83,16 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
             "this subscription has"
         )
     return facts
+
+
+def _retry_path(each: Mapping[str, Any]) -> str:
+    waiting = retry_path(each)
+    if waiting is None:
+        return "not known just now"
+    if not each["retry_waiting"]:
+        return "nothing waits for a later retry"
+    oldest, soonest = age(each["retry_oldest_s"]), age(each["retry_next_s"])
+    return f"{waiting} wait for a later retry, the first since {oldest}, the next is due in {soonest}"
 
 
 def _is_broadcast(each: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,7 +16,7 @@ from ddmq.cli.output import console, hint, json_option, print_json, print_table,
 from ddmq.cli.values import NAME, Number
 from ddmq.moments import age
 
-COLUMNS = ("group", "topic", "lag", "oldest", "in flight", "retrying", "delivered/s", "acked/s")
+COLUMNS = ("group", "topic", "lag", "oldest", "in flight", "retrying", "later", "delivered/s", "acked/s")
 FRAME_LINES = 6
 
 
@@ -32,6 +32,7 @@ FRAME_LINES = 6
 def lag(group: str | None, watch: bool, interval: float, admin: Address, as_json: bool) -> None:
     """How far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
 
+    "retrying" wait for one of the quick retries, "later" for one of the later ones, 10 s to 2 h apart.
     Rates are over the last 5 to 10 seconds. `ddmq group show GROUP` goes into detail.
     """
     client = AdminClient(admin)
@@ -61,6 +62,13 @@ def _view(rows: Sequence[dict[str, Any]], height: int) -> Table:
     return table(title, COLUMNS, _cells(rows[:room]))
 
 
+def retry_path(row: Mapping[str, Any]) -> str | None:
+    """How many messages wait in the delay levels for their retry; None where it is not known."""
+    if row.get("retry_waiting") is None:
+        return None
+    return ("" if row["retry_waiting_whole"] else "≥ ") + f"{row['retry_waiting']:,}"
+
+
 def _cells(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
     return [
         [
@@ -70,6 +78,7 @@ def _cells(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
             None if row["lag_age_s"] is None else age(row["lag_age_s"]),
             row["in_flight"],
             row["retrying"],
+            retry_path(row),
             row["delivered_per_s"],
             row["acked_per_s"],
         ]

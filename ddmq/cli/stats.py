@@ -15,11 +15,12 @@ from rich.live import Live
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.lag import retry_path
 from ddmq.cli.output import console, json_option, print_json, show, table
 from ddmq.cli.values import Number
 from ddmq_common.plain_text import plain
 
-GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "dead_letters")
+GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "later", "dead")
 FRAME_LINES = 18  # lines of a view beside the rows of its three tables
 ROWS_MIN = 4  # of topics and groups together
 LATENCIES = {  # these first, then others
@@ -44,7 +45,11 @@ Stats = dict[str, Any]
 @admin_option
 @json_option
 def stats(watch: bool, interval: float, admin: Address, as_json: bool) -> None:
-    """Topics, groups with their lag, latencies since the start; rates with --watch."""
+    """Topics, groups with their lag, latencies since the start; rates with --watch.
+
+    Of a group's failed messages some wait for a quick retry ("retrying"), others for a later one, 10 s to 2 h
+    apart ("later"); "dead": its dead letters that were neither sent again nor purged.
+    """
     client = AdminClient(admin)
     now = client.get("stats")
     if as_json:
@@ -120,7 +125,13 @@ def _group_columns(before: Stats | None) -> list[str]:
 
 
 def _group_rows(before: Stats | None, now: Stats, groups: list[Stats]) -> list[list[Any]]:
-    rows = [[row.get(name) for name in GROUP_COLUMNS] for row in groups]
+    rows = [
+        [
+            (row | {"later": retry_path(row), "dead": row.get("dead_letters_open")}).get(name)
+            for name in GROUP_COLUMNS
+        ]
+        for row in groups
+    ]
     if before is None:
         return rows
     earlier, later = _acked(before), _acked(now)

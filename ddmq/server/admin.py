@@ -152,7 +152,7 @@ class AdminApi:
         found: dict[str, Any] = {"health": self._health()._asdict(), "at_ms": self._clock.wall_ms()}
         found["topics"] = queries.topics(self._backend, internal=True)
         if self._consumer is not None:
-            found["groups"] = groups.rows(self._consumer)
+            found["groups"] = groups.rows(self._backend, self._consumer, self._clock)
         found["counters"] = self._metrics.snapshot()
         return found
 

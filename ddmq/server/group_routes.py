@@ -45,7 +45,7 @@ class GroupRoutes:
     def table(self) -> dict[tuple[str, str], Callable[[Request], Any]]:
         """Method and path → handler."""
         return {
-            ("GET", "/groups"): lambda _: groups.rows(self._consumer()),
+            ("GET", "/groups"): lambda _: groups.rows(self._backend, self._consumer(), self._clock),
             ("GET", "/lag"): lambda r: self._view().lag(r.query.get("group")),
             ("GET", "/groups/{group}"): self._detail,
             ("POST", "/groups/{group}"): self._create,

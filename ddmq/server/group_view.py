@@ -24,12 +24,42 @@ from ddmq_common.config.loader import resolved
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
+from proxy_consumer.groups.retry_waiting import RetryPath
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats
 from proxy_consumer.service import ConsumerService
 
 AGED_MAX = 50  # subscriptions of a list whose oldest waiting message is looked at
 DIFFERENCES_MAX = 100  # clients that subscribe differently
+RETRY_DETAILS = ("retry_waiting_whole", "retry_oldest_s", "retry_next_s")
 AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
+
+
+class RetryPathView:
+    """What waits in the delay levels, as rows show it; what cannot be read just now is told as unknown."""
+
+    def __init__(self, consumer: ConsumerService, clock: Clock) -> None:
+        self._now_ms = clock.wall_ms()
+        try:
+            self._found: RetryPath | None = consumer.retry_paths().wait(WAIT_S)
+        except (DdmqError, TimeoutError):
+            self._found = None
+
+    def row(self, group: str, topic: str) -> dict[str, Any]:
+        """`retry_waiting`: messages, at least, where `retry_waiting_whole` is false; null: not known."""
+        if self._found is None:
+            return {"retry_waiting": None} | dict.fromkeys(RETRY_DETAILS)
+        found = self._found.waiting.get((group, topic))
+        if found is None:
+            return dict.fromkeys(RETRY_DETAILS) | {
+                "retry_waiting": 0,
+                "retry_waiting_whole": self._found.whole,
+            }
+        return {
+            "retry_waiting": found.messages,
+            "retry_waiting_whole": self._found.whole,
+            "retry_oldest_s": max(0, self._now_ms - found.since_ms) / 1000,
+            "retry_next_s": max(0, found.due_ms - self._now_ms) / 1000,
+        }
 
 
 def row(each: SubscriptionStats) -> dict[str, Any]:
@@ -46,6 +76,14 @@ def row(each: SubscriptionStats) -> dict[str, Any]:
         "waiters": each.waiters,
         "order_key": each.config.order_key,
     }
+
+
+def open_letters(backend: Backend) -> dict[str, int]:
+    """Dead letters that were neither sent again nor purged, by group."""
+    found: dict[str, int] = {}
+    for each in dead_letter_rows(backend):
+        found[each["group"]] = found.get(each["group"], 0) + int(each["letters"])
+    return found
 
 
 def values(config: Any) -> dict[str, Any]:
@@ -70,6 +108,7 @@ class GroupView:
         """One group: each subscription with its queues and settings, and the blocked keys."""
         summary = keys.known(self._consumer, group)
         found = self._consumer.group_stats(group).wait(WAIT_S)
+        retries = RetryPathView(self._consumer, self._clock)
         ordered = any(each.config.order_key for each in found)
         blocked = keys.rows(self._consumer, group, keys_limit + 1) if ordered else []
         return {
@@ -78,7 +117,9 @@ class GroupView:
             "created_ms": summary.created_ms,
             "waiters": summary.waiters,
             "dead_letters_open": self._dead_letters(group),
-            "subscriptions": [self._subscription(each) for each in found],
+            "subscriptions": [
+                self._subscription(each) | retries.row(each.group, each.topic) for each in found
+            ],
             "differences": [
                 dataclasses.asdict(each) for each in self._consumer.differences(group)[:DIFFERENCES_MAX]
             ],
@@ -93,8 +134,10 @@ class GroupView:
         wanted = [each.name for each in self._consumer.groups() if group in (None, each.name)]
         found = [each for name in wanted for each in self._consumer.group_stats(name).wait(WAIT_S)]
         found.sort(key=lambda each: (-each.lag, each.group, each.topic))
+        retries = RetryPathView(self._consumer, self._clock)
         return [
             row(each)
+            | retries.row(each.group, each.topic)
             | self._per_second(each)
             | {"lag_age_s": self._oldest_s(each) if at < AGED_MAX else None}
             for at, each in enumerate(found)
@@ -115,7 +158,7 @@ class GroupView:
     def _dead_letters(self, group: str) -> int:
         if self._backend.topic(names.dlq_topic(group)) is None:
             return 0
-        return sum(int(each["letters"]) for each in dead_letter_rows(self._backend) if each["group"] == group)
+        return open_letters(self._backend).get(group, 0)
 
     def _subscription(self, each: SubscriptionStats) -> dict[str, Any]:
         group, topic = each.group, each.topic

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from backend.port import Backend
 from ddmq.server.errors import NoSuchGroupError
-from ddmq.server.group_view import row, values
+from ddmq.server.group_view import RetryPathView, open_letters, row, values
 from ddmq.server.keys import known
 from ddmq.server.queries import WAIT_S
 from ddmq.settings import BY_NAME
 from ddmq_common import names
+from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError
 from proxy_consumer.groups.changes import Change, owned
 from proxy_consumer.service import ConsumerService
 
 
-def rows(consumer: ConsumerService) -> list[dict[str, Any]]:
-    """One row a subscription, over all groups."""
+def rows(backend: Backend, consumer: ConsumerService, clock: Clock) -> list[dict[str, Any]]:
+    """One row a subscription, over all groups. `dead_letters_open`: of its whole group."""
+    retries, letters = RetryPathView(consumer, clock), open_letters(backend)
     found: list[dict[str, Any]] = []
     for group in consumer.groups():
-        found += [row(each) for each in consumer.group_stats(group.name).wait(WAIT_S)]
+        own = {"dead_letters_open": letters.get(group.name, 0)}
+        for each in consumer.group_stats(group.name).wait(WAIT_S):
+            found.append(row(each) | own | retries.row(each.group, each.topic))
     return found
 
 

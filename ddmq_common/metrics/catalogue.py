@@ -211,6 +211,19 @@ LAG_AGE = _metric(
 )
 INFLIGHT = _metric("ddmq_inflight", "gauge", ("group", "topic"), "Messages handed out and not finished.")
 RETRYING = _metric("ddmq_retrying", "gauge", ("group", "topic"), "Messages that wait to be handed out again.")
+RETRY_WAITING = _metric(
+    "ddmq_retry_waiting",
+    "gauge",
+    ("group", "topic"),
+    "Failed messages that wait in the delay levels for their retry.",
+)
+RETRY_WAITING_AGE = _metric(
+    "ddmq_retry_waiting_age_ms",
+    "gauge",
+    ("group", "topic"),
+    "How long the first of them has been on the retry path.",
+    "ms",
+)
 BLOCKED_KEYS = _metric(
     "ddmq_blocked_keys", "gauge", ("group", "topic"), "Order keys whose head failed: what follows waits."
 )

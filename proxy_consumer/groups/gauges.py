@@ -14,7 +14,7 @@ the look (Registry.ANSWERS_S).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from backend.completion import Completion
@@ -25,6 +25,7 @@ from proxy_consumer.core.jobs.upstream_job import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.oldest import Oldest
+from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.unheld import Name, Row, Unheld
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
@@ -74,9 +75,17 @@ class Share(NamedTuple):
 class Gauges:
     """The gauges of one proxy; `fill` is the collector."""
 
-    def __init__(self, runtime: Runtime, directory: Directory, fetched: Fetched = lambda _, __: {}) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        directory: Directory,
+        retry_paths: RetryPaths,
+        fetched: Fetched = lambda _, __: {},
+    ) -> None:
         """`fetched(group, topic)`: the queues that are fetched from here, and their committed offsets."""
         self._fetched = fetched
+        self._retry_paths = retry_paths
+        self._retry_cells: dict[Name, tuple[Cell, Cell]] = {}
         self._runtime = runtime
         self._directory = directory
         self._cells: dict[Name, tuple[Cell, ...]] = {}
@@ -125,6 +134,10 @@ class Gauges:
                 unknown.add(name)
             elif rows:
                 shares[name] = _unheld_share(others[name], rows)
+        if self._unheld.speaks:
+            self._retry_paths.look().then(self._show_retry_paths)
+        else:
+            self._clear_retry_paths(())
         self._shares = shares
         self._oldest.look_up(row for share in shares.values() for row in _late(share))
         self._show(unknown)
@@ -162,6 +175,30 @@ class Gauges:
             self._set(name, self._waiting(share))
         for name in self._cells.keys() - self._shares.keys() - unknown:
             self._clear(name)
+
+    def _show_retry_paths(self, found: Completion[RetryPath]) -> None:
+        """What waits in the delay levels is told by the one proxy that also tells of what nobody holds."""
+        if found.error is not None or not self._unheld.speaks:
+            return  # the gauges keep their last values
+        now_ms, known = (
+            self._runtime.clock.wall_ms(),
+            {_name(each) for each in self._directory.subscriptions()},
+        )
+        rows = {name: row for name, row in found.value.waiting.items() if name in known}
+        for name, row in rows.items():
+            if name not in self._retry_cells:
+                cell = self._runtime.metrics.cell
+                self._retry_cells[name] = (
+                    cell(catalogue.RETRY_WAITING, *name), cell(catalogue.RETRY_WAITING_AGE, *name)
+                )  # fmt: skip
+            count, age = self._retry_cells[name]
+            count.value, age.value = row.messages, max(0, now_ms - row.since_ms)
+        self._clear_retry_paths(rows)
+
+    def _clear_retry_paths(self, kept: Container[Name]) -> None:
+        for name in [name for name in self._retry_cells if name not in kept]:
+            for cell in self._retry_cells.pop(name):
+                cell.value = 0
 
     def _clear(self, name: Name) -> None:
         if name in self._cells:

@@ -94,6 +94,11 @@ class Unheld:
         """Leave it to another proxy."""
         self._speaker.leave()
 
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the proxy that tells of what nobody holds."""
+        return self._speaker.speaks
+
     def look(self, others: Iterable[Subscription]) -> Mapping[Name, list[Row] | None]:
         """The queues of those among `others` that no proxy holds, as far as it is known, None: not yet; {}
         where another proxy tells of them."""

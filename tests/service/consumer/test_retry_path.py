@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from consumer_rig import IDL, Rig
+from consumer_rig import IDL, Rig, until
 
 from backend.records import StoredRecord
 from ddmq_common.metrics.registry import Registry
@@ -71,6 +71,36 @@ def house() -> Iterator[House]:
     made.topic()
     yield made
     made.close()
+
+
+def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: House) -> None:
+    house.subscribe(config=FIRST)
+    house.send(3)
+    for _ in range(3):
+        house.fail()
+        house.advance(0.2)
+        house.fail()
+    begun_ms = house.clock.wall_ms()
+    house.service._gauges.stop()
+    house.restart()
+    found = house.wait(house.service.retry_paths())
+    waiting = found.waiting["G", "T"]
+    assert (found.whole, waiting.messages) == (True, 3)
+    assert 0 <= begun_ms - waiting.since_ms < 2_000
+    assert 9_000 < waiting.due_ms - begun_ms <= 10_000
+    until(lambda: told(house, "ddmq_retry_waiting") == 3)
+    assert told(house, "ddmq_retry_waiting_age_ms") >= 200
+    house.advance(11)
+    assert house.wait(house.service.retry_paths()).waiting == {}
+    until(lambda: told(house, "ddmq_retry_waiting") == 0)
+
+
+def told(house: House, metric: str) -> float:
+    """What a gauge of G on T says a little later."""
+    house.advance(1.1)
+    house.metrics.fill()
+    house.settle()
+    return house.counted(metric, group="G", topic="T")
 
 
 def test_sixteen_steps_and_then_the_dead_letter(house: House) -> None:

@@ -1,0 +1,139 @@
+"""What waits in the delay levels for its retry: read from the levels themselves, whoever runs them.
+
+The levels' own progress says what has fired, the records say whose they are, so every proxy can tell, also
+after a restart. A look reads at most READS_MAX records; what it leaves is counted by the next one, and until
+then the numbers are said to be a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from backend.completion import Completion, succeeded
+from backend.levels import REAL_TOPIC
+from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from ddmq_common.errors import DamagedError
+from ddmq_common.names import LEVELS_GROUP, RETRY_PREFIX, SCHEDULE_TOPIC
+from proxy_consumer.core.level_tally import LevelTally, Name, RetryWaiting, Span
+from proxy_consumer.departures import trail
+from proxy_consumer.runtime import Runtime
+
+LOOK_S = 1.0  # looks that follow sooner are answered with what the last one found
+READS_MAX = 16_384
+PAGE = 256
+PAGE_BYTES = 1 << 20
+
+
+class RetryPath(NamedTuple):
+    """By group and topic. `whole`: all that waits was counted; else there are at least so many."""
+
+    waiting: Mapping[Name, RetryWaiting]
+    whole: bool
+
+
+class RetryPaths:
+    """The retry paths of all groups, as this proxy has counted them."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._tallies: dict[QueueRef, LevelTally] = {}
+        self._found = RetryPath({}, True)
+        self._looked_at = float("-inf")
+        self._asked: Completion[RetryPath] | None = None
+        self._reads_left = 0
+
+    def look(self) -> Completion[RetryPath]:
+        """Count what is new. Fails when the backend cannot be read."""
+        info = self._runtime.backend.topic(SCHEDULE_TOPIC)
+        if self._asked is not None:
+            return self._asked
+        if info is None or self._runtime.now() < self._looked_at + LOOK_S:
+            return succeeded(self._found)
+        asked = self._asked = Completion[RetryPath]()
+        self._looked_at, self._reads_left = self._runtime.now(), READS_MAX
+        queues = [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)]
+        views = self._runtime.backend.progress(LEVELS_GROUP, queues)
+        bounds = self._runtime.backend.bounds(queues)
+        views.then(lambda _: bounds.then(lambda _: self._begin(queues, views, bounds)))
+        return asked
+
+    def _begin(
+        self,
+        queues: list[QueueRef],
+        views: Completion[list[ProgressView]],
+        bounds: Completion[list[Bounds | None]],
+    ) -> None:
+        error = views.error or bounds.error
+        if error is not None:
+            self._end(error)
+            return
+        self._tallies = {queue: self._tallies.get(queue) or LevelTally() for queue in queues}
+        for queue, view, limits in zip(queues, views.value, bounds.value, strict=True):
+            if limits is not None:
+                committed = limits.min if view.committed is None else view.committed
+                self._tallies[queue].look(committed, view.finished, limits.next)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        for queue, tally in self._tallies.items():
+            span = tally.missing()
+            if span is not None and self._reads_left > 0:
+                count = min(PAGE, span.end - span.offset)
+                read = self._runtime.backend.read(queue, span.offset, count, PAGE_BYTES)
+                read.then(partial(self._was_read, tally, span))
+                return
+        self._end(None)
+
+    def _was_read(self, tally: LevelTally, span: Span, read: Completion[ReadBatch]) -> None:
+        if read.error is not None:
+            self._end(read.error)
+            return
+        batch = read.value
+        if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
+            end = max(span.offset + 1, min(batch.bounds.min, span.end))
+        elif batch.status is ReadStatus.DATA:
+            end = min(batch.next_offset, span.end)
+        else:
+            end = span.end  # what was there is gone: nothing of it waits
+        self._reads_left -= max(1, len(batch.offsets))
+        tally.add(Span(span.offset, end), _rows(batch, end))
+        self._read_on()
+
+    def _end(self, error: Exception | None) -> None:
+        asked, self._asked = self._asked, None
+        found: dict[Name, RetryWaiting] = {}
+        for tally in self._tallies.values():
+            for name, waiting in tally.waiting().items():
+                known = found.get(name)
+                found[name] = waiting if known is None else known.plus(waiting)
+        whole = error is None and all(tally.missing() is None for tally in self._tallies.values())
+        self._found = RetryPath(found, whole)
+        if asked is not None and error is not None:
+            asked.fail(error)
+        elif asked is not None:
+            asked.succeed(self._found)
+
+
+def _rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]]:
+    for index, offset in enumerate(batch.offsets):
+        if offset >= end:
+            return
+        try:
+            record = batch.record(index)
+        except DamagedError:
+            continue
+        name = _name(record)
+        if name is not None:
+            since = record.system.get(trail.SINCE, "")
+            since_ms = int(since) if since.isascii() and since.isdigit() else record.stored_ms
+            yield offset, name, RetryWaiting(1, since_ms, record.due_ms)
+
+
+def _name(record: StoredRecord) -> Name | None:
+    """Group and topic of a message on a retry path; None for one that a producer delayed."""
+    real = record.system.get(REAL_TOPIC, "")
+    if not real.startswith(RETRY_PREFIX):
+        return None
+    return real.removeprefix(RETRY_PREFIX), record.system.get(trail.TOPIC, "")

@@ -1,0 +1,67 @@
+"""The count of what waits in a level against a naive one, while messages come and go in any order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy_consumer.core import level_tally
+from proxy_consumer.core.level_tally import LevelTally, RetryWaiting, Span
+
+NAMES = [("g", "a"), ("g", "b"), ("h", "a"), None]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), st.lists(st.sampled_from(NAMES), min_size=1, max_size=12)),
+        st.tuples(st.just("finish"), st.lists(st.integers(0, 60), max_size=12)),
+        st.tuples(st.just("look"), st.integers(1, 9)),
+    ),
+    max_size=40,
+)
+
+
+def ranges(offsets: set[int]) -> tuple[int, list[tuple[int, int]]]:
+    """Committed offset, and the finished ranges above it."""
+    committed = 0
+    while committed in offsets:
+        committed += 1
+    return committed, [(offset, offset + 1) for offset in sorted(offsets) if offset > committed]
+
+
+@given(STEPS)
+def test_what_is_counted_is_what_waits(steps: list[tuple[str, object]]) -> None:
+    block, level_tally.BLOCK = level_tally.BLOCK, 8
+    try:
+        run(steps)
+    finally:
+        level_tally.BLOCK = block
+
+
+def run(steps: list[tuple[str, object]]) -> None:
+    tally, names, finished = LevelTally(), [], set()
+    for what, value in steps:
+        if what == "come":
+            names += value
+        elif what == "finish":
+            finished |= {offset for offset in value if offset < len(names)}
+        else:
+            look(tally, names, finished, value)
+    look(tally, names, finished, 100)
+
+
+def look(tally: LevelTally, names: list, finished: set[int], page: int) -> None:
+    committed, above = ranges(finished)
+    tally.look(committed, above, len(names))
+    while (span := tally.missing()) is not None:
+        span = Span(span.offset, min(span.end, span.offset + page))
+        rows = [
+            (offset, names[offset], RetryWaiting(1, offset, -offset))
+            for offset in range(span.offset, span.end)
+            if names[offset] is not None
+        ]
+        tally.add(span, rows)
+    expected: dict = {}
+    for offset, name in enumerate(names):
+        if name is not None and offset not in finished:
+            row = RetryWaiting(1, offset, -offset)
+            expected[name] = row if name not in expected else expected[name].plus(row)
+    assert tally.waiting() == expected
