@@ -48,6 +48,11 @@ class AckMap:
         """From the committed offset to the end of the highest finished one; 0 when there is none above."""
         return max(0, self._top - self.committed)
 
+    @property
+    def taken_to(self) -> int:
+        """Behind the highest offset that is finished or was tried."""
+        return max(self.committed, self._top, 1 + max(self._attempts, default=-1))
+
     def finish(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Finish ranges `[start, end)`, in any order; what is finished already changes nothing."""
         for start, end in ranges:

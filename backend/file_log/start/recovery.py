@@ -26,21 +26,22 @@ from backend.file_log.core.record import (
     entry_is_sound,
     pack_entry,
 )
-from backend.file_log.core.scan import Bad, frames, is_whole, walk
+from backend.file_log.core.scan import Bad, walk
 from backend.file_log.damage import Damage
 from backend.file_log.options import FileLogOptions
-from backend.file_log.segments import Segment, SegmentSet
+from backend.file_log.segments import SegmentSet
 from backend.file_log.start.checkpoint import Checkpoint, load_checkpoint
+from backend.file_log.start.tail import Tail
 from backend.file_log.state import LogState, QueueState, decode_topic
 from backend.file_log.storage import Storage
 from backend.progress.codec import decode_delta
 from backend.records import QueueRef, TopicInfo
-from ddmq_common.errors import DamagedError, StorageError
+from ddmq_common.errors import DamagedError
 from ddmq_common.names import QUEUES_DEFAULT
 
 log = logging.getLogger(__name__)
 FLUSH_BYTES = 1 << 20
-TAIL_KEPT_MAX = 16 << 20  # of a torn tail, copied aside
+GAPS_MAX = 1 << 20  # offsets at the end of a queue that are kept as lost because a group knows them
 ENTRY_POSITION = 8  # bytes of an entry that hold the position
 
 
@@ -96,10 +97,14 @@ class Recovery:
         if checkpoint is not None:
             self._state = checkpoint.state
             start = max(start, checkpoint.position)
-        end = self._cut_tail(start, start if checkpoint is not None else 0)
+        self._report_holes(start)
+        proven = start if checkpoint is not None else 0
+        tail = Tail(self._storage, self._segments, self._damage, self._options.segment_bytes)
+        end, self._torn = tail.cut(start, proven)
         self._known = self._state.last_incarnation
         rebuilt = self._rebuild_missing(min(start, end))
         self._apply(start, end)
+        self._keep_finished()
         self._finish_queues()
         self._segments.date(self._state.last_ms)
         self._state.writer_epoch += 1
@@ -111,6 +116,22 @@ class Recovery:
             " before are lost; topics are made again with default settings for the messages that are left"
         )
         self._damage.found("checkpoint", start, 0, text)
+
+    def _report_holes(self, start: int) -> None:
+        """Below the log position `start` nothing is walked, but whether the files are there is seen."""
+        at = self._segments.first_position
+        for segment in self._segments.segments:
+            self._report_hole(at, min(segment.start, start))
+            at = segment.end
+        self._report_hole(at, start)
+
+    def _report_hole(self, start: int, end: int) -> None:
+        if start < end:
+            self._report_bad(Bad(start, end), "this part of the log is missing")
+
+    def _report_bad(self, bad: Bad, what: str) -> None:
+        self._bad.append(bad)
+        self._damage.found_in_log(bad.start, bad.end - bad.start, what)
 
     def _prepare_folders(self) -> None:
         for folder in (self._directory, self._segments.folder, f"{self._directory}/{names.CONSUME_QUEUE}"):
@@ -132,75 +153,6 @@ class Recovery:
             )
         return checkpoint
 
-    # --- the tail
-
-    def _cut_tail(self, start: int, proven: int) -> int:
-        """Find where the log ends, and cut what follows, durably; gives the end."""
-        ends = self._data_ends(start)
-        for segment, end in ends:
-            begin = max(start, segment.start)
-            for item in frames(segment.view(end), segment.start, begin, end) if begin < end else ():
-                if isinstance(item, Frame):
-                    proven = max(proven, item.durable)
-        cut = self._first_torn(ends, start, proven)
-        self._torn = self._cut_at(cut, ends)
-        return cut
-
-    def _data_ends(self, start: int) -> list[tuple[Segment, int]]:
-        """Segments from a position on, each with the end of what may be other than zero."""
-        found = []
-        for segment in self._segments.segments:
-            if segment.end > start or segment is self._segments.last:
-                inside = max(start - segment.start, 0)
-                data_end = segment.start + segment.file.data_end(min(inside, segment.file.size()))
-                found.append((segment, min(segment.end, data_end)))
-        return found
-
-    def _first_torn(self, ends: list[tuple[Segment, int]], start: int, proven: int) -> int:
-        """The first position at or above `proven` where no whole frame starts."""
-        at = max(start, proven)
-        for segment, end in ends:
-            last = segment is self._segments.last
-            while segment.start <= at < end:
-                view = segment.view(end)
-                item = next(frames(view, segment.start, at, end))
-                if not isinstance(item, Frame) or not is_whole(view, segment.start, item):
-                    return at
-                at = item.end
-            if segment.start <= at < segment.end and not last:
-                return at  # the segment is shorter than it should be, and nothing proves what follows
-        return at
-
-    def _cut_at(self, cut: int, ends: list[tuple[Segment, int]]) -> int:
-        torn = 0
-        while self._segments.last.start > cut and len(self._segments.segments) > 1:
-            torn += self._keep_tail(self._segments.last, self._segments.last.start, ends)
-            self._remove_last()
-        last = self._segments.last
-        if cut < last.start:
-            raise StorageError(f"the log ends at {cut}, before its first segment {last.path}")
-        torn += self._keep_tail(last, cut, ends)
-        self._segments.reopen_last(cut, self._options.segment_bytes)
-        if torn:
-            log.warning("a torn tail of %d bytes was cut at log position %d", torn, cut)
-        return torn
-
-    def _keep_tail(self, segment: Segment, start: int, ends: list[tuple[Segment, int]]) -> int:
-        """Copy aside what is cut from a segment; gives how many bytes that is, zeros at the end apart."""
-        end = {one.start: end for one, end in ends}.get(segment.start, start)
-        if end <= start:
-            return 0
-        data = segment.pread(start, min(end - start, TAIL_KEPT_MAX)).rstrip(b"\0")
-        self._damage.copy_tail(segment.start, start, data)
-        return len(data)
-
-    def _remove_last(self) -> None:
-        segment = self._segments.segments.pop()
-        self._segments.starts.pop()
-        segment.close()
-        self._storage.remove(segment.path)
-        self._storage.sync_folder(self._segments.folder)
-
     # --- applying what counts
 
     def _apply(self, start: int, end: int) -> None:
@@ -211,15 +163,20 @@ class Recovery:
                 self._state.batch_id = item.batch_id + 1
                 self._state.writer_epoch = max(self._state.writer_epoch, item.writer_epoch)
             else:
-                self._bad.append(item)
-                self._damage.found_in_log(item.start, item.end - item.start, "no sound header")
+                self._report_bad(item, "no sound header")
 
     def items(self, start: int, end: int) -> Iterator[Frame | Record | Bad]:
-        """What the log holds in `[start, end)`, over all segments."""
+        """What the log holds in `[start, end)`, over all segments; Bad where there is none."""
+        at = start
         for segment in self._segments.segments:
             low, high = max(start, segment.start), min(end, segment.end)
             if low < high:
+                if at < low:
+                    yield Bad(at, low)
                 yield from walk(segment.view(high), segment.start, low, high)
+                at = high
+        if at < end:
+            yield Bad(at, end)
 
     def _apply_record(self, record: Record) -> None:
         state = self._state
@@ -240,8 +197,7 @@ class Recovery:
                 data = self._delivery(record)
                 state.apply_topic(decode_topic(record.topic, record.incarnation, data))
         except DamagedError as error:
-            self._bad.append(Bad(record.position, record.end))
-            self._damage.found_in_log(record.position, record.size, str(error))
+            self._report_bad(Bad(record.position, record.end), str(error))
 
     def _delivery(self, record: Record) -> bytes:
         segment = self._segments.locate(record.position)
@@ -276,6 +232,29 @@ class Recovery:
             queues = max(QUEUES_DEFAULT, ref.queue_id + 1)
             self._state.apply_topic(TopicInfo(ref.topic, ref.incarnation, queues))
         return self._state.queue(ref)
+
+    def _keep_finished(self) -> None:
+        """The record of an offset that a group finished or tried may be lost; the offset stays taken."""
+        for (group, ref), progress in self._state.progress if self._bad or self._headless else ():
+            queue = self._state.queue(ref)
+            if queue is not None:
+                self._raise_next(queue, progress.acks.taken_to, group)
+
+    def _raise_next(self, queue: QueueState, end: int, group: str) -> None:
+        """An acknowledgement must not outlive a message whose offset is used again, so it is not."""
+        if self._headless and not queue.assigned:
+            queue.min = queue.flushed = queue.visible = queue.assigned = end
+        missing = end - queue.assigned
+        if missing <= 0:
+            return
+        if missing > GAPS_MAX:
+            log.error("group %s says that offset %d of %s is taken, its next is %d; that is too far to be so",
+                      group, end - 1, queue.ref, queue.assigned)  # fmt: skip
+            return
+        log.warning("the last %d records of %s are lost; group %s knows their offsets, they stay taken",
+                    missing, queue.ref, group)  # fmt: skip
+        while queue.assigned < end:
+            self._add_entry(queue, self._lost_entry(queue))
 
     def _add_entry(self, queue: QueueState, entry: bytes) -> None:
         queue.tail += entry

@@ -1,0 +1,103 @@
+"""The end of the log as a crash left it: how far it counts, and the cut behind that.
+
+The highest proven durable position is looked for in all sound frame headers; from the first frame at or
+above it that is not whole on everything is the torn tail: never acknowledged, or nobody can tell. It is
+cut, and the cut is synced, before anything is written again. Blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from backend.file_log.core.frame import Frame
+from backend.file_log.core.scan import frames, is_whole
+from backend.file_log.damage import Damage
+from backend.file_log.segments import Segment, SegmentSet
+from backend.file_log.storage import Storage
+from ddmq_common.errors import StorageError
+
+log = logging.getLogger(__name__)
+TAIL_KEPT_MAX = 16 << 20  # of a torn tail, copied aside
+
+
+class Tail:
+    """Of one log that is being opened."""
+
+    def __init__(self, storage: Storage, segments: SegmentSet, damage: Damage, segment_bytes: int) -> None:
+        self._storage = storage
+        self._segments = segments
+        self._damage = damage
+        self._segment_bytes = segment_bytes
+
+    def cut(self, start: int, proven: int) -> tuple[int, int]:
+        """Find where the log ends, from the log position `start` on, and cut what follows, durably.
+
+        `proven`: what is known to be durable. Gives the end, and how many bytes of torn tail were cut.
+        Raises StorageError when the log would end before its first segment.
+        """
+        ends = self._data_ends(start)
+        for segment, end in ends:
+            begin = max(start, segment.start)
+            for item in frames(segment.view(end), segment.start, begin, end) if begin < end else ():
+                if isinstance(item, Frame):
+                    proven = max(proven, item.durable)
+        cut = self._first_torn(ends, start, proven)
+        return cut, self._cut_at(cut, ends)
+
+    def _data_ends(self, start: int) -> list[tuple[Segment, int]]:
+        """Segments from a position on, each with the end of what may be other than zero."""
+        found = []
+        for segment in self._segments.segments:
+            if segment.end > start or segment is self._segments.last:
+                inside = max(start - segment.start, 0)
+                data_end = segment.start + segment.file.data_end(min(inside, segment.file.size()))
+                found.append((segment, min(segment.end, data_end)))
+        return found
+
+    def _first_torn(self, ends: list[tuple[Segment, int]], start: int, proven: int) -> int:
+        """The first position at or above `proven` where no whole frame starts."""
+        at = max(start, proven)
+        for segment, end in ends:
+            last = segment is self._segments.last
+            while segment.start <= at < end:
+                view = segment.view(end)
+                item = next(frames(view, segment.start, at, end))
+                if not isinstance(item, Frame) or not is_whole(view, segment.start, item):
+                    return at
+                at = item.end
+            if segment.start <= at < segment.end and not last:
+                return at  # the segment is shorter than it should be, and nothing proves what follows
+        return at
+
+    def _cut_at(self, cut: int, ends: list[tuple[Segment, int]]) -> int:
+        torn = 0
+        while self._segments.last.start > cut and len(self._segments.segments) > 1:
+            torn += self._keep_tail(self._segments.last, self._segments.last.start, ends)
+            self._remove_last()
+        last = self._segments.last
+        if cut < last.start:
+            raise StorageError(f"the log ends at {cut}, before its first segment {last.path}")
+        torn += self._keep_tail(last, cut, ends)
+        if cut > last.end:  # what lies between is missing, and stays so: reported by _report_holes
+            self._segments.add(self._segments.create(cut, self._segment_bytes))
+        else:
+            self._segments.reopen_last(cut, self._segment_bytes)
+        if torn:
+            log.warning("a torn tail of %d bytes was cut at log position %d", torn, cut)
+        return torn
+
+    def _keep_tail(self, segment: Segment, start: int, ends: list[tuple[Segment, int]]) -> int:
+        """Copy aside what is cut from a segment; gives how many bytes that is, zeros at the end apart."""
+        end = {one.start: end for one, end in ends}.get(segment.start, start)
+        if end <= start:
+            return 0
+        data = segment.pread(start, min(end - start, TAIL_KEPT_MAX)).rstrip(b"\0")
+        self._damage.copy_tail(segment.start, start, data)
+        return len(data)
+
+    def _remove_last(self) -> None:
+        segment = self._segments.segments.pop()
+        self._segments.starts.pop()
+        segment.close()
+        self._storage.remove(segment.path)
+        self._storage.sync_folder(self._segments.folder)
