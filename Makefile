@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
+JOBS ?= 4
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: help setup demo test check lint format bench clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
-	@echo "make test    every test"
+	@echo "make test    every test, JOBS=4 files at a time"
 	@echo "make check   format, lint, types, rooms, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
 	@echo "make setup   fill .venv (the targets above do it themselves)"
@@ -24,10 +26,10 @@ demo: setup
 	@$(PY) -m ddmq demo
 
 test: setup
-	$(PY) -m pytest
+	$(PYTEST)
 
 check: lint
-	$(PY) -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: setup
 	$(VENV)/bin/ruff format --check .

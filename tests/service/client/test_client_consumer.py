@@ -434,6 +434,7 @@ class Unreadable(Exception):
         (SystemExit(3), "SystemExit: 3"),
         (CancelledError(), "CancelledError"),
     ],
+    ids=["surrogate", "unreadable", "exit", "cancelled"],
 )
 def test_whatever_a_handler_raises_fails_the_message_alone(
     proxy: Standin, raised: BaseException, reason: str
