@@ -61,6 +61,10 @@ class DelayCounts:
         """Orders not taken in."""
         self._metrics.cell(catalogue.DELAY_LAG, str(shard)).value = count
 
+    def overdue(self, shard: int, age_ms: int) -> None:
+        """How long ago the oldest message that waits was due."""
+        self._metrics.cell(catalogue.DELAY_OVERDUE, str(shard)).value = age_ms
+
     def pending(self, per_topic: Mapping[str, int]) -> None:
         """What waits in all shards of this process."""
         for topic in self._pending - per_topic.keys():

@@ -6,8 +6,9 @@ hub is one slice. What the backend says decides:
 * done: forgotten in the store, with the next occurrence of those that come again, in one batch.
 * nobody knows, or our claim is over: the shard is had anew; the log then says which.
 * not now: everything waits a little, and is tried again.
-* not this: the slice is divided by topics until it is known whose fault it is. A topic that takes nothing
-  is put aside; one that is gone, or a message that is never taken, becomes dead letters.
+* not this (or a value that cannot be written): the slice is divided by topics until it is known whose fault
+  it is. A topic that takes nothing is put aside; one that is gone, or a message that is never taken, becomes
+  dead letters.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ddmq_common.errors import (
     NoSuchTopicError,
     RemoteError,
 )
-from delay_service.core.intake import DEAD_TEXT, FireNow, Reply
+from delay_service.core.batch import DEAD_TEXT, FireNow, Reply
 from delay_service.core.outlets import GONE, REFUSED, Outlet
 from delay_service.firing import Firing
 from delay_service.holding import Holding, ranges_of
@@ -115,8 +116,10 @@ class Fire:
 
     def pump(self) -> None:
         """One slice, if there is one; then the next a moment later, or sleep."""
-        if self._stopped or not self._opened or not self._holding.running:
-            return
+        if not self._stopped and self._opened and self._holding.running:
+            self._holding.safely("pump", self._pump)
+
+    def _pump(self) -> None:
         now = self._around.clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + IDLE_S / 2
@@ -222,15 +225,18 @@ class Fire:
     def _ended(self, firing: Firing, error: Exception | None) -> None:
         self._flights -= 1
         self._around.landed()
+        self._holding.safely("fire", self._settle, firing, error)
+        self._settled()
+        if self._holding.running:
+            self._soon()
+
+    def _settle(self, firing: Firing, error: Exception | None) -> None:
         if error is None:
             self._fired(firing)
         elif self._holding.running:
             self._not_fired(firing, error)
         else:
             self._lanes.settled(firing.outlets, False)
-        self._settled()
-        if self._holding.running:
-            self._soon()
 
     def _fired(self, firing: Firing) -> None:
         holding, outlets = self._holding, firing.outlets
@@ -254,7 +260,7 @@ class Fire:
             self._lanes.settled(firing.outlets, False)
             log.warning("a delay shard's claim is renewed: %s", error)
             self._holding.doubt("fire", error)
-        elif isinstance(error, CallerError | BoundReachedError):
+        elif isinstance(error, CallerError | BoundReachedError | ValueError | TypeError | OverflowError):
             self._around.counts.failed("fire", error)
             self._over += firing.over
             self._blame(firing, error)

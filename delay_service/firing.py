@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.records import NewRecord
-from delay_service.core.intake import FireNow
+from delay_service.core.batch import FireNow
 from delay_service.core.outlets import Outlet
 from delay_service.holding import Holding
 from delay_service.storing import store
@@ -46,6 +46,13 @@ class Firing:
         self._delta = holding.done(finished + over, self.attempts)
 
     def start(self) -> None:
+        """Begin; what cannot even be begun has ended with that error."""
+        try:
+            self._start()
+        except Exception as error:
+            self._done(self, error)
+
+    def _start(self) -> None:
         made = None
         if any(outlet.reason for outlet in self.outlets):
             made = self._around.ready_dead_topic()

@@ -2,10 +2,13 @@
 
 `Holding.write` is the only way into the store, so that the lanes hear of everything that waits anew. What
 cannot go on by itself is told once through `doubt`: the claim to the shard is then given up and had anew.
+All that runs on the hub for a shard runs under `safely`: whatever it raises, a read of the store that failed
+or a mistake of ours, ends in `doubt` too, so that no shard ever stops without a word.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -14,14 +17,15 @@ from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import StorageError
+from ddmq_common.errors import DdmqError
 from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_GROUP, FIRED_GROUP
 from delay_service.config import DelayConfig
-from delay_service.core.intake import Intake
+from delay_service.core.intake import INGESTED, Intake
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.counts import DelayCounts
 from delay_service.store.port import Changes, DelayStore
 
+log = logging.getLogger("ddmq.delay")
 GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tried again
 
 
@@ -69,8 +73,8 @@ class Generations:
 
 
 class Holding:
-    """See the module's text. `doubt(error)` is called at most once. `woken(due_ms)`: something waits anew,
-    the earliest of it until then."""
+    """See the module's text. `doubt(error)` is called at most once. `reread_to`: as Intake's.
+    `woken(due_ms)`: something waits anew, the earliest of it until then."""
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class Holding:
         store: DelayStore,
         acks: AckMap,
         doubt: Callable[[Exception], None],
+        reread_to: int,
     ) -> None:
         self.around = around
         self.queue = queue
@@ -95,7 +100,8 @@ class Holding:
         config = around.config
         limits = Limits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
         self.lanes = Lanes(store, acks, self.look, limits)
-        self.intake = Intake(store, acks, self.lanes.busy, config.kept_ms)
+        lost_place = store.meta(INGESTED) is None
+        self.intake = Intake(store, acks, self.lanes.busy, config.kept_ms, reread_to, lost_place)
 
     # --- topics
 
@@ -125,18 +131,31 @@ class Holding:
         """It has changed: try it again."""
         self._closed_until.pop(topic, None)
 
+    def first_due(self) -> list[int]:
+        """When the first message is due, in flight or not, but for those put aside; empty: none waits."""
+        first = self.store.next_due()
+        return [] if first is None else [first.due_ms]
+
     # --- changes
 
     def write(self, changes: Changes) -> bool:
         """Apply them; False when the store would not have them, and the shard is given up."""
         self.lanes.added(changes.added)
-        try:
-            self.store.write(changes)
-        except StorageError as error:
-            self.doubt("store", error)
+        if not self.safely("store", self.store.write, changes):
             return False
         if changes.added:
             self.woken(min(message.due_ms for message in changes.added))
+        return True
+
+    def safely(self, what: str, call: Callable[..., object], *arguments: object) -> bool:
+        """Run it; False when it raised, and the shard is given up."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            if not isinstance(error, DdmqError):
+                log.error("delay shard %d: %s failed", self.queue.queue_id, what, exc_info=error)
+            self.doubt(what, error)
+            return False
         return True
 
     def doubt(self, what: str, error: Exception) -> None:

@@ -23,7 +23,8 @@ from backend.records import CommitBatch, NewRecord, ReadBatch
 from ddmq_common.delay_order import ORDER_PROPERTY
 from ddmq_common.errors import CallerError, FencedError, RemoteError
 from ddmq_common.native_threads import off_hub
-from delay_service.core.intake import INGESTED, Reply, Taken
+from delay_service.core.batch import Reply, Taken
+from delay_service.core.intake import INGESTED
 from delay_service.core.orders import Order, order_of
 from delay_service.core.outlets import UNREADABLE, dead_record
 from delay_service.fire import Fire
@@ -129,8 +130,10 @@ class Ingest:
 
     def _step(self) -> None:
         self._stepping = False
-        if self._stopped or not self._holding.running:
-            return
+        if not self._stopped and self._holding.running:
+            self._holding.safely("take in", self._next)
+
+    def _next(self) -> None:
         if self._ready.orders >= self._around.config.ingest_unflushed_max:
             return
         if self._orders:
@@ -152,12 +155,13 @@ class Ingest:
         read = self._around.backend.read(
             self._holding.queue, offset, config.ingest_count, config.ingest_bytes
         )
-        read.then(lambda answer: self._read_ended(OrderRead(offset, answer)))
+        read.then(lambda answer: self._holding.safely("read", self._read_ended, offset, answer))
 
-    def _read_ended(self, read: OrderRead) -> None:
+    def _read_ended(self, offset: int, answer: Completion[ReadBatch]) -> None:
         self._reading = False
         if self._stopped:
             return
+        read = OrderRead(offset, answer)
         if read.missing:
             self._around.counts.lost("missing", read.missing)
             log.error("%d delay orders are missing from the log behind offset %d", read.missing, read.offset)
@@ -189,7 +193,7 @@ class Ingest:
     def _wait_for_data(self) -> None:
         deadline = self._around.clock.monotonic() + WAIT_S
         wait = self._wait = self._around.backend.wait(self._holding.queue, self._end, deadline)
-        wait.then(self._wait_ended)
+        wait.then(lambda answer: self._holding.safely("wait", self._wait_ended, answer))
 
     def _wait_ended(self, wait: Completion[bool]) -> None:
         if self._wait is not wait:
@@ -257,16 +261,23 @@ class Ingest:
         off_hub(self._holding.store.flush, lambda _, error: self._flushed(ready, error))
 
     def _flushed(self, ready: Ready, error: Exception | None) -> None:
-        if error is not None:
+        if error is None:
+            self._ending("commit", self._prepare, ready)
+        else:
+            self._ending("flush", _raise, error)
+
+    def _ending(self, what: str, call: Callable[..., object], *arguments: object) -> None:
+        """A step on the way from a flush to the end of its commit; when it fails that is the end."""
+        if not self._holding.safely(what, call, *arguments):
             self._flushing = False
-            self._holding.doubt("flush", error)
             self._settled()
-            return
+
+    def _prepare(self, ready: Ready) -> None:
         made = self._around.ready_dead_topic() if ready.dead else None
         if made is None:
             self._commit(ready)
         else:
-            made.then(lambda _: self._commit(ready))
+            made.then(lambda _: self._ending("commit", self._commit, ready))
 
     def _commit(self, ready: Ready) -> None:
         holding, backend = self._holding, self._around.backend
@@ -281,15 +292,16 @@ class Ingest:
             progress.append(holding.done(ready.done, []))
         batch = CommitBatch(records=records, progress=progress)
         if records and not backend.capabilities.atomic:
+            alone = CommitBatch(progress=progress)
             backend.append(records, self._around.deadline()).then(
-                lambda _: self._commit_progress(ready, CommitBatch(progress=progress))
+                lambda _: self._ending("commit", self._commit_progress, ready, alone)
             )
         else:
             self._commit_progress(ready, batch)
 
     def _commit_progress(self, ready: Ready, batch: CommitBatch) -> None:
         stored = self._around.backend.commit(batch, self._around.deadline())
-        stored.then(lambda answer: self._committed(ready, answer.error))
+        stored.then(lambda answer: self._ending("commit", self._committed, ready, answer.error))
 
     def _committed(self, ready: Ready, error: Exception | None) -> None:
         holding = self._holding
@@ -313,7 +325,11 @@ class Ingest:
         if isinstance(error, CallerError) and ready.replies:
             self._around.counts.replies_dropped("refused", len(ready.replies))
             ready.replies = []
-        gevent.spawn_later(self._pause(), self._commit, ready)
+        gevent.spawn_later(self._pause(), self._ending, "commit", self._prepare, ready)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _dead(order: Order, wall_ms: int) -> NewRecord:

@@ -16,17 +16,18 @@ from backend.completion import Completion, succeeded
 from backend.port import Assignment, Backend, Health, Membership
 from backend.records import Bounds, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.counts import DelayCounts
 from delay_service.holding import Around
 from delay_service.levels.alarm import Alarm, HubAlarm
+from delay_service.overdue import Overdue
 from delay_service.shard import Opener, Shard
 
 log = logging.getLogger("ddmq.delay")
-RETRY_S = 0.2  # pause after the topic or the group could not be had, or a claim was given up
+RETRY_S = 0.2  # pause after the topic or the group could not be had, or a claim was given up; the latter …
+CALM_S = 60.0  # … doubles, up to `pause_ms_max`, when the last time was less than this ago
 LOOK_S = 1.0  # between two looks at how much waits
 TIDY_LOOKS = 30  # looks between two times that the stores give back disk space
 
@@ -58,6 +59,11 @@ class DelayService:
         self._address = address
         self._alarms = alarms
         self._alarm = alarms()
+        self._look_alarm = alarms()
+        self._overdue = Overdue(self._counts)
+        self._granted = False  # heard of our shards, or that others have them all
+        self._doubt_pause_s = RETRY_S
+        self._doubted_at = float("-inf")
         self._membership: Membership | None = None
         self._shards: dict[QueueRef, Shard] = {}
         self._closing: dict[QueueRef, Shard] = {}
@@ -84,11 +90,12 @@ class DelayService:
         """Begin; what is not there yet (a writer, disk space) is tried again until it is."""
         if self._stop_watching is None:
             self._stop_watching = self._backend.watch_settings(self._changed)
+            self._look_alarm.set(LOOK_S, self._look)
         try:
             ready_delay_topic(self._backend, self._config.shards, self._around.deadline()).then(
                 self._topic_ready
             )
-        except DdmqError as error:
+        except Exception as error:
             self._not_started(error)
 
     def _topic_ready(self, made: Completion[TopicInfo]) -> None:
@@ -104,10 +111,8 @@ class DelayService:
             return
         try:
             self._membership = self._backend.join(DELAY_GROUP, DELAY_TOPIC, self, address=self._address)
-        except DdmqError as error:
+        except Exception as error:
             self._not_started(error)
-        else:
-            self._alarm.set(LOOK_S, self._look)
 
     def _not_started(self, error: Exception) -> None:
         self._why = str(error)
@@ -122,6 +127,8 @@ class DelayService:
         for number, shard in self.shards.items():
             if shard.why:
                 return Health(False, f"delay shard {number} does not fire: {shard.why}")
+        if not self._granted:
+            return Health(False, "the delay service has not heard yet which shards it owns")
         return Health(True, "")
 
     def drain(self, deadline: float) -> Completion[None]:
@@ -133,6 +140,7 @@ class DelayService:
             self._drained = Completion()
             self._why = "it is draining"
             self._alarm.stop()
+            self._look_alarm.stop()
             self._stop_all(Shard.stop)
             self._end_when_closed()
         return self._drained
@@ -141,6 +149,7 @@ class DelayService:
         """Stop at once; what is being committed counts or not, and the next owner sees which."""
         self._closed = True
         self._alarm.stop()
+        self._look_alarm.stop()
         self._stop_all(Shard.abandon)
         self._leave()
         if self._stop_watching is not None:
@@ -154,6 +163,7 @@ class DelayService:
 
     def _leave(self) -> None:
         membership, self._membership = self._membership, None
+        self._granted = False
         if membership is not None:
             membership.leave()
 
@@ -168,6 +178,7 @@ class DelayService:
             elif not self._stopping:
                 self._begin(queue, assignment.epoch)
         self._counts.shards.value = len(self._shards)
+        self._granted = self._granted or bool(self._shards)
 
     def _begin(self, queue: QueueRef, epoch: int) -> None:
         before = self._closing.get(queue)
@@ -229,7 +240,11 @@ class DelayService:
         self._why = str(error)
         self._stop_all(Shard.abandon)
         self._leave()
-        self._alarm.set(RETRY_S, self.start)
+        now, before = self._clock.monotonic(), self._doubted_at
+        again = now - before < CALM_S
+        pause = min(self._doubt_pause_s * 2, self._config.pause_ms_max / 1e3) if again else RETRY_S
+        self._doubt_pause_s, self._doubted_at = pause, now
+        self._alarm.set(pause, self.start)
 
     # --- looking
 
@@ -240,10 +255,14 @@ class DelayService:
                 shard.topic_changed(topic)
 
     def _look(self) -> None:
-        if self._stopping or self._membership is None:
+        if self._stopping:
             return
-        self._alarm.set(LOOK_S, self._look)
+        self._look_alarm.set(LOOK_S, self._look)
+        self._overdue.look(self.shards, self._granted, self._clock.wall_ms())
+        if self._membership is None:
+            return
         if not self._shards:
+            self._granted = True
             self._shard_opened()
         self._counts.pending(self.pending_counts())
         self._looks += 1

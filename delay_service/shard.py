@@ -88,16 +88,32 @@ class Shard:
     def _try_to_open(self) -> None:
         try:
             self._load()
-        except (DdmqError, TimeoutError) as error:
-            self.why = str(error)
+        except Exception as error:
+            self.why = str(error) or type(error).__name__
             self._around.counts.failed("open", error)
-            log.warning("delay shard %d cannot be opened, tried again: %s", self.queue.queue_id, error)
+            unexpected = None if isinstance(error, DdmqError | OSError) else error
+            log.warning(
+                "delay shard %d cannot be opened, tried again: %s", self.queue.queue_id, self.why,
+                exc_info=unexpected,
+            )  # fmt: skip
+            self._put_back()
             if isinstance(error, FencedError | RemoteError) and not self._stopped:
                 self._stopped = True
                 self._doubt(self, error)
             else:
                 gevent.sleep(self._pause_s)
                 self._pause_s = min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)
+
+    def _put_back(self) -> None:
+        """The store is opened anew the next time: it may have failed, and then refuses everything."""
+        store, self.store, self.holding = self.store, None, None
+        self._fire = self._ingest = None
+        if store is None:
+            return
+        try:
+            in_thread(store.close)
+        except Exception as error:
+            log.error("the store of delay shard %d does not close: %s", self.queue.queue_id, error)
 
     def _load(self) -> None:
         backend, queue = self._around.backend, self.queue
@@ -130,6 +146,7 @@ class Shard:
             store,
             acks,
             lambda error: self._doubt(self, error),
+            taken.committed or 0,
         )
         fire = Fire(holding, self._alarms(), self._settled)
         self.holding, self._fire = holding, fire
@@ -155,6 +172,20 @@ class Shard:
     def position(self) -> int | None:
         """The next order to take in; None while opening."""
         return None if self._ingest is None else self._ingest.position
+
+    @property
+    def running(self) -> bool:
+        """It has its store, and nobody doubts it."""
+        return self.holding is not None and self.holding.running
+
+    def first_due_ms(self) -> int | None:
+        """When the first message that waits is, or was, due; None when none does. While `why` says that
+        nothing fires, nobody knows."""
+        holding = self.holding
+        found: list[int] = []
+        if holding is not None and holding.running:
+            holding.safely("look", lambda: found.extend(holding.first_due()))
+        return found[0] if found else None
 
     def raised(self, epoch: int) -> None:
         """It is ours under another epoch from now on."""

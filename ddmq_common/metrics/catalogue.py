@@ -279,6 +279,14 @@ DELAY_FIRED = _metric(
 DELAY_LATENESS = _metric(
     "ddmq_delay_lateness_us", "histogram", ("topic",), "Due time to durable in the message's topic.", "us"
 )
+DELAY_OVERDUE = _metric(
+    "ddmq_delay_overdue_ms",
+    "gauge",
+    ("shard",),
+    "How long ago the oldest message was due that has not fired, in the shards this process owns; it grows "
+    "while nothing fires, whatever the reason. Messages of topics that take none now do not count.",
+    "ms",
+)
 DELAY_STALE = _metric(
     "ddmq_delay_stale_total",
     "counter",

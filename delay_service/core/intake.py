@@ -4,87 +4,59 @@ One place decides whether a cancel came in time: here, against a store that no f
 Rules:
 * A message whose commit is under way is `busy`; an order about it, and all behind it, wait for the outcome.
 * An add is known when its uuid is pending, was fired within the last `RESEND_MS`, or was cancelled (also
-  before it came: a tombstone). It then stores nothing. What the group of fired messages has finished at its
-  own offset was fired already by an owner whose store did not live to tell.
+  before it came: a tombstone). It then stores nothing. The same order read once more (its offset is the
+  state's) is no second add: what waits goes on waiting. What the group of fired messages has finished at its
+  own offset was fired or cancelled already, by an owner whose store did not live to tell: a cancel that is
+  read behind it, and came before it could fire, was the one.
 * A cancel of an unknown uuid leaves a tombstone until its due time and an hour, but at least an hour.
 * `taken.done`: offsets nobody waits for any more, to be finished in the group of fired messages.
 * A cancel of what became a dead letter is answered as of what fired, with words that say so: it is over.
   (Only when the store did not live to tell is it "already fired" without them.)
 * What was written to the store and not yet committed is read again after a crash: `again` then changes
   nothing and says what had been decided.
+* A store that has lost how far it is reads all orders anew. What it kept of a message that repeats has gone
+  on since a move of it was done, so that move is not done again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Sequence
 
 from backend.progress.ack_map import AckMap
-from ddmq_common.delay_id import uuid_bytes
-from ddmq_common.delay_order import (
-    ADD,
-    ADDED,
-    ALREADY_FIRED,
-    CANCEL,
-    CANCELLED,
-    FIRE,
-    PENDING,
-    TOO_OLD,
-    UNKNOWN,
-    DelayOrder,
-    DelayOutcome,
-)
-from ddmq_common.errors import DamagedError
-from ddmq_common.names import DELAY_DLQ_TOPIC
-from delay_service.core.orders import Order, before, pending_of
-from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending
+from delay_service.core.batch import Batch, Taken
+from delay_service.core.orders import Order
+from delay_service.store.port import DelayStore
 
-RESEND_MS = 3_600_000  # an add of a fired uuid within this time is the same add, sent again
-DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
-_OVER = (IdKind.FIRED, IdKind.DEAD)
 INGESTED = "ingested"  # meta: the inner offset up to which the store has taken orders in
-
-
-class Reply(NamedTuple):
-    """An outcome for the queue that asked for it."""
-
-    queue_id: int
-    outcome: DelayOutcome
-
-
-class FireNow(NamedTuple):
-    """A fire-now order whose outcome is the commit of its message."""
-
-    offset: int
-    queue_id: int
-    reply_id: int
-
-
-class Taken(NamedTuple):
-    """What so many `orders`, from the first on, came to."""
-
-    orders: int
-    changes: Changes
-    replies: list[Reply]
-    done: list[int]
-    dead: list[Order]
-    awaited: list[FireNow]
-    tally: dict[str, int]  # outcome → how many
 
 
 class Intake:
     """Of one shard. `busy`: offsets of messages whose commit is under way. `kept_ms`: how long the outcome
-    of an id is kept."""
+    of an id is kept. `reread_to`: orders below were taken in before, by us or another owner; `lost_place`:
+    the store cannot say which of them it has."""
 
-    def __init__(self, store: DelayStore, acks: AckMap, busy: Container[int], kept_ms: int) -> None:
+    def __init__(
+        self,
+        store: DelayStore,
+        acks: AckMap,
+        busy: Container[int],
+        kept_ms: int,
+        reread_to: int = 0,
+        lost_place: bool = False,
+    ) -> None:
         self.store = store
         self.acks = acks
         self.busy = busy
         self.kept_ms = kept_ms
+        self.reread_to = reread_to
+        self.lost_place = lost_place
+        self.assumed: dict[bytes, int] = {}  # over by the log alone → the last moment it could have fired at
 
     def take(self, orders: Sequence[Order], now_ms: int) -> Taken:
         """Decide the longest run from the first order that need not wait."""
-        batch = _Batch(self, orders, now_ms)
+        if self.assumed and orders and orders[0].offset >= self.reread_to:
+            self.assumed.clear()
+        batch = Batch(self, orders, now_ms)
         for order in orders:
             if not batch.take(order):
                 break
@@ -92,281 +64,7 @@ class Intake:
 
     def again(self, orders: Sequence[Order], now_ms: int) -> Taken:
         """What these orders, which the store holds already, had come to."""
-        batch = _Batch(self, orders, now_ms)
+        batch = Batch(self, orders, now_ms)
         for order in orders:
             batch.take_again(order)
         return batch.taken()
-
-
-class _Batch:
-    """A run of orders on their way through; later ones see what earlier ones changed."""
-
-    def __init__(self, intake: Intake, orders: Sequence[Order], now_ms: int) -> None:
-        self._in = intake
-        self._now = now_ms
-        self._ids = self._look_up(orders)
-        self._fresh: dict[tuple[int, int], Pending] = {}  # by due time and offset
-        self._added = 0
-        self._aside: frozenset[str] | None = None
-        self._changes = Changes()
-        self._count = 0
-        self._replies: list[Reply] = []
-        self._done: list[int] = []
-        self._dead: list[Order] = []
-        self._awaited: list[FireNow] = []
-        self._tally: dict[str, int] = {}
-        self._ops: dict[str, Callable[[Order, DelayOrder], None]] = {ADD: self._add, CANCEL: self._cancel}
-
-    def _look_up(self, orders: Sequence[Order]) -> dict[bytes, IdState | None]:
-        uuids = {order.uuid: None for order in orders if order.said is not None}
-        for order in orders:
-            if order.said is not None and order.said.unless_cancelled:
-                uuids[uuid_bytes(order.said.unless_cancelled)] = None
-        wanted = list(uuids)
-        return dict(zip(wanted, self._in.store.ids(wanted), strict=True))
-
-    def taken(self) -> Taken:
-        self._changes.added = list(self._fresh.values())
-        if self._added:
-            self._tell("added", self._added)
-        return Taken(
-            self._count, self._changes, self._replies, self._done, self._dead, self._awaited, self._tally
-        )
-
-    # --- one order
-
-    def take(self, order: Order) -> bool:
-        """False: it has to wait for the outcome of a commit."""
-        said = order.said
-        if said is None:
-            self._bury(order)
-            return True
-        state = self._ids[order.uuid]
-        self._count += 1
-        if (
-            state is None
-            and said.op == ADD
-            and not (said.unless_cancelled or self._in.acks.is_finished(order.offset))
-        ):
-            self._keep(order, said)  # nearly always
-            return True
-        if said.op != ADD and state is not None and self._is_busy(state):
-            self._count -= 1
-            return False
-        self._ops.get(said.op, self._move)(order, said)
-        return True
-
-    def _is_busy(self, state: IdState) -> bool:
-        return state.kind is IdKind.PENDING and state.offset in self._in.busy
-
-    def _bury(self, order: Order) -> None:
-        self._count += 1
-        self._dead.append(order)
-        self._done.append(order.offset)
-        self._tell("unreadable", 1)
-
-    def _tell(self, what: str, count: int = 1) -> None:
-        self._tally[what] = self._tally.get(what, 0) + count
-
-    def _reply(self, said: DelayOrder, code: int, state: IdState | None) -> None:
-        if said.reply_queue < 0:
-            return
-        kind, at_ms = (None, 0) if state is None else (state.kind, state.at_ms)
-        outcome = DelayOutcome(
-            reply_id=said.reply_id,
-            code=code,
-            fired_at_ms=at_ms if kind in _OVER else 0,
-            due_ms=at_ms if kind is IdKind.PENDING else 0,
-            text=DEAD_TEXT if kind is IdKind.DEAD else "",
-        )
-        self._replies.append(Reply(said.reply_queue, outcome))
-
-    # --- add
-
-    def _add(self, order: Order, said: DelayOrder) -> None:
-        state = self._ids[order.uuid]
-        if state is not None and not self._forgotten(state):
-            code, what = _known(state)
-            self._nothing(order, what)
-            self._reply(said, code, state)
-        elif self._cancelled_otherwise(said):
-            self._nothing(order, "cancelled")
-            self._reply(said, CANCELLED, None)
-        elif self._in.acks.is_finished(order.offset):
-            self._fired_before(order, said)
-        else:
-            self._keep(order, said)
-
-    def _forgotten(self, state: IdState) -> bool:
-        """An add is a new one although the id is still known."""
-        return state.kind in _OVER and state.at_ms + RESEND_MS < self._now
-
-    def _cancelled_otherwise(self, said: DelayOrder) -> bool:
-        if not said.unless_cancelled:
-            return False
-        other = self._ids[uuid_bytes(said.unless_cancelled)]
-        return other is not None and other.kind in (IdKind.CANCELLED, IdKind.TOMBSTONE)
-
-    def _nothing(self, order: Order, what: str) -> None:
-        self._done.append(order.offset)
-        self._tell(what)
-
-    def _fired_before(self, order: Order, said: DelayOrder) -> None:
-        state = IdState(IdKind.FIRED, said.due_ms, order.offset, self._now + self._in.kept_ms)
-        self._put_id(order.uuid, state)
-        self._tell("fired")
-        self._reply(said, ALREADY_FIRED, state)
-
-    def _keep(self, order: Order, said: DelayOrder) -> None:
-        try:
-            message = pending_of(order)
-        except DamagedError:
-            self._count -= 1
-            self._bury(order)
-            return
-        self._fresh[message[:2]] = message
-        state = IdState(IdKind.PENDING, message.due_ms, message.offset)
-        self._ids[order.uuid] = self._changes.ids[order.uuid] = state
-        self._added += 1
-        if said.reply_queue >= 0:
-            self._reply(said, ADDED, state)
-
-    def _put_id(self, uuid: bytes, state: IdState) -> None:
-        self._ids[uuid] = self._changes.ids[uuid] = state
-
-    # --- cancel, reschedule, fire now
-
-    def _cancel(self, order: Order, said: DelayOrder) -> None:
-        self._done.append(order.offset)
-        state = self._true_state(order.uuid)
-        if state is None:
-            self._cancel_unknown(order, said)
-        elif state.kind is IdKind.PENDING:
-            self._take_out(DueKey(state.at_ms, state.offset))
-            self._done.append(state.offset)
-            forget = max(self._now + self._in.kept_ms, state.at_ms + RESEND_MS, _last_ms(said) + RESEND_MS)
-            self._put_id(order.uuid, IdState(IdKind.CANCELLED, self._now, state.offset, forget))
-            self._end(said, CANCELLED, "cancelled", None)
-        else:
-            self._end(said, *_known_again(state), state)
-
-    def _cancel_unknown(self, order: Order, said: DelayOrder) -> None:
-        due = said.due_ms or said.timestamp_s * 1_000
-        too_old = 0 < due < self._now - self._in.kept_ms
-        until = max(_last_ms(said), self._now) + RESEND_MS
-        self._put_id(order.uuid, IdState(IdKind.TOMBSTONE, self._now, 0, until))
-        self._end(said, TOO_OLD if too_old else UNKNOWN, "too old" if too_old else "unknown", None)
-
-    def _move(self, order: Order, said: DelayOrder) -> None:
-        """Another due time: a given one, or now."""
-        self._done.append(order.offset)
-        state = self._true_state(order.uuid)
-        if state is None:
-            due = said.due_ms if said.op == FIRE else said.timestamp_s * 1_000
-            too_old = 0 < due < self._now - self._in.kept_ms
-            self._end(said, TOO_OLD if too_old else UNKNOWN, "too old" if too_old else "unknown", None)
-            return
-        message = self._take_out(DueKey(state.at_ms, state.offset)) if _is_pending(state) else None
-        if message is None:
-            self._end(said, *_known_again(state), state)
-            return
-        moved = message._replace(due_ms=self._now if said.op == FIRE else max(said.due_ms, 0))
-        self._fresh[moved.key] = moved
-        state = IdState(IdKind.PENDING, moved.due_ms, moved.offset)
-        self._put_id(order.uuid, state)
-        self._tell("fired now" if said.op == FIRE else "rescheduled")
-        if said.op == FIRE and said.reply_queue >= 0:
-            self._awaited.append(FireNow(moved.offset, said.reply_queue, said.reply_id))
-        else:
-            self._reply(said, ADDED, state)
-
-    def _end(self, said: DelayOrder, code: int, what: str, state: IdState | None) -> None:
-        self._tell(what)
-        self._reply(said, code, state)
-
-    def _true_state(self, uuid: bytes) -> IdState | None:
-        """What the store knows, put right by what the log knows: a fire may be missing in the store."""
-        state = self._ids[uuid]
-        if state is None or not _is_pending(state) or not self._in.acks.is_finished(state.offset):
-            return state
-        self._take_out(DueKey(state.at_ms, state.offset))
-        fired = IdState(IdKind.FIRED, state.at_ms, state.offset, self._now + self._in.kept_ms)
-        self._put_id(uuid, fired)
-        return fired
-
-    def _take_out(self, key: DueKey) -> Pending | None:
-        """Out of what waits; None when the store has lost it."""
-        message = self._fresh.pop(key, None)
-        if message is not None:
-            return message
-        message = self._in.store.get(key)
-        if message is None:
-            self._tell("lost")
-        elif self._is_aside(message):
-            self._changes.removed_deferred.append(message)
-        else:
-            self._changes.removed.append(message)
-        return message
-
-    def _is_aside(self, message: Pending) -> bool:
-        if self._aside is None:
-            self._aside = frozenset(self._in.store.topics_put_aside())
-        if message.topic not in self._aside:
-            return False
-        found = self._in.store.due(message.due_ms, 1, 1, before(message.key))
-        return not found or found[0].offset != message.offset
-
-    # --- orders read again
-
-    def take_again(self, order: Order) -> None:
-        self._count += 1
-        said = order.said
-        if said is None:
-            self._dead.append(order)
-            self._done.append(order.offset)
-            return
-        state = self._ids[order.uuid]
-        waits = state is not None and _is_pending(state) and state.offset == order.offset
-        if not waits:
-            self._done.append(order.offset)
-        if said.op == ADD:
-            self._reply(said, *_code_of(state, ADDED), state)
-            return
-        if state is not None and state.kind is IdKind.CANCELLED:
-            self._done.append(state.offset)
-        self._reply(said, *_code_of(state, PENDING if said.op == CANCEL else ADDED), state)
-
-
-def _is_pending(state: IdState) -> bool:
-    return state.kind is IdKind.PENDING
-
-
-def _last_ms(said: DelayOrder) -> int:
-    """The latest time that an order names."""
-    return max(said.due_ms, said.timestamp_s * 1_000, said.expire_s * 1_000 if said.times else 0)
-
-
-def _known(state: IdState) -> tuple[int, str]:
-    """What an add of a known id is answered, and counted as."""
-    if state.kind is IdKind.PENDING:
-        return ADDED, "known"
-    if state.kind in _OVER:
-        return ALREADY_FIRED, "known"
-    return CANCELLED, "cancelled before"
-
-
-def _known_again(state: IdState) -> tuple[int, str]:
-    """What a cancel of an id is answered that does not wait any more."""
-    if state.kind in _OVER:
-        return ALREADY_FIRED, "already fired"
-    if state.kind is IdKind.CANCELLED:
-        return CANCELLED, "cancelled again"
-    return UNKNOWN, "unknown"
-
-
-def _code_of(state: IdState | None, pending: int) -> tuple[int]:
-    if state is None or state.kind is IdKind.TOMBSTONE:
-        return (UNKNOWN,)
-    if state.kind is IdKind.PENDING:
-        return (pending,)
-    return (ALREADY_FIRED if state.kind in _OVER else CANCELLED,)

@@ -36,6 +36,7 @@ from delay_service.core.outlets import (
 )
 from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending
 
+UNFIT = (DamagedError, ValueError, ArithmeticError)  # a message that cannot be made fails by itself
 JUMP_MS_MAX = 64
 NEARBY_MAX = 50_000  # keys remembered of each shard, some 150 bytes each
 TRIM_MS = 1_000
@@ -263,7 +264,7 @@ class Lanes:
         queues = 1 if look is None else look.queues
         try:
             made = outlet(message, queues, self._turn, self._now, aside, self._limits.catch_up_max)
-        except DamagedError:
+        except UNFIT:
             made = dead_outlet(message, UNREADABLE, self._now, aside)
         if isinstance(made, Step):
             if made.following is None:
@@ -289,7 +290,7 @@ class Lanes:
         fired = self._acks.attempts[message.offset]
         try:
             following = caught_up(message, fired, self._now, self._limits.catch_up_max)
-        except DamagedError:
+        except UNFIT:
             outlets.append(dead_outlet(message, UNREADABLE, self._now, aside))
         else:
             self._stale += 1

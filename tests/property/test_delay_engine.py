@@ -34,7 +34,8 @@ from ddmq_common.delay_order import (
 )
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
-from delay_service.core.intake import INGESTED, Intake, Taken
+from delay_service.core.batch import Taken
+from delay_service.core.intake import INGESTED, Intake
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.orders import order_of
 from delay_service.core.outlets import Outlet

@@ -14,9 +14,19 @@ from delay_service.core.kinds.occurrences import (
     Next,
     delivered_before,
     due_ms,
+    last_due_ms,
     next_after,
     occurrence_id,
     to_fire,
 )
 
-__all__ = ["CATCH_UP_MAX", "Next", "delivered_before", "due_ms", "next_after", "occurrence_id", "to_fire"]
+__all__ = [
+    "CATCH_UP_MAX",
+    "Next",
+    "delivered_before",
+    "due_ms",
+    "last_due_ms",
+    "next_after",
+    "occurrence_id",
+    "to_fire",
+]

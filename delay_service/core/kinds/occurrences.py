@@ -22,6 +22,8 @@ from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import loops, schedules
 
 CATCH_UP_MAX = 1_000
+NUMBER_MAX = (1 << 63) - 3  # of an occurrence: it, and one more, are kept in 63 bits
+NEVER_MS = 1 << 62
 
 
 class Next(NamedTuple):
@@ -40,6 +42,18 @@ def due_ms(order: DelayOrder, occurrence: int) -> int:
     if order.kind in (LOOP, EXPONENTIAL):
         return order.due_ms + (loops.second_of(order, occurrence) - order.timestamp_s) * 1_000
     return order.due_ms
+
+
+def last_due_ms(order: DelayOrder) -> int:
+    """When the last occurrence is due; NEVER_MS when there is none, or a cron says."""
+    if order.kind != SCHEDULE:
+        return due_ms(order, loops.last_of(order))
+    schedule = order.schedule
+    if schedule is None:
+        return order.due_ms
+    if schedule.cron or schedule.repeat < 0:
+        return NEVER_MS
+    return order.due_ms + schedule.period_ms * schedule.repeat
 
 
 def occurrence_id(order: DelayOrder, occurrence: int) -> str:
@@ -98,4 +112,8 @@ def _scheduled(
         found = schedules.after(order, occurrence, now_ms, catch_up_max, delivered)
     except CronError as error:  # accepted by a producer proxy that knows more time zones, or a newer cron
         raise DamagedError(f"schedule of {order.uuid} cannot go on: {error}") from error
+    if found is not None and found[0] > NUMBER_MAX:
+        raise DamagedError(
+            f"schedule of {order.uuid} cannot go on: it is {found[0]:.1e} places from its first"
+        )
     return None if found is None else Next(*found)

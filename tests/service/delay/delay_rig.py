@@ -182,20 +182,23 @@ class Rig:
         results = self.backend.append([record], self.clock.monotonic() + 60).wait(PATIENCE_S)
         assert results[0].status is AppendStatus.STORED, results
 
-    def add(self, number: int, due_ms: int, body: bytes = b"", **rest: object) -> None:
+    def add(self, number: int, due_ms: int, body: bytes = b"", born_ms: int = 0, **rest: object) -> None:
         """One order `number` = its uuid; due at an epoch time in ms."""
         rest = {"topic": "orders", "timestamp_s": due_ms // 1000, **rest}
         order = DelayOrder(ADD, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
-        self.append(order, encode(b"", body or b"%d" % number, b"red", {b"a": b"b"}))
+        self.append(order, encode(b"", body or b"%d" % number, b"red", {b"a": b"b"}), born_ms)
 
-    def cancel(self, number: int, due_ms: int = 0, **rest: object) -> None:
-        self.append(DelayOrder(CANCEL, uuid_of(number), due_ms=due_ms, **rest))  # type: ignore[arg-type]
+    def cancel(self, number: int, due_ms: int = 0, born_ms: int = 0, **rest: object) -> None:
+        order = DelayOrder(CANCEL, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
+        self.append(order, born_ms=born_ms)
 
-    def reschedule(self, number: int, due_ms: int, **rest: object) -> None:
-        self.append(DelayOrder(RESCHEDULE, uuid_of(number), due_ms=due_ms, **rest))  # type: ignore[arg-type]
+    def reschedule(self, number: int, due_ms: int, born_ms: int = 0, **rest: object) -> None:
+        order = DelayOrder(RESCHEDULE, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
+        self.append(order, born_ms=born_ms)
 
-    def fire_now(self, number: int, **rest: object) -> None:
-        self.append(DelayOrder(FIRE, uuid_of(number), **rest))  # type: ignore[arg-type]
+    def fire_now(self, number: int, born_ms: int = 0, **rest: object) -> None:
+        order = DelayOrder(FIRE, uuid_of(number), **rest)  # type: ignore[arg-type]
+        self.append(order, born_ms=born_ms)
 
     # --- looking
 

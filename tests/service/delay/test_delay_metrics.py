@@ -40,6 +40,28 @@ def test_lateness_is_observed_for_each_message_under_its_topic(delay: Rig) -> No
     assert delay.value("ddmq_delay_fired_total", topic="mails") == 1
 
 
+def test_what_is_due_and_does_not_fire_is_overdue(delay: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    delay.add(1, delay.clock.wall_ms() + 1_000)
+    delay.settle()
+    delay.advance(0.5)
+    assert delay.value("ddmq_delay_overdue_ms", shard="0") == 0
+
+    def broken(*_: object) -> list[object]:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(delay.disks.stores[0], "due", broken)
+    delay.advance(0.5)
+    for _ in range(10):
+        delay.advance(6)
+    assert delay.value("ddmq_delay_overdue_ms", shard="0") >= 54_000, "also between two owners"
+    assert delay.value("ddmq_delay_failed_total", what="pump") >= 2
+    monkeypatch.undo()
+    delay.until(lambda: delay.advance(6) or delay.bodies() == [b"1"], "it fires")
+    delay.until(
+        lambda: delay.advance(1) or not delay.value("ddmq_delay_overdue_ms", shard="0"), "and is not due"
+    )
+
+
 def test_pending_and_cancelled_are_counted(delay: Rig) -> None:
     now = delay.clock.wall_ms()
     delay.add(1, now + 1_000)

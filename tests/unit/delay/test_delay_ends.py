@@ -21,7 +21,8 @@ from ddmq_common.delay_order import (
 )
 from ddmq_common.delivery import decode, encode
 from ddmq_common.queue_choice import choose
-from delay_service.core.intake import DEAD_TEXT, Intake
+from delay_service.core.batch import DEAD_TEXT
+from delay_service.core.intake import Intake
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.orders import Order
 from delay_service.core.outlets import GONE, UNREADABLE, Outlet, Step, dead_outlet, outlet
