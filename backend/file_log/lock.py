@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from ddmq_common.errors import CallerError, StorageError
@@ -52,7 +53,8 @@ class DirectoryLock:
             raise StorageError(f"cannot open the lock file {path}: {error.strerror}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _note_holder(fd, wall_ms)
+            with suppress(OSError):  # the text is for people; a full disk may not take it
+                _note_holder(fd, wall_ms)
         except BlockingIOError:
             os.close(fd)
             raise DirectoryInUseError(

@@ -168,7 +168,7 @@ class FileLog(Backend):
         request = CommitRequest(
             batch, deadline, completion, self._state, self._watchers.changed, self._options
         )
-        error = self._refusal()
+        error = self._refusal(batch.records)
         if error is not None:
             self._later(completion.fail, error)
             return completion
@@ -177,10 +177,11 @@ class FileLog(Backend):
             self._tick_on()
         return completion
 
-    def _refusal(self) -> DdmqError | None:
+    def _refusal(self, records: Sequence[NewRecord] | None = None) -> DdmqError | None:
+        """No records at all: progress and settings, without which nothing could be read, take the reserve."""
         if self._draining:
             return DrainingError("the log is draining; it takes nothing new")
-        return self._retention.refusal
+        return None if records is not None and not records else self._retention.refusal
 
     def _client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
         """Under the refusal mark clients' sends end here; what the system owes goes on."""
@@ -322,10 +323,9 @@ class FileLog(Backend):
     # --- the engine itself
 
     def health(self) -> Health:
-        error = self._writer.refusal or self._refusal() or self._retention.client_refusal
-        if error is not None:
-            return Health(self._writer.refusal is None and self._refusal() is None, str(error))
-        return Health(True, self._opened.note)
+        writer = self._writer
+        error = writer.refusal or self._refusal() or self._retention.client_refusal or writer.stuck
+        return Health(error is None, self._opened.note if error is None else str(error))
 
     def clock_ms(self) -> int:
         return max(self._clock.wall_ms(), self._state.last_ms)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from backend.file_log.commit.committer import WritePlace
@@ -35,6 +37,8 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.native_threads import nothing, off_hub
 
 log = logging.getLogger(__name__)
+SEGMENTS_OF_DISK = 32  # a disk has room for this many segments at least …
+SEGMENT_BYTES_LEAST = 4 << 20  # … unless they would be smaller than this
 
 
 class Opened:
@@ -49,6 +53,7 @@ class Opened:
         metrics: Registry,
     ) -> None:
         folder = str(directory)
+        options = self._fitted(options, storage.space(folder).total)
         self.storage = storage
         self.directory = folder
         self.segments = SegmentSet(storage, folder)
@@ -65,7 +70,14 @@ class Opened:
             raise StorageError(f"the log in {folder} cannot be opened: {error}") from error
         self.state = self.recovered.state
         self.tails = Tails(self.files, options)
+        self.tails.left(self.state.queues())
         self._report(metrics)
+
+    def _fitted(self, options: FileLogOptions, disk_bytes: int) -> FileLogOptions:
+        """On a small disk segments are smaller: only what is no longer written can be deleted."""
+        fitting = max(disk_bytes // SEGMENTS_OF_DISK, SEGMENT_BYTES_LEAST)
+        self._segment_bytes = min(options.segment_bytes, fitting)
+        return replace(options, segment_bytes=self._segment_bytes)
 
     @property
     def note(self) -> str:
@@ -98,7 +110,9 @@ class Opened:
         answered: Callable[[PackedFrame], None],
     ) -> Writer:
         """The writer; its thread starts."""
-        place = WritePlace(self.segments, options.segment_bytes, options.allocate_bytes)
+        place = WritePlace(self.segments, self._segment_bytes, options.allocate_bytes)
+        with suppress(OSError):  # the first commit will say so
+            place.prepare()
         return Writer(self.state, place, self.recovered.end, options, clock, metrics, published, answered)
 
     def make_queries(self, options: FileLogOptions, writer: Writer) -> Queries:

@@ -98,6 +98,10 @@ class SegmentSet:
         """Of a segment's file."""
         return f"{self.folder}/{names.segment_name(start)}"
 
+    def free_bytes(self) -> int:
+        """Of the disk, for us. Blocking."""
+        return self.storage.space(self.folder).free
+
     @property
     def last(self) -> Segment:
         """The one being written."""

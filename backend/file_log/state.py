@@ -39,6 +39,15 @@ class QueueState:
         self.pending = bytearray()  # entries of the frame being packed or written
         self.waiting: list[tuple[int, Wait]] = []  # offset, wait
 
+    def show(self) -> None:
+        """What is pending counts: readers see it."""
+        if self.tail:
+            self.tail += self.pending
+            self.pending.clear()
+        else:
+            self.tail, self.pending = self.pending, self.tail
+        self.visible = self.assigned
+
 
 class TopicState:
     """One living topic."""

@@ -17,6 +17,11 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _SEEK_DATA = getattr(os, "SEEK_DATA", None)
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether a file operation failed because there is no space, or no more of it for us."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 class Space(NamedTuple):
     """Of the file system, bytes."""
 

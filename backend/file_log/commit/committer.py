@@ -16,10 +16,13 @@ from typing import Any
 import gevent
 
 from backend.file_log.segments import Segment, SegmentSet
+from backend.file_log.storage import is_full
 
 AHEAD_FRAMES = 16  # zeros for as many more of its size are written behind a small frame …
 AHEAD_BYTES = 256 << 10  # … at most
 AHEAD_FRAME_BYTES_MAX = 64 << 10  # a larger frame pays for its own extents
+FREE_SHARE = 8  # of the free space at most this part is set aside ahead
+PREPARED_BYTES = 64 << 10
 _ZEROS = bytes(AHEAD_BYTES)
 
 
@@ -102,9 +105,33 @@ class WritePlace:
     def _allocate(self, position: int, end: int) -> None:
         limit = self.segment.start + max(self._segment_bytes, end - self.segment.start)
         start = max(position, self._allocated)
-        upto = min(limit, max(end, start + self._allocate_bytes))
-        self.segment.file.allocate(start - self.segment.start, upto - start)
+        ahead = min(self._allocate_bytes, self.segments.free_bytes() // FREE_SHARE)
+        try:
+            self._set_aside(start, min(limit, max(end, start + ahead)))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._set_aside(start, end)
+
+    def _set_aside(self, start: int, upto: int) -> None:
+        file = self.segment.file
+        try:
+            file.allocate(start - self.segment.start, upto - start)
+        except OSError as error:
+            if is_full(error):  # a file system may keep what it had found until then
+                size = file.size()
+                file.truncate(start - self.segment.start)
+                file.truncate(size)
+            raise
         self._allocated = upto
+
+    def prepare(self) -> None:
+        """Have space for a few small commits, before others take it. Raises OSError where there is none."""
+        if self._rolling >= 0:
+            self._roll(self._rolling, 0)
+        end = self.segment.end + PREPARED_BYTES
+        if end > max(self._allocated, self._zeroed):
+            self._allocate(self.segment.end, end)
 
     def rescue(self, durable: int, data: bytes) -> Segment:
         """After a failed sync: a new durable segment from `durable` on that ends with `data`. Raises OSError.

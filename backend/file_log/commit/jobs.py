@@ -28,6 +28,15 @@ class SyncJob(Job):
         place.sync()
 
 
+class GrowJob(Job):
+    """See whether a disk that was full has space again."""
+
+    __slots__ = ()
+
+    def run(self, place: WritePlace) -> None:
+        place.prepare()
+
+
 class RescueJob(Job):
     """After a failure: what is not proven durable goes to a new segment."""
 

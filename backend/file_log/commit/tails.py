@@ -8,6 +8,7 @@ at every commit. Rule: entries leave memory only when they are in the file.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from backend.file_log.consume_queue import QueueFiles
@@ -31,7 +32,7 @@ class Tails:
         self._period_s = options.tail_ms / 1000
         self._timer = HubTimer()
         self._waiting: dict[QueueRef, QueueState] = {}
-        self._busy = self._ticking = self._closed = False
+        self._busy = self._ticking = self._closed = self._failing = False
         self.at_once = False
         self.bytes = 0
 
@@ -39,6 +40,13 @@ class Tails:
         """A queue's tail has grown by `size` bytes."""
         self._waiting[queue.ref] = queue
         self.bytes += size
+
+    def left(self, queues: Iterable[QueueState]) -> None:
+        """What recovery could not write, because the disk is full, waits as well."""
+        for queue in queues:
+            if queue.tail:
+                self.grown(queue, len(queue.tail))
+        self.committed()
 
     def committed(self) -> None:
         """All tails of one commit have grown."""
@@ -75,7 +83,13 @@ class Tails:
                 self._files.write(write[0].ref, write[1], write[2])
                 done.append(write)
         except OSError as error:
-            log.error("consume-queue entries could not be written, they stay in memory: %s", error)
+            if not self._failing:
+                log.error("consume-queue entries cannot be written, they stay in memory: %s", error)
+            self._failing = True
+            return done
+        if self._failing:
+            log.warning("consume-queue entries are written again")
+        self._failing = False
         return done
 
     def _written(self, done: Any, _: Exception | None) -> None:

@@ -11,7 +11,6 @@ Rules:
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -21,11 +20,12 @@ import gevent
 
 from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
 from backend.file_log.commit.gather import Gathering
-from backend.file_log.commit.jobs import CommitJob, RescueJob, SyncJob
+from backend.file_log.commit.jobs import CommitJob, GrowJob, RescueJob, SyncJob
 from backend.file_log.commit.packing import FramePacker, PackedFrame
 from backend.file_log.commit.requests import LATE, UNKNOWN, AppendRequest, Request
 from backend.file_log.options import FileLogOptions
-from backend.file_log.state import LogState, QueueState
+from backend.file_log.state import LogState
+from backend.file_log.storage import is_full
 from backend.records import AppendStatus
 from ddmq_common.clock import Clock
 from ddmq_common.errors import (
@@ -65,6 +65,7 @@ class Writer:
         self.state = state
         self.durable = self.written = position  # log positions
         self.refusal: DdmqError | None = None
+        self.stuck: DdmqError | None = None  # why the log could not grow the last time; it is still tried
         self._options = options
         self._clock = clock
         self._published = published
@@ -221,6 +222,9 @@ class Writer:
             self._commit_done(job)
         elif isinstance(job, RescueJob):
             self._rescue_done(job)
+        elif isinstance(job, GrowJob):
+            self._grew(job.error)
+            self._settle(*self._start_next())
         elif job.error is None:
             self._synced()
             self._settle(*self._start_next())
@@ -240,6 +244,8 @@ class Writer:
     def _complete(self, frame: PackedFrame) -> None:
         """It counts: show it, start the next one, answer."""
         self._commits.value += 1
+        if self.stuck is not None:
+            self._grew(None)
         self._records.value += frame.count
         self._sizes.observe(frame.count)
         self._bytes.observe(frame.end - frame.position)
@@ -248,7 +254,7 @@ class Writer:
         if frame.touched:  # store times are promised for messages; only they hold the clock up
             self.state.last_ms = frame.stored_ms
         for queue, _ in frame.touched:
-            _show(queue)
+            queue.show()
         for apply in frame.applies:
             self.guarded(apply)
         if frame.sync:
@@ -287,15 +293,27 @@ class Writer:
     def _take_back(self, frame: PackedFrame, error: NotStartedError) -> None:
         frame.undo()
         self.state.batch_id = frame.batch_id
-        cause = error.__cause__
-        full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
         text = f"the log cannot grow: {error}; nothing was stored"
-        log.error(text)
-        refusal: DdmqError = DiskFullError(text) if full else StorageError(text)
+        refusal: DdmqError = DiskFullError(text) if is_full(error.__cause__) else StorageError(text)
+        if self.stuck is None:
+            log.error("%s; it is tried again every %d ms", text, self._options.recover_retry_ms)
+        self.stuck = refusal
+        self._retry_timer.once(self._options.recover_retry_ms / 1000, self._grow)
         late, done = self._start_next()
         for request in frame.requests:
             self.guarded(request.refuse, refusal)
         self._settle(late, done)
+
+    def _grow(self) -> None:
+        if self.stuck is not None and self._job is None and not self._closed:
+            self._hand_over(GrowJob())
+
+    def _grew(self, error: Exception | None) -> None:
+        if error is None:
+            self.stuck = None
+            log.warning("the log can grow again")
+            return
+        self._retry_timer.once(self._options.recover_retry_ms / 1000, self._grow)
 
     # --- after a failed write or sync
 
@@ -373,12 +391,3 @@ class Writer:
         pending, self._pending = list(self._pending), deque()
         for request in pending:
             self.guarded(request.refuse, DrainingError("the log was closed before this was stored"))
-
-
-def _show(queue: QueueState) -> None:
-    if queue.tail:
-        queue.tail += queue.pending
-        queue.pending.clear()
-    else:
-        queue.tail, queue.pending = queue.pending, queue.tail
-    queue.visible = queue.assigned

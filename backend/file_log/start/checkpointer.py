@@ -50,7 +50,7 @@ class Checkpointer:
         self._index = index
         self._encoder = Encoder(writer.state)
         self._waiting: list[Callable[[], None]] = []
-        self._wanted = self._saving = self.closed = False
+        self._wanted = self._saving = self._failing = self.closed = False
 
     def want(self, then: Callable[[], None] | None = None) -> None:
         """Write one soon, unless nothing was written since the last; `then` follows, whatever came of it."""
@@ -85,7 +85,9 @@ class Checkpointer:
         if error is None:
             self.floor, self.position = self.position, position
         else:
-            log.error("the checkpoint at log position %d failed: %s", position, error)
+            if not self._failing:
+                log.error("the checkpoint at log position %d failed: %s", position, error)
+        self._failing = error is not None
         self._finish()
 
     def _finish(self) -> None:

@@ -33,7 +33,7 @@ from backend.file_log.segments import SegmentSet
 from backend.file_log.start.checkpoint import Checkpoint, load_checkpoint
 from backend.file_log.start.tail import Tail
 from backend.file_log.state import LogState, QueueState, decode_topic
-from backend.file_log.storage import Storage
+from backend.file_log.storage import Storage, is_full
 from backend.progress.codec import decode_delta
 from backend.records import QueueRef, TopicInfo
 from ddmq_common.errors import DamagedError
@@ -78,6 +78,7 @@ class Recovery:
         self._unflushed = 0
         self._torn = 0
         self._bad: list[Bad] = []
+        self._full = False  # the disk
         self._headless = False  # the log's beginning was deleted, and what it said is in no checkpoint
         self._known = 0  # incarnations up to this one were given before the checkpoint
         self._deleted: set[int] = set()  # incarnations deleted since
@@ -273,12 +274,23 @@ class Recovery:
         return GAP_ENTRY
 
     def _flush(self) -> None:
-        for queue in self._state.queues():
-            if queue.tail:
-                self._files.write(queue.ref, queue.flushed, bytes(queue.tail))
-                queue.flushed += len(queue.tail) // ENTRY_BYTES
-                queue.tail.clear()
+        """Entries that find the disk full stay in memory; retention makes room once the log is open."""
         self._unflushed = 0
+        for queue in self._state.queues():
+            if queue.tail and not self._full:
+                self._flush_one(queue)
+
+    def _flush_one(self, queue: QueueState) -> None:
+        try:
+            self._files.write(queue.ref, queue.flushed, bytes(queue.tail))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._full = True
+            log.error("the disk is full (%s): entries of consume queues stay in memory", error)
+            return
+        queue.flushed += len(queue.tail) // ENTRY_BYTES
+        queue.tail.clear()
 
     def _finish_queues(self) -> None:
         """Offsets lost at the end of a queue stay taken; entries of what was cut go."""

@@ -109,6 +109,9 @@ def test_a_full_disk_is_refused_and_nothing_of_it_is_there(tmp_path: Path) -> No
         story.append([("orders", 0, 6000)])
         if number == 3:
             assert len(told.absent) == before + 1
+            assert "planned fault" in log.health().reason
+            assert not log.health().ready
+        if number == 4:
             assert log.health().ready, "a full disk is no damage"
         if number == 6:
             break

@@ -1,0 +1,221 @@
+"""Small disks that others fill: the log opens, is read, acknowledged and cleaned, and takes sends again.
+
+Whoever made the disk full and at whatever moment, nobody has to delete files by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from log_story import PATIENCE_S, soon, wait
+from small_disk import SmallDisk
+
+from backend.file_log import FileLog, FileLogOptions, open_log
+from backend.file_log.commit.committer import FREE_SHARE, WritePlace
+from backend.file_log.core.retention import RetentionOptions
+from backend.file_log.segments import SegmentSet
+from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, QueueRef, TopicInfo
+from ddmq_common.clock import ManualClock
+from ddmq_common.metrics.registry import Registry
+
+MIB = 1 << 20
+TOTAL = 12 * MIB
+BODY = b"x" * 10_000
+RETENTION = RetentionOptions(
+    cleaning_hour=None, clean_free_bytes=4 * MIB, refuse_free_bytes=MIB, reserve_free_bytes=128 << 10
+)
+
+
+class Disk:
+    """A log on a small disk."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.clock = ManualClock()
+        chosen: dict[str, Any] = {
+            "segment_bytes": MIB,
+            "allocate_bytes": 64 * MIB,
+            "checkpoint_ms": 3_600_000,
+            "tail_ms": 3_600_000,
+            "recover_retry_ms": 20,
+            "retention": RETENTION,
+        }
+        self.options = FileLogOptions(**{**chosen, **options})
+        self.sent = 0
+        self.put(folder)
+        self.open()
+        info = wait(self.log.put_topic(TopicInfo("t", 0, 1), self.soon))
+        self.ref = QueueRef("t", info.incarnation, 0)
+
+    def put(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.storage = SmallDisk(folder, TOTAL)
+
+    def open(self) -> FileLog:
+        self.log = open_log(
+            self.folder, self.options, clock=self.clock, metrics=Registry(), storage=self.storage
+        )
+        return self.log
+
+    @property
+    def soon(self) -> float:
+        return self.clock.monotonic() + 1_000
+
+    def send(self, count: int = 1, body: bytes = BODY) -> list[AppendStatus]:
+        found = []
+        for _ in range(count):
+            self.sent += 1
+            record = NewRecord("t", 0, self.sent.to_bytes(16, "big"), 0, body)
+            found.append(wait(self.log.append([record], self.soon))[0].status)
+        return found
+
+    def acknowledge(self, offset: int) -> None:
+        delta = ProgressDelta("g", self.ref, 0, 0, [(offset, offset + 1)])
+        wait(self.log.commit(CommitBatch([], [delta]), self.soon))
+
+    def offsets(self) -> list[int]:
+        bounds = wait(self.log.bounds([self.ref]))[0]
+        assert bounds is not None
+        found: list[int] = []
+        at = bounds.min
+        while at < bounds.next:
+            batch = wait(self.log.read(self.ref, at, 100, MIB))
+            found += batch.offsets
+            at = batch.next_offset
+        return found
+
+    def crash(self, into: Path) -> None:
+        """What kill -9 leaves, on a disk as full as it was."""
+        others = self.storage.others
+        shutil.copytree(self.folder, into)
+        self.log.close()
+        self.put(into)
+        self.storage.others = others
+
+    def goes_on(self) -> None:
+        """Once others are gone, sends are taken again by themselves."""
+        self.storage.others = 0
+        self.log._retention.run_once()
+        give_up = soon()
+        while not self.log.health().ready:
+            assert time.monotonic() < give_up, self.log.health()
+            gevent.sleep(0.001)
+        assert self.send(20) == [AppendStatus.STORED] * 20
+
+
+@pytest.mark.parametrize("left", [0, 8 << 10, 200 << 10])
+def test_killed_on_a_full_disk_it_opens_is_read_and_acknowledged(tmp_path: Path, left: int) -> None:
+    disk = Disk(tmp_path / "live")
+    disk.send(130)
+    disk.storage.fill(left)
+    disk.crash(tmp_path / "dark")
+    log = disk.open()
+    assert disk.offsets() == list(range(130))
+    disk.acknowledge(5)
+    assert wait(log.progress("g", [disk.ref]))[0].finished == ((5, 6),)
+    disk.goes_on()
+    log.close()
+
+
+def test_what_an_open_log_set_aside_is_used_before_it_says_full(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "live", segment_bytes=8 * MIB, retention=RetentionOptions(clean_free_percent=0,
+                refuse_free_percent=0, reserve_free_percent=0))  # fmt: skip
+    disk.send()
+    disk.storage.fill()
+    taken = 0
+    while disk.send() == [AppendStatus.STORED]:
+        taken += 1
+    assert taken >= TOTAL // FREE_SHARE // 20_000, "an eighth of the disk lay ready"
+    place = disk.log._writer._committer.place
+    assert place._allocated - disk.log._writer.written < 2 * len(BODY)
+    disk.goes_on()
+    disk.log.close()
+
+
+def test_the_disk_is_used_down_to_the_marks_not_to_the_piece(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "live", retention=RetentionOptions(clean_free_percent=0, refuse_free_percent=0,
+                reserve_free_percent=0))  # fmt: skip
+    disk.storage.fill(600 << 10)
+    while disk.send() == [AppendStatus.STORED]:
+        pass
+    assert disk.storage.free() < 64 << 10, "smaller pieces are taken when the large one is not there"
+    stored = disk.sent - 1
+    assert disk.offsets() == list(range(stored))
+    disk.log.close()
+
+
+def test_a_piece_that_failed_is_given_back(tmp_path: Path) -> None:
+    storage = SmallDisk(tmp_path, 4 * MIB)
+    segments = SegmentSet(storage, str(tmp_path))
+    storage.make_folder(segments.folder)
+    segments.add(segments.create(0, 64 * MIB))
+    place = WritePlace(segments, 64 * MIB, 64 * MIB)
+    storage.space = lambda _: storage.__class__.space(storage, "")._replace(free=1 << 40)  # type: ignore[method-assign]
+    place.write(b"a small frame", 0, sync=True)
+    assert storage.used() < 64 << 10, "a file system keeps what it found before it failed"
+    assert storage.allocations == 2
+    segments.close()
+
+
+def test_a_crash_on_a_disk_with_no_room_for_views_leaves_retention_at_work(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "live", retention=RetentionOptions(log_bytes_max=4 * MIB, cleaning_hour=None,
+                clean_free_percent=0, refuse_free_percent=0, reserve_free_percent=0))  # fmt: skip
+    disk.send(700)
+    disk.crash(tmp_path / "dark")
+    disk.storage.total = 0
+    log = disk.open()
+    queue = next(iter(log._state.queues()))
+    assert queue.tail, "no entry found a place in its file"
+    assert disk.offsets() == list(range(700))
+    written: list[bool] = []
+    disk.storage.total = disk.storage.used() + (256 << 10)  # for the views; segments are to make the rest
+    for offset in range(3):
+        disk.acknowledge(offset)
+        log.write_checkpoint(lambda: written.append(True))
+        give_up = soon()
+        while not written:
+            assert time.monotonic() < give_up
+            gevent.sleep(0.001)
+        written.clear()
+    assert log._retention.run_once()
+    assert disk.storage.free() > 2 * MIB
+    log.close()
+
+
+def test_a_disk_of_any_size_holds_many_segments(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "live", segment_bytes=1024 * MIB)
+    disk.storage.total = 10_000 * MIB
+    disk.log.close()
+    disk.open()
+    assert disk.log._opened._segment_bytes == 10_000 * MIB // 32
+    disk.log.close()
+
+
+def test_one_line_when_it_gets_full_and_one_when_it_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(tmp_path / "live", retention=RetentionOptions(clean_free_percent=0, refuse_free_percent=0,
+                reserve_free_percent=0))  # fmt: skip
+    disk.storage.fill(600 << 10)
+    while disk.send() == [AppendStatus.STORED]:
+        pass
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert disk.send(50) == [AppendStatus.REFUSED] * 50
+        assert not disk.log.health().ready
+        assert "cannot grow" in disk.log.health().reason
+        assert [text for text in caplog.messages if "grow" in text] == []
+        disk.storage.total += MIB
+        give_up = time.monotonic() + PATIENCE_S
+        while not disk.log.health().ready:
+            assert time.monotonic() < give_up, "nobody sent, and it was not seen that there is space"
+            gevent.sleep(0.001)
+        assert "the log can grow again" in caplog.messages
+    assert disk.send() == [AppendStatus.STORED]
+    disk.log.close()
