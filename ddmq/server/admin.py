@@ -19,11 +19,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gevent
 import msgspec
+from gevent.lock import BoundedSemaphore
 
 from backend.port import Backend, Health
 from backend.records import StoredRecord
@@ -38,9 +41,16 @@ from ddmq_common.metrics.registry import ANSWERS_S, Registry
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
 
+PAGE_CHEAP_S = 0.05  # processor time; a metrics page that takes less is made anew each time
+PAGE_RESTS = 10  # others after so many times what they took
+PAGE_KEPT_S = 10.0  # at most
+
 
 class AdminApi:
-    """The routes over one process's parts; `consumer` is None where that part runs elsewhere."""
+    """The routes over one process's parts; `consumer` is None where that part runs elsewhere.
+
+    `names`: what the server is called by those who reach it, beside loopback.
+    """
 
     def __init__(
         self,
@@ -50,6 +60,7 @@ class AdminApi:
         clock: Clock,
         health: Callable[[], Health],
         timers: DelayService | None = None,
+        names: Iterable[str] = (),
     ) -> None:
         self._backend = backend
         self._consumer = consumer
@@ -58,7 +69,9 @@ class AdminApi:
         self._health = health
         self.groups = GroupRoutes(backend, self._consumer_here, metrics, clock)
         self._delay = DelayRoutes(backend, timers, clock)
-        self.router = Router()
+        self.router = Router(names)
+        self._making = BoundedSemaphore()
+        self._made, self._page_until = Text("text/plain", b""), -math.inf
         self._add_routes()
 
     def _add_routes(self) -> None:
@@ -86,14 +99,27 @@ class AdminApi:
             self.router.add(method, pattern, handler)
 
     def _page(self) -> Text:
-        """The metrics; others run between its pieces, which are many where there are many subscriptions."""
-        self._metrics.fill()
-        gevent.sleep(ANSWERS_S)
-        parts = []
+        """The metrics; a page that was hard to make is given again for a while."""
+        with self._making:
+            if self._page_until <= self._clock.monotonic():
+                began = time.thread_time()
+                self._metrics.fill()
+                spent = time.thread_time() - began
+                gevent.sleep(ANSWERS_S)
+                payload, more = self._exposition()
+                self._made = Text("text/plain; version=0.0.4", payload)
+                self._page_until = self._clock.monotonic() + _kept_s(spent + more)
+            return self._made
+
+    def _exposition(self) -> tuple[bytes, float]:
+        """The page and the processor time it took; others run between its pieces, which may be many."""
+        parts, spent, began = [], 0.0, time.thread_time()
         for part in self._metrics.exposition_pieces():
             parts.append(part)
+            spent += time.thread_time() - began
             gevent.sleep(0)
-        return Text("text/plain; version=0.0.4", b"".join(parts))
+            began = time.thread_time()
+        return b"".join(parts), spent
 
     def _ready(self) -> Text:
         health = self._health()
@@ -159,3 +185,7 @@ class AdminApi:
 
 def _flag(request: Request, name: str) -> bool:
     return request.query.get(name, "0") not in ("0", "false", "")
+
+
+def _kept_s(spent_s: float) -> float:
+    return 0.0 if spent_s < PAGE_CHEAP_S else min(spent_s * PAGE_RESTS, PAGE_KEPT_S)

@@ -47,6 +47,7 @@ class ServeConfig:
     producer: str = str(PRODUCER)
     consumer: str = str(CONSUMER)
     admin: str = str(ADMIN)
+    admin_names: tuple[str, ...] = ()  # further names by which the admin port is reached
     drain_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
     log_level: str = field(default="info", metadata=rules(choices=("debug", "info", "warning", "error")))
     log_format: str = field(default="text", metadata=rules(choices=("text", "json")))

@@ -3,27 +3,32 @@
 A route is `METHOD /literal/{name}/…` and a function `(Request) -> value`; the value is sent as JSON.
 CallerError → 400 (NoSuchTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
 RemoteError → 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so
-handlers may wait on completions.
+handlers may wait on completions; a long answer is encoded in pieces, between which others run. What
+http_checks.py refuses reaches no handler.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
 
+import gevent
 import msgspec
-from gevent.pywsgi import WSGIHandler
 
-from ddmq.address import Address
 from ddmq.server.errors import NoSuchGroupError
+from ddmq.server.http_checks import JSON, Refusal, refusal
 from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError, TryLaterError
 
 BODY_BYTES_MAX = 1 << 20
+BODY_S = 30.0  # for a whole body to come
+PIECE_BYTES = 256 << 10  # of an answer that are encoded before others run
 _STATUS = {
-    200: "200 OK", 400: "400 Bad Request", 404: "404 Not Found", 405: "405 Method Not Allowed",
-    413: "413 Content Too Large", 500: "500 Internal Server Error", 503: "503 Service Unavailable",
+    200: "200 OK", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
+    405: "405 Method Not Allowed", 408: "408 Request Timeout", 411: "411 Length Required",
+    413: "413 Content Too Large", 415: "415 Unsupported Media Type", 500: "500 Internal Server Error",
+    503: "503 Service Unavailable",
 }  # fmt: skip
 log = logging.getLogger("ddmq.admin")
 
@@ -57,42 +62,60 @@ Handler = Callable[[Request], Any]
 
 
 class Router:
-    """The table of routes as a WSGI application."""
+    """The table of routes as a WSGI application. `names`: what the server is called, beside loopback."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Iterable[str] = ()) -> None:
         self._routes: list[tuple[str, list[str], Handler]] = []
+        self._names = tuple(names)
 
     def add(self, method: str, pattern: str, handler: Handler) -> None:
         self._routes.append((method, pattern.strip("/").split("/"), handler))
 
+    def table(self) -> list[tuple[str, str]]:
+        """Method and pattern of every route."""
+        return [(method, "/" + "/".join(pattern)) for method, pattern, _ in self._routes]
+
     def __call__(
         self, environ: Mapping[str, Any], start: Callable[[str, list[tuple[str, str]]], Any]
     ) -> Iterable[bytes]:
-        status, kind, payload = self._answer(environ)
-        headers = [("Content-Type", kind), ("Content-Length", str(len(payload)))]
+        refused = refusal(environ, self._names)
+        status, kind, pieces = self._answer(environ, refused)
+        length = sum(map(len, pieces))
+        headers = [
+            ("Content-Type", kind),
+            ("Content-Length", str(length)),
+            ("X-Content-Type-Options", "nosniff"),
+        ]
+        if refused or status in (408, 413):
+            headers.append(("Connection", "close"))  # its body was not read
         start(_STATUS[status], headers)
-        return [payload]
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else pieces
 
-    def _answer(self, environ: Mapping[str, Any]) -> tuple[int, str, bytes]:
+    def _answer(
+        self, environ: Mapping[str, Any], refused: Refusal | None
+    ) -> tuple[int, str, Sequence[bytes]]:
         try:
+            if refused is not None:
+                _log_refused(environ, refused)
+                raise _HttpError(*refused)
             value = self._dispatch(environ)
+            if isinstance(value, Text):
+                return value.status, value.content_type, [value.payload]
+            return 200, JSON, _pieces(value)
         except _HttpError as error:
-            return _json(error.status, {"error": str(error)})
+            return _said(error.status, str(error))
         except (NoSuchTopicError, NoSuchGroupError) as error:
-            return _json(404, {"error": str(error)})
+            return _said(404, str(error))
         except (TryLaterError, TimeoutError) as error:
-            return _json(503, {"error": str(error)})
+            return _said(503, str(error))
         except DdmqError as error:
-            return _json(400 if isinstance(error, CallerError) else 500, {"error": str(error)})
+            return _said(400 if isinstance(error, CallerError) else 500, str(error))
         except Exception as error:
             log.exception("admin request failed")
-            return _json(500, {"error": f"internal error: {type(error).__name__}: {error}"})
-        if isinstance(value, Text):
-            return value.status, value.content_type, value.payload
-        return _json(200, value)
+            return _said(500, f"internal error: {type(error).__name__}: {error}")
 
     def _dispatch(self, environ: Mapping[str, Any]) -> Any:
-        method = environ["REQUEST_METHOD"]
+        method = environ["REQUEST_METHOD"].replace("HEAD", "GET")
         parts = [unquote(part) for part in _raw_path(environ).strip("/").split("/")]
         known_path = False
         for route_method, pattern, handler in self._routes:
@@ -112,21 +135,6 @@ class _HttpError(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
-
-
-class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
-    """One connection to the admin port; what is not HTTP is one short line in the log."""
-
-    def get_environ(self) -> dict[str, Any]:
-        """With the path as it was sent, so that a quoted slash stays inside a name."""
-        environ: dict[str, Any] = super().get_environ()
-        return environ | {"RAW_URI": self.path}
-
-    def log_error(self, msg: str, *args: Any) -> None:
-        said = (msg % args if args else msg)[:100]
-        log.warning(
-            "admin request refused", extra={"peer": Address(*self.client_address[:2]), "said": repr(said)}
-        )
 
 
 def _raw_path(environ: Mapping[str, Any]) -> str:
@@ -159,20 +167,62 @@ def _query(environ: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _body(environ: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = environ.get("CONTENT_LENGTH") or "0"
-    length = int(text) if text.isdecimal() else 0
+    length = int(environ.get("CONTENT_LENGTH") or "0")
     if length > BODY_BYTES_MAX:
         raise _HttpError(413, f"the body has {length} bytes; allowed: {BODY_BYTES_MAX}")
     if not length:
         return {}
     try:
-        body = msgspec.json.decode(environ["wsgi.input"].read(length))
+        body = msgspec.json.decode(_read(environ["wsgi.input"], length))
     except msgspec.DecodeError as error:
         raise _HttpError(400, f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise _HttpError(400, "the body is not JSON of any use: it is nested too deeply") from error
     if not isinstance(body, dict):
         raise _HttpError(400, "the body is not a JSON object")
     return body
 
 
-def _json(status: int, value: Any) -> tuple[int, str, bytes]:
-    return status, "application/json", msgspec.json.encode(value)
+def _read(source: Any, length: int) -> bytes:
+    late = _HttpError(408, f"the body of {length} bytes did not come in {BODY_S:g} s")
+    try:
+        with gevent.Timeout(BODY_S, late):
+            return bytes(source.read(length))
+    except OSError as error:
+        raise late from error
+
+
+def _pieces(value: Any) -> list[bytes]:
+    """The value as JSON; others run between its pieces."""
+    pieces, piece = [], bytearray()
+    for part in _parts(value):
+        piece += part
+        if len(piece) >= PIECE_BYTES:
+            pieces.append(bytes(piece))
+            piece.clear()
+            gevent.sleep(0)
+    return [*pieces, bytes(piece)]
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, dict):
+        for index, (key, each) in enumerate(value.items()):
+            yield (b"," if index else b"{") + msgspec.json.encode(str(key)) + b":"
+            yield from _parts(each)
+        yield b"}" if value else b"{}"
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield b"," if index else b"["
+            yield from _parts(each)
+        yield b"]" if value else b"[]"
+    else:
+        yield msgspec.json.encode(value)
+
+
+def _said(status: int, text: str) -> tuple[int, str, Sequence[bytes]]:
+    return status, JSON, [msgspec.json.encode({"error": text})]
+
+
+def _log_refused(environ: Mapping[str, Any], refused: Refusal) -> None:
+    facts = {"peer": environ.get("REMOTE_ADDR", ""), "path": environ.get("PATH_INFO", "")[:100]}
+    log.warning("admin request refused", extra=facts | {"why": refused.text})

@@ -29,7 +29,7 @@ from ddmq.address import LOOPBACK, Address
 from ddmq.server import rates, topics
 from ddmq.server.admin import AdminApi
 from ddmq.server.config import FILES, Configuration, changed, shown
-from ddmq.server.http import AdminConnection
+from ddmq.server.http_connection import AdminServer
 from ddmq.server.hub import HubWatch
 from ddmq.server.levels import SchedulerWatch
 from ddmq.server.samples.writer import SampleWriter, sample_writer
@@ -69,7 +69,7 @@ class ServerProcess:
         self._started_ms = self.clock.wall_ms()
         self._samples: SampleWriter | None = None
         self._rpc: list[RpcServer] = []
-        self._admin: WSGIServer | None = None
+        self._admin: AdminServer | None = None
         self._admin_socket: Any = None
         self._hub = HubWatch(self.metrics)
         self._stop = Event()
@@ -196,17 +196,13 @@ class ServerProcess:
         return str(reachable(Address(address.host, self._admin_socket.getsockname()[1])))
 
     def _listen_admin(self, backend: Backend) -> None:
-        api = AdminApi(backend, self.consumer, self.metrics, self.clock, self.health, self.timers)
+        address = self.config.serve.address("admin")
+        names = (address.host, socket.gethostname(), *self.config.serve.admin_names)
+        api = AdminApi(backend, self.consumer, self.metrics, self.clock, self.health, self.timers, names)
         if self.consumer is not None:
             HubTicker(rates.PERIOD_S, api.groups.sample).start()
-        address = self.config.serve.address("admin")
-        self._admin = WSGIServer(
-            tuple(address) if self._admin_socket is None else self._admin_socket,
-            api.router,
-            log=None,
-            error_log=logging.getLogger("ddmq.admin"),
-            handler_class=AdminConnection,
-        )
+        where = tuple(address) if self._admin_socket is None else self._admin_socket
+        self._admin = AdminServer(where, api.router)
         try:
             self._admin.start()
         except OSError as error:

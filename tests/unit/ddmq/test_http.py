@@ -18,6 +18,7 @@ def call(router: Router, method: str, path: str, body: bytes = b"", query: str =
         "RAW_URI": path + ("?" + query if query else ""),
         "QUERY_STRING": query,
         "CONTENT_LENGTH": str(len(body)),
+        "CONTENT_TYPE": "application/json",
         "wsgi.input": io.BytesIO(body),
     }
     payload = b"".join(router(environ, lambda status, headers: seen.append(status)))

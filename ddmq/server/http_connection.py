@@ -1,0 +1,110 @@
+"""Connections to the admin port: how many, how long each may take to ask, and what is refused before that.
+
+Who is silent, or slow to ask, is closed; where the bound is reached, whoever is silent for the longest makes
+room, so that nobody keeps others out by holding connections. What is not HTTP is one short line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import gevent
+from gevent.pywsgi import WSGIHandler, WSGIServer
+
+from ddmq.address import Address
+
+CONNECTIONS_MAX = 64
+IDLE_S = 30.0  # from one request to the first line of the next
+HEADER_S = 10.0  # from there to the end of the headers
+STALLED_S = 30.0  # for a body, and for each part of an answer to be taken
+BUSY = b'{"error": "too many requests are being answered; try again"}'
+BUSY_HEAD = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+log = logging.getLogger("ddmq.admin")
+
+
+class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
+    """Knows its connections, and which of them wait for a request since when."""
+
+    def __init__(self, listener: Any, application: Any) -> None:
+        self.connections: dict[
+            AdminConnection, float
+        ] = {}  # the moment since when it is silent; 0: it is not
+        super().__init__(
+            listener,
+            application,
+            log=None,
+            error_log=logging.getLogger("ddmq.admin"),
+            handler_class=AdminConnection,
+        )
+
+    def room(self) -> bool:
+        """Whether one more fits, if need be in the place of one that is silent."""
+        if len(self.connections) < CONNECTIONS_MAX:
+            return True
+        silent = [(since, each) for each, since in self.connections.items() if since]
+        if not silent:
+            return False
+        _, oldest = min(silent, key=lambda found: found[0])
+        del self.connections[oldest]
+        oldest.greenlet.kill(block=False)
+        return True
+
+
+class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
+    """One connection to the admin port."""
+
+    def handle(self) -> None:
+        """Answer requests until it ends. Refused with 503 where none can make room for it."""
+        self.greenlet = gevent.getcurrent()
+        self.socket.settimeout(STALLED_S)
+        self.own_address = self.socket.getsockname()[0].removeprefix("::ffff:")
+        if not self.server.room():
+            self.socket.sendall(BUSY_HEAD + b"Content-Length: %d\r\n\r\n" % len(BUSY) + BUSY)
+            self.socket.close()
+            return
+        self.server.connections[self] = time.monotonic()
+        try:
+            super().handle()
+        finally:
+            self.server.connections.pop(self, None)
+
+    def read_requestline(self) -> str:
+        """The first line of a request, empty where none comes in time."""
+        try:
+            with gevent.Timeout(IDLE_S):
+                return str(super().read_requestline())
+        except gevent.Timeout:
+            return ""
+
+    def read_request(self, raw_requestline: str) -> bool:
+        """Whether the headers came in time; they end the connection's silence."""
+        try:
+            with gevent.Timeout(HEADER_S):
+                return bool(super().read_request(raw_requestline))
+        except gevent.Timeout:
+            return False
+
+    def handle_one_response(self) -> None:
+        """Answer one request."""
+        self.server.connections[self] = 0.0
+        try:
+            super().handle_one_response()
+        finally:
+            self.server.connections[self] = time.monotonic()
+
+    def get_environ(self) -> dict[str, Any]:
+        """With the path as it was sent, so that a quoted slash stays inside a name, and what checks need."""
+        environ: dict[str, Any] = super().get_environ()
+        return environ | {
+            "RAW_URI": self.path,
+            "ddmq.lengths": self.headers.get_all("content-length"),
+            "ddmq.own_address": self.own_address,
+        }
+
+    def log_error(self, msg: str, *args: Any) -> None:
+        said = (msg % args if args else msg)[:100]
+        log.warning(
+            "admin request refused", extra={"peer": Address(*self.client_address[:2]), "said": repr(said)}
+        )
