@@ -28,6 +28,8 @@ from cronsim import CronSim, CronSimError
 EXPRESSION_CHARACTERS_MAX = 128
 ZONE_CHARACTERS_MAX = 64
 HORIZON_YEARS = 10
+REFUSED_MS = 86_400_000  # how long it is known that a cron has no time
+NEVER_MS = -(1 << 62)
 _DAY_MINUTES = 1_440
 _MINUTE_MS = 60_000
 _ALLOWED = (
@@ -110,11 +112,12 @@ class _Walk(CronSim):
 class Cron:
     """One expression in one zone. `Cron.of` keeps those used last, parsed."""
 
-    __slots__ = ("_walk", "expression", "gap_ms_min", "zone")
+    __slots__ = ("_known", "_walk", "expression", "gap_ms_min", "zone")
 
     def __init__(self, expression: str, zone: str = "UTC") -> None:
         """Raises CronError. Does not look whether the expression ever comes true: see `cron_fault`."""
         self.expression = expression
+        self._known = (0, 0, 0)
         self.zone = _zone(zone)
         fields = expression.split()
         if len(expression) > EXPRESSION_CHARACTERS_MAX:
@@ -136,7 +139,19 @@ class Cron:
         return _cached(expression, zone)
 
     def next_ms(self, after_ms: int) -> int | None:
-        """Its first time after `after_ms` (epoch milliseconds, both), or None: none within ten years."""
+        """Its first time after `after_ms` (epoch milliseconds, both), or None: none within ten years.
+
+        A search may cost milliseconds and is asked for again and again: its answer is kept while it is right,
+        that there is none for a day.
+        """
+        first, end, known = self._known
+        if not first <= after_ms < end:
+            found = self._search(after_ms)
+            end, known = (after_ms + REFUSED_MS, NEVER_MS) if found is None else (found, found)
+            self._known = (after_ms, end, known)
+        return None if known == NEVER_MS else known
+
+    def _search(self, after_ms: int) -> int | None:
         try:
             walk = self._start(after_ms)
             for _ in range(_DAY_MINUTES):  # an hour that comes twice: pass over what was before

@@ -3,13 +3,14 @@
 Readable: read once, take the frame, call the handler. Answered: send at once; what the socket does not
 take waits for a write watcher. While a call is open, an answer unsent, or the connection waits for its
 turn, it is `busy`: what arrives is kept (a little of it), which is also how a client that goes away is
-noticed. A connection handles a few frames per wake-up, and one whose request took long rests for a
-multiple of that time, so that the others get theirs.
+noticed. A connection handles a few frames per wake-up, works on the account of its address (turns.py), and
+one whose request took long rests for a multiple of that time, so that the others get theirs.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from ddmq_common.hub_timer import HubTimer
 from ddmq_rpc.api import Fault, Wire
@@ -19,6 +20,7 @@ from ddmq_rpc.envelope import CALL, EXCEPTION, ONEWAY, Envelope, Header, HeaderE
 from ddmq_rpc.framing import FrameRefusedError, Frames
 from ddmq_rpc.sender import UNSENT, Sender
 from ddmq_rpc.traffic import Traffic
+from ddmq_rpc.turns import NOT_MEASURED, SLICE_S
 
 RECV_BYTES = 16 << 10  # when the size of what comes is not known
 RECV_BYTES_MAX = 256 << 10
@@ -29,7 +31,7 @@ REST_FACTOR = 4
 
 _READ = 1
 # Why a connection is busy, beside UNSENT; bits.
-_CALL, _RESTING, _ONEWAY, _NO_ROOM, _TURN = 2, 4, 8, 16, 32
+_CALL, _RESTING, _ONEWAY, _NO_ROOM, _TURN, _WAITING = 2, 4, 8, 16, 32, 64
 
 
 class Connection(Sender):
@@ -37,10 +39,10 @@ class Connection(Sender):
 
     __slots__ = (
         "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes", "_serving",
-        "_timer", "_waiting_frame", "closed", "idle_since", "peer",
+        "_share", "_silent", "_timer", "_waiting_frame", "closed", "idle_since", "peer",
     )  # fmt: skip
 
-    def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str) -> None:
+    def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str, address: str) -> None:
         super().__init__(traffic, accepted)
         self._recv = accepted.recv
         self.peer = peer
@@ -54,6 +56,8 @@ class Connection(Sender):
         self._recv_bytes = RECV_BYTES
         self._waiting_frame: bytes | None = None
         self._timer: HubTimer | None = None
+        self._share = traffic.turns.join(address, self)
+        self._silent = True
         self._reader = traffic.loop.io(accepted.fileno(), _READ)
         self._reader.start(self._on_readable)
         traffic.connections.add(self)
@@ -62,6 +66,48 @@ class Connection(Sender):
     # --- reading
 
     def _on_readable(self) -> None:
+        if self._share.over and not (self.busy or self._in_partial):
+            self._await_turn()
+        else:
+            self._work(self._read)
+
+    def _work(self, act: Callable[[], None]) -> None:
+        """Do something on the account of the client's address."""
+        share, traffic = self._share, self._traffic
+        turns, clock = traffic.turns, traffic.stopwatch
+        began, turns.bytes = clock(), 0
+        if turns.latest is not share:
+            turns.latest, turns.changed_at = share, began
+        cpu = NOT_MEASURED
+        if share.suspect:
+            share.suspect -= 1
+            cpu = traffic.cpu()
+        act()
+        took = clock() - began
+        share.used += took
+        if share.used > SLICE_S:
+            turns.served(share, took, cpu if cpu == NOT_MEASURED else traffic.cpu() - cpu)
+
+    def _await_turn(self) -> None:
+        """The address's slice is used up: go on when it has another."""
+        self.busy |= _WAITING
+        self._reader.stop()
+        self._traffic.turns.wait(self._share, self)
+
+    def take_turn(self) -> None:
+        """Its address has a slice: do what waited."""
+        if self.closed:
+            return
+        self.busy &= ~_WAITING
+        if self._waiting_frame is not None:
+            self._work(self._serve_waiting)
+        elif not self.busy and not self._frames.held_bytes:
+            self._reader.start(self._on_readable)
+            self._work(self._read)
+        else:
+            self._go_on()
+
+    def _read(self) -> None:
         try:
             data = self._recv(self._recv_bytes)
             if not data:
@@ -84,11 +130,18 @@ class Connection(Sender):
         """No longer busy: what is there already comes first, then reading."""
         if self.closed or self.busy:
             return
+        if not self._reader.active:
+            self._reader.start(self._on_readable)
+        if not self._frames.held_bytes:
+            return
+        if self._share.over:
+            self._await_turn()
+        else:
+            self._work(self._serve_held)
+
+    def _serve_held(self) -> None:
         try:
-            if not self._reader.active:
-                self._reader.start(self._on_readable)
-            if self._frames.held_bytes:
-                self._serve(self._frames.next())
+            self._serve(self._frames.next())
         except Exception as error:
             self._failed(error)
 
@@ -146,6 +199,14 @@ class Connection(Sender):
         if traffic.open_bytes >= traffic.open_bytes_max:
             self._wait_for_room(frame)
             return
+        if self._in_partial and self._share.over:  # read on in between, whole now
+            self._waiting_frame = frame
+            traffic.partial.put(self, len(frame) + self._frames.held_bytes, traffic.now())
+            self._await_turn()
+            return
+        if self._silent:
+            self._silent = False
+            self._share.silent.pop(self, None)
         if self._in_partial:
             self._in_partial = False
             self._recv_bytes = RECV_BYTES
@@ -181,6 +242,7 @@ class Connection(Sender):
                 text = f"{method.method.name}: arguments do not decode: {error}"
                 self._answer_fault(wire, sequence, name, Fault.PROTOCOL_ERROR, text)
             return
+        traffic.turns.bytes += len(frame)
         now = self.idle_since = traffic.now()
         call = OpenCall(self, method, wire, sequence, args, len(frame), now)
         traffic.open_calls += 1
@@ -224,10 +286,12 @@ class Connection(Sender):
 
     def resume_call(self) -> None:
         """Open bytes are under their bound: the frame that waited is handled."""
-        frame, self._waiting_frame = self._waiting_frame, None
-        if self.closed or frame is None:
-            return
         self.busy &= ~_NO_ROOM
+        if not self.closed and self._waiting_frame is not None:
+            self._work(self._serve_waiting)
+
+    def _serve_waiting(self) -> None:
+        frame, self._waiting_frame = self._waiting_frame, None
         try:
             self._serve(frame)
         except Exception as error:
@@ -291,6 +355,7 @@ class Connection(Sender):
         self._writer = self._timer = self._unsent = self._waiting_frame = None
         self._socket.close()
         traffic.connections.discard(self)
+        traffic.turns.leave(self._share, self)
         traffic.counts.connections.value -= 1
         traffic.partial_done(self)
         traffic.unsent.discard(self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from ipaddress import IPv6Address, IPv6Network
 from typing import Any
 
 from gevent import get_hub
@@ -104,8 +105,7 @@ class RpcServer:
         self.stop_accepting()
         self._sweeper.stop()
         if self._traffic is not None:
-            for connection in list(self._traffic.connections):
-                connection.close()
+            self._traffic.close()
 
     def _on_acceptable(self) -> None:
         listener, traffic = self._listener, self._traffic
@@ -119,12 +119,12 @@ class RpcServer:
             except OSError as error:
                 self._accept_failed(listener, error)
                 return
-            if len(traffic.connections) >= self._limits.connections_max:
-                self._counts.refused("connections")
+            address = address_of(peer[0])
+            if not traffic.make_room(address):
                 accepted.close()
                 continue
             accepted.setblocking(False)
-            Connection(traffic, accepted, f"{peer[0]}:{peer[1]}")
+            Connection(traffic, accepted, f"{peer[0]}:{peer[1]}", address)
 
     def _accept_failed(self, listener: socket.socket, error: OSError) -> None:
         """Out of descriptors: lend the spare one to take the client off the queue and close it."""
@@ -138,6 +138,15 @@ class RpcServer:
         except OSError:
             pass
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
+
+
+def address_of(host: str) -> str:
+    """Who shares as one client: an IPv4 address, or the /64 network of an IPv6 address."""
+    if ":" not in host:
+        return host
+    found = IPv6Address(host.partition("%")[0])
+    mapped = found.ipv4_mapped
+    return str(mapped) if mapped is not None else str(IPv6Network((int(found) >> 64 << 64, 64)))
 
 
 def _open_methods(service: Service) -> dict[bytes, OpenMethod]:

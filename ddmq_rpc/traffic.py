@@ -5,6 +5,7 @@ Three sums, each with its own answer at the bound, so that no one of them can st
 * partial bytes, frames that have not arrived whole or wait for the sum above: nobody reads on except the
   oldest of them, which so can always finish;
 * unsent bytes, answers that clients do not read: the connection that has been at it longest is closed.
+The processor's time is shared by address (turns.py).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ddmq_common.clock import Clock
+from ddmq_common.hub_timer import HubTimer
 from ddmq_rpc.backlog import Backlog
 from ddmq_rpc.calls import OpenMethod
 from ddmq_rpc.codec import Codec
 from ddmq_rpc.counts import Counts, FaultLog
 from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.turns import Turns
 
 
 class Closable(Protocol):
@@ -52,6 +55,7 @@ class Traffic:
         counts: Counts,
         clock: Clock,
         cpu: Callable[[], float] = time.thread_time,
+        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.loop = loop
         self.limits = limits
@@ -60,6 +64,9 @@ class Traffic:
         self.now = clock.monotonic
         self.faults = FaultLog(clock.monotonic)
         self.cpu = cpu
+        self.stopwatch = stopwatch
+        self.turns = Turns(stopwatch, self._arm, lambda: counts.refused("rested"))
+        self._timer = HubTimer(loop=loop)
         self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s, cpu)
         self.connections: set[Client] = set()
         self.open_calls = 0
@@ -70,6 +77,33 @@ class Traffic:
         self._waiting: deque[Client] = deque()
         self._paused: deque[Client] = deque()
         self._waking = False
+
+    def make_room(self, address: str) -> bool:
+        """Whether one more connection of `address` may come; at a bound another one is closed for it."""
+        turns, limits = self.turns, self.limits
+        own = turns.shares.get(address)
+        mine = 0 if own is None else len(own.members)
+        if own is not None and 0 < limits.connections_max_per_address <= mine:
+            reason, closed = "connections_per_address", turns.silent_of(own)
+        elif len(self.connections) < limits.connections_max:
+            return True
+        else:
+            reason, closed = "connections", turns.least_missed(address)
+        if closed is None:
+            self.counts.refused(reason)
+            return False
+        self.counts.refused("gave_way")
+        closed.close()
+        return True
+
+    def _arm(self, seconds: float) -> None:
+        self._timer.once(seconds, self.turns.round)
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+        for connection in list(self.connections):
+            connection.close()
+        self._timer.stop()
 
     def release(self, frame_bytes: int) -> None:
         """A call has been answered."""

@@ -165,3 +165,23 @@ def test_parsed_expressions_are_kept_and_bounded():
     assert Cron.of("* * * * *", "UTC") is Cron.of("* * * * *", "UTC")
     with pytest.raises(CronError):
         Cron.of("x", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone"),
+    [("0 0 * 2 MON#5", "America/New_York"), ("0 0 29 2 *", "UTC"), ("*/5 * * * *", "UTC")],
+)
+def test_a_search_is_made_once(expression: str, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that finds nothing, which costs most."""
+    cron = Cron(expression, zone)
+    searched: list[int] = []
+    search = Cron._search
+    monkeypatch.setattr(Cron, "_search", lambda self, after: searched.append(after) or search(self, after))
+    now = 1_790_000_000_000
+    first = cron.next_ms(now)
+    assert [cron.next_ms(now + later) for later in (0, 1, 59_999)] == [first] * 3
+    assert len(searched) == 1
+    later = now + 86_400_000 if first is None else first
+    assert cron.next_ms(later) == search(cron, later)
+    assert cron.next_ms(now) == first
+    assert len(searched) == 3

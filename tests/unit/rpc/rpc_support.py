@@ -64,8 +64,8 @@ def until(condition: Callable[[], Any], what: str) -> None:
 class Client:
     """A raw connection; everything it waits for has a deadline."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(address)
+    def __init__(self, address: tuple[str, int], source: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection(address, source_address=(source, 0))
         self.socket.settimeout(WAIT_S)
 
     def send(self, data: bytes) -> None:
@@ -118,8 +118,9 @@ class Stage:
         self.server.start()
         self.clients: list[Client] = []
 
-    def client(self) -> Client:
-        made = Client(self.server.address)
+    def client(self, source: str = "127.0.0.1") -> Client:
+        """One more, from this address."""
+        made = Client(self.server.address, source)
         self.clients.append(made)
         return made
 

@@ -1,0 +1,160 @@
+"""Whose turn it is: the processor time of one server, shared among the addresses of its clients. Pure.
+
+An address that has used SLICE_S, over all of its connections, goes on in the next round of the loop: an
+event of any other address waits for one slice of it, however many connections it has. Those of its
+connections that have to wait are served in the order in which they came.
+
+A request cannot be cut short. So an address whose requests are costly (longer than COSTLY_S, and not
+explained by their bytes) also rests, REST_FACTOR times as long as they took, while other addresses are about:
+they then find the server free most of the time. Alone, an address has all of it.
+
+Slices are told by a clock that is cheap to ask. It also runs while another process has the core, so nobody
+rests for what it says: an address that looks costly has its processor time measured for its next
+MEASURED_EVENTS.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+SLICE_S = 0.001
+COSTLY_S = 0.001
+COSTLY_S_PER_BYTE = 10e-9  # of requests that decode: long ones may take longer
+REST_FACTOR = 4
+ACTIVE_S = 1.0  # how long an address counts as being about
+MEASURED_EVENTS = 64
+NOT_MEASURED = -1.0
+NEVER = float("inf")
+
+
+class Member(Protocol):
+    """One connection of an address."""
+
+    busy: int
+
+    def take_turn(self) -> None:
+        """Its address has a slice: do what waited."""
+
+    def close(self) -> None: ...
+
+
+class Share:
+    """One address. `silent`: its connections that have not sent a frame, the oldest first."""
+
+    __slots__ = ("address", "members", "over", "rest_until", "silent", "suspect", "used", "waiting")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.members: dict[Member, None] = {}
+        self.silent: dict[Member, None] = {}
+        self.waiting: deque[Member] = deque()
+        self.used = 0.0  # seconds of this slice
+        self.over = False
+        self.rest_until = 0.0
+        self.suspect = 0  # events whose processor time is still to be measured
+
+
+class Turns:
+    """All addresses of one server.
+
+    `arm(seconds)`: call `round` after so long; 0 is in the next round of the loop, after others were served.
+    `clock`: seconds from any start. `rested()`: an address rests from now on.
+    """
+
+    __slots__ = ("_arm", "_clock", "_over", "_rested", "_round_at", "bytes", "changed_at", "latest", "shares")
+
+    def __init__(
+        self, clock: Callable[[], float], arm: Callable[[float], None], rested: Callable[[], None]
+    ) -> None:
+        self._clock = clock
+        self._arm = arm
+        self._rested = rested
+        self._round_at = NEVER
+        self._over: dict[Share, None] = {}
+        self.shares: dict[str, Share] = {}
+        self.latest: Share | None = None  # who was served last
+        self.changed_at = -ACTIVE_S  # when that was somebody else
+        self.bytes = 0  # of requests that decoded, in the event under way
+
+    def join(self, address: str, member: Member) -> Share:
+        """A connection came."""
+        share = self.shares.get(address)
+        if share is None:
+            share = self.shares[address] = Share(address)
+        share.members[member] = share.silent[member] = None
+        return share
+
+    def leave(self, share: Share, member: Member) -> None:
+        """A connection has gone. What its address owes stays until it is settled."""
+        share.members.pop(member, None)
+        share.silent.pop(member, None)
+        if not share.members and not share.over:
+            self.shares.pop(share.address, None)
+
+    def served(self, share: Share, took: float, cpu: float) -> None:
+        """An event used up the slice. `cpu`: its processor time, or NOT_MEASURED. All in seconds."""
+        share.used = 0.0
+        if len(self.shares) < 2:
+            return
+        allowed = COSTLY_S + self.bytes * COSTLY_S_PER_BYTE
+        if took > allowed:
+            share.suspect = MEASURED_EVENTS
+        now = self._clock()
+        if cpu > allowed and now - self.changed_at < ACTIVE_S:
+            share.rest_until = max(share.rest_until, now) + cpu * REST_FACTOR
+            self._rested()
+        share.over = True
+        self._over[share] = None
+        self._round_not_after(now)
+
+    def wait(self, share: Share, member: Member) -> None:
+        """A connection of an address whose slice is used up has something to do."""
+        share.waiting.append(member)
+
+    def round(self) -> None:
+        """A slice for every address that does not rest."""
+        self._round_at = NEVER
+        now = self._clock()
+        for share in list(self._over):
+            if share.rest_until <= now:
+                self._serve(share)
+        if self._over:
+            self._round_not_after(min(share.rest_until for share in self._over))
+
+    def _serve(self, share: Share) -> None:
+        share.over = False
+        while share.waiting and not share.over:
+            share.waiting.popleft().take_turn()
+        if share.over:
+            return
+        del self._over[share]
+        if not share.members:
+            self.shares.pop(share.address, None)
+
+    def _round_not_after(self, at: float) -> None:
+        if at < self._round_at:
+            self._round_at = at
+            self._arm(max(0.0, at - self._clock()))
+
+    # --- room for one more
+
+    def silent_of(self, share: Share) -> Member | None:
+        """The connection of an address that has been there longest without a frame."""
+        return next(iter(share.silent), None)
+
+    def least_missed(self, address: str) -> Member | None:
+        """Who gives way to one more of `address`; None: nobody.
+
+        Of an address with as many connections or more: the oldest that never sent a frame, where most of
+        those are; else, of the address with most connections, the oldest idle one, if `address` has fewer.
+        """
+        own = self.shares.get(address)
+        mine = 0 if own is None else len(own.members)
+        others = [share for share in self.shares.values() if len(share.members) >= mine]
+        silent = self.silent_of(max(others, key=lambda share: len(share.silent)))
+        largest = max(others, key=lambda share: len(share.members))
+        if silent is not None or len(largest.members) <= mine + 1:
+            return silent
+        return next((member for member in largest.members if not member.busy), None)

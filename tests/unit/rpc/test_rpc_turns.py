@@ -1,0 +1,228 @@
+"""Processor time by address: the scheduler alone, with a clock that the work itself moves."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+import pytest
+
+from ddmq_rpc.server import address_of
+from ddmq_rpc.turns import COSTLY_S, NOT_MEASURED, REST_FACTOR, SLICE_S, Share, Turns
+
+LOOP_S = 20e-6  # a round of the loop in which nothing happens
+
+
+class Loop:
+    """The rounds of an event loop on one core: everybody who has a request is readable in every round."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.armed_at: float | None = None
+        self.rested = 0
+        self.turns = Turns(lambda: self.now, self._arm, self._count)
+        self.members: list[Connection] = []
+
+    def _arm(self, seconds: float) -> None:
+        self.armed_at = self.now + seconds
+
+    def _count(self) -> None:
+        self.rested += 1
+
+    def connect(self, address: str, cost_s: float, size: int = 100, every_s: float = 0.0) -> Connection:
+        made = Connection(self, address, cost_s, size, every_s)
+        self.members.append(made)
+        return made
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += LOOP_S
+            if self.armed_at is not None and self.armed_at <= self.now:
+                self.armed_at = None
+                self.turns.round()
+            for member in self.members:
+                member.readable()
+
+
+class Connection:
+    """Asks for `cost_s` again and again: at once after each answer, or every `every_s`."""
+
+    def __init__(self, loop: Loop, address: str, cost_s: float, size: int, every_s: float) -> None:
+        self.loop = loop
+        self.cost_s, self.size, self.every_s = cost_s, size, every_s
+        self.busy = 0
+        self.served = 0
+        self.waits: deque[float] = deque()
+        self.next_at = 0.0
+        self.closed = False
+        self.share: Share = loop.turns.join(address, self)
+
+    def readable(self) -> None:
+        if self.busy or self.next_at > self.loop.now:
+            return
+        if self.share.over:
+            self.busy = 1
+            self.loop.turns.wait(self.share, self)
+        else:
+            self.work()
+
+    def take_turn(self) -> None:
+        self.busy = 0
+        self.work()
+
+    def work(self) -> None:
+        turns, share = self.loop.turns, self.share
+        turns.bytes = self.size
+        if turns.latest is not share:
+            turns.latest, turns.changed_at = share, self.loop.now
+        measured = bool(share.suspect)
+        share.suspect -= measured
+        self.loop.now += self.cost_s
+        share.used += self.cost_s
+        self.served += 1
+        self.waits.append(self.loop.now - self.next_at)
+        self.next_at = self.next_at + self.every_s if self.every_s else self.loop.now
+        if share.used > SLICE_S:
+            turns.served(share, self.cost_s, self.cost_s if measured else NOT_MEASURED)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+WORST = {  # processor seconds and bytes of one request
+    "empty properties": (0.005, 48_000),
+    "a cron without a time": (0.003, 81),
+    "megabytes of tiny lists": (0.050, 0),  # does not decode: its bytes explain nothing
+    "honest sends": (0.00005, 200),
+}
+
+
+@pytest.mark.parametrize("what", WORST)
+def test_sixty_four_connections_of_one_address_cost_another_little(what: str) -> None:
+    """The honest one asks 100 times a second; its median is at most twice what it has alone."""
+    loop = Loop()
+    honest = loop.connect("10.0.0.1", 0.0002, every_s=0.01)
+    loop.run(1.0)
+    alone = median(honest.waits)
+    honest.waits.clear()
+    for _ in range(64):
+        loop.connect("10.0.0.2", *WORST[what])
+    loop.run(3.0)
+    assert len(honest.waits) > 280
+    assert median(honest.waits) <= 2 * max(alone, 0.001)
+
+
+def test_costly_requests_take_a_part_of_the_core_while_others_are_about() -> None:
+    loop = Loop()
+    loop.connect("10.0.0.1", 0.0001, every_s=0.05)
+    hostile = [loop.connect("10.0.0.2", 0.005) for _ in range(8)]
+    loop.run(10.0)
+    spent = sum(each.served for each in hostile) * 0.005
+    assert spent / 10.0 == pytest.approx(1 / (1 + REST_FACTOR), rel=0.1)
+    assert loop.rested > 100
+
+
+def test_alone_an_address_has_all_of_the_core() -> None:
+    loop = Loop()
+    only = [loop.connect("10.0.0.2", 0.005) for _ in range(8)]
+    loop.run(10.0)
+    assert sum(each.served for each in only) * 0.005 == pytest.approx(10.0, rel=0.05)
+    assert loop.rested == 0
+
+
+def test_cheap_requests_have_what_others_leave() -> None:
+    """Fair turns cost nobody throughput: a busy address beside a quiet one loses only what that one takes."""
+    loop = Loop()
+    loop.connect("10.0.0.1", 0.0001, every_s=0.01)
+    busy = [loop.connect("10.0.0.2", 0.0001) for _ in range(16)]
+    loop.run(5.0)
+    assert sum(each.served for each in busy) * 0.0001 > 0.9 * 5.0
+
+
+@pytest.mark.parametrize("cost_s", [0.0001, COSTLY_S * 5])
+def test_connections_of_one_address_have_equal_turns(cost_s: float) -> None:
+    loop = Loop()
+    loop.connect("10.0.0.1", 0.0001, every_s=0.05)
+    one = [loop.connect("10.0.0.2", cost_s) for _ in range(10)]
+    loop.run(10.0)
+    counts = [each.served for each in one]
+    assert max(counts) - min(counts) <= 2
+
+
+def test_busy_addresses_have_equal_parts() -> None:
+    loop = Loop()
+    few = [loop.connect("10.0.0.1", 0.0001) for _ in range(12)]
+    many = [loop.connect("10.0.0.2", 0.0001) for _ in range(64)]
+    loop.run(2.0)
+    parts = [sum(each.served for each in side) for side in (few, many)]
+    assert parts[0] == pytest.approx(parts[1], rel=0.1)
+
+
+def test_long_requests_that_their_bytes_explain_do_not_rest() -> None:
+    loop = Loop()
+    loop.connect("10.0.0.1", 0.0001, every_s=0.05)
+    loop.connect("10.0.0.2", 0.005, size=1_000_000)
+    loop.run(5.0)
+    assert loop.rested == 0
+
+
+def test_time_that_another_process_took_is_nobodys_fault() -> None:
+    """A request that looks long once is measured the next times, and found cheap."""
+    loop = Loop()
+    loop.connect("10.0.0.1", 0.0001, every_s=0.01)
+    other = loop.connect("10.0.0.2", 0.0001, every_s=0.01)
+    for _ in range(20):
+        other.cost_s = 0.02
+        loop.run(0.01)
+        other.cost_s, other.share.suspect = 0.0001, 0
+        loop.run(0.5)
+    assert loop.rested == 0
+
+
+def test_what_has_left_is_forgotten() -> None:
+    loop = Loop()
+    loop.connect("10.0.0.1", 0.0001, every_s=0.01)
+    gone = [loop.connect(f"10.0.1.{number}", 0.01) for number in range(100)]
+    loop.run(1.0)
+    for each in gone:
+        loop.members.remove(each)
+        each.share.waiting.clear()
+        loop.turns.leave(each.share, each)
+    loop.run(5.0)
+    assert list(loop.turns.shares) == ["10.0.0.1"]
+
+
+def test_who_gives_way() -> None:
+    loop = Loop()
+    turns = loop.turns
+    first = loop.connect("10.0.0.1", 0.0)
+    silent = [loop.connect("10.0.0.2", 0.0) for _ in range(3)]
+    assert turns.least_missed("10.0.0.3") is silent[0]
+    first.share.silent.clear()
+    newcomer = loop.connect("10.0.0.3", 0.0)
+    silent[0].share.silent.clear()
+    assert turns.least_missed("10.0.0.2") is None  # has more connections than the silent newcomer's address
+    assert turns.least_missed("10.0.0.3") is newcomer
+    loop.turns.leave(newcomer.share, newcomer)
+    assert turns.least_missed("10.0.0.3") is silent[0]
+    silent[0].busy = 1
+    assert turns.least_missed("10.0.0.3") is silent[1]
+    assert turns.least_missed("10.0.0.2") is None
+    for each in silent:
+        each.busy = 1
+    assert turns.least_missed("10.0.0.3") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_who_shares_as_one(host: str, address: str) -> None:
+    assert address_of(host) == address
