@@ -30,6 +30,7 @@ __all__ = ["RpcLimits", "RpcServer"]
 
 LISTEN_BACKLOG = 4_096
 SWEEP_S = 0.5
+ACCEPT_PAUSE_S = 0.2  # after an accept that failed: the next would, too
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 
@@ -56,6 +57,8 @@ class RpcServer:
         self._acceptor: Any = None
         self._sweeper = HubTimer()
         self._spare_descriptor = -1
+        self._accept_again = HubTimer()
+        self._refusals_logged = False
         self._address: tuple[str, int] | None = None
 
     def start(self) -> None:
@@ -98,7 +101,8 @@ class RpcServer:
         self._acceptor.close()
         self._listener.close()
         self._listener = None
-        os.close(self._spare_descriptor)
+        self._accept_again.stop()
+        self._close_spare()
 
     def close(self) -> None:
         """End everything at once; open calls are abandoned. Harmless when done."""
@@ -123,21 +127,35 @@ class RpcServer:
             if not traffic.make_room(address):
                 accepted.close()
                 continue
+            self._refusals_logged = False
             accepted.setblocking(False)
             Connection(traffic, accepted, f"{peer[0]}:{peer[1]}", address)
 
     def _accept_failed(self, listener: socket.socket, error: OSError) -> None:
-        """Out of descriptors: lend the spare one to take the client off the queue and close it."""
+        """Out of descriptors: lend the spare one to turn the client away. Else, or without one, pause."""
         self._counts.refused("accept")
-        if error.errno not in _NO_DESCRIPTORS:
-            log.warning("accept failed: %s", error)
+        if error.errno in _NO_DESCRIPTORS and self._turn_away(listener):
             return
-        os.close(self._spare_descriptor)
+        if not self._refusals_logged:
+            self._refusals_logged = True
+            log.warning("accept failed", extra={"error": error.strerror or str(error)})
+        self._acceptor.stop()
+        self._accept_again.once(ACCEPT_PAUSE_S, lambda: self._acceptor.start(self._on_acceptable))
+
+    def _turn_away(self, listener: socket.socket) -> bool:
+        """Take one client off the queue and close it; False when not even that can be done."""
+        self._close_spare()
         try:
             listener.accept()[0].close()
+            self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
         except OSError:
-            pass
-        self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
+            return False
+        return True
+
+    def _close_spare(self) -> None:
+        if self._spare_descriptor >= 0:
+            os.close(self._spare_descriptor)
+            self._spare_descriptor = -1
 
 
 def address_of(host: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import resource
 import shutil
 import socket
 import statistics
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from ddmq.server.config import Configuration
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
-FILES_WANTED = 4096
+SERVERS = 2  # producer and consumer proxy in one process
 SLOW_SYNC_MS = 10.0
 SYNC_ROUNDS = 20
 NEEDED = (  # beside what the command line itself is made of
@@ -74,7 +73,6 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]
     yield python()
     libraries = [library(name) for name in NEEDED]
     yield from libraries
-    yield open_files()
     if any(finding.status == FAILED for finding in libraries):
         return  # the servers' own modules, which know the rest, cannot be loaded
     from ddmq.server.config import Configuration, load_folder
@@ -84,6 +82,7 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]
         config = load_folder(config_dir)
     except ConfigError as error:
         fault = str(error)
+    yield open_files(config)
     if data_dir is not None or not fault:
         yield from disk(data_dir or config.serve.data_dir, config)
     if fault:
@@ -118,12 +117,17 @@ def library(name: str) -> Finding:
     return Finding(f"library {name}", OK, "there")
 
 
-def open_files() -> Finding:
-    """How many sockets and files one process may hold."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < FILES_WANTED:
-        return Finding("open files", WARNING, str(soft), f"run: ulimit -n {FILES_WANTED}")
-    return Finding("open files", OK, str(soft))
+def open_files(config: Configuration) -> Finding:
+    """Whether the bounds of connections fit in what one server process may hold open."""
+    from ddmq.server.open_files import RESERVE_MAX, open_files_max, share
+
+    wanted, limit = config.rpc.connections_max, open_files_max()
+    connections = share(limit, SERVERS, wanted).connections
+    if connections == wanted:
+        return Finding("open files", OK, f"{limit}: room for {wanted} connections of each Thrift server")
+    found = f"{limit}: {connections} connections of each Thrift server instead of {wanted}"
+    remedy = f"run: ulimit -Hn {SERVERS * wanted + RESERVE_MAX}, or lower connections_max in rpc.yaml"
+    return Finding("open files", WARNING, found, remedy)
 
 
 def directory(data_dir: Path) -> Finding:

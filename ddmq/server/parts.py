@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import random
-import resource
 import secrets
 import socket
 import sys
@@ -32,6 +31,7 @@ from ddmq.server.config import FILES, Configuration, changed, shown
 from ddmq.server.http_connection import AdminServer
 from ddmq.server.hub import HubWatch
 from ddmq.server.levels import SchedulerWatch
+from ddmq.server.open_files import raise_open_files, within
 from ddmq.server.samples.writer import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError
@@ -69,6 +69,7 @@ class ServerProcess:
         self._started_ms = self.clock.wall_ms()
         self._samples: SampleWriter | None = None
         self._rpc: list[RpcServer] = []
+        self._limits = config.rpc
         self._admin: AdminServer | None = None
         self._admin_socket: Any = None
         self._hub = HubWatch(self.metrics)
@@ -78,6 +79,7 @@ class ServerProcess:
     def start(self) -> None:
         """Blocks until every port answers. Raises DdmqError or OSError with the reason in one line."""
         raise_open_files()
+        self._limits = within(self.config.rpc, len({"producer", "consumer"} & set(self.parts)))
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
         gc.freeze()  # what is imported stays; requests leave no cycles behind, so looking rarely is enough
         gc.set_threshold(20_000, 50, 200)
@@ -174,7 +176,7 @@ class ServerProcess:
     def _listen(self, part: str, proxy: ProducerService | ConsumerService) -> None:
         address = self.config.serve.address(part)
         server = RpcServer(
-            proxy.service(), address.host, address.port, self.config.rpc, self.metrics, self.clock
+            proxy.service(), address.host, address.port, self._limits, self.metrics, self.clock
         )
         try:
             server.start()
@@ -297,13 +299,6 @@ def reachable(address: Address) -> Address:
     if address.host in ("0.0.0.0", "::"):
         return Address(socket.gethostname(), address.port)
     return address
-
-
-def raise_open_files() -> None:
-    """As many sockets and files as the machine allows this process; the usual 1,024 are soon used up."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _wait(completion: Any, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from struct import pack
@@ -25,6 +26,7 @@ from rpc_support import (
 
 from ddmq_client.idl import producer
 from ddmq_common.errors import ConfigError
+from ddmq_rpc import server
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.limits import RpcLimits
@@ -385,6 +387,27 @@ def test_out_of_descriptors_the_client_is_turned_away(one: Stage) -> None:
         for filler in fillers:
             os.close(filler)
         waiting.close()
+    assert one.client().call(send_sync(1)).sequence == 1
+
+
+def test_without_any_descriptor_accepting_pauses(
+    one: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even the spare one can be had again: no turn of the loop is spent on it, and it is logged once."""
+
+    def none(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(server, "ACCEPT_PAUSE_S", 0.01)
+    monkeypatch.setattr(server.os, "open", none)
+    listener = one.server._listener
+    for again in range(3):
+        one.server._accept_failed(listener, OSError(errno.EMFILE, "Too many open files"))  # type: ignore[arg-type]
+        assert not one.server._acceptor.active
+        until(lambda: one.server._acceptor.active, f"accepting goes on, {again}")
+    assert one.refused("accept") == 3
+    assert len([record for record in caplog.records if record.message == "accept failed"]) == 1
+    monkeypatch.undo()
     assert one.client().call(send_sync(1)).sequence == 1
 
 

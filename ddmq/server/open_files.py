@@ -1,0 +1,62 @@
+"""Open files of a server process: what is left for clients once log, stores and the admin API have theirs.
+
+A client that takes the last one would keep the log from beginning a segment, so connections are bounded by
+what the machine's limit leaves, not by what the configuration hopes for.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+from dataclasses import replace
+from typing import NamedTuple
+
+from ddmq_rpc.limits import RpcLimits
+
+log = logging.getLogger("ddmq.server")
+RESERVE_MIN, RESERVE_MAX = 128, 2_048  # of log, stores, admin API and push; in between half of all
+
+
+class Share(NamedTuple):
+    """`connections`: of each Thrift server; `reserve`: kept for everything else."""
+
+    connections: int
+    reserve: int
+
+
+def share(open_files: int, servers: int, wanted: int) -> Share:
+    """How many connections each of `servers` may have of those `wanted`; at least one."""
+    reserve = min(max(open_files // 2, RESERVE_MIN), RESERVE_MAX)
+    left = max((open_files - reserve) // max(servers, 1), 1)
+    return Share(min(wanted, left), reserve)
+
+
+def open_files_max() -> int:
+    """What a server that starts here may hold open: the hard limit, which it takes."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return hard if hard != resource.RLIM_INFINITY else 1 << 30
+
+
+def raise_open_files() -> None:
+    """As many sockets and files as the machine allows this process; the usual 1,024 are soon used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def within(limits: RpcLimits, servers: int) -> RpcLimits:
+    """The limits with the connections that open files allow; says so where that is fewer."""
+    found = share(open_files_max(), servers, limits.connections_max)
+    if found.connections == limits.connections_max:
+        return limits
+    log.warning(
+        "fewer connections than configured: open files are limited",
+        extra={
+            "connections_max": found.connections,
+            "configured": limits.connections_max,
+            "open_files": open_files_max(),
+            "reserve": found.reserve,
+            "run": f"ulimit -n {servers * limits.connections_max + RESERVE_MAX}",
+        },
+    )
+    return replace(limits, connections_max=found.connections)

@@ -1,0 +1,59 @@
+"""Connections are bounded by what the limit of open files leaves."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+import pytest
+
+from ddmq.cli.doctor import OK, WARNING, open_files
+from ddmq.server.config import Configuration
+from ddmq.server.open_files import Share, share, within
+from ddmq_rpc.limits import RpcLimits
+
+
+@pytest.mark.parametrize(
+    ("limit", "servers", "found"),
+    [
+        (300, 2, Share(75, 150)),
+        (1_024, 2, Share(256, 512)),
+        (20_000, 2, Share(8_976, 2_048)),
+        (20_000, 1, Share(10_000, 2_048)),
+        (1 << 30, 2, Share(10_000, 2_048)),
+        (64, 2, Share(1, 128)),
+    ],
+)
+def test_what_clients_are_left(limit: int, servers: int, found: Share) -> None:
+    assert share(limit, servers, 10_000) == found
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+
+
+def test_a_low_limit_lowers_the_bound_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited(monkeypatch, 300)
+    with caplog.at_level(logging.WARNING):
+        assert within(RpcLimits(), 2).connections_max == 75
+    (record,) = caplog.records
+    told = record.__dict__
+    assert (told["connections_max"], told["configured"], told["open_files"]) == (75, 10_000, 300)
+
+
+def test_a_high_limit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 100_000)
+    limits = RpcLimits()
+    assert within(limits, 2) is limits
+
+
+def test_doctor_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 4_096)
+    found = open_files(Configuration())
+    assert found.status == WARNING
+    assert "1024 connections of each Thrift server instead of 10000" in found.found
+    assert "ulimit -Hn 22048" in found.remedy
+    limited(monkeypatch, 100_000)
+    assert open_files(Configuration()).status == OK
