@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ddmq_client.outgoing import OutgoingMessage, SendResult
     from ddmq_client.producer import Producer
     from ddmq_client.ranges import QueueBounds, RangeReader
-    from ddmq_client.received import FetchedQueue, Message, Outcome
+    from ddmq_client.received import FetchedQueue, LateResult, Message, Outcome
 
 __all__ = [
     "BusyError",
@@ -46,6 +46,7 @@ __all__ = [
     "FetchConsumer",
     "FetchedQueue",
     "InvalidMessageError",
+    "LateResult",
     "Message",
     "NoSuchTopicError",
     "NotStoredError",
@@ -70,6 +71,7 @@ _HOMES = {
     "Durability": "idl.codes",
     "FetchConsumer": "fetching",
     "FetchedQueue": "received",
+    "LateResult": "received",
     "Message": "received",
     "Outcome": "received",
     "OutgoingMessage": "outgoing",

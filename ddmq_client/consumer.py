@@ -34,6 +34,8 @@ from ddmq_client.net.crew import Crew
 from ddmq_client.net.desk import Desk
 from ddmq_client.net.home import Home
 from ddmq_client.net.offsets_file import broadcast_place
+from ddmq_client.net.signals import RUN_LOOK_S, Signals
+from ddmq_client.net.teller import OnError, OnLate, Teller
 from ddmq_client.received import Message
 from ddmq_client.wire.consuming import pull_settings
 
@@ -54,10 +56,10 @@ class Consumer:
                    that it has not settled
     threads        workers that call the handler
     max_batch      messages per pull
-    linger_ms      how long a proxy holds a pull while there is nothing: 20 to 30,000. `stop` waits for it
-    prefetch       messages that may wait here per proxy and topic; at least max_batch, its default
-    lease_ms       the group's ack time-out: what waited here longer is not handed out, as the proxy
-                   gives it to someone else
+    linger_ms      how long a proxy holds a pull while there is nothing: 20 to 30,000
+    prefetch       messages that may wait here per proxy and topic; at least max_batch, its default. What
+                   has waited for a second, or a third of its lease, goes back, uncounted, for others
+    lease_ms       the group's ack time-out, where an older proxy does not tell it
     ack_flush_ms   results that no pull has carried for so long are submitted by themselves
     auto_ack       a handler's return settles its messages; without it the application settles each itself
     timeout_ms     for one call, beyond the linger time
@@ -70,6 +72,9 @@ class Consumer:
     instance       broadcasting: a name of this instance that lasts; client_id when absent
     offsets_file   broadcasting: where this instance keeps its place over restarts (needs `instance`)
     client_id      in the proxies' logs; made from host and process when absent
+    on_late        called with a LateResult for each ack or fail that came when the lease was over and did
+                   not count; such are logged and counted (`counts().late`), too
+    on_error       called with the error when pulls begin to fail: refused (PullError), or not answered
     """
 
     def __init__(
@@ -95,12 +100,16 @@ class Consumer:
         instance: str | None = None,
         offsets_file: str | Path | None = None,
         client_id: str | None = None,
+        on_late: OnLate | None = None,
+        on_error: OnError | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
         if handler is not None and batch_handler is not None:
             raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
         check_callable("handler", handler)
         check_callable("batch_handler", batch_handler)
+        check_callable("on_late", on_late)
+        check_callable("on_error", on_error)
         self._settings = settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
@@ -120,7 +129,8 @@ class Consumer:
         )
         self._handler = handler
         self._batch_handler = batch_handler
-        self._desk = Desk(settings, handlers=handler is not None or batch_handler is not None)
+        handlers = handler is not None or batch_handler is not None
+        self._desk = Desk(settings, handlers, Teller(on_late, on_error))
         parsed = addresses.parse(proxies, CONSUMER_PORT)
         place = broadcast_place(settings, instance, offsets_file)
         if place is None:
@@ -157,12 +167,12 @@ class Consumer:
         self._crew.start(self._settings.workers, batch, handle)
 
     def stop(self, timeout_ms: int = 30_000) -> bool:
-        """Stop pulling, handle what is here, submit the results, close; in all for `timeout_ms` at most.
+        """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
 
-        True when everything was handled and its results were delivered. What was not comes again after the
-        group's ack time-out, as do messages of `pull` that are not settled before. A handler may call it,
-        too: what it was called with must be settled before, or comes again. A further call waits for the
-        first one.
+        What no handler has seen goes back at once, uncounted, for others. True when handlers have ended and
+        results were delivered. What was not comes again after the group's ack time-out, as do messages
+        of `pull` that are not settled before. A handler may call it, too: what it was called with must be
+        settled before, or comes again. A further call waits for the first one.
         """
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
         if self._home.left:
@@ -177,15 +187,41 @@ class Consumer:
         finally:
             self._ended.set()
 
+    def run(self, stop_timeout_ms: int = 30_000) -> bool:
+        """Handle messages until SIGTERM or Ctrl-C (or `stop` is called); then stop, as `stop` says.
+
+        Starts the consumer if need be. PullError when the first pulls are refused for what they ask (no such
+        group, another filter), or what answers is no consumer proxy: a wrong start fails at once. Signals
+        are minded on the main thread only; a second one does what it did before.
+        """
+        check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)
+        if not (self._handler or self._batch_handler):
+            raise ClientError("run needs a handler or a batch_handler")
+        if self._state == "new":
+            self.start()
+        try:
+            with Signals() as signals:
+                while not signals.came and self._state == "started":
+                    self._desk.first.check_refusal()
+                    signals.wait(RUN_LOOK_S)
+        except BaseException:
+            self.stop(0)
+            raise
+        return self.stop(stop_timeout_ms)
+
     def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
         """Up to `max_messages` (max_batch), as soon as there are any; empty when the time was up first.
 
         Starts the consumer if need be. Settle each message; nothing is pulled that was not asked for. Raises
-        PullError when the proxies refuse, ClosedError after `stop`, ClientError beside a handler.
+        PullError when the proxies refuse, or as long as none has answered and one could not be reached;
+        ClosedError after `stop`, ClientError beside a handler.
         """
         count = self._settings.max_batch if max_messages is None else max_messages
         check("max_messages", count, 1, 1_000_000)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        return self._pull(count, timeout_ms)
+
+    def _pull(self, count: int, timeout_ms: int, one: bool = False) -> list[Message]:
         if self._handler or self._batch_handler:
             raise ClientError("this consumer has a handler: it gets the messages, pull would take them away")
         if self._state == "stopped":
@@ -193,24 +229,24 @@ class Consumer:
         if self._state == "new":
             self.start()
         self._home.enter()
-        return self._desk.ask(count, time.monotonic() + timeout_ms / 1000)
+        return self._desk.ask(count, time.monotonic() + timeout_ms / 1000, one)
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, for ever: until `stop`. Settle each one.
 
-        What was pulled and not yet looked at when the loop is left goes to the next `pull` or loop.
+        What was pulled and not yet looked at goes back for others, uncounted: at once when the loop is
+        left, or when one message takes longer than a second (or a third of the lease).
         """
         while True:
             try:
-                messages = self.pull()
+                messages = self._pull(self._settings.max_batch, 1_000, one=True)
             except ClosedError:
                 return
-            at = 0
             try:
-                for at, message in enumerate(messages, 1):  # noqa: B007
-                    yield message
-            finally:
-                self._desk.put_back(messages[at:])
+                yield from messages
+            except GeneratorExit:
+                self._desk.leave_loop()
+                raise
 
     def __enter__(self) -> Consumer:
         if self._state == "new":

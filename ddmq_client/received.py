@@ -8,6 +8,7 @@ All methods may be called from any thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 REASON_CHARS_MAX = 200  # of a fail's reason; the rest is cut
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+DEAD_LETTER = -2  # in place of a delay
 FAIL_DELAY_MS_MAX = 7 * 24 * 3600 * 1000
 
 
@@ -34,10 +36,26 @@ class Origin(NamedTuple):
     queue: str
 
 
-class Delivery:
-    """What the messages of one answer share: where they came from and where their results go."""
+class LateResult(NamedTuple):
+    """An acknowledgement or fail that came when the message's lease was over: it did not count.
 
-    __slots__ = ("arrived_at", "extend", "origin", "settle", "source")
+    The message was given to a consumer again, or will be; `finished`: it is done meanwhile.
+    """
+
+    group: str
+    topic: str
+    queue: str
+    offset: int
+    finished: bool
+
+
+class Delivery:
+    """What the messages of one answer share: where they came from and where their results go.
+
+    `lease_s`: how long the lease lasts, and each extension; `told`: the proxy has said so.
+    """
+
+    __slots__ = ("arrived_at", "extend", "lease_s", "origin", "settle", "source", "told")
 
     def __init__(
         self,
@@ -46,7 +64,11 @@ class Delivery:
         source: object,
         settle: Callable[[Message, Outcome, int | None, str], bool],
         extend: Callable[[Message], bool],
+        lease_s: float = math.inf,
+        told: bool = False,
     ) -> None:
+        self.lease_s = lease_s
+        self.told = told
         self.origin = origin
         self.arrived_at = arrived_at  # monotonic seconds
         self.source = source
@@ -67,6 +89,7 @@ class Message:
     stored_ms     epoch milliseconds when it was stored
     next_offset   of the queue, when this was delivered: next_offset - offset - 1 messages lie behind it
     lease_id      the right to settle this delivery
+    lost          the proxy has said that this delivery's lease is over: someone else gets the message
     """
 
     # Class attributes are the defaults of fields that were absent on the wire.
@@ -82,6 +105,8 @@ class Message:
     stored_ms: int | None = None
     next_offset: int | None = None
     outcome: Outcome | None = None  # None until settled
+    lost: bool = False
+    extended_at: float | None = None  # monotonic seconds of the last extension
     delivery: Delivery
 
     @property
@@ -99,17 +124,31 @@ class Message:
         """Consumer group that it was delivered to."""
         return self.delivery.origin.group
 
+    @property
+    def leased_at(self) -> float:
+        """When its lease began, or was extended last: monotonic seconds, as of `time.monotonic`."""
+        return self.delivery.arrived_at if self.extended_at is None else self.extended_at
+
+    @property
+    def expires_at(self) -> float:
+        """When its lease is over unless it is extended (while a handler runs it is): monotonic seconds."""
+        return self.leased_at + self.delivery.lease_s
+
     def text(self) -> str:
         """The body as UTF-8; UnicodeDecodeError (a ValueError) where it is none."""
         return self.body.decode("utf-8")
 
     def ack(self) -> bool:
-        """Done. False where it was settled before."""
-        return self.delivery.settle(self, Outcome.ACKED, None, "")
+        """Done. False where it was settled before, or where its lease is over as far as is known here.
+
+        It is sent in the latter case, too. Whether it counted the proxy says later: where it did not, the
+        consumer's `on_late` is called, and `counts().late` counts it.
+        """
+        return self._settle(Outcome.ACKED)
 
     def skip(self) -> bool:
         """Done without having been processed: never delivered again, counted apart. False as for `ack`."""
-        return self.delivery.settle(self, Outcome.SKIPPED, None, "")
+        return self._settle(Outcome.SKIPPED)
 
     def fail(self, delay_ms: int | None = None, reason: object = None) -> bool:
         """Not done: deliver it again, after `delay_ms` (0 to 7 days) or the group's own interval.
@@ -119,11 +158,18 @@ class Message:
         """
         if delay_ms is not None and not (type(delay_ms) is int and 0 <= delay_ms <= FAIL_DELAY_MS_MAX):
             raise ValueError(f"delay_ms={delay_ms!r} is not a whole number from 0 to {FAIL_DELAY_MS_MAX}")
-        return self.delivery.settle(self, Outcome.FAILED, delay_ms, reason_text(reason))
+        return self._settle(Outcome.FAILED, delay_ms, reason_text(reason))
+
+    def dead_letter(self, reason: object = None) -> bool:
+        """Not to be tried again: into the group's dead-letter topic at once. As `fail` else."""
+        return self._settle(Outcome.FAILED, DEAD_LETTER, reason_text(reason))
 
     def extend(self) -> bool:
         """Start the ack time-out anew: the work takes longer. False where settled, or without a lease."""
         return self.delivery.extend(self)
+
+    def _settle(self, outcome: Outcome, delay_ms: int | None = None, reason: str = "") -> bool:
+        return self.delivery.settle(self, outcome, delay_ms, reason)
 
     def __repr__(self) -> str:
         where = f"{self.topic}/{self.queue}/{self.offset}"

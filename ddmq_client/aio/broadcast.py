@@ -38,13 +38,17 @@ class AsyncBroadcastCrew(AsyncCrew):
         self._settings = settings
         self._file = file
         self._turn = 0
+        self._source = Source(desk.station("broadcast"), None)
         self._connection: AsyncConnection | None = None
         self._started = False
         if file is not None and desk.places is not None:
             desk.places.start(file.load())
 
     async def stop(self, until: float, flush_until: float) -> bool:
-        """As AsyncCrew.stop; then store where this instance is."""
+        """As AsyncCrew.stop, but without waiting for a fetch: it holds no lease. Then store the place."""
+        self._desk.stop_pulling()
+        for task in self._pullers if self._source.parked else ():
+            task.cancel()
         clean = await super().stop(until, flush_until)
         return await self._save() and clean
 
@@ -66,7 +70,7 @@ class AsyncBroadcastCrew(AsyncCrew):
         return True
 
     async def _fetch_all(self) -> None:
-        source, loop = Source(self._desk.station("broadcast"), None), asyncio.get_running_loop()
+        source, loop = self._source, asyncio.get_running_loop()
         pace = Pace(self._desk.settings.linger_ms / 1000, random.random)
         saved_at = 0.0
         try:
@@ -89,7 +93,8 @@ class AsyncBroadcastCrew(AsyncCrew):
         except FAILURES as error:
             self._desk.pull_failed(source, None, error)
             if not (pace.failing or self._desk.pulling_stopped or source.ended):
-                _log.warning("broadcast fetch failed: %s", error)
+                name = "" if self._connection is None else self._connection.name
+                self._desk.teller.failed(name, error)
             if isinstance(error, PullError):
                 error.proxy = "" if self._connection is None else self._connection.name
             else:

@@ -6,8 +6,9 @@
     async with AsyncConsumer("mq-1:9713,mq-2:9713", "billing", ["orders"], handler=handle):
         await shutdown.wait()
 
-One event loop, `concurrency` handlers at a time. Cancelling `stop` or the block ends at once; what was not
-settled by then comes again after the group's ack time-out. Messages may be settled from other threads.
+One event loop, `concurrency` handlers at a time. Cancelling `stop` ends at once, and cancelling the block
+as soon as the handlers that run have ended; what no handler has seen goes back for others. Messages may be
+settled from other threads.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from ddmq_client.errors import ClientError, ClosedError, OptionError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.offsets_file import broadcast_place
+from ddmq_client.net.signals import RUN_LOOK_S, Signals
+from ddmq_client.net.teller import OnError, OnLate, Teller
 from ddmq_client.received import Message
 
 _log = logging.getLogger("ddmq_client.consumer")
@@ -67,12 +70,17 @@ class AsyncConsumer:
         instance: str | None = None,
         offsets_file: str | Path | None = None,
         client_id: str | None = None,
+        on_late: OnLate | None = None,
+        on_error: OnError | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
         if handler is not None and batch_handler is not None:
             raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
         check_callable("handler", handler)
         check_callable("batch_handler", batch_handler)
+        check_callable("on_late", on_late)
+        check_callable("on_error", on_error)
+        self._teller = Teller(on_late, on_error)
         self._settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
@@ -119,7 +127,7 @@ class AsyncConsumer:
             raise ClientError(f"the consumer is {self._state}; it can be started once")
         self._state = "started"
         handling = bool(self._handler or self._batch_handler)
-        self._desk = AsyncDesk(self._settings, handling)
+        self._desk = AsyncDesk(self._settings, handling, self._teller)
         if self._place is None:
             self._crew = AsyncCrew(self._desk, self._proxies)
         else:
@@ -148,11 +156,32 @@ class AsyncConsumer:
                 await self._ended.wait()
         return self._ended.is_set()
 
+    async def run(self, stop_timeout_ms: int = 30_000) -> bool:
+        """Handle messages until SIGTERM or Ctrl-C (or `stop` is called); then stop. As `Consumer.run`."""
+        check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)
+        if not (self._handler or self._batch_handler):
+            raise ClientError("run needs a handler or a batch_handler")
+        if self._state == "new":
+            await self.start()
+        assert self._desk is not None
+        try:
+            with Signals() as signals:
+                while not signals.came and self._state == "started":
+                    self._desk.first.check_refusal()
+                    await asyncio.sleep(RUN_LOOK_S)
+        except BaseException:
+            await self.stop(0)
+            raise
+        return await self.stop(stop_timeout_ms)
+
     async def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
         """Up to `max_messages` (max_batch), as soon as there are any; as `Consumer.pull`."""
         count = self._settings.max_batch if max_messages is None else max_messages
         check("max_messages", count, 1, 1_000_000)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        return await self._pull(count, timeout_ms)
+
+    async def _pull(self, count: int, timeout_ms: int, one: bool = False) -> list[Message]:
         if self._handler or self._batch_handler:
             raise ClientError("this consumer has a handler: it gets the messages, pull would take them away")
         if self._state == "stopped":
@@ -160,22 +189,22 @@ class AsyncConsumer:
         if self._state == "new":
             await self.start()
         assert self._desk is not None
-        return await self._desk.ask(count, asyncio.get_running_loop().time() + timeout_ms / 1000)
+        return await self._desk.ask(count, asyncio.get_running_loop().time() + timeout_ms / 1000, one)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages one by one, until `stop`; as iterating over a Consumer."""
         while True:
             try:
-                messages = await self.pull()
+                messages = await self._pull(self._settings.max_batch, 1_000, one=True)
             except ClosedError:
                 return
-            at = 0
             try:
-                for at, message in enumerate(messages, 1):  # noqa: B007
+                for message in messages:
                     yield message
-            finally:
+            except GeneratorExit:
                 if self._desk is not None:
-                    self._desk.put_back(messages[at:])
+                    self._desk.leave_loop()
+                raise
 
     async def __aenter__(self) -> AsyncConsumer:
         if self._state == "new":

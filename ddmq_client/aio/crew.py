@@ -18,19 +18,22 @@ from ddmq_client.core.addresses import Address
 from ddmq_client.core.intake import Source, Station
 from ddmq_client.core.pacing import Pace
 from ddmq_client.errors import PullError
-from ddmq_client.net.desk import LEASE_PART
 from ddmq_client.net.flusher import CLOSING_TRIES
 from ddmq_client.net.puller import FAILURES
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, is_literal
+from ddmq_client.net.teller import UNKNOWN_METHOD
 from ddmq_client.received import Message
 from ddmq_client.wire.consuming import (
     Pulled,
     pull_frame,
     pull_settings,
     read_pulled,
+    read_settled,
     read_submitted,
+    settle_frame,
     submit_frame,
 )
+from ddmq_client.wire.producing import ProxyFault
 
 _log = logging.getLogger("ddmq_client.consumer")
 CANCEL_S = 1.0  # for a cancelled handler to end
@@ -60,11 +63,11 @@ class AsyncCrew:
         if all(map(is_literal, self._proxies)):
             await self._refresh()
         self._upkeep = asyncio.create_task(self._keep_up(), name="ddmq-consumer-upkeep")
+        if not self._desk.settings.broadcasting:
+            spawn(self._keepers, self._desk.keep(), "ddmq-consumer-leases")
         if handle is not None:
             for number in range(workers):
                 spawn(self._workers, self._work(batch, handle), f"ddmq-worker-{number}")
-            if self._desk.settings.keeps_leases:
-                spawn(self._keepers, self._keep_leases(), "ddmq-consumer-leases")
 
     async def stop(self, until: float, flush_until: float) -> bool:
         """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
@@ -91,11 +94,6 @@ class AsyncCrew:
     def is_worker(self) -> bool:
         """Called by a handler."""
         return asyncio.current_task() in self._workers
-
-    async def _keep_leases(self) -> None:
-        while True:
-            await asyncio.sleep(self._desk.settings.lease_ms / 1000 * LEASE_PART)
-            self._desk.extend_held()
 
     async def _keep_up(self) -> None:
         """Names are resolved here from the first time on: a name server may take its time."""
@@ -159,12 +157,14 @@ class AsyncCrew:
                 connection.close()
             self._desk.pull_failed(source, parcel, error)
             if not (pace.failing or self._desk.pulling_stopped or source.ended):
-                _log.warning("pull from %s failed: %s", source.station.name, error)
+                self._desk.teller.failed(source.station.name, error)
             return pace.failed()
         except BaseException as error:
             self._desk.pull_failed(source, parcel, error)
             raise
         self._desk.pulled(source, answer)
+        self._desk.told(parcel, answer.told)
+        self._desk.teller.notice(source.station.name, answer.notice)
         return pace.answered(len(answer.messages), loop.time() - started, linger_ms / 1000)
 
     async def _call(
@@ -207,11 +207,12 @@ class AsyncCrew:
         """True when the proxy has taken the results."""
         failure: BaseException | None = None
         try:
-            payload, sequence_id = await connection.call(
-                lambda now, number: submit_frame(parcel, number), until
-            )
-            if not read_submitted(payload, sequence_id):
-                failure = PullError("proxy answered false to submit")
+            if not (station.settles and await self._settle(connection, station, parcel, until)):
+                payload, sequence_id = await connection.call(
+                    lambda now, number: submit_frame(parcel, number), until
+                )
+                if not read_submitted(payload, sequence_id):
+                    failure = PullError("proxy answered false to submit")
         except FAILURES as error:
             connection.close()
             failure = error
@@ -222,6 +223,22 @@ class AsyncCrew:
         finally:
             self._desk.submitted(station, parcel, failure)
         return failure is None
+
+    async def _settle(
+        self, connection: AsyncConnection, station: Station, parcel: Parcel, until: float
+    ) -> bool:
+        """Submit and hear what came too late; False where the proxy has only `submit`."""
+        leave = self._desk.pulling_stopped
+        try:
+            answer = await connection.call(
+                lambda now, number: settle_frame(self._pulls, parcel, leave, number), until
+            )
+            self._desk.told(parcel, read_settled(*answer))
+        except ProxyFault as fault:
+            if fault.kind != UNKNOWN_METHOD:
+                raise
+            station.settles = False
+        return station.settles or not parcel
 
     async def _work(self, batch: int, handle: Handle) -> None:
         while messages := await self._desk.next(batch):

@@ -11,12 +11,13 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 
-from ddmq_client.core.acks import Parcel
-from ddmq_client.core.intake import Counts, Intake, Source, Station
+from ddmq_client.core.acks import Parcel, Told, late_results
+from ddmq_client.core.intake import Counts, Intake, Source, Station, keep_at, wait_until
 from ddmq_client.core.places import Places
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
-from ddmq_client.net.desk import IDLE_WAKE_S, LEASE_PART, RIDE_S
+from ddmq_client.net.desk import IDLE_WAKE_S, LEAVE_AGAIN_S, RIDE_S
+from ddmq_client.net.teller import FirstAnswer, Teller
 from ddmq_client.received import FetchedQueue, Message, Outcome
 from ddmq_client.wire.consuming import Pulled
 
@@ -46,8 +47,9 @@ class Signal:
 class AsyncDesk:
     """The shared state of one consumer, made and used on one event loop."""
 
-    def __init__(self, settings: ConsumerSettings, handlers: bool) -> None:
+    def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller) -> None:
         self.settings = settings
+        self.teller = teller
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._intake = Intake(
@@ -65,11 +67,15 @@ class AsyncDesk:
         self._demand_until = 0.0
         self._room = Signal()
         self._arrived = Signal()
+        self._keeping = Signal()
+        self._keep_at = 0.0  # when leases are looked at next
         self._due: dict[Station, Signal] = {}
         self._busy = 0
         self.pulling_stopped = False
         self._handing_stopped = False
         self._flushing_stopped = False
+        self._parked = 0  # pulls that are under way
+        self.first = FirstAnswer()
         self.refusal: PullError | None = None
         self.last_error: str | None = None
 
@@ -102,18 +108,25 @@ class AsyncDesk:
             if ending():
                 return None
             if batch := wanted():
+                self._parked += 1
                 return batch, self._linger_ms(), self._intake.pulling(source)
 
     def pulled(self, source: Source, answer: Pulled) -> None:
         """A pull was answered."""
-        self.refusal = None
-        self._intake.arrived(source, answer.origin, answer.messages, self.settle, self.extend)
+        self._answered()
+        self._intake.arrived(
+            source, answer.origin, answer.messages, self.settle, self.extend, answer.lease_ms
+        )
+        if self.pulling_stopped:
+            self.hand_back()
         if answer.messages:
             self._arrived.wake()
+            if wait_until(answer.messages[0]) < self._keep_at:
+                self._keeping.wake()
 
     def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
         """A broadcast fetch was answered; how many messages came."""
-        self.refusal = None
+        self._answered()
         count = self._intake.fetched(source, group, queues, self.settle, self.extend)
         if count:
             self._arrived.wake()
@@ -121,9 +134,11 @@ class AsyncDesk:
 
     def pull_failed(self, source: Source, parcel: Parcel | None, error: BaseException) -> None:
         """A pull brought no answer."""
+        self._parked -= 1
         self._intake.pull_failed(source, parcel)
         self.last_error = str(error) or repr(error)
         self.refusal = error if isinstance(error, PullError) else None
+        self.first.failed(error)
         self._wake_flusher(source.station.present())
 
     async def pause(self, source: Source, seconds: float) -> None:
@@ -136,19 +151,26 @@ class AsyncDesk:
     async def next(self, count: int) -> list[Message]:
         """Messages for a worker; empty when it shall end. Report `handled` afterwards."""
         while True:
-            await self._arrived.wait_until(lambda: self._handing_stopped or len(self._intake) > 0, None)
+            if not (self._handing_stopped or len(self._intake)):
+                await self._wait_idle(count)
             if self._handing_stopped:
                 return []
             if taken := self._take(count):
                 self._busy += len(taken)
                 now, me = self._loop.time(), asyncio.current_task()
                 self._held.update((id(message), (message, now, me)) for message in taken)
-                if self.settings.keeps_leases:
-                    aged = now - self.settings.lease_ms / 1000 * LEASE_PART
-                    for message in taken:
-                        if message.delivery.arrived_at <= aged:  # the next round may come too late for it
-                            self.extend(message)
+                if keep_at(taken[0]) < self._keep_at:
+                    self._keeping.wake()
                 return taken
+
+    async def _wait_idle(self, count: int) -> None:
+        self._intake.idle += count
+        if self._intake.starved():
+            self._room.wake()
+        try:
+            await self._arrived.wait_until(lambda: self._handing_stopped or len(self._intake) > 0, None)
+        finally:
+            self._intake.idle -= count
 
     def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
@@ -158,15 +180,51 @@ class AsyncDesk:
         self._intake.counts.handler_errors += errors
         self._arrived.wake()
 
-    def extend_held(self) -> None:
-        """Messages that workers still hold need more time, up to `extend_for_ms` in all."""
-        since = self._loop.time() - self.settings.extend_for_ms / 1000
-        for message, taken_at, _ in self._held.values():
-            if taken_at > since:
-                self.extend(message)
+    async def keep(self) -> None:
+        """Look after leases, for ever: as `Desk.keep`."""
+        while True:
+            await self._keeping.wait_until(_Once(), self._keep_at)
+            now = self._loop.time()
+            self.hand_back(now)
+            held = self._held_in_time(now)
+            for message in held:
+                if keep_at(message) <= now:
+                    self.extend(message)
+            extension = min(map(keep_at, held), default=math.inf)
+            self._keep_at = min(self._intake.next_overdue(), extension, now + IDLE_WAKE_S)
 
-    async def ask(self, count: int, until: float) -> list[Message]:
-        """Messages for a caller that waits until the loop's time `until`."""
+    def _held_in_time(self, now: float) -> list[Message]:
+        if not self.settings.keeps_leases:
+            return []
+        since = now - self.settings.extend_for_ms / 1000
+        held = [message for message, taken_at, _ in self._held.values() if taken_at > since]
+        return [message for message in held if message.outcome is None and message.lease_id is not None]
+
+    def told(self, parcel: Parcel | None, told: Sequence[Told]) -> None:
+        """A proxy tells which results of a call changed nothing."""
+        if not told or parcel is None:
+            return
+        late, lost = late_results(parcel, told)
+        self._intake.counts.late += len(late)
+        leases = {(each.origin, each.offset, each.lease) for each in lost}
+        for message, _, _ in self._held.values() if leases else ():
+            key = (message.delivery.origin, message.offset, message.lease_id)
+            message.lost = message.lost or key in leases
+        self.teller.late(late, lost)
+
+    def hand_back(self, now: float | None = None) -> None:
+        """What waits here is for others: all of it, or what has waited too long by `now`."""
+        stations = self._intake.hand_back(now)
+        for station in stations:
+            self._wake_flusher(station)
+        if stations:
+            self._arrived.wake()
+            self._room.wake()
+
+    async def ask(self, count: int, until: float, one: bool = False) -> list[Message]:
+        """Messages for a caller that waits until the loop's time `until`; `one`: it takes one at a time."""
+        if one:
+            count = self._intake.loop_batch(count)
         self._intake.asking(count)
         self._demand_until = max(self._demand_until, until)
         self._room.wake()
@@ -176,23 +234,25 @@ class AsyncDesk:
             ):
                 if self._handing_stopped:
                     raise ClosedError("the consumer has been stopped")
-                if taken := self._take(count):
+                if taken := self._take(1 if one else count):
                     return taken
         finally:
             self._intake.asked(count)
         if self.refusal is not None:
             raise self.refusal
+        if not self._parked:
+            self.first.check()
         return []
 
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """Messages of `ask` that nobody looked at."""
-        self._intake.put_back([message for message in messages if message.outcome is None])
-        self._arrived.wake()
+    def leave_loop(self) -> None:
+        """A caller that took messages one by one takes no more: what waits is for others."""
+        if not self._intake.askers:
+            self.hand_back()
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """What became of a message; from another thread it takes effect a moment later."""
         if threading.get_ident() != self._thread_id:
-            open_yet = message.outcome is None
+            open_yet = message.outcome is None and not self._intake.is_over(message)
             self._loop.call_soon_threadsafe(self.settle, message, outcome, delay_ms, reason)
             return open_yet
         if not self._intake.settle(message, outcome, delay_ms, reason):
@@ -202,7 +262,7 @@ class AsyncDesk:
         if not source.open:
             self._room.wake()
         self._wake_flusher(source.station.present())
-        return True
+        return not self._intake.is_over(message)
 
     def extend(self, message: Message) -> bool:
         """A message needs more time; from another thread it takes effect a moment later."""
@@ -221,15 +281,30 @@ class AsyncDesk:
         """Results that must go by themselves now; None when flushing has stopped, or the proxy is gone."""
         due = self._due[station]
         while not (self._flushing_stopped or station.heir):
+            if self._leaves(station):
+                return self._intake.take_results(station) or []
             wait = self._intake.submit_due(station)
             if wait == 0.0:
                 parcel = self._intake.take_results(station)
                 if parcel is not None:
                     return parcel
             station.idle = wait is None
-            woken = _Once()
-            await due.wait_until(woken, self._loop.time() + (wait or IDLE_WAKE_S))
+            again = LEAVE_AGAIN_S if self._parked and self.pulling_stopped else wait or IDLE_WAKE_S
+            await due.wait_until(_Once(), self._loop.time() + again)
         return None
+
+    def _leaves(self, station: Station) -> bool:
+        """As of `net.desk`: time to ask for the answers of pulls that wait at a proxy (again)."""
+        now = self._loop.time()
+        if not (self.pulling_stopped and self._parked and station.settles and station.leave_at <= now):
+            return False
+        station.leave_at = now + LEAVE_AGAIN_S
+        return True
+
+    def _answered(self) -> None:
+        self.refusal = None
+        self.first.came = True
+        self._parked -= 1
 
     def take_rest(self, station: Station) -> Parcel | None:
         """Whatever is still owed to the station, one call's worth."""
@@ -261,6 +336,9 @@ class AsyncDesk:
         """Pullers end after the pull that is under way."""
         self.pulling_stopped = True
         self._room.wake()
+        self.hand_back()
+        for due in self._due.values():
+            due.wake()
 
     def end(self, source: Source) -> None:
         """This source's puller ends after the pull that is under way."""

@@ -9,7 +9,8 @@ results are dropped and counted: the proxy then redelivers those messages after 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from ddmq_client.received import Origin
 
@@ -23,8 +24,8 @@ class Results:
     """What became of messages of one origin; the lists with leases and delays run beside the offsets."""
 
     __slots__ = (
-        "extends", "fail_delays", "fail_leases", "fail_reasons", "fails", "origin", "success_leases",
-        "successes",
+        "extend_offsets", "extends", "fail_delays", "fail_leases", "fail_reasons", "fails", "origin",
+        "repeated", "return_leases", "returns", "success_leases", "successes",
     )  # fmt: skip
 
     def __init__(self, origin: Origin) -> None:
@@ -36,18 +37,29 @@ class Results:
         self.fail_delays: list[int] = []
         self.fail_reasons: list[str] = []
         self.extends: list[int] = []
+        self.extend_offsets: list[int] = []
+        self.returns: list[int] = []
+        self.return_leases: list[int] = []
+        self.repeated = False  # some of it was sent before, and the proxy may have taken it
 
     def __len__(self) -> int:
-        return len(self.successes) + len(self.fails) + len(self.extends)
+        return len(self.successes) + len(self.fails) + len(self.extends) + len(self.returns)
+
+    @property
+    def urgent(self) -> bool:
+        """It holds what is worth little when late: extensions, and messages that others could have."""
+        return bool(self.extends or self.returns)
 
     def absorb(self, earlier: Results) -> None:
         """Take results that were recorded earlier, in front of these."""
         for name in itertools.chain(*_LISTS):
             setattr(self, name, getattr(earlier, name) + getattr(self, name))
+        self.repeated = self.repeated or earlier.repeated
 
     def cut(self, count: int) -> Results:
         """Split off at most `count` results, successes first."""
         part = Results(self.origin)
+        part.repeated = self.repeated
         for names in _LISTS:
             room = count - len(part)
             for name in names:
@@ -61,7 +73,8 @@ class Results:
 _LISTS = (
     ("successes", "success_leases"),
     ("fails", "fail_leases", "fail_delays", "fail_reasons"),
-    ("extends",),
+    ("extends", "extend_offsets"),
+    ("returns", "return_leases"),
 )
 Parcel = list[Results]
 
@@ -74,7 +87,7 @@ class AckBook:
         self._open: dict[Origin, Results] = {}
         self._count = 0
         self.since: float | None = None  # when the oldest result here was recorded (or put back)
-        self.urgent = False  # holds an extension, which is worth nothing when late
+        self.urgent = False  # see Results.urgent
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -104,9 +117,19 @@ class AckBook:
         results.fail_reasons.append(reason)
         self._added(now)
 
-    def extension(self, origin: Origin, lease: int, now: float) -> None:
+    def extension(self, origin: Origin, offset: int, lease: int, now: float) -> None:
         """A message needs more time."""
-        self._entry(origin).extends.append(lease)
+        results = self._entry(origin)
+        results.extends.append(lease)
+        results.extend_offsets.append(offset)
+        self.urgent = True
+        self._added(now)
+
+    def hand_back(self, origin: Origin, offset: int, lease: int, now: float) -> None:
+        """Nobody has looked at a message: others may have it at once."""
+        results = self._entry(origin)
+        results.returns.append(offset)
+        results.return_leases.append(lease)
         self.urgent = True
         self._added(now)
 
@@ -126,7 +149,7 @@ class AckBook:
             if not room:
                 break
         self._count -= sum(map(len, parcel))
-        self.urgent = self.urgent and any(results.extends for results in self._open.values())
+        self.urgent = self.urgent and any(results.urgent for results in self._open.values())
         if not self._count:
             self.since = None
         return parcel
@@ -136,6 +159,7 @@ class AckBook:
         for results in parcel:
             if not len(results):
                 continue
+            results.repeated = True
             later = self._open.get(results.origin)
             if later is not None:
                 later.absorb(results)
@@ -168,3 +192,32 @@ class AckBook:
             lost = len(only.cut(self._count - self._results_max))
             self._count -= lost
             self.dropped += lost
+
+
+class Told(NamedTuple):
+    """A result or extension that changed nothing, as the proxy tells. `finished`: by whomever."""
+
+    origin: Origin
+    offset: int
+    lease: int
+    finished: bool
+
+
+def late_results(parcel: Parcel, told: Iterable[Told]) -> tuple[list[Told], list[Told]]:
+    """What the proxy told of a parcel: (results that came too late, extensions that did).
+
+    Of what had been sent before, a finished one is not late: the first sending may have been taken.
+    """
+    by_origin = {results.origin: results for results in parcel}
+    late: list[Told] = []
+    lost: list[Told] = []
+    for each in told:
+        results = by_origin.get(each.origin)
+        if results is None:
+            continue
+        if each.offset in results.extend_offsets:
+            lost.append(each)
+        settled = each.offset in results.successes or each.offset in results.fails
+        if settled and not (each.finished and results.repeated):
+            late.append(each)
+    return late, lost

@@ -4,6 +4,10 @@ A Station is one proxy: its results, collected until a pull or a submit takes th
 share of the buffer: messages that wait here, messages that are open (arrived, not settled). The callers
 hold one lock around every call; times are monotonic seconds.
 
+What waits here for longer than a second, or a third of its lease, goes back to its proxy, uncounted and
+free for other consumers at once; then fewer are pulled ahead (a source's `window`), until
+workers find nothing to do.
+
 Results ride on the next pull of their proxy. They go by themselves (`submit_due`) when the oldest has waited
 `flush_s`, or at once when a pull is already waiting at the proxy and its source has nothing open: then no
 pull would come to carry them, and the proxy may hold back successors of the same order key until they arrive.
@@ -14,10 +18,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from ddmq_client.core.acks import AckBook, Parcel
 from ddmq_client.core.places import Places
 from ddmq_client.received import Delivery, FetchedQueue, Message, Origin, Outcome
+
+WAIT_S = 1.0  # what nobody here takes in so long, or in a third of its lease, is for others
+LEASE_PART = 1 / 3
 
 
 @dataclass(slots=True)
@@ -29,6 +37,8 @@ class Counts:
     skipped: int = 0
     failed: int = 0
     extended: int = 0
+    returned: int = 0  # nobody here had looked at them: free for other consumers at once
+    late: int = 0  # acks and fails that came when the lease was over: they did not count
     expired: int = 0  # waited here longer than the lease: not handed out, the proxy redelivers
     results_dropped: int = 0  # of a proxy that cannot be reached: past their bound, or at the end
     pull_errors: int = 0
@@ -44,13 +54,15 @@ class Counts:
 class Station:
     """One proxy and the results it is owed."""
 
-    __slots__ = ("book", "heir", "idle", "name", "prompt")
+    __slots__ = ("book", "heir", "idle", "leave_at", "name", "prompt", "settles")
 
     def __init__(self, name: str, results_max: int) -> None:
         self.name = name
         self.book = AckBook(results_max)
         self.idle = True  # its flusher sleeps until it is woken
         self.prompt = False  # submit now: nothing else would carry the results
+        self.leave_at = 0.0  # while stopping: when to ask (again) for the answers of parked pulls
+        self.settles = True  # the proxy knows the method `settle`
         self.heir: Station | None = None  # this proxy is gone; that one forwards its results
 
     def present(self) -> Station:
@@ -64,9 +76,11 @@ class Station:
 class Source:
     """One puller's share."""
 
-    __slots__ = ("ended", "open", "parked", "station", "topic", "waiting")
+    __slots__ = ("changed_at", "ended", "open", "parked", "station", "topic", "waiting", "window")
 
     def __init__(self, station: Station, topic: str | None) -> None:
+        self.window: int | None = None  # how many may wait here; None: as many as `prefetch` says
+        self.changed_at = 0.0  # the window, monotonic seconds
         self.station = station
         self.topic = topic
         self.waiting = 0  # arrived, not handed out
@@ -88,10 +102,12 @@ class Intake:
         self._results_max = results_max
         self._clock = clock
         self._waiting: deque[Message] = deque()
+        self._sources: set[Source] = set()  # those with a window smaller than `prefetch`
         self.stations: dict[str, Station] = {}
         self.counts = Counts()
         self.demand: int | None = None  # messages asked for by callers that wait; None: handlers take all
         self.askers = 0
+        self.idle = 0  # messages that waiting workers would take
         self.places: Places | None = None  # broadcasting: where this instance is; no results are owed
 
     def __len__(self) -> int:
@@ -107,13 +123,33 @@ class Intake:
     def wanted(self, source: Source, batch_max: int) -> int:
         """How many messages the source may pull now; 0: none yet.
 
-        Handlers are fed whole batches as long as they fit beside what waits. Without handlers nothing
-        is pulled that nobody asked for: a message that lies here unseen would only lose its lease.
+        Handlers are fed whole batches as long as they fit beside what waits, and no more may wait than they
+        took in time of late. Without handlers nothing is pulled that nobody asked for.
         """
         if self.demand is None:
-            return batch_max if self._prefetch - source.waiting >= batch_max else 0
+            most = max(self._window(source), self.idle)
+            batch = min(batch_max, most)
+            return batch if most - source.waiting >= batch else 0
         waiting = len(self._waiting)
         return min(batch_max, self.demand - waiting) if waiting < self.askers else 0
+
+    def loop_batch(self, count: int) -> int:
+        """How many a caller that takes them one by one should ask for."""
+        windows = [source.window for source in self._sources if source.window is not None]
+        return max(1, min([count, *windows]))
+
+    def starved(self) -> bool:
+        """Somebody waits and there is nothing: more may wait here again, twice as many a second."""
+        now, grown = self._clock(), False
+        for source in [source for source in self._sources if now - source.changed_at >= WAIT_S]:
+            window, source.changed_at, grown = max(1, 2 * self._window(source)), now, True
+            source.window = window if window < self._prefetch else None
+            if source.window is None:
+                self._sources.discard(source)
+        return grown or bool(self._sources)
+
+    def _window(self, source: Source) -> int:
+        return self._prefetch if source.window is None else source.window
 
     def asking(self, count: int) -> None:
         """A caller asks for up to `count` messages; it is content with one."""
@@ -139,12 +175,14 @@ class Intake:
         messages: Sequence[Message],
         settle: Callable[[Message, Outcome, int | None, str], bool],
         extend: Callable[[Message], bool],
+        lease_ms: int | None = None,
     ) -> None:
-        """The pull was answered."""
+        """The pull was answered; `lease_ms` as the proxy tells it."""
         source.parked = False
         if not messages:
             return
-        delivery = Delivery(origin, self._clock(), source, settle, extend)
+        lease_s = self._lease_s if lease_ms is None else lease_ms / 1000
+        delivery = Delivery(origin, self._clock(), source, settle, extend, lease_s, lease_ms is not None)
         for message in messages:
             message.delivery = delivery
         self._waiting.extend(messages)
@@ -181,25 +219,54 @@ class Intake:
     def take(self, count: int) -> list[Message]:
         """Hand out at most `count` messages that still hold their lease."""
         taken: list[Message] = []
-        oldest = self._clock() - self._lease_s
+        now = self._clock()
         while self._waiting and len(taken) < count:
             message = self._waiting.popleft()
             source = message.delivery.source
             assert isinstance(source, Source)
             source.waiting -= 1
-            if message.delivery.arrived_at < oldest:
+            if message.expires_at < now:
                 source.open -= 1
                 self.counts.expired += 1
             else:
                 taken.append(message)
         return taken
 
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """Messages handed out and not looked at; they are the next to be handed out again."""
-        for message in reversed(messages):
-            assert isinstance(message.delivery.source, Source)
-            message.delivery.source.waiting += 1
-            self._waiting.appendleft(message)
+    def hand_back(self, now: float | None = None) -> list[Station]:
+        """Return what waits here to the proxies: what has waited too long by `now`, or everything.
+
+        Proxies that do not say how long their leases last take nothing back. Returns whom to tell.
+        """
+        kept: deque[Message] = deque()
+        stations: set[Station] = set()
+        late: set[Source] = set()
+        for message in self._waiting:
+            if message.delivery.told and (now is None or wait_until(message) <= now):
+                source = self._return(message)
+                stations.add(source.station.present())
+                late.add(source)
+            else:
+                kept.append(message)
+        self._waiting = kept
+        for source in late if now is not None else ():
+            source.window, source.changed_at = self._window(source) // 2, self._clock()
+            self._sources.add(source)
+        return list(stations)
+
+    def _return(self, message: Message) -> Source:
+        source = message.delivery.source
+        assert isinstance(source, Source)
+        assert message.lease_id is not None
+        source.waiting -= 1
+        source.open -= 1
+        self.counts.returned += 1
+        book = source.station.present().book
+        book.hand_back(message.delivery.origin, message.offset, message.lease_id, self._clock())
+        return source
+
+    def next_overdue(self) -> float:
+        """When `hand_back` has something to do, if nobody takes it before."""
+        return min((wait_until(message) for message in self._waiting if message.delivery.told), default=inf)
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """Record what became of a message; False where that is known already."""
@@ -245,6 +312,10 @@ class Intake:
         origin = message.delivery.origin
         places.settled(origin.topic, origin.queue, message.offset)
 
+    def is_over(self, message: Message) -> bool:
+        """Whether the message's lease is over, as far as is known here."""
+        return message.lost or (message.delivery.told and message.expires_at < self._clock())
+
     def extend(self, message: Message) -> bool:
         """Ask for more time; False where settled or without a lease."""
         if message.outcome is not None or message.lease_id is None:
@@ -253,7 +324,8 @@ class Intake:
         assert isinstance(delivery.source, Source)
         book = delivery.source.station.present().book
         dropped = book.dropped
-        book.extension(delivery.origin, message.lease_id, self._clock())
+        message.extended_at = self._clock()
+        book.extension(delivery.origin, message.offset, message.lease_id, message.extended_at)
         self.counts.results_dropped += book.dropped - dropped
         self.counts.extended += 1
         return True
@@ -292,3 +364,14 @@ class Intake:
             del self.stations[gone.name]
         while (parcel := gone.book.take()) is not None:
             self.give_back(gone, parcel)
+
+
+def wait_until(message: Message) -> float:
+    """When a message has waited here for so long that it should be someone else's."""
+    delivery = message.delivery
+    return delivery.arrived_at + min(WAIT_S, delivery.lease_s * LEASE_PART)
+
+
+def keep_at(message: Message) -> float:
+    """When the lease of a message that a handler has should be extended."""
+    return message.leased_at + message.delivery.lease_s * LEASE_PART

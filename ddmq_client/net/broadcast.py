@@ -88,11 +88,11 @@ class BroadcastPuller:
             queues = self._call(batch, linger_ms)
         except FAILURES as error:
             self._desk.pull_failed(self._source, None, error)
-            level = logging.DEBUG if self._pace.failing else logging.WARNING
-            if not (self._desk.pulling_stopped or self._source.ended):
-                _log.log(level, "broadcast fetch failed: %s", error)
+            name = "" if self._connection is None else self._connection.name
+            if not (self._pace.failing or self._desk.pulling_stopped or self._source.ended):
+                self._desk.teller.failed(name, error)
             if isinstance(error, PullError):
-                error.proxy = "" if self._connection is None else self._connection.name
+                error.proxy = name
             else:
                 self._next_proxy()
             return self._pace.failed()
@@ -143,7 +143,8 @@ class BroadcastCrew(Crew):
         self._puller = BroadcastPuller(desk, proxies, settings, file)
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """As Crew.stop; then store where this instance is."""
+        """As Crew.stop, but a fetch holds no lease: none is waited for. Then store where this instance is."""
+        self._puller.abort()
         clean = super().stop(deadline, flush_deadline)
         return self._puller.save() and clean
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ddmq_client.core.addresses import Address
 from ddmq_client.core.intake import Source
-from ddmq_client.net.desk import LEASE_PART, Desk
+from ddmq_client.net.desk import Desk
 from ddmq_client.net.flusher import Flusher
 from ddmq_client.net.puller import Puller
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, is_literal, resolve
@@ -51,7 +51,6 @@ class Crew:
         self._leaving: list[threading.Thread] = []
         self._workers: list[threading.Thread] = []
         self._stopping = threading.Event()
-        self._handled = threading.Event()  # nothing is at a handler any more
         self._upkeep: threading.Thread | None = None
 
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:
@@ -66,7 +65,7 @@ class Crew:
             args = (batch, handle)
             self._workers.append(threading.Thread(target=self._work, args=args, name=name, daemon=True))
             self._workers[-1].start()
-        if handle and self._desk.settings.keeps_leases:
+        if not self._desk.settings.broadcasting:
             threading.Thread(target=self._keep_leases, name="ddmq-consumer-leases", daemon=True).start()
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
@@ -84,7 +83,7 @@ class Crew:
         clean = desk.wait_handled(deadline, alone) and clean
         desk.stop_handing()
         clean = _join(self._workers, deadline) and clean
-        self._handled.set()
+        desk.stop_keeping()
         for flusher in flushers:
             flusher.closing_deadline = flush_deadline
         desk.stop_flushing()
@@ -100,8 +99,8 @@ class Crew:
         return threading.current_thread() in self._workers
 
     def _keep_leases(self) -> None:
-        while not self._handled.wait(self._desk.settings.lease_ms / 1000 * LEASE_PART):
-            self._desk.extend_held()
+        while self._desk.keep():
+            pass
 
     def _keep_up(self) -> None:
         """Names are resolved here from the first time on: a name server may take its time."""
@@ -127,7 +126,7 @@ class Crew:
 
     def _hire(self, address: Address) -> None:
         station = self._desk.station(str(address))
-        flusher = self._flushers[address] = Flusher(self._desk, station, address)
+        flusher = self._flushers[address] = Flusher(self._desk, station, address, self._pulls)
         topics = self._desk.settings.topics or (None,)
         self._pullers[address] = [
             Puller(self._desk, Source(station, topic), address, self._pulls) for topic in topics

@@ -11,24 +11,26 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ddmq_client.core.acks import Parcel
-from ddmq_client.core.intake import Counts, Intake, Source, Station
+from ddmq_client.core.acks import Parcel, Told, late_results
+from ddmq_client.core.intake import Counts, Intake, Source, Station, keep_at, wait_until
 from ddmq_client.core.places import Offsets, Places
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
+from ddmq_client.net.teller import FirstAnswer, Teller
 from ddmq_client.received import FetchedQueue, Message, Outcome
 from ddmq_client.wire.consuming import Pulled
 
-LEASE_PART = 1 / 3  # of the ack time-out, after which a lease is extended
 RIDE_S = 0.002  # a puller waits this long for results to ride on its next pull
 IDLE_WAKE_S = 60.0
+LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy after the first time
 
 
 class Desk:
     """The shared state of one consumer. Safe for many threads."""
 
-    def __init__(self, settings: ConsumerSettings, handlers: bool) -> None:
+    def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
         self.settings = settings
+        self.teller = teller or Teller()
         self._intake = Intake(
             settings.prefetch,
             math.inf if settings.broadcasting else settings.lease_ms / 1000,
@@ -43,11 +45,16 @@ class Desk:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._arrived = threading.Condition(self._lock)
+        self._keeping = threading.Condition(self._lock)
+        self._keep_at = 0.0  # when leases are looked at next
+        self._keeping_stopped = False
         self._due: dict[Station, threading.Condition] = {}
         self._busy = 0  # messages that workers hold
         self.pulling_stopped = False
         self._handing_stopped = False
         self._flushing_stopped = False
+        self._parked = 0  # pulls that are under way
+        self.first = FirstAnswer()
         self.refusal: PullError | None = None
         self.last_error: str | None = None
 
@@ -73,6 +80,7 @@ class Desk:
                     self._let_results_ride(source)
                     batch = self._intake.wanted(source, self.settings.max_batch)
                     if batch and not (self.pulling_stopped or source.ended):
+                        self._parked += 1
                         return batch, self._linger_ms(), self._intake.pulling(source)
                 else:
                     self._room.wait()
@@ -81,15 +89,21 @@ class Desk:
     def pulled(self, source: Source, answer: Pulled) -> None:
         """A pull was answered."""
         with self._lock:
-            self.refusal = None
-            self._intake.arrived(source, answer.origin, answer.messages, self.settle, self.extend)
+            self._answered()
+            self._intake.arrived(
+                source, answer.origin, answer.messages, self.settle, self.extend, answer.lease_ms
+            )
+            if self.pulling_stopped:
+                self._hand_back()
             if answer.messages:
                 self._arrived.notify(len(answer.messages))
+                if wait_until(answer.messages[0]) < self._keep_at:
+                    self._keeping.notify()
 
     def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
         """A broadcast fetch was answered; how many messages came."""
         with self._lock:
-            self.refusal = None
+            self._answered()
             count = self._intake.fetched(source, group, queues, self.settle, self.extend)
             if count:
                 self._arrived.notify(count)
@@ -108,9 +122,11 @@ class Desk:
     def pull_failed(self, source: Source, parcel: Parcel | None, error: BaseException) -> None:
         """A pull brought no answer."""
         with self._lock:
+            self._parked -= 1
             self._intake.pull_failed(source, parcel)
             self.last_error = str(error) or repr(error)
             self.refusal = error if isinstance(error, PullError) else None
+            self.first.failed(error)
             self._wake_flusher(source.station.present())
 
     def pause(self, source: Source, seconds: float) -> None:
@@ -131,9 +147,14 @@ class Desk:
                     self._busy += len(taken)
                     now, me = time.monotonic(), threading.get_ident()
                     self._held.update((id(message), (message, now, me)) for message in taken)
-                    self._extend_aged(taken, now)
+                    if taken and keep_at(taken[0]) < self._keep_at:
+                        self._keeping.notify()
                     return taken
+                self._intake.idle += count
+                if self._intake.starved():
+                    self._room.notify_all()
                 self._arrived.wait()
+                self._intake.idle -= count
 
     def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
@@ -145,31 +166,47 @@ class Desk:
             if self._handing_stopped or self.pulling_stopped:
                 self._arrived.notify_all()
 
-    def extend_held(self) -> None:
-        """Messages that workers still hold need more time, up to `extend_for_ms` in all."""
-        with self._lock:
-            since = time.monotonic() - self.settings.extend_for_ms / 1000
-            for message, taken_at, _ in self._held.values():
-                if taken_at > since:
-                    self._extend(message)
+    def keep(self) -> bool:
+        """Wait for leases to look after, then do it once; False when that has been stopped.
 
-    def ask(self, count: int, deadline: float) -> list[Message]:
-        """Messages for a caller that waits until the deadline (monotonic seconds)."""
+        What waits here for too long goes back; what handlers hold is extended, up to `extend_for_ms` in all.
+        """
         with self._lock:
+            if not self._keeping_stopped:
+                self._keeping.wait(max(0.0, self._keep_at - time.monotonic()))
+            now = time.monotonic()
+            self._hand_back(now)
+            self._extend_held(now)
+            self._keep_at = min(self._intake.next_overdue(), self._next_extension(now), now + IDLE_WAKE_S)
+            return not self._keeping_stopped
+
+    def stop_keeping(self) -> None:
+        """Nothing is held or waits any more."""
+        with self._lock:
+            self._keeping_stopped = True
+            self._keeping.notify_all()
+
+    def ask(self, count: int, deadline: float, one: bool = False) -> list[Message]:
+        """Messages for a caller that waits until the deadline (monotonic seconds).
+
+        `one`: it takes one at a time; what else comes waits here, for a while.
+        """
+        with self._lock:
+            if one:
+                count = self._intake.loop_batch(count)
             self._intake.asking(count)
             self._demand_until = max(self._demand_until, deadline)
             self._room.notify_all()
             try:
-                return self._ask(count, deadline)
+                return self._ask(1 if one else count, deadline)
             finally:
                 self._intake.asked(count)
 
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """Messages of `ask` that nobody looked at."""
+    def leave_loop(self) -> None:
+        """A caller that took messages one by one takes no more: what waits is for others."""
         with self._lock:
-            back = [message for message in messages if message.outcome is None]
-            self._intake.put_back(back)
-            self._arrived.notify(len(back))
+            if not self._intake.askers:
+                self._hand_back()
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """What became of a message."""
@@ -181,7 +218,7 @@ class Desk:
             if not source.open:
                 self._room.notify_all()
             self._wake_flusher(source.station.present())
-            return True
+            return not self._intake.is_over(message)
 
     def extend(self, message: Message) -> bool:
         """A message needs more time."""
@@ -195,14 +232,24 @@ class Desk:
         with self._lock:
             due = self._due.get(station)
             while due is not None and not (self._flushing_stopped or station.heir):
+                if self._leaves(station):
+                    return self._intake.take_results(station) or []
                 wait = self._intake.submit_due(station)
                 if wait == 0.0:
                     parcel = self._intake.take_results(station)
                     if parcel is not None:
                         return parcel
                 station.idle = wait is None
-                due.wait(wait or IDLE_WAKE_S)
+                due.wait(LEAVE_AGAIN_S if self._parked and self.pulling_stopped else wait or IDLE_WAKE_S)
             return None
+
+    def _leaves(self, station: Station) -> bool:
+        """The consumer stops and a pull waits at a proxy: time to ask for its answer (again)."""
+        now = time.monotonic()
+        if not (self.pulling_stopped and self._parked and station.settles and station.leave_at <= now):
+            return False
+        station.leave_at = now + LEAVE_AGAIN_S
+        return True
 
     def take_rest(self, station: Station) -> Parcel | None:
         """Whatever is still owed to the station, one call's worth."""
@@ -240,6 +287,9 @@ class Desk:
         with self._lock:
             self.pulling_stopped = True
             self._room.notify_all()
+            self._hand_back()
+            for due in self._due.values():
+                due.notify_all()
 
     def end(self, source: Source) -> None:
         """This source's puller ends after the pull that is under way."""
@@ -298,16 +348,52 @@ class Desk:
             if not in_time:
                 if self.refusal is not None:
                     raise self.refusal
+                if not self._parked:
+                    self.first.check()
                 return []
             self._arrived.wait(deadline - time.monotonic())
 
-    def _extend_aged(self, taken: Sequence[Message], now: float) -> None:
-        """What waited here has used up a part of its lease: the next round may come too late for it."""
-        aged = now - self.settings.lease_ms / 1000 * LEASE_PART
-        if self.settings.keeps_leases:
-            for message in taken:
-                if message.delivery.arrived_at <= aged:
-                    self._extend(message)
+    def _answered(self) -> None:
+        self.refusal = None
+        self.first.came = True
+        self._parked -= 1
+
+    def _hand_back(self, now: float | None = None) -> None:
+        stations = self._intake.hand_back(now)
+        for station in stations:
+            self._wake_flusher(station)
+        if stations:
+            self._arrived.notify_all()
+            self._room.notify_all()
+
+    def _held_in_time(self, now: float) -> list[Message]:
+        """What handlers hold and may keep for longer."""
+        if not self.settings.keeps_leases:
+            return []
+        since = now - self.settings.extend_for_ms / 1000
+        held = [message for message, taken_at, _ in self._held.values() if taken_at > since]
+        return [message for message in held if message.outcome is None and message.lease_id is not None]
+
+    def _extend_held(self, now: float) -> None:
+        for message in self._held_in_time(now):
+            if keep_at(message) <= now:
+                self._extend(message)
+
+    def _next_extension(self, now: float) -> float:
+        return min(map(keep_at, self._held_in_time(now)), default=math.inf)
+
+    def told(self, parcel: Parcel | None, told: Sequence[Told]) -> None:
+        """A proxy tells which results of a call changed nothing."""
+        if not told or parcel is None:
+            return
+        late, lost = late_results(parcel, told)
+        with self._lock:
+            self._intake.counts.late += len(late)
+            leases = {(each.origin, each.offset, each.lease) for each in lost}
+            for message, _, _ in self._held.values() if leases else ():
+                key = (message.delivery.origin, message.offset, message.lease_id)
+                message.lost = message.lost or key in leases
+        self.teller.late(late, lost)
 
     def _extend(self, message: Message) -> bool:
         if not self._intake.extend(message):

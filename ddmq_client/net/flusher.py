@@ -15,7 +15,15 @@ from ddmq_client.errors import PullError
 from ddmq_client.net.connection import Connection
 from ddmq_client.net.desk import Desk
 from ddmq_client.net.puller import FAILURES
-from ddmq_client.wire.consuming import read_submitted, submit_frame
+from ddmq_client.net.teller import UNKNOWN_METHOD
+from ddmq_client.wire.consuming import (
+    PullSettings,
+    read_settled,
+    read_submitted,
+    settle_frame,
+    submit_frame,
+)
+from ddmq_client.wire.producing import ProxyFault
 
 CLOSING_TRIES = 3
 _log = logging.getLogger("ddmq_client.consumer")
@@ -24,8 +32,9 @@ _log = logging.getLogger("ddmq_client.consumer")
 class Flusher:
     """Submits to one proxy until the consumer stops; then what is left, within the closing deadline."""
 
-    def __init__(self, desk: Desk, station: Station, address: Address) -> None:
+    def __init__(self, desk: Desk, station: Station, address: Address, pulls: PullSettings) -> None:
         self._desk = desk
+        self._pulls = pulls
         self.station = station
         self._connection = Connection(address)
         self._pace = Pace(0.0, random.random)
@@ -64,17 +73,32 @@ class Flusher:
                 _log.warning("results not submitted to %s: %s", self.station.name, error)
 
     def _submit(self, parcel: Parcel, deadline: float) -> Exception | None:
-        def frame(now: float, sequence_id: int) -> bytes:
-            return submit_frame(parcel, sequence_id)
-
         try:
-            payload, sequence_id = self._connection.call(frame, deadline)
+            if self.station.settles and self._settle(parcel, deadline):
+                return None
+            payload, sequence_id = self._connection.call(
+                lambda now, number: submit_frame(parcel, number), deadline
+            )
             if not read_submitted(payload, sequence_id):
                 return PullError("proxy answered false to submit")
         except FAILURES as error:
             self._connection.close()
             return error
         return None
+
+    def _settle(self, parcel: Parcel, deadline: float) -> bool:
+        """Submit and hear what came too late; False where the proxy has only `submit`."""
+        leave = self._desk.pulling_stopped
+        try:
+            answer = self._connection.call(
+                lambda now, number: settle_frame(self._pulls, parcel, leave, number), deadline
+            )
+            self._desk.told(parcel, read_settled(*answer))
+        except ProxyFault as fault:
+            if fault.kind != UNKNOWN_METHOD:
+                raise
+            self.station.settles = False
+        return self.station.settles or not parcel
 
     def _log_failure(self, error: Exception) -> None:
         level = logging.DEBUG if self._pace.failing else logging.WARNING

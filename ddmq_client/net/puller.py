@@ -72,6 +72,8 @@ class Puller:
             self._desk.pull_failed(self._source, parcel, error)
             raise
         self._desk.pulled(self._source, answer)
+        self._desk.told(parcel, answer.told)
+        self._desk.teller.notice(self._source.station.name, answer.notice)
         return self._pace.answered(len(answer.messages), time.monotonic() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int, parcel: Parcel | None) -> Pulled:
@@ -85,6 +87,9 @@ class Puller:
         return read_pulled(payload, sequence_id)
 
     def _log_failure(self, error: Exception) -> None:
-        level = logging.DEBUG if self._pace.failing else logging.WARNING
-        if not (self._desk.pulling_stopped or self._source.ended):
-            _log.log(level, "pull from %s failed: %s", self._source.station.name, error)
+        if self._desk.pulling_stopped or self._source.ended:
+            return
+        if self._pace.failing:
+            _log.debug("pull from %s failed: %s", self._source.station.name, error)
+        else:
+            self._desk.teller.failed(self._source.station.name, error)

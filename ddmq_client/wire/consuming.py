@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ddmq_client.core import frames
-from ddmq_client.core.acks import NO_DELAY, Parcel, Results
+from ddmq_client.core.acks import NO_DELAY, Parcel, Results, Told
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import PullError
@@ -18,6 +18,7 @@ from ddmq_client.wire.specs import Specs
 
 PULL = b"pull"
 SUBMIT = b"submit"
+SETTLE = b"settle"
 SPECS = Specs()
 SPECS.register(
     idl.Message,
@@ -37,6 +38,9 @@ _RESULT: Any = SPECS.register(idl.ConsumeResult)[0]
 _REQUEST: Any = SPECS.register(idl.PullRequest)[0]
 _PULL_ARGS = SPECS.register(idl.ConsumerService.pull_args)
 _PULL_RESULT = SPECS.register(idl.ConsumerService.pull_result)
+_SETTLE_REQUEST: Any = SPECS.register(idl.SettleRequest)[0]
+_SETTLE_ARGS = SPECS.register(idl.ConsumerService.settle_args)
+_SETTLE_RESULT = SPECS.register(idl.ConsumerService.settle_result)
 _SUBMIT_ARGS = SPECS.register(idl.ConsumerService.submit_args)
 _SUBMIT_RESULT = SPECS.register(idl.ConsumerService.submit_result)
 
@@ -62,10 +66,16 @@ def pull_settings(settings: ConsumerSettings) -> PullSettings:
 
 
 class Pulled(NamedTuple):
-    """An answer: messages of one origin."""
+    """An answer: messages of one origin. `lease_ms`: how long their leases last, None from old proxies.
+
+    `told`: results of the pull that changed nothing. `notice`: what is odd, for people.
+    """
 
     origin: Origin
     messages: Sequence[Message]
+    lease_ms: int | None = None
+    told: Sequence[Told] = ()
+    notice: str = ""
 
 
 def pull_frame(
@@ -101,7 +111,39 @@ def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
         raise FrameError("answer without a result")
     context = response.context or _CONTEXT()
     origin = Origin(context.groupId or "", context.topic or "", context.qid or "")
-    return Pulled(origin, response.messages or ())
+    told = _told(response.late)
+    return Pulled(origin, response.messages or (), response.leaseMs, told, response.notice or "")
+
+
+def settle_frame(settings: PullSettings, parcel: Parcel | None, leave: bool, sequence_id: int) -> bytes:
+    """A settle request; `leave`: the client stops, its waiting pulls are to be answered."""
+    request = _SETTLE_REQUEST()
+    request.result = _linked(parcel) if parcel else None
+    request.groupId, request.clientId = settings.group, settings.client_id
+    request.leave = True if leave else None
+    args = _SETTLE_ARGS[0]()
+    args.request = request
+    return frames.framed((frames.call_head(SETTLE, sequence_id), encode(args, _SETTLE_ARGS)))
+
+
+def read_settled(payload: bytes, sequence_id: int) -> list[Told]:
+    """What came too late; PullError, ProxyFault or FrameError."""
+    answer = decode(payload, answer_at(payload, SETTLE, sequence_id), _SETTLE_RESULT)
+    _raise_refusal(answer)
+    if answer.success is None:
+        raise FrameError("answer without a result")
+    return _told(answer.success.late)
+
+
+def _told(late: Sequence[Any] | None) -> list[Told]:
+    found: list[Told] = []
+    for each in late or ():
+        context = each.context or _CONTEXT()
+        origin = Origin(context.groupId or "", context.topic or "", context.qid or "")
+        finished = set(each.finished or ())
+        for offset, lease in zip(each.offsets or (), each.leases or (), strict=False):
+            found.append(Told(origin, offset, lease, offset in finished))
+    return found
 
 
 def read_submitted(payload: bytes, sequence_id: int) -> bool:
@@ -143,5 +185,7 @@ def _element(results: Results) -> Any:
     if any(results.fail_reasons) and any(results.fail_leases):
         element.failReasons = results.fail_reasons
     if results.extends:
-        element.extendLeases = results.extends
+        element.extendLeases, element.extendOffsets = results.extends, results.extend_offsets
+    if results.returns:
+        element.returnOffsets, element.returnLeases = results.returns, results.return_leases
     return element

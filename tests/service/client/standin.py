@@ -154,6 +154,8 @@ class Standin:
     def _answer(self, payload: bytes) -> bytes | None:
         reader = TCompactProtocol(TMemoryBuffer(payload))
         method, kind, sequence_id = reader.read_message_begin()
+        if method == "settle":  # as a proxy of the first release, which lacks it
+            return _unknown_method(method, sequence_id)
         service = (
             consumer_idl.ConsumerService
             if method in consumer_idl.ConsumerService.thrift_services
@@ -353,6 +355,15 @@ class Standin:
                         self.leases.pop(lease, None)
                 result = result.nextResult
             self.changed.notify_all()
+
+
+def _unknown_method(method: str, sequence_id: int) -> bytes:
+    buffer = TMemoryBuffer()
+    writer = TCompactProtocol(buffer)
+    writer.write_message_begin(method, TMessageType.EXCEPTION, sequence_id)
+    TApplicationException(TApplicationException.UNKNOWN_METHOD, method).write(writer)
+    writer.write_message_end()
+    return len(buffer.getvalue()).to_bytes(4, "big") + buffer.getvalue()
 
 
 def _written(method: str, sequence_id: int, result: Any, fault: Fault | None) -> bytes:

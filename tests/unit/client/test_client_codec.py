@@ -121,7 +121,7 @@ def test_pull_and_submit_requests() -> None:
         book.success(Origin("g", "t", "q0"), offset, offset * 10, 0.0)
     book.failure(Origin("g", "t", "q0"), 3, 30, None, 0.0)
     book.failure(Origin("g", "t", "q0"), 4, 40, 500, 0.0)
-    book.extension(Origin("g", "t", "q0"), 50, 0.0)
+    book.extension(Origin("g", "t", "q0"), 5, 50, 0.0)
     book.success(Origin("g", "u", "q1"), 9, None, 0.0)  # from an old proxy: no lease
     parcel = book.take()
     assert parcel is not None
@@ -157,7 +157,8 @@ def test_pulled_messages() -> None:
         leaseId=77, attempt=2, bornMs=3, storedMs=4, nextOffset=9,
     )  # fmt: skip
     old = consumer_idl.Message(key="", value=b"x", tag="*", offset=6)
-    origin, (first, second) = consuming.read_pulled(pulled(full, old), 3)
+    origin, (first, second), lease_ms, told, notice = consuming.read_pulled(pulled(full, old), 3)
+    assert (lease_ms, told, notice) == (None, [], "")
     assert origin == ("g", "t", "q0")
     assert (first.key, first.body, first.tags, first.offset) == ("k", b"\xff\x00", "a||b", 5)
     assert (first.properties, first.message_id, first.lease_id, first.attempt) == ({"p": "ü"}, "ab", 77, 2)

@@ -51,7 +51,7 @@ def test_nothing_is_lost_or_doubled_until_confirmed(steps: list[tuple[object, ..
                 book.failure(ORIGINS[at], offset, None, 5 if offset % 2 else None, now)
                 owed["f", ORIGINS[at], offset, 0, 5 if offset % 2 else -1] += 1
             case ("e", int(at), int(lease)):
-                book.extension(ORIGINS[at], lease, now)
+                book.extension(ORIGINS[at], lease + 1, lease, now)
                 owed["e", ORIGINS[at], lease] += 1
             case ("take",):
                 parcel = book.take()
@@ -242,15 +242,6 @@ def test_a_vanished_proxy_leaves_its_results_to_another() -> None:
     assert sorted(entry[2] for entry in found) == [0, 1, 2]
     assert table.intake.take_results(table.station) is None
     assert list(table.intake.stations) == ["b:1"]
-
-
-def test_messages_put_back_come_first() -> None:
-    table = Table()
-    table.arrive(4)
-    taken = table.intake.take(3)
-    table.intake.put_back(taken[1:])
-    assert table.source.waiting == 3
-    assert [message.offset for message in table.intake.take(9)] == [1, 2, 3]
 
 
 def test_pauses() -> None:

@@ -1,0 +1,94 @@
+"""What an application is told besides its messages: late results, failing pulls, refusals at the start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from ddmq_client.core.acks import Told
+from ddmq_client.errors import PullError
+from ddmq_client.idl.codes import Code
+from ddmq_client.received import LateResult
+from ddmq_client.wire.producing import ProxyFault
+
+_log = logging.getLogger("ddmq_client.consumer")
+UNKNOWN_METHOD = 1
+OnLate = Callable[[LateResult], object]
+OnError = Callable[[Exception], object]
+
+
+class Teller:
+    """Calls the application's functions, from the consumer's own threads or tasks."""
+
+    def __init__(self, on_late: OnLate | None = None, on_error: OnError | None = None) -> None:
+        self._on_late = on_late
+        self._on_error = on_error
+        self._noticed: set[str] = set()
+
+    def late(self, late: Sequence[Told], lost: Sequence[Told]) -> None:
+        """These results did not count; these leases are over while their messages are being handled."""
+        for each in (*late[:1], *lost[:1]):
+            what = "a result came too late" if each in late else "a lease ended while its message was handled"
+            _log.warning(
+                "%s: %s/%s/%d of group %s (and %d more); others get the message, too",
+                what, each.origin.topic, each.origin.queue, each.offset, each.origin.group,
+                len(late) + len(lost) - 1,
+            )  # fmt: skip
+        for each in late if self._on_late is not None else ():
+            self._call(self._on_late, LateResult(*each.origin, each.offset, each.finished))
+
+    def failed(self, proxy: str, error: Exception) -> None:
+        """The first pull that failed after others that did not."""
+        _log.warning("pull from %s failed: %s", proxy, error)
+        self._call(self._on_error, error)
+
+    def notice(self, proxy: str, text: str) -> None:
+        """What a proxy finds odd; said once."""
+        if text and text not in self._noticed and len(self._noticed) < 1_000:
+            self._noticed.add(text)
+            _log.warning("%s says: %s", proxy, text)
+
+    @staticmethod
+    def _call(function: Callable[..., object] | None, argument: object) -> None:
+        if function is None:
+            return
+        try:
+            function(argument)
+        except Exception:
+            _log.exception("the application's function raised")
+
+
+class FirstAnswer:
+    """Whether any proxy has answered a pull yet, and why not: a wrong address or name shows at the start."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self.failure: BaseException | None = None
+
+    def failed(self, error: BaseException) -> None:
+        """A pull brought no answer."""
+        self.failure = error
+
+    def check(self) -> None:
+        """PullError as long as no proxy has answered and a pull has failed."""
+        if self.came or self.failure is None:
+            return
+        raise PullError(f"no consumer proxy has answered yet: {self._text(self.failure)}")
+
+    def check_refusal(self) -> None:
+        """PullError when the first pulls were refused for what they are, or no consumer proxy is there."""
+        if self.came or self.failure is None:
+            return
+        fault = isinstance(self.failure, ProxyFault) and self.failure.kind == UNKNOWN_METHOD
+        refused = isinstance(self.failure, PullError) and self.failure.code in _WRONG
+        if fault or refused:
+            self.check()
+
+    @staticmethod
+    def _text(error: BaseException) -> str:
+        if isinstance(error, ProxyFault) and error.kind == UNKNOWN_METHOD:
+            return f"{error}; is it another service's port? Consumer proxies listen on 9713"
+        return str(error) or repr(error)
+
+
+_WRONG = (Code.ILLEGAL_MESSAGE, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
