@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,15 @@ def parse(text: str) -> Address:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT (for example 127.0.0.1:9613; ports 0 to 65535)")
     return Address(host, int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there; names are looked up."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return True  # nothing can listen there, which the attempt will say
+    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
 
 
 def ready_line(addresses: dict[str, Address], data_dir: Path) -> str:

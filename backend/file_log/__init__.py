@@ -25,6 +25,7 @@ from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.private_folder import make_private
 
 __all__ = ["FileLog", "FileLogOptions", "open_log", "open_shared"]
 
@@ -45,7 +46,7 @@ def open_log(
     """
     options = FileLogOptions() if options is None else options
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
     except OSError as error:
         raise StorageError(f"the directory {directory} cannot be made: {error}") from error
     held = DirectoryLock.acquire(directory, clock.wall_ms()) if lock is None else lock

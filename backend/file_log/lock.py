@@ -48,10 +48,11 @@ class DirectoryLock:
         """
         path = directory / LOCK_FILE
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StorageError(f"cannot open the lock file {path}: {error.strerror}") from error
         try:
+            os.fchmod(fd, 0o600)  # one of an earlier release was for all to open, and so to lock
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(OSError):  # the text is for people; a full disk may not take it
                 _note_holder(fd, wall_ms)

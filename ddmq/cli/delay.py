@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ddmq.cli.values import NAME, Folder, Whole
 from ddmq.cli.when import first_options, when, when_options
 from ddmq.moments import shown
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
+from ddmq_common.private_folder import UMASK
 
 COLUMNS = ("due", "topic", "id", "repeats", "key", "body")
 
@@ -314,6 +316,7 @@ def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool
     from ddmq.server.config import load_folder
     from ddmq.server.delay_restore import restore_backup
 
+    os.umask(UMASK)
     config = load_folder(config_dir)
     done = restore_backup(folder, data_dir, config.delay.dir, config.log)
     if as_json:

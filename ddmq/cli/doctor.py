@@ -23,6 +23,7 @@ from ddmq.address import Address
 from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq.cli.values import Folder
 from ddmq_common.errors import ConfigError
+from ddmq_common.private_folder import folder_fault
 
 if TYPE_CHECKING:
     from ddmq.server.config import Configuration
@@ -137,6 +138,8 @@ def directory(data_dir: Path) -> Finding:
         return Finding("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
     if not os.access(target, os.W_OK | os.X_OK):
         return Finding("directory", FAILED, f"{target} is not writable", "change its owner or mode")
+    if data_dir.exists() and (fault := folder_fault(data_dir)):
+        return Finding("directory", FAILED, fault.partition(";")[0], fault.rpartition("; ")[2])
     return Finding("directory", OK, str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)")
 
 

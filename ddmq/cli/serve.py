@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
 from ddmq.cli.output import reason, say
 from ddmq.cli.values import Folder
+from ddmq_common.private_folder import UMASK
 
 _common = [
     click.option(
@@ -24,6 +26,12 @@ _common = [
         help="Folder with ddmq.yaml, topics.yaml, proxy_producer.yaml, …; see conf/.",
     ),
     click.option("--admin", type=ADDRESS, help=f"Admin HTTP: health, metrics, API (default {ADMIN})."),
+    click.option(
+        "--beyond-loopback",
+        is_flag=True,
+        callback=lambda _, __, given: given or None,
+        help="Listen on addresses that other machines reach; there is no authentication.",
+    ),
     click.option(
         "--process-name", hidden=True, help="process_name of ddmq.yaml; `serve --processes` gives it."
     ),
@@ -100,6 +108,7 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     from ddmq.server.parts import ServerProcess
     from ddmq.server.signals import install_signals
 
+    os.umask(UMASK)
     hold_hangup()
     with_parent = flags.pop("with_parent")
     config = with_flags(load_folder(config_dir), **flags)

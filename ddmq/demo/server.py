@@ -27,7 +27,7 @@ class DemoServer:
     def start(self) -> float:
         """Blocks until `ready`; returns the seconds it took."""
         began = time.monotonic()
-        command = [sys.executable, "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
         command += ["--config", str(self._config())]
         for part in ("producer", "consumer", "admin"):
             command += [f"--{part}", str(self.addresses.get(part, Address("127.0.0.1", 0)))]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from backend.capabilities import Durability
 from backend.file_log import FileLogOptions
-from ddmq.address import ADMIN, CONSUMER, PRODUCER, Address, parse
+from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, Address, is_loopback, parse
 from ddmq_common import names
 from ddmq_common.config.loader import load, resolved, rules
 from ddmq_common.errors import ConfigError
@@ -47,6 +47,7 @@ class ServeConfig:
     producer: str = str(PRODUCER)
     consumer: str = str(CONSUMER)
     admin: str = str(ADMIN)
+    beyond_loopback: bool = False  # whether other machines may be let in, without any authentication
     admin_names: tuple[str, ...] = ()  # further names by which the admin port is reached
     drain_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
     log_level: str = field(default="info", metadata=rules(choices=("debug", "info", "warning", "error")))
@@ -69,6 +70,17 @@ class ServeConfig:
     def address(self, part: str) -> Address:
         """The listen address of `producer`, `consumer` or `admin`."""
         return parse(getattr(self, part))
+
+    def check_reach(self, parts: Iterable[str]) -> None:
+        """Raises ConfigError for a part that others could reach unless that was said to be meant."""
+        for part in parts:
+            if not self.beyond_loopback and not is_loopback(self.address(part).host):
+                raise ConfigError(
+                    f"--{part} {self.address(part)} is not loopback: whoever reaches it can read, send and "
+                    "delete everything, for there is no authentication; give --beyond-loopback "
+                    "(beyond_loopback: true in ddmq.yaml) if only those reach it who may, else listen on "
+                    f"{LOOPBACK}"
+                )
 
     def process(self, parts: Iterable[str], machine: str) -> str:
         """What this process is called in the sample files: the same at every start of the same command."""

@@ -31,6 +31,7 @@ from ddmq_common.delay_order import ORDER_PROPERTY, decode_order, encode_order
 from ddmq_common.errors import CallerError, DdmqError, RemoteError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
+from ddmq_common.private_folder import make_private
 from delay_service.store.opening import open_store, restore
 from delay_service.store.port import DelayStore, Pending
 
@@ -122,7 +123,7 @@ def _filled(folder: Path) -> bool:
 
 
 def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> int:
-    data_dir.mkdir(parents=True, exist_ok=True)
+    make_private(data_dir)
     clock = SystemClock()
     work = data_dir / WORK
     backend = open_shared(data_dir, log, clock=clock, metrics=Registry())

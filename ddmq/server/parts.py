@@ -78,6 +78,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Blocks until every port answers. Raises DdmqError or OSError with the reason in one line."""
+        self.config.serve.check_reach(part for part in self.parts if part != "delay")
         raise_open_files()
         self._limits = within(self.config.rpc, len({"producer", "consumer"} & set(self.parts)))
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly

@@ -9,6 +9,7 @@ to all, a second one kills. When this one is killed the parts drain and end (par
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from ddmq.address import Address, parse, ready_line
 from ddmq.server import logs
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.hangup import hold_hangup, let_hangup
+from ddmq_common.private_folder import UMASK
 
 READY_WITHIN_S = 30.0
 PAUSE_FIRST_S = 0.1
@@ -52,7 +54,7 @@ class Part:
 
     def start(self) -> None:
         """Start it; `ready` is set when it says so."""
-        command = [sys.executable, "-m", "ddmq", self.name, *self.arguments]
+        command = [sys.executable, "-P", "-m", "ddmq", self.name, *self.arguments]
         self.started_at = time.monotonic()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C comes through us, once
         hold_hangup()  # inherited as well, until the part can read its configuration again
@@ -174,7 +176,9 @@ class Supervisor:
 
 def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     """Start each part as its own process; print `ready …` when all answer; run until SIGTERM."""
+    os.umask(UMASK)
     config = with_flags(load_folder(config_dir), **flags)
+    config.serve.check_reach(("producer", "consumer", "admin"))
     logs.set_up(config.serve.log_level, config.serve.log_format)
     names = ("consumer", "producer", "delay-service")
     supervisor = Supervisor([_part(config, config_dir, name) for name in names])
@@ -234,6 +238,8 @@ def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:
     admin = admin_of_part(serve.address("admin"), name)
     arguments = ["--with-parent", "--data-dir", str(serve.data_dir), "--admin", str(admin)]
     arguments += ["--process-name", _process_name(serve, name)]
+    if serve.beyond_loopback:
+        arguments.append("--beyond-loopback")
     if name != "delay-service":
         arguments += [f"--{name}", str(serve.address(name))]
     if config_dir is not None:

@@ -7,8 +7,10 @@ the holder of the writer's lock may replace the file.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,8 @@ from ddmq_common.errors import ConfigError, StorageError
 SOCKET_FILE = "writer.sock"
 ADDRESS_BYTES_MAX = 107
 BACKLOG = 128
+_PEER = struct.Struct("3i")  # pid, uid, gid
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -64,7 +68,10 @@ def listen(directory: Path) -> socket.socket:
 
 
 def connect(directory: Path) -> socket.socket | None:
-    """A connected, non-blocking socket to the writer; None when nobody listens there now."""
+    """A connected, non-blocking socket to the writer; None when nobody listens there now.
+
+    Who listens there without being the directory's owner is not spoken to: an error in the log, and None.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
@@ -73,4 +80,19 @@ def connect(directory: Path) -> socket.socket | None:
     except OSError:  # no such file, nobody listening, or its backlog is full: the caller tries again
         sock.close()
         return None
+    owner, peer = directory.stat().st_uid, peer_uid(sock)
+    if peer not in (owner, os.geteuid()):
+        log.error(
+            "the writer's socket is not served by the owner of the directory and is not used",
+            extra={"directory": directory, "owner_uid": owner, "served_by_uid": peer},
+        )
+        sock.close()
+        return None
     return sock
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user of the process at the other end, as it was when that end connected or began to listen."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, uid, _ = _PEER.unpack(found)
+    return int(uid)

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,11 @@ class SessionServer:
                 log.error("a session cannot be taken: %s", error.strerror)
                 self._acceptable.stop()
                 return
+            if place.peer_uid(sock) not in (os.geteuid(), 0):
+                self.refused("user")
+                log.error("a session of another user is refused")
+                sock.close()
+                continue
             sock.setblocking(False)
             self._open_session(sock)
 

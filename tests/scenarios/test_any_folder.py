@@ -1,0 +1,72 @@
+"""Commands in a folder whose packages are called as ours are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.real_server import RealServer, running, until
+
+OURS = (
+    "backend",
+    "ddmq_common",
+    "ddmq_client",
+    "ddmq_rpc",
+    "proxy_producer",
+    "proxy_consumer",
+    "delay_service",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's project, by bad luck."""
+    for name in OURS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(
+            "raise SystemExit('the folder of the user was imported')"
+        )
+    return tmp_path
+
+
+def command(folder: Path, *line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        line,
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": "."}, {"PYTHONPATH": ""}])
+def test_a_command_imports_its_own_packages(folder: Path, environment: dict[str, str]) -> None:
+    script = str(Path(sys.executable).with_name("ddmq"))
+    for line in ([sys.executable, "-m", "ddmq", "doctor"], [script, "doctor"]):
+        ended = command(folder, *line, **environment)
+        assert "the folder of the user" not in ended.stderr
+        assert "fdatasync" in ended.stdout
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_server_and_its_parts_do(folder: Path, processes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.scenarios.real_server._REPOSITORY", folder)
+    with running(folder / "server", processes=processes) as server:
+        assert isinstance(server, RealServer)
+        until(lambda: server.ask("GET", "/ready")[0] == 200, "it is ready")
+
+
+def test_the_demo_starts_its_server_so(folder: Path) -> None:
+    """The demo itself takes a minute; that its server comes up is seen in its first lines."""
+    code = (
+        "from pathlib import Path; from ddmq.demo.server import DemoServer; "
+        "server = DemoServer(Path('data')); server.start(); server.stop(); print('up')"
+    )
+    ended = command(folder, sys.executable, "-P", "-c", code)
+    assert ended.stdout.endswith("up\n"), ended.stderr

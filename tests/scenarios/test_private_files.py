@@ -1,0 +1,145 @@
+"""Who else on the machine gets at a server's files, and who reaches its ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backend.file_log.sessions.wire import place
+from ddmq.server.config import ServeConfig, load_folder
+from ddmq_client import Consumer
+from ddmq_common.errors import ConfigError
+from tests.scenarios.real_server import NotReady, RealServer, ddmq, running, until, write_config
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+
+
+def modes(folder: Path) -> Iterator[tuple[str, int, bool]]:
+    for path in [folder, *folder.rglob("*")]:
+        found = path.lstat().st_mode
+        yield str(path.relative_to(folder)), stat.S_IMODE(found), stat.S_ISDIR(found)
+
+
+def test_every_file_of_a_server_is_its_users_alone(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "conf", ddmq={"samples": {"interval_ms": 100}})
+    before = os.umask(0)  # the most open one there is
+    try:
+        server = RealServer(tmp_path, config).start()
+    finally:
+        os.umask(before)
+    try:
+        use(server)
+        until(lambda: list((tmp_path / "data" / "metrics").rglob("*.jsonl*")), "samples")
+        found = list(modes(server.data_dir))
+        assert [each for each in found if each[1] & 0o077] == []
+        assert {"writer.lock", "writer.sock", "delay", "metrics"} <= {name for name, _, _ in found}
+    finally:
+        server.end()
+    assert [each for each in modes(server.data_dir) if each[1] & 0o077] == []
+
+
+def use(server: RealServer) -> None:
+    """Sends, delays, reads and a backup."""
+    producer = ["--producer", f"127.0.0.1:{server.ports['producer']}"]
+    assert ddmq("send", "t", "hello", "--key", "k", *producer).returncode == 0
+    assert ddmq("delay", "add", "t", "later", "--delay", "1h", *producer).returncode == 0
+    with Consumer(f"127.0.0.1:{server.ports['consumer']}", "g", "t") as consumer:
+        consumer.pull(1, timeout_ms=100)
+
+
+def test_a_directory_of_the_release_before_is_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o755)
+    (tmp_path / "data").chmod(0o755)
+    with running(tmp_path) as server:
+        assert stat.S_IMODE(server.data_dir.stat().st_mode) == 0o700
+        assert "others may no longer read the directory" in server.log
+        assert "mode_was=0755" in server.log
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(mode)
+    with pytest.raises(NotReady, match="others may replace files in it; run: chmod 700"):
+        RealServer(tmp_path).start()
+    said = ddmq("doctor", "--data-dir", str(tmp_path / "data"))
+    assert said.returncode == 1
+    assert "others may replace files in it" in said.stdout
+
+
+@as_root
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o700)
+    os.chown(tmp_path / "data", NOBODY, NOBODY)
+    with pytest.raises(NotReady, match="belongs to user 65534, and this process is"):
+        RealServer(tmp_path).start()
+    assert not list((tmp_path / "data").iterdir())
+
+
+IMPOSTOR = """
+import os, socket, sys
+os.setuid(65534)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1]); listener.listen(8); print("there", flush=True); sys.stdin.read()
+"""
+
+
+@as_root
+def test_a_socket_that_another_user_put_there_is_not_used(
+    short_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short_folder.chmod(0o777)
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPOSTOR, str(short_folder / place.SOCKET_FILE)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as impostor:  # fmt: skip
+        assert impostor.stdout is not None
+        assert impostor.stdout.readline() == "there\n"
+        assert place.connect(short_folder) is None
+        impostor.communicate("")
+    assert "is not used" in caplog.text
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Which any user can reach."""
+    with tempfile.TemporaryDirectory(prefix="ddmq-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_both_ends_know_each_other(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    assert place.peer_uid(ours) == place.peer_uid(theirs) == os.geteuid()
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("part", ["producer", "consumer", "admin"])
+@pytest.mark.parametrize("processes", [(), ("--processes",)])
+def test_nobody_listens_beyond_loopback_without_being_told(
+    tmp_path: Path, part: str, processes: tuple[str, ...]
+) -> None:
+    said = ddmq("serve", "--data-dir", str(tmp_path / "data"), f"--{part}", "0.0.0.0:0", *processes)
+    assert said.returncode == 1
+    assert f"Error: --{part} 0.0.0.0:0 is not loopback" in said.stderr
+    assert "--beyond-loopback" in said.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_it_may_be_told(tmp_path: Path) -> None:
+    conf = write_config(tmp_path, ddmq={"producer": "[::]:0", "admin": "0.0.0.0:0", "beyond_loopback": True})
+    load_folder(conf).serve.check_reach(("producer", "admin"))
+    for host in ("127.0.0.1", "127.8.8.8", "localhost", "[::1]"):
+        ServeConfig(admin=f"{host}:0").check_reach(("admin",))
+    for host in ("10.0.0.1", "[::]", "0.0.0.0", "[fe80::1]"):
+        with pytest.raises(ConfigError, match="not loopback"):
+            ServeConfig(admin=f"{host}:0").check_reach(("admin",))
