@@ -7,6 +7,7 @@ touched. A date of which no sample folder is left (retention) keeps its tables.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from metrics_job.arrow.read import Found, files, read_minutes
+from metrics_job.arrow.read import Found, read_minutes
 from metrics_job.folders import Days, Folders, days_of
 from metrics_job.minutes import Keep, minutes
 from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
@@ -76,7 +77,7 @@ def roll_up(
 
 def _opened(spark: SparkSession, paths: list[str], days: Days) -> Open:
     """The lines of these folders, of whole days."""
-    return lambda keep: read_minutes(files(spark, paths), days, keep)
+    return lambda keep: read_minutes(spark, paths, days, keep)
 
 
 def write_tables(
@@ -95,8 +96,9 @@ def write_tables(
 
     try:
         store, found = Store(spark, out, days), opened(keep)
-        _write_series(store, found.made, keep)
-        store.write(PROCESSES, processes.processes(found.made))
+        now_ms = time.time_ns() // 1_000_000
+        _write_series(store, found.made, keep, now_ms)
+        store.write(PROCESSES, processes.processes(found.made, now_ms))
         store.write(REJECTS, None if found.odd is None else processes.rejects(found.odd))
         _write_judged(store, days, goals)
     finally:
@@ -104,7 +106,7 @@ def write_tables(
             rows.unpersist()
 
 
-def _write_series(store: Store, made: DataFrame, keep: Keep) -> None:
+def _write_series(store: Store, made: DataFrame, keep: Keep, now_ms: int) -> None:
     counters, gauges = keep(numbers.counters_minute(made)), keep(numbers.gauges_minute(made))
     histograms = keep(latencies.latencies(made))
     store.write(COUNTERS_MINUTE, counters)
@@ -113,7 +115,7 @@ def _write_series(store: Store, made: DataFrame, keep: Keep) -> None:
     store.write(GAUGES_HOUR, numbers.gauges_hour(gauges))
     store.write(LATENCIES_MINUTE, latencies.of_period(histograms, "minute"))
     store.write(LATENCIES_HOUR, latencies.of_period(histograms, "hour"))
-    store.write(LAG_MINUTE, groups.lag_minute(gauges, counters))
+    store.write(LAG_MINUTE, groups.lag_minute(made, counters, now_ms))
 
 
 def _write_judged(store: Store, days: Sequence[date], goals: dict[str, objectives.Objective]) -> None:
@@ -122,7 +124,9 @@ def _write_judged(store: Store, days: Sequence[date], goals: dict[str, objective
     all_counters, all_latencies = store.read(COUNTERS_HOUR), store.read(LATENCIES_HOUR)
     counters, slow = all_counters.filter(day.isin(list(days))), all_latencies.filter(day.isin(list(days)))
     store.write(RATIOS_HOUR, groups.ratios_hour(counters))
-    judged = objectives.slo_day(counters, slow, goals)
+    lags, gauges = (store.read(table).filter(day.isin(list(days))) for table in (LAG_MINUTE, GAUGES_MINUTE))
+    observed = objectives.Observed(counters, slow, lags, gauges.select("start").distinct())
+    judged = objectives.slo_day(observed, goals)
     if judged is not None:
         store.write(SLO_DAY, judged)
     history = sorted({one - timedelta(weeks=week) for one in days for week in range(1, anomalies.WEEKS + 1)})

@@ -97,7 +97,7 @@ def report(tables: str, html: str, from_ms: int | None) -> None:
     from metrics_job.report.terminal import print_report
 
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
-    made = read_report(Path(tables), from_ms, now_ms)
+    made = read_report(tables, from_ms, now_ms)
     write_page(made, Path(html), now_ms)
     print_report(made, Console())
     click.echo(f"the page is {html}")

@@ -5,6 +5,7 @@ Samples lie in `<dir>/date=YYYY-MM-DD/hour=HH/`, in UTC of the interval's end.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -84,6 +85,15 @@ class Folders:
         if not self.exists(path):
             return []
         return sorted(str(one.getPath().getName()) for one in self._system(path).listStatus(self._path(path)))
+
+    def sizes(self, paths: Iterable[str]) -> dict[str, int]:
+        """Bytes of every file in these folders, by name; a folder that is gone has none."""
+        return {
+            str(one.getPath().getName()): int(one.getLen())
+            for path in paths
+            if self.exists(path)
+            for one in self._system(path).listStatus(self._path(path))
+        }
 
     def plain(self, url: str) -> str:
         """A path as `load` takes it, of one as input_files() gives it."""

@@ -5,7 +5,8 @@ more than once, because whatever is made from them adds up anyway. Kinds of rows
 beside `kind`, `minute` (since the epoch, of the interval's end) and the names of the series:
 
     counter     total
-    gauge       total, lines, last, max, min, and to_ms and seq of the last value
+    gauge       total, lines, last, max, min, and to_ms and seq of the last value; of those in FOLLOWED
+                every value is a row, with its instance
     histogram   total (the sum of what was observed), buckets, counts
     interval    process, instance, seq, from_ms, to_ms, lines (different ones), copies (lines, all), is_last
 
@@ -27,6 +28,7 @@ MINUTE_MS = 60_000
 DAY_MINUTES = 24 * 60
 INTERVAL = "interval"
 NAMES = ("metric", "process", "topic", "group", "detail")
+FOLLOWED = ("ddmq_lag", "ddmq_lag_age_ms", "ddmq_blocked_keys", "ddmq_blocked_key_age_ms")
 Keep = Callable[[DataFrame], DataFrame]  # persists what is used more than once
 LINE_KEY = ("instance", "seq", "metric", "labels")
 _COLUMNS: dict[str, T.DataType] = (
@@ -75,7 +77,8 @@ def _series(once: DataFrame) -> DataFrame:
     values = {"seq": F.col("seq"), "to_ms": F.col("to"), "lines": F.lit(1).cast("long")}
     values |= {"minute": _minute(), "topic": topic, "group": group, "detail": detail}
     values |= dict.fromkeys(("total", "last", "max", "min"), number)
-    values |= {name: F.col(name) for name in ("kind", "metric", "process", "buckets", "counts")}
+    same = ("kind", "metric", "process", "instance", "buckets", "counts")
+    values |= {name: F.col(name) for name in same}
     return once.filter(F.col("metric") != PROCESS_METRIC).select(*_whole(values))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
 @click.command()
 @click.option(
     "--samples",
-    type=Folder(path_type=Path, file_okay=False),
+    type=Folder(file_okay=False),
     help="Folder of the sample files (default: where the configuration has them, DATA_DIR/metrics).",
 )
 @click.option(
@@ -39,8 +40,9 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
 @click.option("--since", metavar="DURATION", help="So far back: 1h, 7d (default: everything there is).")
 @click.option(
     "--tables",
-    type=Folder(path_type=Path, file_okay=False),
-    help="Where the job keeps its Parquet tables (default: SAMPLES-tables beside the samples).",
+    type=Folder(file_okay=False),
+    help="Where the job keeps its Parquet tables (default: SAMPLES-tables beside the samples); with --no-job "
+    "also a URL.",
 )
 @click.option("--no-job", is_flag=True, help="Use the tables as they are: something else runs the job.")
 @click.option(
@@ -51,10 +53,10 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
 )
 @json_option
 def report(
-    samples: Path | None,
+    samples: str | None,
     out: Path,
     since: str | None,
-    tables: Path | None,
+    tables: str | None,
     no_job: bool,
     data_dir: Path | None,
     config_dir: Path | None,
@@ -66,10 +68,11 @@ def report(
     writes one HTML file with charts and prints the short form. docs/report.md tells how to read it.
     """
     since_ms = None if since is None else _ago(since)
-    found = samples or samples_folder(config_dir, data_dir)
-    made = make_report(
-        found, tables or tables_folder(found), out, since_ms, with_job=not no_job, config_dir=config_dir
-    )
+    found = samples_folder(config_dir, data_dir) if samples is None else _local("--samples", samples)
+    kept: Path | str = tables_folder(found) if tables is None else tables
+    if not no_job and tables is not None:
+        kept = _local("--tables", tables)
+    made = make_report(found, kept, out, since_ms, with_job=not no_job, config_dir=config_dir)
     if as_json:
         from metrics_job.report.core.summary import summary
 
@@ -81,21 +84,24 @@ def report(
 
 def make_report(
     samples: Path,
-    tables: Path,
+    tables: Path | str,
     out: Path,
     since_ms: int | None,
     *,
     with_job: bool = True,
     config_dir: Path | None = None,
+    kills_ms: Sequence[int] = (),
 ) -> Report:
-    """Run the job over what is needed, write the HTML file. Raises ClickException, DdmqError."""
+    """Run the job over what is needed, write the HTML file. Raises ClickException, DdmqError.
+
+    `kills_ms`: when processes were killed on purpose."""
     need_packages()
     from metrics_job.report.run import make_tables, read_report, write_page
 
     now_ms = time.time_ns() // 1_000_000
     if with_job:
-        make_tables(partial(_job, config_dir), samples, tables, since_ms, now_ms)
-    made = read_report(tables, since_ms, now_ms, up_to_date=with_job)
+        make_tables(partial(_job, config_dir), samples, Path(tables), since_ms, now_ms)
+    made = read_report(tables, since_ms, now_ms, up_to_date=with_job, kills_ms=kills_ms)
     write_page(made, out, now_ms)
     return made
 
@@ -134,6 +140,15 @@ def samples_folder(config_dir: Path | None, data_dir: Path | None) -> Path:
 def tables_folder(samples: Path) -> Path:
     """Beside the samples."""
     return samples.with_name(f"{samples.name}-tables")
+
+
+def _local(option: str, folder: str) -> Path:
+    if "://" in folder:
+        raise click.UsageError(
+            f"{option} {folder}: the job of `ddmq report` works on disks of this machine; for a URL run "
+            "`python -m metrics_job batch` where Spark reads it, then: ddmq report --no-job --tables URL"
+        )
+    return Path(folder)
 
 
 def _ago(since: str) -> int:

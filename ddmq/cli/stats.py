@@ -18,6 +18,7 @@ from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.lag import retry_path
 from ddmq.cli.output import console, json_option, print_json, show, table
 from ddmq.cli.values import Number
+from ddmq_common.metrics.buckets import TOP
 from ddmq_common.plain_text import plain
 
 GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "later", "dead")
@@ -168,7 +169,7 @@ def _latencies(now: Stats, height: int | None) -> Latencies:
         cells = [cell for cell in now["counters"][name] if cell.get("count")]
         if cells:
             worst = max(cells, key=lambda cell: float(cell["p99"]))
-            milliseconds = [worst[key] / 1000 for key in ("p50", "p99", "max")]
+            milliseconds = [_milliseconds(worst[key]) for key in ("p50", "p99", "max")]
             rows.append(
                 [_latency_name(name, worst), int(sum(cell["count"] for cell in cells)), *milliseconds]
             )
@@ -176,6 +177,11 @@ def _latencies(now: Stats, height: int | None) -> Latencies:
     room = len(rows) if height is None else min(LATENCIES_MAX, max(1, height - FRAME_LINES - ROWS_MIN - 1))
     parts = _cut("latencies since the start", columns, rows, room)
     return Latencies(parts, min(len(rows), room) + len(parts) - 1)
+
+
+def _milliseconds(us: float) -> float | str:
+    """Of what lies above all buckets only the lower edge is known."""
+    return f"≥ {TOP / 1000:,.1f}" if us > TOP else us / 1000
 
 
 def _latency_name(name: str, cell: Stats) -> str:

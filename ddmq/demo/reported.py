@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     from metrics_job.report.core.facts import Report
 
 
+PROMISES = """\
+objectives:
+  "sends stored":
+    percent: 99
+  "waiting at most 1 m":
+    metric: ddmq_queue_wait_us
+    at_most_ms: 60000
+    percent: 99
+"""
+
+
 @dataclass(frozen=True)
 class Counted:
     """What the clients of one topic counted; `answered_ms` are the wall times of the answers to sends."""
@@ -61,13 +72,23 @@ def report_of_the_run(data_dir: Path, out: Path, counted: list[Counted], killed_
     say("the report of this run: Spark reads what the servers counted")
     samples = data_dir / "metrics"
     try:
-        made = make_report(samples, tables_folder(samples), out, None)
+        made = make_report(
+            samples, tables_folder(samples), out, None, config_dir=_promises(data_dir), kills_ms=[killed_ms]
+        )
     except DdmqError as error:
         raise click.ClickException(f"no report of this run: {error}") from error
     show(made)
     same = tell(compared(made, counted, killed_ms))
     say(f"open it: {out.resolve()}")
     return same
+
+
+def _promises(data_dir: Path) -> Path:
+    """A configuration of its own: a server that is killed halfway lets messages wait until it is back."""
+    folder = data_dir / "promises"
+    folder.mkdir(exist_ok=True)
+    (folder / "slo.yaml").write_text(PROMISES, encoding="utf-8")
+    return folder
 
 
 def compared(made: Report, counted: list[Counted], killed_ms: int) -> list[Compared]:

@@ -1,7 +1,7 @@
 """Prometheus' text format, made in pieces, so that a page of many label sets does not hold the event loop.
 
 The text is what prometheus_client makes of Registry.collect, byte for byte (a test compares them), at a
-fraction of the time. A histogram that has seen nothing yet is left out: its 28 lines would say nothing.
+fraction of the time. A histogram that has seen nothing yet is left out: its 41 lines would say nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from prometheus_client import utils
 
-from ddmq_common.metrics.buckets import BUCKETS, SUB_BUCKETS, upper_edge
+from ddmq_common.metrics.buckets import OVERFLOW, SUB_BUCKETS, upper_edge
 from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Cell, Histogram
 
@@ -20,7 +20,7 @@ NUMBERS_PER_PIECE = 1_000
 HISTOGRAMS_PER_PIECE = 40
 EDGES = [
     (first, first + SUB_BUCKETS, str(upper_edge(first + SUB_BUCKETS - 1)))
-    for first in range(0, BUCKETS, SUB_BUCKETS)
+    for first in range(0, OVERFLOW, SUB_BUCKETS)
 ]  # first bucket, first one behind, upper edge
 _number: Callable[[float], str] = utils.floatToGoString
 Labels = tuple[str, ...]
@@ -79,6 +79,7 @@ def _lines(metric: Metric, labels: Labels, histogram: Histogram) -> str:
     for first, behind, edge in EDGES:
         seen += sum(counts[first:behind])
         lines.append(f'{name}_bucket{{{before}le="{edge}"{after}}} {_number(seen)}\n')
+    seen += counts[OVERFLOW]
     count, shown = _number(seen), _shown(pairs)
     lines.append(f'{name}_bucket{{{before}le="+Inf"{after}}} {count}\n')
     lines.append(f"{name}_count{shown} {count}\n{name}_sum{shown} {_number(histogram.total)}\n")

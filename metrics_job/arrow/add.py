@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from metrics_job.arrow.parse import Odd, column
 from metrics_job.arrow.series import Known
-from metrics_job.minutes import INTERVAL, MINUTE_MS, NAMES
+from metrics_job.minutes import FOLLOWED, INTERVAL, MINUTE_MS, NAMES
 from metrics_job.minutes import schema as minutes_schema
 
 ODD = "odd"  # the kind of a line that is left to Spark's reader
@@ -36,11 +36,17 @@ def added(lines: Any, known: Known, file: str | None = None) -> list[Any]:
     lines = lines.append_column("minute", pc.divide(column(lines, "to"), MINUTE_MS))
     made = [_intervals(lines.append_column("copies", copies), known)]
     kinds = known.column("kind", column(lines, "code"))
-    for kind, make in {"counter": _counters, "gauge": _gauges, "histogram": _histograms}.items():
-        wanted = pc.equal(kinds, kind)
+    followed = pc.is_in(known.column("metric", column(lines, "code")), pa.array(FOLLOWED))
+    gauge = pc.equal(kinds, "gauge")
+    for wanted, make in (
+        (pc.equal(kinds, "counter"), _counters),
+        (pc.and_not(gauge, followed), _gauges),
+        (pc.and_(gauge, followed), _each),
+        (pc.equal(kinds, "histogram"), _histograms),
+    ):
         if pc.any(wanted).as_py():
             sums = make(lines.filter(wanted))
-            names = known.columns(("kind", *NAMES), column(sums, "code"))
+            names = known.columns(("kind", "instance", *NAMES), column(sums, "code"))
             made.append({name: column(sums, name) for name in sums.column_names} | names)
     return [shaped(one, file) for one in made]
 
@@ -103,6 +109,13 @@ def _gauges(lines: Any) -> Any:
     wanted = {"total": ("number", "sum"), "lines": ("number", "count")}
     wanted |= {name: ("number", name) for name in ("last", "max", "min")}
     return _grouped(lines, wanted | {"to_ms": ("to", "last"), "seq": ("seq", "last")})
+
+
+def _each(lines: Any) -> Any:
+    """Every value of gauges as a row of its own."""
+    made = {name: column(lines, name) for name in (*BY, "seq")} | {"to_ms": column(lines, "to")}
+    made |= dict.fromkeys(("total", "last", "max", "min"), column(lines, "number"))
+    return pa.table(made | {"lines": pa.array([1] * lines.num_rows, pa.int64())})
 
 
 def _histograms(lines: Any) -> Any:

@@ -1,6 +1,7 @@
 """Sample files to minutes through Arrow: Spark finds and reads the files, Python workers make rows of them.
 
-Spark reads whole files (its `binaryFile`), so that whatever file system it reaches will do; the workers parse
+Spark reads whole files (its `binaryFile`), so that whatever file system it reaches will do; only what is too
+long for that is read in parts and line by line. The workers parse
 and add up (metrics_job.arrow.parse, add) and send back a row where there were several lines. Files that by
 their names may hold the same lines (metrics_job.units) are given to one worker at once.
 
@@ -11,19 +12,21 @@ do not agree.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from ddmq_common.metrics.samples.names import parse as parse_name
 from metrics_job.arrow.add import FILE as ROW_FILE
 from metrics_job.arrow.add import ODD, TEXT, schema
 from metrics_job.arrow.parse import Odd, column, parse
-from metrics_job.arrow.pieces import file_name, pieces, unit_pieces
+from metrics_job.arrow.pieces import Piece, file_name, pieces, unit_pieces
 from metrics_job.arrow.series import Known
 from metrics_job.arrow.spark import Batches, map_in_arrow
 from metrics_job.arrow.work import DOUBT, Adding, of_days
@@ -33,6 +36,8 @@ from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified
 from metrics_job.tables import CORRUPT, VERSION, line_schema
 from metrics_job.units import Units, holds, units_of
 
+WHOLE_BYTES_MAX = 96 << 20  # a longer file is read in parts, line by line: the JVM has a file several times
+_SAMPLES = {"pathGlobFilter": READER_OPTIONS["pathGlobFilter"], "ignoreMissingFiles": "true"}
 AGAIN_MAX = 2_000  # intervals; more, and everything is done again: naming files one by one would take as long
 
 
@@ -43,22 +48,66 @@ class Found(NamedTuple):
     odd: DataFrame | None  # lines as metrics_job.read has them, those that are refused among them
 
 
-def read_minutes(contents: DataFrame, days: Days, keep: Keep) -> Found:
-    """The lines of these days in files(), and all lines that are refused."""
+def read_minutes(spark: SparkSession, paths: list[str], days: Days, keep: Keep) -> Found:
+    """The lines of these days in the files of these folders, and all lines that are refused.
+
+    A server may merge files or delete old ones meanwhile: what is gone is passed over, and when a merged file
+    has taken its place, everything is read again.
+    """
+    folders = Folders(spark)
+    for last in (False, False, True):
+        there = [path for path in paths if folders.exists(path)]
+        before = folders.sizes(there)
+        try:
+            found = _read(spark, there, before, days, keep)
+        except AnalysisException as error:
+            if last or "PATH_NOT_FOUND" not in str(error):
+                raise
+            continue
+        if last or not merged_since(before, folders.sizes(there)):
+            break
+    return found
+
+
+def merged_since(before: Iterable[str], after: Iterable[str]) -> bool:
+    """Whether files that were there are now in a merged one that was not."""
+    former, now = set(before), set(after)
+    new = [said for name in now - former if (said := parse_name(name)) is not None and said.merged]
+    gone = [said for name in former - now if (said := parse_name(name)) is not None]
+    return any(one.covers(other) for one in new for other in gone)
+
+
+def _read(spark: SparkSession, paths: list[str], sizes: Mapping[str, int], days: Days, keep: Keep) -> Found:
+    contents = files(spark, paths)
     urls = input_files(contents)
     units = units_of(urls)
     if units.strange:
-        return _line_by_line(contents, days, keep)
-    rows = _alone(contents, units, days)
-    if units.shared:
-        shared = _some_files(contents.sparkSession, urls, units.shared)
-        rows = rows.unionByName(_together(shared, units, days))
+        return _line_by_line(spark, urls, days, keep)
+    long = split_names(units, sizes)
+    rows = _alone(
+        contents.filter(F.col("length") <= WHOLE_BYTES_MAX).select(FILE, "content"), units, long, days
+    )
+    together = units.shared.keys() - long
+    if together:
+        rows = rows.unionByName(_together(_some_files(spark, urls, together), units, days))
     rows = keep(rows)
     kinds = {row["kind"] for row in rows.select("kind").distinct().collect()}
     if DOUBT in kinds:
-        return _line_by_line(contents, days, keep)
-    if ODD not in kinds:
-        return Found(rows.drop(TEXT, ROW_FILE), None)
+        return _line_by_line(spark, urls, days, keep)
+    found = Found(rows.drop(TEXT, ROW_FILE), None)
+    if ODD in kinds:
+        found = _with_odd(spark, rows, urls, units, days, keep) or _line_by_line(spark, urls, days, keep)
+    if not long:
+        return found
+    lines = keep(_lines(texts(spark, _some_paths(spark, urls, long)), days, keep))
+    made = found.made.unionByName(minutes(lines, keep))
+    return Found(made, lines if found.odd is None else found.odd.unionByName(lines))
+
+
+def _with_odd(
+    spark: SparkSession, rows: DataFrame, urls: list[str], units: Units, days: Days, keep: Keep
+) -> Found | None:
+    """What Spark's reader says of the odd lines, too; None when names and contents do not agree."""
     odd = rows.filter(F.col("kind") == ODD).select(TEXT, ROW_FILE)
     lines = keep(in_range(_lines_of_text(odd), days.from_ms, days.to_ms))
     made, good = rows.filter(F.col("kind") != ODD), lines.filter(F.col(REASON).isNull())
@@ -67,30 +116,48 @@ def read_minutes(contents: DataFrame, days: Days, keep: Keep) -> Found:
     if len(intervals) == AGAIN_MAX or not all(
         holds([name], [(instance, seq)]) for name, instance, seq in intervals
     ):
-        return _line_by_line(contents, days, keep)
+        return None
     again = {units.unit(name) for name, *_ in intervals}
     if again:
-        names = [*again, *(name for name, unit in units.shared.items() if unit in again)]
-        some = _some_files(contents.sparkSession, urls, names)
+        names = {*again, *(name for name, unit in units.shared.items() if unit in again)}
+        some = texts(spark, _some_paths(spark, urls, names))
         made = made.filter(F.col(ROW_FILE).isNull() | ~F.col(ROW_FILE).isin(list(again)))
         made = made.drop(TEXT, ROW_FILE).unionByName(minutes(_lines(some, days, keep), keep))
     return Found(made.drop(TEXT, ROW_FILE), lines)
 
 
+def split_names(units: Units, sizes: Mapping[str, int]) -> set[str]:
+    """Files that are too long to be read whole, and those that may hold the same lines."""
+    long = {name for name, size in sizes.items() if size > WHOLE_BYTES_MAX}
+    shared = {units.shared[name] for name in long if name in units.shared}
+    return long | {name for name, unit in units.shared.items() if unit in shared}
+
+
 def files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """file, content of all in these folders but those that are being written (a dot in front)."""
-    found = spark.read.format("binaryFile").option("pathGlobFilter", READER_OPTIONS["pathGlobFilter"])
-    return found.load(paths).select(F.col("_metadata.file_path").alias(FILE), "content")
+    """file, content, length of all in these folders but those that are being written (a dot in front)."""
+    found = spark.read.format("binaryFile").options(**_SAMPLES).load(paths)
+    return found.select(F.col("_metadata.file_path").alias(FILE), "content", "length")
+
+
+def texts(spark: SparkSession, paths: list[str]) -> DataFrame:
+    """file, line (bytes) of the same: a file of any length, in as many parts as Spark likes."""
+    found = spark.read.options(**_SAMPLES).option("lineSep", "\n").text(paths)
+    return found.select(F.col("_metadata.file_path").alias(FILE), F.col("value").cast("binary").alias("line"))
+
+
+def _some_paths(spark: SparkSession, urls: Iterable[str], names: Collection[str]) -> list[str]:
+    """Those with these names that are still there."""
+    folders = Folders(spark)
+    wanted = (folders.plain(url) for url in urls if file_name(url) in names)
+    return [path for path in wanted if folders.exists(path)]
 
 
 def _some_files(spark: SparkSession, urls: Iterable[str], names: Collection[str]) -> DataFrame:
-    """Those with these names."""
-    folders = Folders(spark)
-    return files(spark, [folders.plain(url) for url in urls if file_name(url) in names])
+    return files(spark, _some_paths(spark, urls, names)).select(FILE, "content")
 
 
-def _alone(contents: DataFrame, units: Units, days: Days) -> DataFrame:
-    shared = frozenset(units.shared)
+def _alone(contents: DataFrame, units: Units, long: Collection[str], days: Days) -> DataFrame:
+    shared = frozenset((*units.shared, *long))
 
     def work(batches: Batches) -> Batches:
         adding = Adding(days)
@@ -116,23 +183,24 @@ def _together(contents: DataFrame, units: Units, days: Days) -> DataFrame:
     return map_in_arrow(sorted_, work, schema())
 
 
-def _line_by_line(contents: DataFrame, days: Days, keep: Keep) -> Found:
-    lines = _lines(contents, days, keep)
+def _line_by_line(spark: SparkSession, urls: list[str], days: Days, keep: Keep) -> Found:
+    paths = _some_paths(spark, urls, {file_name(url) for url in urls})
+    lines = _lines(texts(spark, paths), days, keep)
     return Found(keep(minutes(lines, keep)), lines)
 
 
-def _lines(contents: DataFrame, days: Days, keep: Keep) -> DataFrame:
-    """Lines of these days as metrics_job.read has them, and all that are refused."""
+def _lines(given: DataFrame, days: Days, keep: Keep) -> DataFrame:
+    """Lines of these days as metrics_job.read has them, and all that are refused; from texts()."""
 
     def work(batches: Batches) -> Batches:
-        for piece in pieces(_contents(batches)):
+        for piece in _pieces_of_lines(batches):
             known = Known()
             found = parse(piece.data, known)
             lines = of_days(found.lines, days).combine_chunks()
             for columns in (_whole_lines(lines, known), _odd_lines(found.odd, piece.files)):
                 yield from _widened(columns).to_batches()
 
-    rows = keep(map_in_arrow(contents, work, _lines_schema()))
+    rows = keep(map_in_arrow(given, work, _lines_schema()))
     good = rows.filter(F.col(TEXT).isNull()).drop(TEXT, ROW_FILE)
     for name in (CORRUPT, FILE, REASON):
         good = good.withColumn(name, F.lit(None).cast("string"))
@@ -155,6 +223,15 @@ def _contents(batches: Batches) -> Iterator[tuple[str, bytes]]:
     for batch in batches:
         for file, content in zip(batch.column(0), batch.column(1), strict=True):
             yield file.as_py(), content.as_py()
+
+
+def _pieces_of_lines(batches: Batches) -> Iterator[Piece]:
+    """The lines of a batch, those of a file together."""
+    for batch in batches:
+        by_file: dict[str, list[bytes]] = {}
+        for file, line in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+            by_file.setdefault(file, []).append(line)
+        yield Piece(list(by_file), [b"\n".join(lines) for lines in by_file.values()])
 
 
 def _lines_schema() -> Any:

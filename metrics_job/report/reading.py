@@ -6,23 +6,30 @@ processes are added; times are merged bucket by bucket; of a gauge a step shows 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from pyarrow.fs import FileSystem, FileType, LocalFileSystem
+from pyspark.sql.pandas.types import to_arrow_schema
 
+from ddmq_common.errors import ConfigError
 from ddmq_common.metrics import catalogue
 from metrics_job.report.core.buckets import Buckets
-from metrics_job.report.core.material import Counted, Material, Row, Sums, Timed, Waiting
+from metrics_job.report.core.material import STUCK_MINUTES, Counted, Material, Row, Sums, Timed, Waiting
 from metrics_job.report.core.span import HOUR_MS, MINUTE_MS, Span
+from metrics_job.tables import TABLES
 
 LAGS_SHOWN = 8  # subscriptions with a line of their own; what is beyond is one line together
 ROWS_MAX = 100_000  # of the small tables: more are cut, the first stay
 ANOMALIES_MAX = 200
 STORED = "code=0"
+STUCK_MS = (STUCK_MINUTES - 1) * MINUTE_MS
 _COUNTED = (
     catalogue.SENDS.name, catalogue.DELIVERED.name, catalogue.ACKED.name, catalogue.FAILED.name,
     catalogue.DEAD_LETTERS.name, catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name,
@@ -40,10 +47,11 @@ _LAG_NOW = (
 
 
 class Tables:
-    """The folder the job writes into."""
+    """The folder the job writes into: a path, or a URL that Arrow reads. Raises ConfigError when there is no
+    such folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | str) -> None:
+        self._files, self._folder = _opened(str(folder))
 
     def bounds(self) -> tuple[int, int] | None:
         """Start of the first minute and end of the last minute that has counters; None without any."""
@@ -183,11 +191,14 @@ class Tables:
     # --- Parquet
 
     def _open(self, name: str) -> Any | None:
-        folder = self._folder / name
-        if not folder.is_dir():
+        """With the columns that the table has today: of files of an older job some are null."""
+        folder = f"{self._folder}/{name}"
+        if self._files.get_file_info(folder).type != FileType.Directory:
             return None
+        fields = [*to_arrow_schema(TABLES[name].schema, timezone="UTC"), pa.field("date", pa.string())]
+        schema = pa.schema(fields)
         dates = ds.partitioning(pa.schema([("date", pa.string())]), flavor="hive")
-        data = ds.dataset(str(folder), format="parquet", partitioning=dates)
+        data = ds.dataset(folder, schema, "parquet", self._files, dates)
         return data if data.files else None
 
     def _rows(self, name: str, span: Span, more: Any = None) -> Any | None:
@@ -216,6 +227,24 @@ class Tables:
         return found["min"], found["max"]
 
 
+def _opened(folder: str) -> tuple[Any, str]:
+    """The file system and the path there. Raises ConfigError."""
+    try:
+        if "://" in folder or folder.startswith("file:"):
+            files, path = FileSystem.from_uri(re.sub("^s3[an]://", "s3://", folder))
+        else:
+            files, path = LocalFileSystem(), folder
+        found = files.get_file_info(path).type
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(
+            f"the tables in {folder} cannot be read from here: {error}; copy them to a disk, or name a "
+            "path or a URL that Arrow reads (file, hdfs, s3, gs)"
+        ) from error
+    if found != FileType.Directory:
+        raise ConfigError(f"{folder}: no such folder; it has to be the one that the job wrote its tables to")
+    return files, path.rstrip("/")
+
+
 def _waiting(rows: Any, told: set[tuple[str, str]] | None) -> list[Waiting]:
     """One per subscription, the largest lag first; what is not `told` any more is empty."""
     ordered = rows.sort_by([("start", "ascending")])
@@ -227,9 +256,23 @@ def _waiting(rows: Any, told: set[tuple[str, str]] | None) -> list[Waiting]:
     )
     columns = ["group", "topic", *(f"{name}_{how}" for name, how in [*last, *worst])]
     found = [_subscription(values) for values in _tuples(by, *columns)]
+    before = _lag_before(ordered)
+    found = [row._replace(lag_before=before.get((row.group, row.topic), 0.0)) for row in found]
     if told is not None:
         found = [row if (row.group, row.topic) in told else _emptied(row) for row in found]
     return sorted(found, key=lambda row: (-row.lag_max, row.group, row.topic))
+
+
+def _lag_before(ordered: Any) -> dict[tuple[str, str], float]:
+    """The lag of each subscription STUCK_MINUTES ago; infinite where it is not told for so long."""
+    lists = ordered.group_by(["group", "topic"], use_threads=False).aggregate(
+        [("lag", "list"), ("start", "min"), ("start", "max")]
+    )
+    names = ("group", "topic", "lag_list", "start_min", "start_max")
+    return {
+        (group or "", topic or ""): lags[-STUCK_MINUTES:][0] if last - first >= STUCK_MS else inf
+        for group, topic, lags, first, last in _tuples(lists, *names)
+    }
 
 
 def _emptied(row: Waiting) -> Waiting:

@@ -8,7 +8,7 @@ have samples and no tables yet.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -48,7 +48,14 @@ def make_tables(job: Job, samples: Path, tables: Path, since_ms: int | None, now
         job(samples, tables, _start_of(first), _start_of(last) + DAY_MS)
 
 
-def read_report(tables: Path, since_ms: int | None, now_ms: int, *, up_to_date: bool = False) -> Report:
+def read_report(
+    tables: Path | str,
+    since_ms: int | None,
+    now_ms: int,
+    *,
+    up_to_date: bool = False,
+    kills_ms: Sequence[int] = (),
+) -> Report:
     """The report from `since_ms` (None: the first row) to now, or to the last row where that is earlier.
 
     `up_to_date`: the tables were just made from all samples there are, so who is not heard there is silent.
@@ -59,7 +66,7 @@ def read_report(tables: Path, since_ms: int | None, now_ms: int, *, up_to_date: 
         span = span_of(since_ms, now_ms)
     else:
         span = span_of(*bounds) if bounds else span_of(now_ms - DAY_MS, now_ms)
-    return report_of(found.material(span), now_ms if up_to_date else None)
+    return report_of(found.material(span), now_ms if up_to_date else None, kills_ms)
 
 
 def write_page(report: Report, out: Path, made_ms: int) -> None:

@@ -166,8 +166,10 @@ def _behind(report: Report) -> str:
 def _drain(row: Waiting) -> Cell:
     if not row.lag:
         return Cell("✓ empty", "good")
-    if row.time_to_drain_s is None:
+    if row.stuck:
         return Cell("✗ never at present rates", "bad")
+    if row.time_to_drain_s is None:
+        return Cell("keeps up")
     return Cell(words.span(row.time_to_drain_s))
 
 
@@ -222,7 +224,7 @@ def _promise(row: SloFacts) -> tuple[str | Cell, ...]:
         number(words.count(row.total)),
         f"{len(row.days_missed)} of {row.days}"
         + (f": {words.listed(row.days_missed)}" if row.days_missed else ""),
-        html.mark(row.met, "kept", "missed"),
+        Cell("too few to judge") if row.met and row.days_unjudged else html.mark(row.met, "kept", "missed"),
     )
 
 
@@ -373,7 +375,7 @@ def _measured(report: Report) -> str:
     if not report.measured:
         return html.section("measured", title, html.empty("No histogram in this range."), wide=True)
     cells: list[tuple[str | Cell, ...]] = [
-        (name, unit or "count", *(number(words.count(float(f"{value:.3g}"))) for value in values[1:]),
+        (name, unit or "count", *(number(words.count(words.rounded(value))) for value in values[1:]),
          number(words.count(values.measured)))
         for name, unit, values in report.measured
     ]  # fmt: skip

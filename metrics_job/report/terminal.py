@@ -11,6 +11,7 @@ from rich.text import Text
 from ddmq_common.plain_text import plain
 from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report
+from metrics_job.report.core.material import Waiting
 
 ROWS_SHOWN = 5
 
@@ -50,12 +51,18 @@ def _parts(report: Report) -> Iterator[RenderableType]:
                     row.topic,
                     words.count(row.lag),
                     words.milliseconds(row.lag_age_ms),
-                    "never" if row.time_to_drain_s is None else words.span(row.time_to_drain_s),
+                    _drain(row),
                 )
                 for row in sorted(behind, key=lambda row: -row.lag)
             ],
         )
     yield from _promises(report)
+
+
+def _drain(row: Waiting) -> str:
+    if row.time_to_drain_s is None:
+        return "never" if row.stuck else "keeps up"
+    return words.span(row.time_to_drain_s)
 
 
 def _totals(report: Report) -> str:

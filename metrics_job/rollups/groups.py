@@ -5,14 +5,14 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from metrics_job.arrow.spark import Batches, map_in_arrow
+from metrics_job.lag.work import COLUMNS, followed, schema
+from metrics_job.minutes import DAY_MINUTES, FOLLOWED, INTERVAL
+from metrics_job.rollups.numbers import minute_start
+
 MINUTES_APART_MAX = 5  # a lag older than this says nothing about the present rate
 FINISHED = ("ddmq_acked_total", "ddmq_dead_letters_total", "ddmq_skipped_total")
-LAG_GAUGES = {
-    "ddmq_lag": "lag",
-    "ddmq_lag_age_ms": "lag_age_ms",
-    "ddmq_blocked_keys": "blocked_keys",
-    "ddmq_blocked_key_age_ms": "blocked_key_age_ms",
-}
+GROWTH_MIN_MS = 30_000  # what a lag grew by in less says little
 COUNTED = {
     "delivered": "ddmq_delivered_total",
     "acked": "ddmq_acked_total",
@@ -25,19 +25,24 @@ COUNTED = {
 SUBSCRIPTION = ("start", "group", "topic")
 
 
-def lag_minute(gauges: DataFrame, counters: DataFrame) -> DataFrame:
-    """From gauges_minute and counters_minute: one row per subscription and minute that told its lag.
+def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
+    """From metrics_job.minutes and counters_minute: one row per subscription and minute that told its lag.
 
-    Lags and blocked keys of several proxies add up (each tells of the queues it holds), ages are the worst.
-    `lag` is what the last sample of the minute told, `lag_max` the sum of the highest of each proxy.
-    `arrived_per_s` is what was finished plus what the lag grew by since the minute before; where there is no
-    minute before (of the same day, at most MINUTES_APART_MAX), what was stored in the topic.
-    `time_to_drain_s` is the lag over what is finished more than arrives.
+    Lags and blocked keys of several proxies add up (each tells of the queues it holds), ages are the worst,
+    all of them at one instant (metrics_job.lag.steps): `lag` at the last of the minute, `lag_max` at the
+    highest. `arrived_per_s` is what was finished plus what the lag grew by since the minute before; where
+    there is no minute before (of the same day, at most MINUTES_APART_MAX), what was stored in the topic.
+    `time_to_drain_s` is the lag over what is finished more than arrives. Clocks ahead of `now_ms` are put
+    right by what they are ahead.
     """
-    lags = _lags(gauges)
-    finished = _rates(counters, F.col("metric").isin(*FINISHED), "finished_per_s", *SUBSCRIPTION)
+    lags = _lags(made, now_ms)
+    last = made.filter(F.col("kind") == INTERVAL).agg(F.max("minute").alias("minute"))
+    newest = last.select(F.least(minute_start(), F.timestamp_millis(F.lit(now_ms))).alias("newest"))
+    newest = newest.select(F.date_trunc("minute", "newest").alias("newest"))
+    is_finished = F.col("metric").isin(*FINISHED)
+    finished = _rates(counters, newest, is_finished, "finished_per_s", *SUBSCRIPTION)
     stored = (F.col("metric") == "ddmq_sends_total") & (F.col("detail") == "code=0")
-    sent = _rates(counters, stored, "stored_per_s", "start", "topic")
+    sent = _rates(counters, newest, stored, "stored_per_s", "start", "topic")
     return (
         lags.join(finished, on=list(SUBSCRIPTION), how="left")
         .join(sent, on=["start", "topic"], how="left")
@@ -81,40 +86,65 @@ def ratios_hour(counters: DataFrame) -> DataFrame:
     )
 
 
-def _lags(gauges: DataFrame) -> DataFrame:
-    def of(metric: str, column: str) -> Column:
-        return F.when(F.col("metric") == metric, F.col(column))
+def _lags(made: DataFrame, now_ms: int) -> DataFrame:
+    """lag_minute's columns from gauges, and `at_ms`: when the lag was told last in that minute."""
+    day, none = F.floor(F.col("minute") / DAY_MINUTES).alias("day"), F.lit(0).cast("long").alias("from_ms")
+    told = made.filter((F.col("kind") == "gauge") & F.col("metric").isin(*FOLLOWED)).select(
+        day, "group", "topic", "metric", "process", "instance", none, "to_ms", "seq",
+        F.col("last").alias("value"),
+    )  # fmt: skip
+    names = told.select("day", "group", "topic", "process").distinct()
+    rows = told.unionByName(_runs(made).join(names, on=["day", "process"])).select(*COLUMNS)
+    together = rows.repartition("group", "topic").sortWithinPartitions("day", "group", "topic")
 
-    return (
-        gauges.filter(F.col("metric").isin(*LAG_GAUGES))
-        .groupBy(*SUBSCRIPTION)
-        .agg(
-            F.sum(of("ddmq_lag", "last")).alias("lag"),
-            F.coalesce(F.sum(of("ddmq_lag", "max")), F.lit(0.0)).alias("lag_max"),
-            F.coalesce(F.max(of("ddmq_lag_age_ms", "last")), F.lit(0.0)).alias("lag_age_ms"),
-            F.coalesce(F.sum(of("ddmq_blocked_keys", "last")), F.lit(0.0)).alias("blocked_keys"),
-            F.coalesce(F.max(of("ddmq_blocked_key_age_ms", "last")), F.lit(0.0)).alias("blocked_key_age_ms"),
-        )
-        .withColumn("lag", F.coalesce("lag", F.lit(0.0)))
-    )
+    def work(batches: Batches) -> Batches:
+        return followed(batches, now_ms)
+
+    found = map_in_arrow(together, work, schema())
+    return found.withColumn("start", minute_start())
 
 
-def _rates(counters: DataFrame, which: Column, name: str, *key: str) -> DataFrame:
+def _runs(made: DataFrame) -> DataFrame:
+    """A row for each instance and day, as metrics_job.lag.work wants it."""
+    own = made.filter(F.col("kind") == INTERVAL)
+    of_run = {
+        "from_ms": F.coalesce(F.min(F.when(F.col("seq") > 0, F.col("to_ms"))), F.max("to_ms")),
+        "to_ms": F.max("to_ms"),
+        "seq": F.coalesce(F.max(F.when(F.col("is_last"), F.col("seq"))), F.lit(-1)).cast("long"),
+        "value": F.median(F.when(F.col("seq") > 0, F.col("to_ms") - F.col("from_ms"))).cast("double"),
+    }
+    day = F.floor(F.col("minute") / DAY_MINUTES).alias("day")
+    runs = own.groupBy(day, "process", "instance").agg(*(one.alias(name) for name, one in of_run.items()))
+    return runs.withColumn("metric", F.lit(""))
+
+
+def _rates(counters: DataFrame, newest: DataFrame, which: Column, name: str, *key: str) -> DataFrame:
     """Per second, by key: each process's total over its seconds, added up over the processes. One that
-    covers no time (its clock stepped back, or it has just started) has no rate."""
-    return (
+    covers no time (its clock stepped back, or it has just started) has no rate. The newest minute is not over
+    for everybody: its rates are those of two minutes."""
+    sums = (
         counters.filter(which)
         .groupBy(*key, "process")
-        .agg(F.try_divide(F.sum("total"), F.max("seconds")).alias(name))
+        .agg(F.sum("total").alias("total"), F.max("seconds").alias("seconds"))
+    )
+    before = sums.join(F.broadcast(newest), F.col("start") == F.col("newest") - F.expr("INTERVAL 1 MINUTE"))
+    both = sums.unionByName(before.withColumn("start", F.col("newest")).drop("newest"))
+    return (
+        both.groupBy(*key, "process")
+        .agg(F.try_divide(F.sum("total"), F.sum("seconds")).alias(name))
         .groupBy(*key)
         .agg(F.sum(name).alias(name))
     )
 
 
 def _with_arrivals(lags: DataFrame) -> DataFrame:
+    """Against the minute before; where the newest minute has only begun, the one before that."""
     before = Window.partitionBy("group", "topic", F.to_date("start")).orderBy("start")
-    apart = F.unix_timestamp("start") - F.unix_timestamp(F.lag("start").over(before))
-    growth = (F.col("lag") - F.lag("lag").over(before)) / apart
+    at, then = F.col("at_ms"), F.lag("at_ms").over(before)
+    begun = at - then < GROWTH_MIN_MS
+    lag_then = F.when(begun, F.lag("lag", 2).over(before)).otherwise(F.lag("lag").over(before))
+    apart = (at - F.when(begun, F.lag("at_ms", 2).over(before)).otherwise(then)) / 1000
+    growth = (F.col("lag") - lag_then) / apart
     recent = F.when(apart <= MINUTES_APART_MAX * 60, F.col("finished_per_s") + growth)
     arrived = F.greatest(F.coalesce(recent, F.col("stored_per_s"), F.lit(0.0)), F.lit(0.0))
     return lags.withColumn("arrived_per_s", arrived)

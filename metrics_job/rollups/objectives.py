@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from ddmq_common.config.loader import load, rules
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.buckets import BUCKETS, upper_edge
+from ddmq_common.metrics.buckets import OVERFLOW, upper_edge
 from ddmq_common.metrics.catalogue import CATALOGUE
 
-SENDS, STORED = "ddmq_sends_total", "code=0"
+SENDS, STORED, NO_TOPIC = "ddmq_sends_total", "code=0", "-"
+LAG_AGE = "ddmq_lag_age_ms"
+MISSES_MIN, LATE_MINUTES_MIN = 10, 2  # fewer are too few to judge: nobody would act on them
 ANY = "*"
 PER_MS = {"us": 1000.0, "ms": 1.0}  # units of a histogram in which a limit in ms can be said
 
@@ -22,7 +25,8 @@ PER_MS = {"us": 1000.0, "ms": 1.0}  # units of a histogram in which a limit in m
 @dataclass(frozen=True)
 class Objective:
     """`percent` of the observations of `metric` are at most `at_most_ms`; without a limit, `percent` of the
-    answered sends are stored (code 0). For one topic and group, or each of them ("*")."""
+    answered sends are stored (code 0). Of ddmq_lag_age_ms each minute is an observation. For one topic and
+    group, or each of them ("*")."""
 
     percent: float = field(metadata=rules(low=0, high=100))
     metric: str = SENDS
@@ -36,6 +40,8 @@ class Objective:
             if self.metric != SENDS:
                 raise ConfigError(f"at_most_ms is missing for {self.metric}; only {SENDS} has no limit")
             return
+        if self.metric == LAG_AGE:
+            return
         if metric is None or metric.kind != "histogram" or metric.unit not in PER_MS:
             timed = [one.name for one in CATALOGUE.values() if one.kind == "histogram" and one.unit in PER_MS]
             raise ConfigError(f"metric is {self.metric!r}; at_most_ms wants one of: {', '.join(timed)}")
@@ -44,7 +50,7 @@ class Objective:
     def last_good_bucket(self) -> int:
         """The highest bucket that lies wholly within the limit; -1: none does."""
         limit = (self.at_most_ms or 0.0) * PER_MS[CATALOGUE[self.metric].unit]
-        return max((index for index in range(BUCKETS) if upper_edge(index) <= limit), default=-1)
+        return max((index for index in range(OVERFLOW) if upper_edge(index) <= limit), default=-1)
 
 
 def defaults() -> dict[str, Objective]:
@@ -54,6 +60,7 @@ def defaults() -> dict[str, Objective]:
         "send within 50 ms": Objective(99.0, "ddmq_send_latency_us", 50.0),
         "delay at most 1 s late": Objective(99.0, "ddmq_delay_lateness_us", 1000.0),
         "waiting at most 1 s": Objective(95.0, "ddmq_queue_wait_us", 1000.0),
+        "oldest waits at most 1 m": Objective(95.0, LAG_AGE, 60_000.0),
     }
 
 
@@ -72,22 +79,53 @@ def load_objectives(folder: Path | None) -> dict[str, Objective]:
     return defaults() if path is None or not path.exists() else load(path, Objectives).objectives
 
 
-def slo_day(
-    counters_hour: DataFrame, latencies_hour: DataFrame, objectives: dict[str, Objective]
-) -> DataFrame | None:
+class Observed(NamedTuple):
+    """The tables of the days to judge; `sampled`: `start` of each minute in which anything was sampled."""
+
+    counters_hour: DataFrame
+    latencies_hour: DataFrame
+    lag_minute: DataFrame
+    sampled: DataFrame
+
+
+def slo_day(observed: Observed, objectives: dict[str, Objective]) -> DataFrame | None:
     """One row per day, objective, topic and group that was observed; None when nothing is promised."""
-    parts = [
-        (counters_hour.transform(lambda rows, one=one: _stored(rows, one)) if one.at_most_ms is None
-         else latencies_hour.transform(lambda rows, one=one: _quick(rows, one)))
-        .transform(lambda days, one=one, name=name: _judged(days, name, one))
-        for name, one in objectives.items()
-    ]  # fmt: skip
+    parts = [_judged(_observations(observed, one), name, one) for name, one in objectives.items()]
     return reduce(DataFrame.unionByName, parts) if parts else None
 
 
+def _observations(observed: Observed, one: Objective) -> DataFrame:
+    if one.at_most_ms is None:
+        return _stored(observed.counters_hour, one)
+    if one.metric == LAG_AGE:
+        return _recent(observed.lag_minute, observed.sampled, one)
+    return _quick(observed.latencies_hour, one)
+
+
 def _stored(counters: DataFrame, one: Objective) -> DataFrame:
+    """By topic; and of all together, those that named no topic among them: of these alone none is good."""
     good = F.when(F.col("detail") == STORED, F.col("total")).otherwise(0.0)
-    return _by_day(counters.filter(_meant(one)), good, F.col("total"))
+    meant = counters.filter(_meant(one))
+    if one.topic != ANY:
+        return _by_day(meant, good, F.col("total"))
+    by_topic = _by_day(meant.filter(F.col("topic") != NO_TOPIC), good, F.col("total"))
+    together = meant.withColumn("topic", F.lit("")).withColumn("group", F.lit(""))
+    return by_topic.unionByName(_by_day(together, good, F.col("total")))
+
+
+def _recent(lags: DataFrame, sampled: DataFrame, one: Objective) -> DataFrame:
+    """Minutes in which the oldest message was not too old, of those sampled since the first of its day."""
+    meant = lags.withColumn("metric", F.lit(LAG_AGE)).filter(_meant(one))
+    late = F.count_if(F.col("lag_age_ms") > F.lit(one.at_most_ms))
+    told = meant.groupBy(F.to_date("start").alias("day"), "topic", "group").agg(
+        late.alias("late"), F.min("start").alias("first")
+    )
+    minutes = sampled.select(F.to_date("start").alias("day"), F.col("start").alias("minute"))
+    since = told.join(F.broadcast(minutes), on="day").filter(F.col("minute") >= F.col("first"))
+    counted = since.groupBy("day", "topic", "group").agg(
+        F.greatest(F.count(F.lit(1)), F.max("late")).alias("total"), F.max("late").alias("late")
+    )
+    return counted.select("day", "topic", "group", (F.col("total") - F.col("late")).alias("good"), "total")
 
 
 def _quick(latencies: DataFrame, one: Objective) -> DataFrame:
@@ -112,8 +150,11 @@ def _by_day(rows: DataFrame, good: Column, total: Column) -> DataFrame:
 
 
 def _judged(days: DataFrame, name: str, one: Objective) -> DataFrame:
+    """`met` is null where it is missed by too few to judge."""
     target = round(one.percent / 100, 9)
     compliance = F.col("good") / F.col("total")
+    few = LATE_MINUTES_MIN if one.metric == LAG_AGE else MISSES_MIN
+    missed = F.when(F.col("total") - F.col("good") >= few, False)
     return days.filter(F.col("total") > 0).select(
         "day",
         F.lit(name).alias("slo"),
@@ -123,5 +164,5 @@ def _judged(days: DataFrame, name: str, one: Objective) -> DataFrame:
         "good",
         "total",
         compliance.alias("compliance"),
-        (compliance >= target).alias("met"),
+        F.when(compliance >= target, True).otherwise(missed).alias("met"),
     )

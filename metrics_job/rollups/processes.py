@@ -18,16 +18,18 @@ EXAMPLE_CHARS = 300
 RUN = ("date", "process", "instance")
 
 
-def processes(made: DataFrame) -> DataFrame:
+def processes(made: DataFrame, now_ms: int) -> DataFrame:
     """One row per instance and date. `ended`: `last` when its last file says so, `vanished` when others wrote
     for VANISHED_AFTER_S (or VANISHED_AFTER_INTERVALS of its own) after its last interval of that date, else
-    `running`."""
+    `running`. A clock that is ahead of `now_ms` outlives nobody."""
     own = made.filter(F.col("kind") == INTERVAL).withColumn("date", F.to_date(F.timestamp_millis("to_ms")))
     before = F.lag("to_ms").over(Window.partitionBy(*RUN).orderBy("seq", "from_ms", "to_ms"))
     runs = own.withColumn("gap_s", (F.col("from_ms") - before) / 1000).groupBy(*RUN).agg(*_of_run())
     same_date = Window.partitionBy("date")
     usual = F.coalesce("usual_ms", F.max("usual_ms").over(same_date))
-    runs = runs.withColumn("newest_ms", F.max("last_ms").over(same_date)).withColumn("usual_ms", usual)
+    runs = runs.withColumn("newest_ms", F.least(F.max("last_ms").over(same_date), F.lit(now_ms))).withColumn(
+        "usual_ms", usual
+    )
     return runs.select(
         *RUN,
         F.timestamp_millis("first_ms").alias("first_seen"),

@@ -85,11 +85,20 @@ class Writer:
         self.add("processes", {**row, "first_seen": first, "last_seen": last, **more})
 
     def slo(
-        self, day: date, name: str, good: int, total: int, target: float, topic: str = "", group: str = ""
+        self,
+        day: date,
+        name: str,
+        good: int,
+        total: int,
+        target: float,
+        topic: str = "",
+        group: str = "",
+        **more: Any,
     ) -> None:
         row = {"day": day, "slo": name, "topic": topic, "group": group, "target": target, "good": good}
         self.add(
-            "slo_day", {**row, "total": total, "compliance": good / total, "met": good / total >= target}
+            "slo_day",
+            {**row, "total": total, "compliance": good / total, "met": good / total >= target, **more},
         )
 
     def add(self, table: str, row: dict[str, Any]) -> None:

@@ -15,8 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 
 from bench.samples_generator import FAULTS, Shape, write
 from ddmq_common.metrics.samples.names import SampleName, part
+from metrics_job.arrow import read
 from metrics_job.arrow.parse import parse
-from metrics_job.arrow.read import files, read_minutes
+from metrics_job.arrow.read import merged_since, read_minutes
 from metrics_job.arrow.series import Known
 from metrics_job.folders import Days
 from metrics_job.minutes import INTERVAL, NAMES, minutes
@@ -101,8 +102,8 @@ def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
 
 def same_both_ways(spark: SparkSession, folders: list[Path]) -> dict[Any, Any]:
     paths = [str(folder) for folder in folders]
-    contents, lines = files(spark, paths), read_lines(spark, paths)
-    found = read_minutes(contents, ALL, DataFrame.persist)
+    lines = read_lines(spark, paths)
+    found = read_minutes(spark, paths, ALL, DataFrame.persist)
     made, wanted = added_up(found.made), added_up(minutes(lines, DataFrame.persist))
     assert made == wanted
     assert refused(found.odd) == refused(lines)
@@ -117,6 +118,46 @@ def test_files_with_every_fault(spark: SparkSession, tmp_path: Path) -> None:
     shape = Shape(samples=4_000, seed=5, faults=0.3, interval_ms=20_000, topics=1, groups=1)
     assert len(write(shape, tmp_path).faults) == len(FAULTS)
     assert same_both_ways(spark, sorted(tmp_path.glob("date=*/hour=*")))
+
+
+def test_long_files_are_read_in_parts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape(samples=2_000, seed=6, faults=0.3, interval_ms=20_000, topics=1, groups=1)
+    write(shape, tmp_path)
+    sizes = sorted(path.stat().st_size for path in tmp_path.rglob("*.jsonl"))
+    monkeypatch.setattr(read, "WHOLE_BYTES_MAX", sizes[len(sizes) // 2])
+    assert same_both_ways(spark, sorted(tmp_path.glob("date=*/hour=*")))
+
+
+def test_files_that_are_merged_and_deleted_meanwhile_are_read_as_the_merged_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [tmp_path / str(part(RUN, seq)) for seq in (0, 1)]
+    for seq, path in enumerate(parts):
+        path.write_bytes(text([OWN | {"seq": seq, "to": 99_000}]))
+    listed = read.input_files
+
+    def tidied(rows: DataFrame) -> list[str]:
+        found = listed(rows)
+        if parts[0].exists():
+            whole = b"".join(path.read_bytes() for path in parts)
+            (tmp_path / str(SampleName(RUN, 0, 1, True))).write_bytes(whole)
+            for path in parts:
+                path.unlink()
+        return found
+
+    monkeypatch.setattr(read, "input_files", tidied)
+    made = added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).made)
+    monkeypatch.undo()
+    assert made == added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).made)
+    assert made
+
+
+def test_what_retention_deletes_is_no_reason_to_read_again() -> None:
+    one, two = str(part(RUN, 0)), str(part(RUN, 1))
+    assert not merged_since([one, two], [two])
+    assert merged_since([one, two], [two, str(SampleName(RUN, 0, 0, True))])
 
 
 def test_every_odd_line_is_what_sparks_reader_says(spark: SparkSession, tmp_path: Path) -> None:

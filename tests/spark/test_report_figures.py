@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.buckets import bucket
 from metrics_job.report.core import words
 from metrics_job.report.core.buckets import percentiles
@@ -126,8 +128,68 @@ def test_no_tables_at_all_is_said(tmp_path: Path) -> None:
 )
 def test_a_subscription_in_trouble_is_told(tmp_path: Path, more: dict[str, float | None], said: str) -> None:
     writer = Writer(tmp_path)
-    writer.lag(at(60), "g", "t", 5.0, **more)
-    assert said in " ".join(finding.text for finding in report(writer.write(), 60, 61).findings)
+    for minute in range(60, 64):
+        writer.lag(at(minute), "g", "t", 5.0, **({"lag_age_ms": 61_000.0} | more))
+    assert said in " ".join(finding.text for finding in report(writer.write(), 60, 64).findings)
+
+
+@pytest.mark.parametrize(
+    ("lags", "age_ms"),
+    [
+        ([0, 0, 9], 15.0),  # what everybody has
+        ([9, 9, 9], 59_000.0),  # young
+        ([9], 61_000.0),  # since just now
+        ([90, 20, 30], 61_000.0),  # fewer than some minutes ago
+    ],
+)
+def test_what_nobody_would_act_on_is_no_trouble(tmp_path: Path, lags: list[float], age_ms: float) -> None:
+    writer = Writer(tmp_path)
+    for minute, lag in enumerate(lags, 60):
+        writer.lag(at(minute), "g", "t", lag, time_to_drain_s=None, lag_age_ms=age_ms)
+    writer.counter(at(60), "ddmq_sends_total", 9, "-", detail="code=30")
+    writer.slo(date(2026, 11, 16), "waiting", 1, 2, 0.95, "t", "g", met=None)
+    made = report(writer.write(), 60, 64)
+    assert made.ok, made.findings
+    assert [row.days_unjudged for row in made.slo] == [1]
+
+
+def test_a_kill_on_purpose_is_no_crash(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
+    writer.process(at(60), at(62), instance="a" * 16, ended="running")
+    writer.process(at(63), at(64), instance="b" * 16)
+    material = Tables(writer.write()).material(span_of(ms(60), ms(65)))
+    assert not report_of(material).ok
+    assert report_of(material, kills_ms=[ms(62) + 5_000]).ok
+    assert not report_of(material, kills_ms=[ms(62) + 500_000]).ok
+
+
+def test_a_time_above_all_buckets_is_shown_as_at_least(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.times(at(60), "ddmq_queue_wait_us", [1e14], "t", "g")
+    writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
+    wait = report(writer.write(), 60, 61).times[1].whole
+    assert wait is not None
+    assert words.milliseconds(wait.max) == "≥ 50 d 21 h"
+
+
+def test_columns_that_older_tables_lack_are_there_today(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.process(at(60), at(62), clock_steps=2, interval_s=1.0)
+    folder = writer.write()
+    old = folder / "processes" / "date=2026-11-01"
+    old.mkdir()
+    some = pq.read_table(folder / "processes" / "date=2026-11-16" / "part-0.parquet")
+    pq.write_table(some.drop_columns(["clock_steps", "interval_s"]), old / "part-0.parquet")
+    assert [row.clock_steps for row in report(folder, 60, 70).processes] == [2]
+
+
+def test_tables_may_be_a_url_and_have_to_be_there(ten_minutes: Path) -> None:
+    span = span_of(ms(60), ms(70))
+    assert Tables(f"file://{ten_minutes}").material(span).slo == Tables(ten_minutes).material(span).slo
+    for wrong in (str(ten_minutes / "nothing"), f"file://{ten_minutes}/nothing", "nosuch://host/tables"):
+        with pytest.raises(ConfigError, match=r"no such folder|cannot be read"):
+            Tables(wrong)
 
 
 def test_processes_and_rejects_are_told(tmp_path: Path) -> None:

@@ -79,9 +79,10 @@ def test_tables_that_cannot_be_written_are_said_before_anything_runs(tmp_path: P
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
     writer = Writer(tmp_path / "tables")
-    for minute in (60, 61):
-        writer.counter(at(minute), "ddmq_sends_total", 500, "orders [bold]", detail="code=0")
-        writer.lag(at(minute), "billing", "orders [bold]", 7.0, time_to_drain_s=None)
+    for minute in (60, 61, 62):
+        sent = 500 if minute < 62 else 0
+        writer.counter(at(minute), "ddmq_sends_total", sent, "orders [bold]", detail="code=0")
+        writer.lag(at(minute), "billing", "orders [bold]", 7.0, time_to_drain_s=None, lag_age_ms=70_000.0)
     writer.process(at(60), at(62))
     return writer.write()
 
@@ -98,7 +99,7 @@ def test_the_short_form_tells_the_same_and_reads_no_markup(tables: Path) -> None
 
 def test_without_a_range_the_report_is_of_all_tables(tables: Path) -> None:
     made = read_report(tables, None, ms(9999))
-    assert (made.span.start_ms, made.span.end_ms) == (ms(60), ms(62))
+    assert (made.span.start_ms, made.span.end_ms) == (ms(60), ms(63))
 
 
 def test_the_command_writes_the_file_and_prints(
@@ -141,3 +142,26 @@ def test_where_the_file_cannot_be_nothing_stays(tables: Path, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="cannot be written"):
         write_page(read_report(tables, None, 0), tmp_path / "taken", 0)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--samples", "s3a://bucket/metrics"], "ddmq report --no-job --tables URL"),
+        (["--tables", "hdfs:///tables"], "ddmq report --no-job --tables URL"),
+        (["--no-job", "--tables", "/no/such/folder"], "no such folder"),
+    ],
+)
+def test_what_cannot_be_read_from_here_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], says: str
+) -> None:
+    assert run(["report", "--out", str(tmp_path / "report.html"), *given]) != 0
+    said = capsys.readouterr().err
+    assert says in said.replace("\n", " ")
+    assert "Traceback" not in said
+
+
+def test_tables_at_a_url_are_read(tables: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert run(["report", "--no-job", "--tables", f"file://{tables}", "--out", str(out)]) == 0
+    assert "orders [bold]" in out.read_text()

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from ddmq_common.metrics.samples import names
 from ddmq_common.metrics.samples.names import HOUR_MS, SampleName
 
+MERGED_BYTES_MAX = 64 << 20  # of a merged file: who reads it takes it whole
 MERGE_AFTER_MS = 2 * HOUR_MS  # after the end of the hour: the job's watermark has passed it
 DAY_MS = 24 * HOUR_MS
 REASONS = {
@@ -183,8 +184,26 @@ class _Sweep:
         ]
         self.delete((path for path, _, covered in parts if covered), "merged")
         fresh = [(path, name) for path, name, covered in parts if name.instance == instance and not covered]
-        if len(fresh) > 1:
-            self._join(hour.path, sorted(fresh, key=lambda part: part[1].first))
+        for some in self._bounded(sorted(fresh, key=lambda part: part[1].first)):
+            if len(some) > 1:
+                self._join(hour.path, some)
+
+    def _bounded(self, parts: list[tuple[Path, SampleName]]) -> Iterator[list[tuple[Path, SampleName]]]:
+        """Neighbours of at most MERGED_BYTES_MAX together; a part that is larger is alone."""
+        some: list[tuple[Path, SampleName]] = []
+        room = MERGED_BYTES_MAX
+        for part in parts:
+            try:
+                size = part[0].stat().st_size
+            except OSError as error:
+                self.failed.append(error)
+                return
+            if some and size > room:
+                yield some
+                some, room = [], MERGED_BYTES_MAX
+            some.append(part)
+            room -= size
+        yield some
 
     def _join(self, folder: Path, parts: list[tuple[Path, SampleName]]) -> None:
         name = SampleName(parts[0][1].instance, parts[0][1].first, parts[-1][1].last, True)

@@ -8,9 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ddmq_common.metrics.buckets import upper_edge
+from ddmq_common.metrics.buckets import OVERFLOW, TOP, upper_edge
 
 Buckets = Mapping[int, int]  # bucket number → count
+
+
+class AtLeast(float):
+    """A value of which only this much is known: it lies above all buckets."""
+
+    def __truediv__(self, by: float) -> AtLeast:
+        return AtLeast(float(self) / by)
 
 
 class Percentiles(NamedTuple):
@@ -38,7 +45,7 @@ def _edges(buckets: Buckets, wanted: list[float]) -> list[float]:
     for index in sorted(buckets):
         seen += buckets[index]
         while len(found) < len(wanted) and buckets[index] and seen >= wanted[len(found)]:
-            found.append(upper_edge(index))
+            found.append(AtLeast(TOP) if index >= OVERFLOW else upper_edge(index))
     return found
 
 

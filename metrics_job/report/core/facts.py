@@ -81,13 +81,14 @@ class Report:
         return not any(finding.bad for finding in self.findings)
 
 
-def report_of(material: Material, sampled_ms: int | None = None) -> Report:
-    """The whole report. `sampled_ms`: until when the material holds everything; None: as far as it goes."""
+def report_of(material: Material, sampled_ms: int | None = None, kills_ms: Sequence[int] = ()) -> Report:
+    """The whole report. `sampled_ms`: until when the material holds everything; None: as far as it goes.
+    `kills_ms`: when processes were killed on purpose."""
     span = material.span
     covered = _covered(material)
     totals = totals_of(material.now.counters)
     slo = health.slos(material.slo)
-    processes = health.processes(material.processes, sampled_ms)
+    processes = health.processes(material.processes, sampled_ms, kills_ms)
     running = _running(material)
     waiting = list(material.waiting)
     return Report(

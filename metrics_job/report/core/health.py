@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from metrics_job.report.core.material import Row
 
@@ -28,6 +28,7 @@ class SloFacts:
     total: int
     days: int
     days_missed: list[str]
+    days_unjudged: int = 0  # on which it was missed by too few to judge
 
     @property
     def compliance(self) -> float | None:
@@ -52,6 +53,11 @@ class ProcessFacts:
     longest_gap_s: float  # in which none of its instances counted, between two in which one did
     clock_steps: int
     ended: str  # how its last instance stands: last (it stopped), vanished, running, silent
+    intended: int = 0  # of those that vanished: killed on purpose
+
+    @property
+    def unintended(self) -> int:
+        return len(self.vanished_ms) - self.intended
 
     @property
     def vanished(self) -> int:
@@ -81,12 +87,16 @@ def _slo(name: str, topic: str, group: str, days: list[Row]) -> SloFacts:
         good=sum(int(row["good"]) for row in days),
         total=sum(int(row["total"]) for row in days),
         days=len(days),
-        days_missed=sorted(str(row["day"]) for row in days if not row["met"]),
+        days_missed=sorted(str(row["day"]) for row in days if row["met"] is False),
+        days_unjudged=sum(row["met"] is None for row in days),
     )
 
 
-def processes(rows: Iterable[Row], sampled_ms: int | None = None) -> list[ProcessFacts]:
+def processes(
+    rows: Iterable[Row], sampled_ms: int | None = None, kills_ms: Sequence[int] = ()
+) -> list[ProcessFacts]:
     """By name. `sampled_ms`: until when the rows hold everything that was written; None: as far as they go.
+    `kills_ms`: when somebody killed one on purpose; each excuses one that was heard shortly before.
 
     A row judges its own date, which may have ended too soon to tell: here `running` is what nobody has
     outlived by long. `silent` is one of those that were the last to be heard, but too long before
@@ -100,7 +110,21 @@ def processes(rows: Iterable[Row], sampled_ms: int | None = None) -> list[Proces
     if sampled_ms is None:
         sampled_ms = newest_ms
     newest_ms = min(newest_ms, sampled_ms)  # a clock that runs ahead outlives nobody
-    return [_process(name, by[name], newest_ms, sampled_ms) for name in sorted(by)]
+    return _excused([_process(name, by[name], newest_ms, sampled_ms) for name in sorted(by)], kills_ms)
+
+
+def _excused(found: list[ProcessFacts], kills_ms: Sequence[int]) -> list[ProcessFacts]:
+    for kill_ms in kills_ms:
+        near = [
+            (kill_ms - seen, place)
+            for place, row in enumerate(found)
+            for seen in row.vanished_ms
+            if 0 <= kill_ms - seen <= SILENT_AFTER_MS and row.unintended
+        ]
+        if near:
+            place = min(near)[1]
+            found[place] = replace(found[place], intended=found[place].intended + 1)
+    return found
 
 
 def _process(name: str, rows: list[Row], newest_ms: int, sampled_ms: int) -> ProcessFacts:

@@ -14,6 +14,9 @@ from metrics_job.report.core.buckets import Buckets
 from metrics_job.report.core.span import Span
 
 Row = Mapping[str, Any]
+STUCK_AGE_MS = 60_000  # a younger lag is what every consumer has
+STUCK_MINUTES = 3
+DRAIN_FROM_S = 600.0  # a subscription that needs longer than this is told
 
 
 class Counted(NamedTuple):
@@ -51,6 +54,19 @@ class Waiting(NamedTuple):
     lag_max: float
     blocked_keys_max: float
     blocked_key_age_ms_max: float
+    lag_before: float = 0.0  # STUCK_MINUTES ago
+
+    @property
+    def stuck(self) -> bool:
+        """For minutes not getting fewer, and the oldest of them waits for long."""
+        late = self.lag > 0 and self.lag_age_ms >= STUCK_AGE_MS
+        return late and self.time_to_drain_s is None and self.lag >= self.lag_before
+
+    @property
+    def slow(self) -> bool:
+        """Getting fewer, but not soon."""
+        late = self.lag > 0 and self.lag_age_ms >= STUCK_AGE_MS
+        return late and (self.time_to_drain_s or 0) > DRAIN_FROM_S
 
 
 @dataclass(frozen=True, slots=True)

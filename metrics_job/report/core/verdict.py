@@ -1,8 +1,9 @@
 """The head line's verdict in plain words: what somebody should look at, the most urgent first.
 
-Bad are: a promise missed, a subscription that does not get through its messages, keys still blocked at the
-end, dead letters, processes that vanished or fell silent, samples missing or unreadable, refused sends above
-a thousandth. The rest (a retry here, a restart there) is normal life and stands in the tables only.
+Bad are: a promise missed, a subscription that for minutes does not get through its messages, keys still
+blocked at the end, dead letters, processes that vanished or fell silent, samples missing or unreadable,
+refused sends above a thousandth (and more than a few). The rest (a retry here, a restart there) is normal
+life and stands in the tables only.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from metrics_job.report.core.health import SILENT, ProcessFacts, SloFacts
 from metrics_job.report.core.material import Material, Row, Waiting
 from metrics_job.report.core.totals import Totals
 
-REFUSED_FROM = 0.001
+REFUSED_FROM, REFUSED_MIN = 0.001, 10
 DEVIATION_FROM = 3.5  # robust z-scores: the usual bound for "not by chance"
-DRAIN_FROM_S = 600.0  # a subscription that needs longer than this is told
 
 
 class Finding(NamedTuple):
@@ -66,8 +66,8 @@ def _promises(slo: list[SloFacts]) -> list[Finding]:
 
 
 def _waiting(rows: Iterable[Waiting]) -> list[Finding]:
-    stuck = [row for row in rows if row.lag and row.time_to_drain_s is None]
-    slow = [row for row in rows if row.lag and (row.time_to_drain_s or 0) > DRAIN_FROM_S]
+    rows = list(rows)
+    stuck, slow = [row for row in rows if row.stuck], [row for row in rows if row.slow]
     found = []
     if stuck:
         found.append(Finding(True, _lag_text(stuck, "not getting fewer at present rates"), "waiting"))
@@ -105,12 +105,18 @@ def _blocked(rows: Iterable[Waiting]) -> list[Finding]:
 def _dead(totals: Totals) -> list[Finding]:
     if not totals.dead_lettered:
         return []
-    return [Finding(True, f"{words.plural(totals.dead_lettered, 'message')} became dead letters.", "top")]
+    one = totals.dead_lettered == 1
+    text = (
+        "1 message became a dead letter."
+        if one
+        else f"{words.count(totals.dead_lettered)} messages became dead letters."
+    )
+    return [Finding(True, text, "top")]
 
 
 def _refused(totals: Totals) -> list[Finding]:
     ratio = totals.refused_ratio
-    if ratio is None or ratio < REFUSED_FROM:
+    if ratio is None or ratio < REFUSED_FROM or totals.refused < REFUSED_MIN:
         return []
     text = f"{words.plural(totals.refused, 'send')} not stored, {words.percent(ratio)} of all answered."
     return [Finding(True, text, "top")]
@@ -118,9 +124,9 @@ def _refused(totals: Totals) -> list[Finding]:
 
 def _processes(rows: list[ProcessFacts]) -> list[Finding]:
     found = []
-    vanished = [row for row in rows if row.vanished]
+    vanished = [row for row in rows if row.unintended]
     if vanished:
-        times = words.plural(sum(row.vanished for row in vanished), "process", "processes")
+        times = words.plural(sum(row.unintended for row in vanished), "process", "processes")
         names = words.listed([row.name for row in vanished])
         text = (
             f"{times} ended without a word ({names}): killed or crashed. What was counted after the last "

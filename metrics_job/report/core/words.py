@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from metrics_job.report.core.buckets import AtLeast
 from metrics_job.report.core.span import moment
 
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
@@ -11,9 +12,16 @@ _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 def count(value: float) -> str:
     """`12,345`; fractions of small rates stay: `0.25`."""
+    if isinstance(value, AtLeast):
+        return f"≥ {count(float(value))}"
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}"
+
+
+def rounded(value: float) -> float:
+    """To three digits."""
+    return type(value)(f"{value:.3g}")
 
 
 def short(value: float) -> str:
@@ -33,6 +41,8 @@ def milliseconds(value: float | None) -> str:
     """`0.85 ms`, `12 ms`, `3.4 s`, `4 m 5 s`; – for none."""
     if value is None:
         return "–"
+    if isinstance(value, AtLeast):
+        return f"≥ {milliseconds(float(value))}"
     if value < 1000:
         return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
     return span(value / 1000)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.buckets import BUCKETS, bucket, upper_edge
+from ddmq_common.metrics.buckets import BUCKETS, TOP, bucket, upper_edge
 from ddmq_common.metrics.cells import Histogram
 from ddmq_common.metrics.registry import HISTOGRAM_LABEL_SETS_MAX, LABEL_SETS_MAX, Registry
 
@@ -19,6 +19,7 @@ def test_a_value_lies_in_its_bucket(value: float) -> None:
 
 def test_what_is_huge_or_negative_counts_in_the_outer_buckets() -> None:
     assert bucket(1e18) == BUCKETS - 1
+    assert upper_edge(bucket(40 * 86_400e6)) < TOP < upper_edge(bucket(1e18)), "days in µs have their bucket"
     assert bucket(-5) == 0
 
 

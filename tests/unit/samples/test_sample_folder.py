@@ -164,6 +164,16 @@ def test_an_hour_that_ended_long_ago_becomes_one_file_and_its_parts_go_at_the_ne
     assert sweep(tmp_path) == {}
 
 
+def test_merged_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddmq.server.samples.folder.MERGED_BYTES_MAX", 7)
+    fill(tmp_path, MINE, range(1, 6))  # 3 bytes each
+    before = lines(tmp_path)
+    sweep(tmp_path)
+    sweep(tmp_path)
+    assert list(seen(tmp_path)) == [merged(1, 2), merged(3, 4), str(names.part(MINE, 5))]
+    assert lines(tmp_path) == before
+
+
 def test_a_single_file_stays_as_it_is(tmp_path: Path) -> None:
     fill(tmp_path, MINE, [4])
     sweep(tmp_path)

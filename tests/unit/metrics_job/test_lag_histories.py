@@ -1,0 +1,115 @@
+"""Lag as the job tells it, against a plain reference on the same lines and against what it really was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ddmq_common.metrics.samples.line import LAST
+from metrics_job.arrow.add import added
+from metrics_job.arrow.parse import parse
+from metrics_job.arrow.series import Known
+from metrics_job.lag.work import COLUMNS, followed
+from metrics_job.minutes import INTERVAL
+from tests.unit.metrics_job.lag_histories import INTERVAL_MS, History, Raw, minutes_of
+
+SEEDS = range(25)
+FAR_MS = 1 << 60
+
+
+def encoded(lines: list[Raw]) -> bytes:
+    return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+
+
+def job(lines: list[Raw], now_ms: int = FAR_MS) -> dict[int, tuple[float, float]]:
+    """Minute → lag and lag_max, by way of the job's parser and its workers."""
+    known = Known()
+    parsed = parse([encoded(lines)], known)
+    assert not parsed.odd
+    tables = [table.to_pylist() for table in added(parsed.lines, known)]
+    rows = [row for table in tables for row in table]
+    given = [_told(row) for row in rows if row["kind"] == "gauge"]
+    given += _runs([row for row in rows if row["kind"] == INTERVAL])
+    batch = pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in given]).to_batches()
+    return {
+        row["minute"]: (row["lag"], row["lag_max"])
+        for made in followed(iter(batch), now_ms)
+        for row in made.to_pylist()
+    }
+
+
+def _told(row: Raw) -> tuple[Any, ...]:
+    return (0, "g", "t", row["metric"], row["process"], row["instance"], 0, row["to_ms"], row["seq"],
+            row["last"])  # fmt: skip
+
+
+def _runs(rows: list[Raw]) -> list[tuple[Any, ...]]:
+    found = []
+    for process, instance in sorted({(row["process"], row["instance"]) for row in rows}):
+        own = [row for row in rows if row["instance"] == instance]
+        later = [row["to_ms"] for row in own if row["seq"]] or [own[0]["to_ms"]]
+        stop = max((row["seq"] for row in own if row["is_last"]), default=-1)
+        last_ms = max(row["to_ms"] for row in own)
+        found.append((0, "g", "t", "", process, instance, min(later), last_ms, stop, float(INTERVAL_MS)))
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_minute_is_what_the_reference_says(seed: int) -> None:
+    lines = History(seed).lines
+    wanted = minutes_of(lines)
+    found = job(lines)
+    assert {minute: found.get(minute) for minute in wanted} == wanted
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_restart_is_a_spike_or_a_hole(seed: int) -> None:
+    history = History(seed)
+    truth = history.truth
+    for minute, (lag, lag_max) in job(history.lines).items():
+        end = min(minute * 60_000 + 59_000, max(truth))
+        near = [truth[at] for at in range(max(min(truth), end - 45_000), end + 1, 1000)]
+        inside = [truth[at] for at in range(max(min(truth), minute * 60_000 - 30_000), end + 1, 1000)]
+        assert min(near) * 0.9 - 50 <= lag <= max(near) * 1.1 + 50, minute
+        assert lag_max <= max(inside) * 1.1 + 50, minute
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cut_at_any_moment_it_tells_what_was_waiting_then(seed: int) -> None:
+    history = History(seed)
+    cut_ms = history.chance.choice(sorted(history.truth)[90:])
+    lines = [line for line in history.lines if line["to"] <= cut_ms]
+    lag, _ = max(job(lines).items())[1]
+    near = [history.truth[at] for at in range(cut_ms - 45_000, cut_ms + 1, 1000)]
+    assert min(near) * 0.9 - 50 <= lag <= max(near) * 1.1 + 50
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_clock_ahead_hides_nobody(seed: int) -> None:
+    history = History(seed, ahead_ms=150_000)
+    now_ms = max(history.truth)
+    if not any(line["to"] > now_ms + 130_000 for line in history.lines):
+        return  # that process had ended before
+    lag, _ = max(job(history.lines, now_ms).items())[1]
+    near = [history.truth[at] for at in range(now_ms - 45_000, now_ms + 1, 1000)]
+    assert min(near) * 0.9 - 50 <= lag <= max(near) * 1.1 + 50
+
+
+def test_a_stop_leaves_what_was_waiting() -> None:
+    history = History(3)
+    stops = []
+    for line in history.lines[-40:]:
+        if line["metric"] == "ddmq_process" and line["labels"]["state"] == "running":
+            stops = [one for one in stops if one["instance"] != line["instance"]] + [line]
+    last_ms = max(history.truth)
+    for line in stops:
+        head = line | {"seq": line["seq"] + 1, "from": line["to"], "to": last_ms + 1000}
+        history.lines.append(head | {"labels": {"state": LAST}})
+        lag = {"metric": "ddmq_lag", "labels": {"group": "g", "topic": "t"}, "value": 0}
+        history.lines.append(head | lag)
+    lag, _ = max(job(history.lines).items())[1]
+    assert lag == pytest.approx(history.truth[last_ms], rel=0.1)
+    assert lag > 0
