@@ -2,7 +2,8 @@
 
 It decides what is read next, what is delivered to whom asks, and what becomes of results. It never
 waits and never touches the backend: `take` gives a Delivery, or a ReadRequest for the shell to carry
-out and hand back through `loaded`, or None when nothing can be delivered now.
+out and hand back through `loaded` (or an EndsRequest, through its scope), or None when nothing can be
+delivered now.
 
 Queues that may have something stand in `ready`, served round robin, redeliveries before new messages.
 Bounds (messages leased, their bytes, messages retrying, ack span, rate): at one, nothing new is taken; a
@@ -32,9 +33,10 @@ from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
 from proxy_consumer.core.rate import Rate
 from proxy_consumer.core.redelivery import Redelivery
-from proxy_consumer.core.steps import Delivery, Loaded, Purpose, QueueState, ReadRequest
+from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, Purpose, QueueState, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
 
+Step = Delivery | ReadRequest | EndsRequest
 Ordering = Callable[[QueueRef], tuple[OrderScope, KeyReader] | None]
 
 
@@ -62,6 +64,8 @@ class PullBuffer:
         self.tally = tally
         self.queues: dict[QueueRef, QueueState] = {}
         self._ready: deque[QueueState] = deque()
+        self._timed: dict[QueueState, None] = {}  # those with a lease or a retry, and some that had one
+        self._short: dict[OrderScope, None] = {}  # scopes that stopped to let others have a turn
         self._answer_bytes_max = answer_bytes_max
         self._read_ahead = read_ahead
         self._lease_ids = lease_ids
@@ -117,7 +121,7 @@ class PullBuffer:
         ordering = None if retry_queue else self._ordering(queue)
         if ordering is not None:
             scope, key_of = ordering
-            wake, unkeyed = partial(self._wake, state), self.tally.unkeyed
+            wake, unkeyed = partial(self._enter, state), self.tally.unkeyed
             state.lane = jobs.lane = OrderedLane(scope, state, key_of, wake, unkeyed)
             scope.add(state.lane, self.config.chain_batch, empty=start >= bounds.next)
         self._wake(state)
@@ -133,6 +137,7 @@ class PullBuffer:
         state.again.clear()
         state.jobs.lane = None
         state.jobs.abandon()
+        self._timed.pop(state, None)
         if state.lane is not None:
             state.lane.scope.drop(state.lane)
         if state.in_ready:
@@ -142,7 +147,7 @@ class PullBuffer:
 
     # --- delivery
 
-    def take(self, now: float, count: int) -> Delivery | ReadRequest | None:
+    def take(self, now: float, count: int) -> Step | None:
         """The next thing to do for a client that wants up to `count` messages."""
         if not self.may_have:
             return None
@@ -158,9 +163,13 @@ class PullBuffer:
             visits += len(ready) - before - 1  # what a step wakes is visited too
             if isinstance(step, Delivery) or (step is None and only_again):
                 ready.rotate(-1)
+            elif step is not None and state.lane is not None and not state.lane.deliverable:
+                return step  # it may have more to ask
             elif state.in_ready:
                 ready.remove(state)
                 state.in_ready = False
+                if step is not None and state.lane is not None:
+                    state.lane.scope.waiting_lanes.append(state.lane)
             if step is not None:
                 return step
         return None
@@ -185,11 +194,9 @@ class PullBuffer:
     @property
     def short(self) -> bool:
         """Whether `take` stopped to let others have a turn, and should be called again soon."""
-        return any(state.lane is not None and state.lane.scope.short for state in self.queues.values())
+        return any(scope.short for scope in self._short)
 
-    def _step(
-        self, state: QueueState, now: float, room: int, only_again: bool
-    ) -> Delivery | ReadRequest | None:
+    def _step(self, state: QueueState, now: float, room: int, only_again: bool) -> Step | None:
         if state.lane is not None and not state.lane.scope.open:
             return None
         again = self._step_again(state, now, room)
@@ -219,11 +226,11 @@ class PullBuffer:
             step = step.chosen(kept)
         return self._deliver(state, step, now, redelivered=True)
 
-    def _step_in_order(
-        self, state: QueueState, lane: OrderedLane, now: float, room: int
-    ) -> Delivery | ReadRequest | None:
+    def _step_in_order(self, state: QueueState, lane: OrderedLane, now: float, room: int) -> Step | None:
         if len(lane.deliverable) < room:
             request = lane.scope.advance(lane, room - len(lane.deliverable))
+            if lane.scope.short:
+                self._short[lane.scope] = None
             if request is not None:
                 return request
         if not lane.deliverable:
@@ -252,6 +259,7 @@ class PullBuffer:
     def _deliver(self, state: QueueState, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
         lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000, now)
         state.lease(messages, lease)
+        self._timed[state] = None
         if state.lane is not None:
             state.lane.scope.made_room()
         self.tally.delivered.value += len(messages.offsets)
@@ -361,20 +369,26 @@ class PullBuffer:
     def sweep(self, now: float) -> int:
         """Leases that ran out, retries that are due; returns how many messages timed out."""
         expired = 0
-        for state in self.queues.values():
+        for state in list(self._timed):
             if state.jobs.next_event() <= now:
                 expired += state.jobs.expire(now)
                 state.jobs.move_due(now)
                 self._wake(state)
-            if state.lane is not None and state.lane.scope.short:
-                state.lane.scope.short = False
-                self._stir(state)
+        short, self._short = self._short, {}
+        for scope in short:
+            scope.short = False
+            scope.stir()
         return expired
 
     def next_event(self) -> float:
         """When `sweep` has something to do; may be early, never late. NEVER: nothing."""
-        soonest = min((state.jobs.next_event() for state in self.queues.values()), default=NEVER)
-        return min(soonest, self._rate.next_time())
+        soonest = self._rate.next_time()
+        for state in list(self._timed):
+            event = state.jobs.next_event()
+            if event == NEVER:
+                del self._timed[state]
+            soonest = min(soonest, event)
+        return soonest
 
     def data_arrived(self, state: QueueState) -> None:
         """There may be messages past the end seen last, or what failed may work again."""
@@ -396,13 +410,19 @@ class PullBuffer:
             state.again.clear()
 
     def _stir(self, state: QueueState) -> None:
-        """Wake the queue, and in an ordered scope all others, which may have waited for this one."""
+        """Wake the queue, and its ordered scope, which may have waited for it."""
+        self._wake(state)
         if state.lane is not None:
             state.lane.scope.stir()
-        else:
-            self._wake(state)
 
     def _wake(self, state: QueueState) -> None:
+        """Something was heard of a queue."""
+        self._timed[state] = None
+        if state.lane is not None and state.feed.state is not FeedState.GONE:
+            state.lane.scope.hear(state.lane)
+        self._enter(state)
+
+    def _enter(self, state: QueueState) -> None:
         if state.in_ready or state.feed.state is FeedState.GONE:
             return
         if (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backend.records import ReadBatch
 from proxy_consumer.core.jobs.leases import Lease
@@ -12,6 +12,9 @@ from proxy_consumer.core.jobs.queue_jobs import QueueJobs
 from proxy_consumer.core.order.lane import OrderedLane
 from proxy_consumer.core.queue_feed import QueueFeed, Slice
 from proxy_consumer.core.ranges import ascending_ranges
+
+if TYPE_CHECKING:
+    from proxy_consumer.core.order.scope import OrderScope
 
 
 class Purpose(Enum):
@@ -72,6 +75,14 @@ class ReadRequest(NamedTuple):
     bytes_max: int
     purpose: Purpose
     tags: frozenset[int] | None = None
+
+
+class EndsRequest(NamedTuple):
+    """The shell asks for the bounds of these lanes' queues, all at once, and calls the scope's `ends`."""
+
+    scope: OrderScope
+    lanes: Sequence[OrderedLane]
+    number: int  # of the scope's reads
 
 
 class Delivery:

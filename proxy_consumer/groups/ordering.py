@@ -153,9 +153,7 @@ def start_anew(subscriptions: Iterable[Subscription]) -> None:
 def _set_open(scope: OrderScope, is_open: bool) -> None:
     is_open = is_open and not scope.torn
     if scope.open != is_open:
-        scope.open = is_open
-        if is_open:
-            scope.stir()
+        scope.set_open(is_open)
 
 
 class GroupOrdering:
@@ -165,6 +163,7 @@ class GroupOrdering:
         self._runtime = runtime
         self._group = group
         self.shared: OrderScope | None = None
+        self.used_at = 0.0  # monotonic seconds of the last pull from any of its topics
         self.parked: frozenset[str] = frozenset()
         self._aside: dict[str, str] = {}  # setting → key
 

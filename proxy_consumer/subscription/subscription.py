@@ -21,7 +21,7 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.order.lane import OrderedLane
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import Delivery, Loaded, QueueState, ReadRequest
+from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, QueueState, ReadRequest
 from proxy_consumer.departures.retry_queues import retry_queue_of
 from proxy_consumer.departures.undertaker import Undertaker
 from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharing_of, start_anew
@@ -72,8 +72,7 @@ class Subscription:
         self._waits: dict[QueueRef, DataWait] = {}
         self._stalled: list[QueueState] = []  # to be tried again after an error
         self._handed_out: dict[QueueRef, tuple[int, int]] = {}  # of lost queues: generation, delivered until
-        self._next_offsets: dict[QueueRef, int] = {}
-        self._next_offsets_at = 0.0
+        self._next_offsets: dict[QueueRef, tuple[float, int]] = {}  # as of when
         self.readable = True
         self.check_topic()
 
@@ -116,7 +115,8 @@ class Subscription:
         self.last_used = now
         if not self._seat.joined and not self.creating:
             self.join()
-        if self.config.scope == "group":
+        if self.config.scope == "group" and self.group.ordering.used_at != now:
+            self.group.ordering.used_at = now
             for other in self.group.ordering.members():
                 other.last_used = now
                 if not other.joined and not other.creating:
@@ -196,7 +196,7 @@ class Subscription:
             self.order.open_at = max(self.order.open_at, self.runtime.now() + wait_s)
         state = self.buffer.assign(queue, view, bounds, retry_queue=seat.retry)
         state.jobs.epoch = epoch
-        self._next_offsets[queue] = bounds.next
+        self._next_offsets[queue] = (self.runtime.now(), bounds.next)
         runtime = self.runtime
         name = retry_qid(runtime.backend.cluster, queue.queue_id) if seat.retry else runtime.qid(queue)
         held = state.label = Held(Place(self.group.name, self.topic, name), self, state)
@@ -214,6 +214,7 @@ class Subscription:
 
     def drop(self, queue: QueueRef) -> None:
         """A queue is not ours any more."""
+        self._next_offsets.pop(queue, None)
         state = self.buffer.revoke(queue)
         if state is not None:
             self.group.forget(state.label)
@@ -266,6 +267,9 @@ class Subscription:
                 soon = now + SOON_S
                 self.runtime.agenda.set(self, soon if buffer.short else max(soon, buffer.next_event()))
                 return None
+            if isinstance(step, EndsRequest):
+                self._ask_ends(step)
+                continue
             held: Held | None = step.state.label
             (self if held is None else held.subscription).read(step)
         self.runtime.agenda.set(self, now + SOON_S)
@@ -273,17 +277,33 @@ class Subscription:
 
     def next_offset(self, state: QueueState, now: float) -> int:
         """The queue's next offset as known lately, for our own clients."""
-        if now - self._next_offsets_at > NEXT_OFFSET_AGE_S:
-            self._next_offsets_at = now
-            queues = list(self.buffer.queues)
-            self.runtime.backend.bounds(queues).then(lambda found: self._note_bounds(queues, found))
-        return max(self._next_offsets.get(state.queue, 0), state.feed.cursor)
+        known = self._next_offsets.get(state.queue)
+        if known is None or now - known[0] > NEXT_OFFSET_AGE_S:
+            known = self._next_offsets[state.queue] = (now, 0 if known is None else known[1])
+            asked = self.runtime.backend.bounds((state.queue,))
+            asked.then(lambda found: self._note_bounds(state.queue, found))
+        return max(self._next_offsets[state.queue][1], state.feed.cursor)
 
-    def _note_bounds(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
-        if found.error is None:
-            for queue, bounds in zip(queues, found.value, strict=True):
-                if bounds is not None:
-                    self._next_offsets[queue] = bounds.next
+    def _note_bounds(self, queue: QueueRef, found: Completion[list[Bounds | None]]) -> None:
+        known = self._next_offsets.get(queue)
+        if known is not None and found.error is None and found.value[0] is not None:
+            self._next_offsets[queue] = (known[0], found.value[0].next)
+
+    def _ask_ends(self, request: EndsRequest) -> None:
+        asked = self.runtime.backend.bounds([lane.state.queue for lane in request.lanes])
+        inline = True
+
+        def answered(found: Completion[list[Bounds | None]]) -> None:
+            if found.error is not None:
+                request.scope.ends_failed()
+                self._stall(request.lanes[0].state, found.error)
+                return
+            request.scope.ends(request, found.value)
+            if not inline:
+                self.group.serve()
+
+        asked.then(answered)
+        inline = False
 
     def read(self, request: ReadRequest) -> None:
         """Carry out what a PullBuffer asks for."""

@@ -27,7 +27,7 @@ from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.lane import OrderedLane
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import Delivery, Loaded, ReadRequest
+from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, ReadRequest
 from proxy_consumer.core.tally import Tally
 from proxy_consumer.groups.gauges import blocked
 
@@ -139,7 +139,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.scope = OrderScope(table, merged=self.merged, look_max=5)
         self.buffer: Any = self.new_buffer(config)
         self.tails: set[int] = set()
-        self.open_reads: list[ReadRequest] = []
+        self.open_reads: list[ReadRequest | EndsRequest] = []
         for number, queue in enumerate(self.queues):
             view = self.durable[number].view()
             self.buffer.assign(self.refs[number], view, Bounds(0, len(queue)))
@@ -213,7 +213,7 @@ class OrderMachine(RuleBasedStateMachine):
     def pull_once(self, wanted: int) -> Delivery | None:
         for _ in range(10_000):
             step = self.buffer.take(self.now, wanted)
-            if isinstance(step, ReadRequest):
+            if isinstance(step, ReadRequest | EndsRequest):
                 self.read(step)
             elif step is None and self.open_reads:
                 self.read(self.open_reads.pop(0))
@@ -233,7 +233,7 @@ class OrderMachine(RuleBasedStateMachine):
     def ask_and_let_reads_wait(self, times: int) -> None:
         for _ in range(times):
             step = self.buffer.take(self.now, 2)
-            if isinstance(step, ReadRequest):
+            if isinstance(step, ReadRequest | EndsRequest):
                 self.open_reads.append(step)
             elif isinstance(step, Delivery):
                 self.check_delivery(step, 2)
@@ -243,7 +243,11 @@ class OrderMachine(RuleBasedStateMachine):
         if self.open_reads:
             self.read(self.open_reads.pop(data.draw(st.integers(0, len(self.open_reads) - 1))))
 
-    def read(self, request: ReadRequest) -> None:
+    def read(self, request: ReadRequest | EndsRequest) -> None:
+        if isinstance(request, EndsRequest):
+            ends = [len(self.queues[lane.state.queue.queue_id]) for lane in request.lanes]
+            self.scope.ends(request, [Bounds(0, end) for end in ends])
+            return
         queue = self.queues[request.state.queue.queue_id]
         found = queue[request.offset : request.offset + request.count_max]
         status = ReadStatus.DATA if found else ReadStatus.NONE

@@ -3,8 +3,13 @@
 Where the engine has a log position for every message (`merged`), the scope takes the message with the
 lowest position next. For that it has to know of every queue either its next message or that it has
 none. "None" is old news as soon as another queue was read later: every read gets two numbers, when it
-was asked and when it was answered, and an end that was asked for before the other queue's messages were
-answered is asked for again. Elsewhere queues are taken in turn, and order holds within each queue.
+was asked and when it was answered. Where some end was asked for before the other queue's messages were
+answered, the ends of all queues that had none are asked for at once (EndsRequest). Elsewhere queues are
+taken in turn, and order holds within each queue.
+
+What a message costs does not grow with the queues of the scope: those at their end are *quiet* and not
+looked at until something is heard of them; of each topic one lane drives the scope, and others are woken
+when something of theirs may be delivered.
 
 Messages taken are placed by OrderAction; those whose key is busy stay behind, unfinished, and are read
 again when their chain comes to them. Reading goes on past them, so a blocked key holds up nobody else.
@@ -32,12 +37,15 @@ from proxy_consumer.core.order.merge import Part, alone, merged
 from proxy_consumer.core.order.order_action import OrderAction
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
-from proxy_consumer.core.steps import ReadRequest
+from proxy_consumer.core.steps import EndsRequest, ReadRequest
 
 if TYPE_CHECKING:
-    from backend.records import ReadBatch
+    from collections.abc import Sequence
+
+    from backend.records import Bounds, ReadBatch
 
 READY_MAX = 4_096
+NEVER = float("inf")
 ASIDE_MAX = 50_000  # some 600 bytes each
 LOOK_MAX = 1_024
 READ_MIN = 256  # records of one read: reads of several queues go on at the same time
@@ -71,6 +79,15 @@ class OrderScope:
         self._single = single
         self._reads = 0
         self._turn = 0
+        self._news: dict[OrderedLane, None] = {}  # lanes to be looked at; others are, by their feeds:
+        self._some: dict[OrderedLane, None] = {}  # those that have something
+        self._blind: dict[OrderedLane, None] = {}  # of which it is not known; the rest is quiet
+        self._quiet_at = NEVER  # the quiet ones had nothing when this read was asked for
+        self._asking = False  # their ends were asked for
+        self._ends_failed = False
+        self._idle = False  # nothing can be placed until something is heard
+        self._drivers: dict[str, OrderedLane] = {}  # topic → the lane in whose turn the scope reads on
+        self.waiting_lanes: list[OrderedLane] = []  # have some, and wait for what is read to have more
         self._rescan: Rescan | None = None
         self._rescan_failed = False
         self._rescans = 0
@@ -88,6 +105,8 @@ class OrderScope:
             self.tear()
         self.returned = self.torn
         self.lanes.append(lane)
+        self._drivers.setdefault(lane.state.queue.topic, lane)
+        self.hear(lane)
         self.batch(lane, batch)
 
     def batch(self, lane: OrderedLane, batch: int) -> None:
@@ -106,6 +125,14 @@ class OrderScope:
     def drop(self, lane: OrderedLane) -> None:
         """A queue is not ours any more; chains go on without it."""
         self.lanes.remove(lane)
+        for known in (self._news, self._some, self._blind):
+            known.pop(lane, None)
+        topic = lane.state.queue.topic
+        if self._drivers.get(topic) is lane:
+            del self._drivers[topic]
+            other = next((one for one in self.lanes if one.state.queue.topic == topic), None)
+            if other is not None:
+                self._drivers[topic] = other
         self.table.batches.pop(lane, None)
         self.waiting -= len(lane.deliverable)
         lane.deliverable.clear()
@@ -116,9 +143,24 @@ class OrderScope:
         self.stir()
 
     def stir(self) -> None:
-        """Something changed that may let any of the queues deliver."""
-        for lane in self.lanes:
+        """Something changed that may let the scope read on."""
+        self._idle = False
+        waiting, self.waiting_lanes = self.waiting_lanes, []
+        for lane in (*self._drivers.values(), *waiting):
             lane.wake()
+
+    def set_open(self, is_open: bool) -> None:
+        """Whether all queues are there, so that messages may go out."""
+        self.open = is_open
+        if is_open:
+            self._idle = False
+            for lane in self.lanes:
+                lane.wake()
+
+    def hear(self, lane: OrderedLane) -> None:
+        """There may be news of this queue: messages, or room for some."""
+        self._news[lane] = None
+        self._idle = False
 
     # --- chains
 
@@ -151,7 +193,7 @@ class OrderScope:
 
     # --- reading on
 
-    def advance(self, lane: OrderedLane, want: int) -> ReadRequest | None:
+    def advance(self, lane: OrderedLane, want: int) -> ReadRequest | EndsRequest | None:
         """Place messages until `want` more of `lane` may be delivered; or the read that is needed before."""
         self.short = False
         if not self.open:
@@ -165,8 +207,11 @@ class OrderScope:
             if looked >= self._look_max:
                 self.short = True
                 return None
-            chosen = self._choose(want)
-            if chosen is None or isinstance(chosen, ReadRequest):
+            chosen = None if self._idle else self._choose(want)
+            if chosen is None:
+                self._idle = True
+                return None
+            if not isinstance(chosen, list):
                 return chosen
             seen = self._place(chosen, lane, enough, self._look_max - looked)
             if not seen:
@@ -192,34 +237,61 @@ class OrderScope:
             self.full = False
             self.stir()
 
-    def _choose(self, want: int) -> list[OrderedLane] | ReadRequest | None:
-        """The lanes to merge now; or the read that has to come first."""
+    def _choose(self, want: int) -> list[OrderedLane] | ReadRequest | EndsRequest | None:
+        """The lanes to merge now; or what has to be read or asked first."""
         if self._merged or len(self.lanes) == 1:
             return self._to_merge(want)
         return self._next_in_turn(want)
 
-    def _to_merge(self, want: int) -> list[OrderedLane] | ReadRequest | None:
+    def _to_merge(self, want: int) -> list[OrderedLane] | ReadRequest | EndsRequest | None:
         """All lanes that have something, once it is certain that the others have nothing older."""
-        found, empty, blind = [], [], False
-        for lane in self.lanes:
-            feed = lane.state.feed
-            if feed.buffered:
-                found.append(lane)
-            elif feed.state is FeedState.TAIL:
-                empty.append(lane)
-            else:
-                request = self._ask(lane, want)
-                if request is not None:
-                    return request
-                blind = True
-        if blind or not found:
+        if self._asking:
             return None
-        latest = max(lane.read_at for lane in found)
-        for lane in empty:
-            if lane.tail_at <= latest:
-                lane.state.feed.state = FeedState.READABLE
-                return self._ask(lane, want)
-        return found
+        while self._news:
+            request = self._look_at(self._news.popitem()[0], want)
+            if request is not None:
+                return request
+        if self._blind or not self._some:
+            return None
+        if len(self._some) == len(self.lanes):
+            self._quiet_at = NEVER
+        elif self._quiet_at <= max(lane.read_at for lane in self._some):
+            return self._ask_ends()
+        return list(self._some)
+
+    def _look_at(self, lane: OrderedLane, want: int) -> ReadRequest | None:
+        """Whether a queue has something; or the read that tells."""
+        self._some.pop(lane, None)
+        self._blind.pop(lane, None)
+        feed = lane.state.feed
+        if feed.buffered:
+            self._some[lane] = None
+        elif feed.state is FeedState.TAIL:
+            self._quiet_at = min(self._quiet_at, lane.tail_at)
+        else:
+            self._blind[lane] = None
+            return self._ask(lane, want)
+        return None
+
+    def _ask_ends(self) -> EndsRequest:
+        self._reads += 1
+        self._asking = True
+        return EndsRequest(self, [lane for lane in self.lanes if lane not in self._some], self._reads)
+
+    def ends(self, request: EndsRequest, found: Sequence[Bounds | None]) -> None:
+        """The ends that were asked for; None where a queue is gone, which the next read tells."""
+        self._asking = False
+        self._quiet_at = request.number
+        for lane, bounds in zip(request.lanes, found, strict=True):
+            feed = lane.state.feed
+            if feed.state is FeedState.TAIL and (bounds is None or bounds.next > feed.cursor):
+                feed.state = FeedState.READABLE
+                self.hear(lane)
+        self.stir()
+
+    def ends_failed(self) -> None:
+        """They were not told; `retry` lets them be asked for again."""
+        self._ends_failed = True
 
     def _next_in_turn(self, want: int) -> list[OrderedLane] | ReadRequest | None:
         for _ in range(len(self.lanes)):
@@ -267,6 +339,8 @@ class OrderScope:
                 break
         for part, had in zip(parts, before, strict=True):
             part.settle()
+            if part.at == part.end:
+                self.hear(part.lane)
             if len(part.ready) > had:
                 self.waiting += len(part.ready) - had
                 part.lane.wake()
@@ -307,3 +381,5 @@ class OrderScope:
     def retry(self) -> None:
         """Try again what failed."""
         self._rescan_failed = False
+        if self._ends_failed:
+            self._asking = self._ends_failed = False
