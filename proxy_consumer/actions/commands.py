@@ -13,6 +13,7 @@ from proxy_consumer.actions.config import RedisConfig
 from proxy_consumer.actions.job import ABSENT, Job, plain, readable
 from proxy_consumer.actions.paths import compile_path
 from proxy_consumer.actions.targets import parse_address
+from proxy_consumer.order_keys.work import TooMuchWork
 
 _HOLE = re.compile(r"\{([^{}]+)\}")
 _SHAPES = {
@@ -46,7 +47,10 @@ class Commands:
 
     def fill(self, job: Job) -> list[list[bytes]]:
         """The commands for one message. Raises NoValueError."""
-        return [[filler(job) for filler in template] for template in self._templates]
+        try:
+            return [[filler(job) for filler in template] for template in self._templates]
+        except TooMuchWork as error:
+            raise NoValueError(f"too much work: {error}") from error
 
 
 def _host(text: str) -> tuple[str, int]:
@@ -110,7 +114,7 @@ def _piece(what: str, after_json: bool) -> Filler:
         "key": lambda job: job.key,
         "tag": lambda job: job.tag,
         "topic": lambda job: job.place.topic.encode(),
-        "body": lambda job: job.body if job.json is ABSENT else job.text().encode(),
+        "body": _body,
     }
     if what in known:
         return known[what]
@@ -123,12 +127,18 @@ def _piece(what: str, after_json: bool) -> Filler:
     lookup = compile_path(what)
 
     def find(job: Job) -> bytes:
-        value = lookup(job.json)
+        value = lookup(job)
         if value is ABSENT or value is None:
             raise NoValueError(f"there is nothing at {what}")
         return plain(value).encode()
 
     return find
+
+
+def _body(job: Job) -> bytes:
+    body = job.body if job.json is ABSENT else job.text().encode()
+    job.work.made(len(body))
+    return body
 
 
 def shown(name: bytes) -> str:

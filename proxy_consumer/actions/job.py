@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddmq_common.delivery import Content
+from proxy_consumer.actions.work import Work
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -74,10 +75,21 @@ class Job:
     """Key and tag are empty when absent. `json` is ABSENT until Json has parsed the body.
 
     `params`, `query`: what the form and the URL are made of, in order; a value None has no `=`.
-    `script_failed`: a script error was met, whatever became of the job.
+    `script_failed`: a script error was met, whatever became of the job. `work`: what its paths may do yet.
     """
 
-    __slots__ = ("body", "json", "key", "params", "place", "properties", "query", "script_failed", "tag")
+    __slots__ = (
+        "body",
+        "json",
+        "key",
+        "params",
+        "place",
+        "properties",
+        "query",
+        "script_failed",
+        "tag",
+        "work",
+    )
 
     def __init__(
         self,
@@ -96,6 +108,7 @@ class Job:
         self.params: list[tuple[str, str | None]] = []
         self.query: list[tuple[str, str]] = []
         self.script_failed = False
+        self.work = Work(len(body))
 
     def text(self) -> str:
         """What the sinks write: the current JSON, compact, or the body as `readable` has it."""

@@ -26,7 +26,7 @@ def query_params(mapping: Mapping[str, str]) -> Callable[[Job], Outcome]:
     def step(job: Job) -> Outcome:
         found = []
         for name, path, lookup in wanted:
-            value = lookup(job.json)
+            value = lookup(job)
             if value is ABSENT or value is None:
                 return fail(f"QueryParams: {name} has no value: there is nothing at {path}")
             found.append((name, plain(value)))

