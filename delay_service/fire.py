@@ -183,7 +183,7 @@ class Fire:
             self._around.counts.aside(plan.changes.deferred)
             if not self._holding.write(plan.changes):
                 return False
-        if plan.outlets:
+        if plan.outlets or (self._over and not self._flights):
             over, self._over = self._over, []
             self._launch(plan.outlets, over)
         return bool(plan.outlets) or plan.changes is not None
@@ -283,7 +283,9 @@ class Fire:
     def _blame(self, firing: Firing, error: Exception) -> None:
         outlets = firing.outlets
         topics = sorted({one.record.topic for one in outlets})
-        if len(topics) > 1:
+        if not topics:
+            self._pause()  # nothing but `over`, which goes with the next
+        elif len(topics) > 1:
             half = frozenset(topics[: len(topics) // 2])
             self._launch([one for one in outlets if one.record.topic in half])
             self._launch([one for one in outlets if one.record.topic not in half])

@@ -277,7 +277,9 @@ class Batch:
         if message is None:
             self._end(said, *_known_again(state), state)
             return
-        moved = message._replace(due_ms=self._now if said.op == FIRE else max(said.due_ms, 0))
+        moved = message._replace(
+            due_ms=min(self._now, message.due_ms) if said.op == FIRE else max(said.due_ms, 0)
+        )
         self._fresh[moved.key] = moved
         state = IdState(IdKind.PENDING, moved.due_ms, moved.offset)
         self._put_id(order.uuid, state)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from backend.progress.ack_map import OFFSET_END, AckMap
 from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import CATCH_UP_MAX
+from delay_service.core.kinds.schedules import delivered_before
 from delay_service.core.nearby import Nearby
 from delay_service.core.orders import before
 from delay_service.core.outlets import (
@@ -269,7 +270,7 @@ class Lanes:
         if isinstance(made, Step):
             if made.following is None:
                 self._over.append(message.offset)
-            self._replace(message, made.following, aside)
+            self._replace(message, made.following, aside, delivered_before(message.occurrence) > 0)
         else:
             outlets.append(made)
 
@@ -294,9 +295,14 @@ class Lanes:
             outlets.append(dead_outlet(message, UNREADABLE, self._now, aside))
         else:
             self._stale += 1
+            if following is None:
+                self._over.append(message.offset)
             self._replace(message, following, aside)
 
-    def _replace(self, message: Pending, following: Pending | None, aside: bool) -> None:
+    def _replace(
+        self, message: Pending, following: Pending | None, aside: bool, delivered: bool = True
+    ) -> None:
+        """`delivered`: something of it was; else it is over as if it had been taken back."""
         changes = self._change()
         (changes.removed_deferred if aside else changes.removed).append(message)
         if following is not None:
@@ -305,7 +311,8 @@ class Lanes:
             self.added((following,))
         else:
             kept = self._now + self._limits.kept_ms
-            changes.ids[message.uuid] = IdState(IdKind.FIRED, message.due_ms, message.offset, kept)
+            kind, at_ms = (IdKind.FIRED, message.due_ms) if delivered else (IdKind.CANCELLED, self._now)
+            changes.ids[message.uuid] = IdState(kind, at_ms, message.offset, kept)
 
     def dead(self, outlets: Iterable[Outlet], reason: str = GONE) -> list[Outlet]:
         """The same messages as dead letters."""

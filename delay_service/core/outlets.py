@@ -26,13 +26,15 @@ _ID_STEP = 1 << 44  # between the ids of a message's occurrences
 
 class Outlet(NamedTuple):
     """`message` fires as `record`; `following` waits after it, None: nothing does. `aside`: it comes from
-    those that were put aside. With a `reason` the record is a dead letter, and nothing follows."""
+    those that were put aside. With a `reason` the record is a dead letter, and nothing follows. `named_ms`:
+    when it was to fire, as its order and its id say."""
 
     message: Pending
     record: NewRecord
     following: Pending | None
     aside: bool
     reason: str = ""
+    named_ms: int = 0
 
 
 class Step(NamedTuple):
@@ -62,14 +64,14 @@ def outlet(
             return Step(message, None if wanted is None else later(message, *wanted[:2]))
     queue_id = choose(order.partition, order.hash_id, queues, turn(message.topic))
     then = following(message, order, now_ms, catch_up_max)
-    return Outlet(message, record_of(message, order, queue_id), then, aside)
+    return Outlet(message, record_of(message, order, queue_id), then, aside, named_ms=order.due_ms)
 
 
 def following(message: Pending, order: DelayOrder, now_ms: int, catch_up_max: int) -> Pending | None:
     """The next occurrence."""
     if order.kind == ONCE:
         return None
-    found = next_after(order, message.occurrence, now_ms, catch_up_max)
+    found = next_after(order, message.occurrence, now_ms, catch_up_max, message.due_ms)
     return None if found is None else later(message, found.occurrence, found.due_ms)
 
 
@@ -81,7 +83,8 @@ def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> P
     """What waits when the log says that everything below occurrence `fired` has been fired. Raises as
     `outlet`."""
     order = decode_order(message.order)
-    found = next_after(order, fired - 1, now_ms, catch_up_max)
+    put_off_ms = message.due_ms if message.occurrence == fired - 1 else 0
+    found = next_after(order, fired - 1, now_ms, catch_up_max, put_off_ms)
     return None if found is None else later(message, found.occurrence, found.due_ms)
 
 
@@ -180,9 +183,9 @@ def dead_record(
 
 
 def state_after(outlet: Outlet, fired_ms: int, kept_ms: int) -> IdState:
-    """What is known of the message's id once it has fired."""
+    """What is known of the message's id once it has fired; if that was early, until after its own time."""
     message = outlet.message
     if outlet.following is not None:
         return IdState(IdKind.PENDING, outlet.following.due_ms, message.offset)
     kind = IdKind.DEAD if outlet.reason else IdKind.FIRED
-    return IdState(kind, fired_ms, message.offset, fired_ms + kept_ms)
+    return IdState(kind, fired_ms, message.offset, max(fired_ms, outlet.named_ms) + kept_ms)

@@ -3,9 +3,10 @@ server still sends.
 
 An old server's message carries from_chronos and an occurrence's id as its key; a cancel of that id may have
 reached us instead of it. Who knows is the delay service, so the message goes through it, due at once and only
-unless that uuid was cancelled: one decision, in one place, in the order in which both came. Its own uuid is
-made of the key, so that what the old server resends is delivered once. While no delay service is seen the
-message is stored as it is: cancels find nobody either.
+unless that uuid was cancelled: one decision, in one place, in the order in which both came. Each send is a
+message of its own: consumers send on what they got, key and all, and what was answered 0 is delivered. So
+what an old server resends comes twice, as it did there. While no delay service is seen the message is stored
+as it is: cancels find nobody either.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class PlainDelays:
         return found
 
     def _relay(self, key: DelayId, record: NewRecord, place: Place) -> DelayOrder:
-        uuid = uuid_of(blake2b(record.topic.encode() + b" " + record.key, digest_size=16).digest())
+        uuid = uuid_of(blake2b(record.message_id + record.key, digest_size=16).digest())
         return relay_order(key, record.topic, uuid, self._wall_ms(), place)
 
     def _placed(self, order: DelayOrder, topic: str, place: Place) -> tuple[DelayOrder, bytes]:

@@ -73,20 +73,24 @@ def delivered_before(order: DelayOrder, occurrence: int) -> int:
 
 
 def next_after(
-    order: DelayOrder, occurrence: int, now_ms: int, catch_up_max: int = CATCH_UP_MAX
+    order: DelayOrder, occurrence: int, now_ms: int, catch_up_max: int = CATCH_UP_MAX, put_off_ms: int = 0
 ) -> Next | None:
     """What comes after `occurrence` has fired (or was passed over), or None: it was the last.
 
+    `put_off_ms`: until when it was made to wait; what fell due meanwhile was not missed, it is passed over.
     Raises DamagedError for a cron or a zone that cannot be read here.
     """
     if order.kind == SCHEDULE:
-        return _scheduled(order, occurrence, now_ms, catch_up_max)
+        return _scheduled(order, occurrence, now_ms, catch_up_max, put_off_ms=put_off_ms)
     last = loops.last_of(order)
     if occurrence >= last:
         return None
     shift_ms = order.due_ms - order.timestamp_s * 1_000
     missed_to = min(last, loops.last_by(order, (now_ms - shift_ms) // 1_000))
-    following = max(occurrence + 1, missed_to - max(catch_up_max, 1) + 1)
+    passed_to = loops.last_by(order, (put_off_ms - shift_ms) // 1_000)
+    following = max(occurrence, missed_to - max(catch_up_max, 1), passed_to) + 1
+    if following > last:
+        return None
     return Next(following, due_ms(order, following), following - occurrence - 1)
 
 
@@ -106,10 +110,10 @@ def to_fire(order: DelayOrder, occurrence: int, now_ms: int, at_ms: int | None =
 
 
 def _scheduled(
-    order: DelayOrder, occurrence: int, now_ms: int, catch_up_max: int, delivered: bool = True
+    order: DelayOrder, occurrence: int, now_ms: int, cap: int, delivered: bool = True, put_off_ms: int = 0
 ) -> Next | None:
     try:
-        found = schedules.after(order, occurrence, now_ms, catch_up_max, delivered)
+        found = schedules.after(order, occurrence, now_ms, cap, delivered, put_off_ms)
     except CronError as error:  # accepted by a producer proxy that knows more time zones, or a newer cron
         raise DamagedError(f"schedule of {order.uuid} cannot go on: {error}") from error
     if found is not None and found[0] > NUMBER_MAX:

@@ -35,14 +35,20 @@ def delivered_before(occurrence: int) -> int:
 
 
 def after(
-    order: DelayOrder, occurrence: int, now_ms: int, catch_up_max: int, delivered: bool = True
+    order: DelayOrder,
+    occurrence: int,
+    now_ms: int,
+    catch_up_max: int,
+    delivered: bool = True,
+    put_off_ms: int = 0,
 ) -> Found | None:
-    """What comes after `occurrence`, or None. `delivered`: whether it counts as a delivery itself."""
+    """What comes after `occurrence`, or None. `delivered`: whether it counts as a delivery itself.
+    `put_off_ms`: it waited until then, and what fell due up to then is passed over."""
     schedule = order.schedule or Schedule()
     count = (delivered_before(occurrence) + delivered) & COUNT_MAX
     if schedule.occurrences_max and count >= schedule.occurrences_max:
         return None
-    due = due_ms(order, occurrence)
+    due = max(due_ms(order, occurrence), put_off_ms)
     found = _cron_after if schedule.cron else _series_after
     following = found(order, schedule, due, now_ms, max(catch_up_max, 1))
     if following is None:

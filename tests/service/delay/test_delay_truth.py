@@ -1,0 +1,146 @@
+"""What is told of messages is what became of them: after lost stores, restores, early fires, skipped ones."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from delay_rig import Disks, Rig
+
+from ddmq_common.delay_order import (
+    ALREADY_FIRED,
+    CANCELLED,
+    LOOP,
+    SCHEDULE,
+    DelayOrder,
+    Schedule,
+)
+from ddmq_common.names import OUTCOME_TOPIC
+from delay_service.core.batch import Batch
+from delay_service.core.kinds import next_after
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def delay() -> Iterator[Rig]:
+    made = Rig()
+    made.make("orders")
+    made.make(OUTCOME_TOPIC)
+    yield made
+    made.close()
+
+
+def code_of_a_cancel(delay: Rig, number: int) -> int:
+    reply = 1_000 + number
+    delay.cancel(number, born_ms=delay.clock.wall_ms(), reply_queue=0, reply_id=reply)
+
+    def found() -> list[int]:
+        return [one.code for one in delay.outcomes() if one.reply_id == reply]
+
+    delay.until(lambda: delay.ring() or found(), f"an outcome for {number}")
+    return found()[0]
+
+
+@pytest.mark.parametrize("lost", ["all", "the later orders"])
+def test_a_cancel_is_remembered_when_the_store_is_lost(delay: Rig, lost: str) -> None:
+    now = delay.clock.wall_ms()
+    delay.add(1, now + HOUR_MS, born_ms=now)
+    delay.add(2, now + 1_000, born_ms=now)
+    delay.settle()
+    backup = delay.disks.stores[0]
+    backup.flush()
+    kept = Disks()
+    kept.stores[0] = type(backup)()
+    kept.stores[0].__dict__.update(backup._durable)
+    delay.cancel(1, born_ms=now)
+    delay.add(3, now + HOUR_MS, born_ms=now)
+    delay.settle()
+    delay.cancel(3, born_ms=now)
+    delay.advance(1)
+    delay.service.close()
+    delay.disks = Disks() if lost == "all" else kept
+    delay.start()
+    delay.settle()
+    assert [code_of_a_cancel(delay, number) for number in (1, 2, 3)] == [CANCELLED, ALREADY_FIRED, CANCELLED]
+    fired = [one.fired_at_ms for one in delay.outcomes() if one.code == ALREADY_FIRED]
+    assert max(fired) <= delay.clock.wall_ms(), "nothing fired in the future"
+    delay.advance(2 * HOUR_MS / 1e3)
+    assert delay.bodies() == [b"2"]
+
+
+def test_a_move_is_not_done_again_to_a_later_delivery(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.add(1, now + 1_000, born_ms=now, kind=SCHEDULE, schedule=Schedule(period_ms=HOUR_MS, repeat=3))
+    delay.settle()
+    delay.fire_now(1, born_ms=now)
+    delay.settle()
+    delay.ring()
+    assert len(delay.bodies()) == 1
+    delay.service.close()
+    delay.disks.stores[
+        0
+    ]._meta.clear()  # as a salvaged store: what is there is there, how far it is is not known
+    delay.start()
+    delay.ring()
+    assert len(delay.bodies()) == 1, "the order to fire now has been carried out before"
+
+
+def test_what_fires_early_is_known_until_after_its_own_time(delay: Rig) -> None:
+    due = delay.clock.wall_ms() + 30 * 24 * HOUR_MS
+    delay.add(1, due)
+    delay.settle()
+    delay.fire_now(1)
+    delay.settle()
+    delay.ring()
+    delay.clock.advance(80 * 3_600)
+    for _ in range(3):
+        delay.advance(6)
+    assert code_of_a_cancel(delay, 1) == ALREADY_FIRED
+
+
+def test_a_schedule_of_which_nothing_was_delivered_is_not_told_as_fired(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    skip = Schedule(period_ms=1_000, repeat=1, catch_up="skip")
+    delay.add(1, now + 1_000, kind=SCHEDULE, schedule=skip)
+    delay.settle()
+    delay.clock.advance(60)
+    delay.ring()
+    assert delay.bodies() == []
+    assert code_of_a_cancel(delay, 1) == CANCELLED, "it is over, and nothing came"
+
+
+def test_putting_off_one_delivery_brings_no_burst(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    rest = {"kind": LOOP, "interval_s": 3, "times": 1_000, "expire_s": now // 1_000 + 10**6}
+    delay.add(1, now + 3_000, **rest)
+    delay.add(2, now + 3_000, kind=SCHEDULE, schedule=Schedule(period_ms=3_000, repeat=-1, catch_up="all"))
+    delay.settle()
+    delay.reschedule(1, now + 33_000)
+    delay.reschedule(2, now + 33_000)
+    delay.settle()
+    for second in range(1, 40):
+        delay.advance(1)
+        wanted = 0 if second < 33 else 2 * ((second - 33) // 3 + 1)
+        assert len(delay.bodies()) == wanted, f"second {second}"
+
+
+def test_what_was_missed_after_a_delivery_that_was_put_off_still_comes() -> None:
+    order = DelayOrder("add", "u", "t", LOOP, 0, 0, 10**9, 3, 10**6)
+    found = next_after(order, 5, 60_000, put_off_ms=30_000)
+    assert found is not None
+    assert (found.occurrence, found.due_ms, found.skipped) == (11, 33_000, 5)
+
+
+def test_batches_of_orders_leave_no_cycle_behind(delay: Rig) -> None:
+    """Each has the bodies of its messages, which a collection now and then would find much later."""
+    gc.collect()
+    gc.disable()
+    try:
+        delay.add(1, delay.clock.wall_ms() + HOUR_MS, bytes(100_000))
+        delay.cancel(1)
+        delay.settle()
+        assert not [one for one in gc.get_objects() if isinstance(one, Batch)]
+    finally:
+        gc.enable()
