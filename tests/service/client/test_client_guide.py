@@ -1,7 +1,10 @@
 """Every example of docs/client.md runs as it stands there."""
 
 import asyncio
+import os
 import re
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,13 @@ def test_example(proxy: Standin, number: int, capsys: pytest.CaptureFixture[str]
         while len(proxy.done) < 11:
             await asyncio.sleep(0.002)
 
-    scope = {"wait_for_shutdown": lambda: proxy.wait(lambda: len(proxy.done) == 11), "shutdown": shutdown}
+    def end() -> None:
+        proxy.wait(lambda: len(proxy.done) == 11)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if ".run()" in code and "asyncio" not in code:
+        threading.Thread(target=end, daemon=True).start()
+    scope = {"shutdown": shutdown}
     exec(compile(code, f"docs/client.md, example {number}", "exec"), scope)
     assert "not stored" not in capsys.readouterr().out
 

@@ -1,0 +1,33 @@
+"""Builds the wheel of ddmq-client: `python tools/client_wheel.py [FOLDER]`, by default into dist/.
+
+The package is copied beside packaging/client/pyproject.toml first, so nothing is left behind in the tree.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT_OUT = shutil.ignore_patterns("__pycache__")
+
+
+def build(folder: Path) -> Path:
+    """The wheel, made in `folder`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "source"
+        shutil.copytree(ROOT / "packaging" / "client", source)
+        shutil.copytree(ROOT / "ddmq_client", source / "ddmq_client", ignore=LEFT_OUT)
+        made = Path(scratch) / "made"
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(made), str(source)]
+        subprocess.run(command, check=True)
+        (wheel,) = made.glob("*.whl")
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(wheel, folder))
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "dist"))
