@@ -16,7 +16,7 @@ from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import LingerWheel, Waiter
-from proxy_consumer.groups.consistency import Consistency, length_fault, stated
+from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group, PullWaiter
 from proxy_consumer.results.results import Results
@@ -28,7 +28,7 @@ from proxy_consumer.subscription.subscription import Subscription
 class Pull(PullWaiter):
     """One pull from its request to its answer."""
 
-    __slots__ = ("_pulls", "call", "group", "late", "ours")
+    __slots__ = ("_pulls", "call", "client", "group", "late", "ours")
 
     def __init__(self, pulls: Pulls, call: Call, topic: str | None, count: int, ours: bool) -> None:
         super().__init__(topic, count)
@@ -36,6 +36,7 @@ class Pull(PullWaiter):
         self.call = call
         self.ours = ours
         self.group: Group | None = None
+        self.client: Client | None = None
         self.late: Sequence[Any] = ()  # LateResults of what came with it
 
     def deliver(self, delivery: Delivery) -> None:
@@ -154,8 +155,9 @@ class Pulls:
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now, request = self._runtime.now(), pull.call.args.request
+        pull.client = self.consistency.seen(request, pull.call.peer)
         if pull.ours or request.filter:
-            fault = self.consistency.fault(request, group)
+            fault = self.consistency.fault(request, group, pull.client)
             if fault is not None:
                 self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
                 return
@@ -219,6 +221,8 @@ class Pulls:
     def answer(self, pull: Pull, delivery: Delivery) -> None:
         """Hand messages out."""
         held: Held = delivery.state.label
+        if pull.client is not None:
+            delivery.lease.given_to(pull.client)
         next_offset = None
         if pull.ours:
             next_offset = held.subscription.next_offset(delivery.state, self._runtime.now())

@@ -30,7 +30,7 @@ from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups import stats
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.changes import Change, Changes
-from proxy_consumer.groups.consistency import Difference
+from proxy_consumer.groups.consistency import Difference, GroupClient
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.gauges import Gauges
 from proxy_consumer.groups.group import SOURCE_LOG, Stored
@@ -283,6 +283,10 @@ class ConsumerService:
     def differences(self, group: str) -> list[Difference]:
         """Clients of a group that subscribe differently, as far as this proxy has seen."""
         return self._pulls.consistency.differences(group)
+
+    def clients(self, group: str) -> list[GroupClient]:
+        """Who pulls for a group at this proxy, with what it has in flight."""
+        return self._pulls.consistency.clients(group)
 
     def subscription_source(self, group: str, topic: str) -> Stored:
         """What a subscription sets itself and who owns it: `log`, or the name of a file."""

@@ -15,7 +15,8 @@ QUEUE_COLUMNS = (
     "queue", "committed", "next", "lag", "oldest", "in_flight", "retrying", "ack_span", "holder"
 )  # fmt: skip
 KEY_COLUMNS = ("key", "since", "attempts", "state", "head", "waiting", "last error")
-CLIENT_COLUMNS = ("client", "topic", "since", "what")
+CLIENT_COLUMNS = ("client", "address", "since", "last pull", "in flight", "topics")
+DIFFERENCE_COLUMNS = ("client", "topic", "since", "what")
 ERROR_SHOWN = 120
 
 
@@ -34,10 +35,15 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
         print_keys(found["group"], found["blocked_keys"])
         if found["blocked_keys_more"]:
             hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
+    if found["clients"]:
+        say("clients at this proxy")
+        print_table("", CLIENT_COLUMNS, (_client(each) for each in found["clients"]))
+        if found["clients_more"]:
+            hint(f"and {found['clients_more']:,} clients more")
     if found["differences"]:
         now_ms = time.time() * 1000
         say("clients that subscribe differently")
-        print_table("", CLIENT_COLUMNS, (_client(each, now_ms) for each in found["differences"]))
+        print_table("", DIFFERENCE_COLUMNS, (_difference(each, now_ms) for each in found["differences"]))
     hint_elsewhere(found)
 
 
@@ -133,6 +139,17 @@ def _key(each: Mapping[str, Any], now_ms: float) -> list[Any]:
     ]
 
 
-def _client(each: Mapping[str, Any], now_ms: float) -> list[Any]:
+def _client(each: Mapping[str, Any]) -> list[Any]:
+    return [
+        each["client_id"],
+        each["address"],
+        age(time.time() - each["since_ms"] / 1000) + " ago",
+        age(each["idle_s"]) + " ago",
+        each["in_flight"],
+        ", ".join(each["topics"]) or "all",
+    ]
+
+
+def _difference(each: Mapping[str, Any], now_ms: float) -> list[Any]:
     since = age((now_ms - each["since_ms"]) / 1000) + " ago"
     return [each["client_id"], each["topic"] or None, since, each["what"]]

@@ -29,6 +29,7 @@ from proxy_consumer.groups.stats import QueueStats, SubscriptionStats
 from proxy_consumer.service import ConsumerService
 
 AGED_MAX = 50  # subscriptions of a list whose oldest waiting message is looked at
+CLIENTS_MAX = 200  # of a group that are listed, those with most in flight
 DIFFERENCES_MAX = 100  # clients that subscribe differently
 RETRY_DETAILS = ("retry_waiting_whole", "retry_oldest_s", "retry_next_s")
 AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
@@ -109,6 +110,7 @@ class GroupView:
         summary = keys.known(self._consumer, group)
         found = self._consumer.group_stats(group).wait(WAIT_S)
         retries = RetryPathView(self._consumer, self._clock)
+        clients = self._consumer.clients(group)
         ordered = any(each.config.order_key for each in found)
         blocked = keys.rows(self._consumer, group, keys_limit + 1) if ordered else []
         return {
@@ -120,6 +122,8 @@ class GroupView:
             "subscriptions": [
                 self._subscription(each) | retries.row(each.group, each.topic) for each in found
             ],
+            "clients": [dataclasses.asdict(each) for each in clients[:CLIENTS_MAX]],
+            "clients_more": max(0, len(clients) - CLIENTS_MAX),
             "differences": [
                 dataclasses.asdict(each) for each in self._consumer.differences(group)[:DIFFERENCES_MAX]
             ],

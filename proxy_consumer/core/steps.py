@@ -88,11 +88,12 @@ class EndsRequest(NamedTuple):
 class Delivery:
     """Messages of one queue for one client, under one lease."""
 
-    __slots__ = ("deadline", "lease_id", "lease_ms", "messages", "redelivered", "state")
+    __slots__ = ("deadline", "lease", "lease_id", "lease_ms", "messages", "redelivered", "state")
 
     def __init__(self, state: QueueState, messages: Slice, lease: Lease, redelivered: bool) -> None:
         self.state = state
         self.messages = messages
+        self.lease = lease
         self.lease_id = lease.id
         self.deadline = lease.deadline
         self.lease_ms = round(lease.length_s * 1000)

@@ -1,4 +1,4 @@
-"""Do the clients of a group subscribe to the same? What ours state in their pulls is compared here.
+"""Who pulls for a group, and do its clients subscribe to the same? What ours state in pulls is compared.
 
 A filter that differs from the subscription's would lose messages of those who rely on the other one: such
 a pull is refused, with a text that names both. Clients of one group that read different topics lose
@@ -17,6 +17,7 @@ from typing import Any
 from ddmq_common.metrics.catalogue import INCONSISTENT
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
+from proxy_consumer.core.jobs.leases import Recipient
 from proxy_consumer.filters.expressions import expression_fault
 from proxy_consumer.filters.sql_parser import parse_sql
 from proxy_consumer.filters.tags import parse_tags
@@ -43,11 +44,30 @@ class Difference:
     since_ms: int
 
 
-class _Client:
-    __slots__ = ("differences", "first_at", "seen_at", "topics")
+@dataclass(frozen=True, slots=True)
+class GroupClient:
+    """One client that pulls for a group here. `client_id`: what it calls itself; old clients are known by the
+    host they come from, several as one. `since_ms`: of its first pull, epoch milliseconds."""
 
-    def __init__(self, now: float) -> None:
+    client_id: str
+    address: str
+    since_ms: int
+    idle_s: float
+    topics: tuple[str, ...]
+    in_flight: int
+
+
+class Client(Recipient):
+    """What is remembered of one client. `ours`: it states an id of its own."""
+
+    __slots__ = ("address", "differences", "first_at", "ours", "seen_at", "since_ms", "topics")
+
+    def __init__(self, now: float, since_ms: int, *, ours: bool) -> None:
+        super().__init__()
         self.first_at = self.seen_at = now
+        self.since_ms = since_ms
+        self.ours = ours
+        self.address = ""
         self.topics: set[bytes] = set()  # b"" = all of the group
         self.differences: dict[bytes, Difference] = {}  # by topic; b"" = in its topics
 
@@ -57,32 +77,39 @@ class Consistency:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._groups: dict[bytes, dict[bytes, _Client]] = {}
+        self._groups: dict[bytes, dict[bytes, Client]] = {}
         self._count = 0
         self.wake_at = NEVER
 
     # --- pulls
 
-    def fault(self, request: Any, group: Group) -> str | None:
-        """Why this pull would lose messages, or None. For pulls with a `clientId` or a filter."""
+    def seen(self, request: Any, address: str) -> Client | None:
+        """The client of a pull that came from `address`, HOST:PORT; None where no more are remembered."""
+        host = address.rpartition(":")[0]
+        client = self._client(request.groupId, request.clientId or host.encode(), ours=bool(request.clientId))
         topic: bytes = request.topic or b""
-        who: bytes = request.clientId or b""
-        client = self._client(request.groupId, who) if who else None
-        if client is not None and topic not in client.topics and len(client.topics) < TOPICS_MAX:
-            client.topics.add(topic)
+        if client is not None:
+            client.address = address if client.ours else host
+            if topic not in client.topics and len(client.topics) < TOPICS_MAX:
+                client.topics.add(topic)
+        return client
+
+    def fault(self, request: Any, group: Group, client: Client | None) -> str | None:
+        """Why this pull would lose messages, or None. For pulls with a `clientId` or a filter."""
         if not request.filter:
             return None
-        for each in _named(group, topic):
+        who: bytes = request.clientId or b""
+        for each in _named(group, request.topic or b""):
             config = each.config
             what = _difference(request.filterType or b"TAG", request.filter, config.tags, config.sql)
             if what is not None:
-                self._note(group, client, who, each.topic, what)
+                self._note(group, client if who else None, who, each.topic, what)
                 return f"topic {each.topic}: {what}; state the same, or change the subscription"
             if client is not None and client.differences:
                 client.differences.pop(each.topic.encode(), None)
         return None
 
-    def _client(self, group: bytes, client_id: bytes) -> _Client | None:
+    def _client(self, group: bytes, client_id: bytes, *, ours: bool) -> Client | None:
         clients = self._groups.get(group)
         if clients is None:
             clients = self._groups[group] = {}
@@ -95,10 +122,10 @@ class Consistency:
             return None
         self._count += 1
         self._runtime.agenda.set(self, now + SWEEP_S)
-        client = clients[client_id] = _Client(now)
+        client = clients[client_id] = Client(now, self._runtime.clock.wall_ms(), ours=ours)
         return client
 
-    def _note(self, group: Group, client: _Client | None, client_id: bytes, topic: str, what: str) -> None:
+    def _note(self, group: Group, client: Client | None, client_id: bytes, topic: str, what: str) -> None:
         key = topic.encode()
         known = None if client is None else client.differences.get(key)
         if known is not None and known.what == what:
@@ -118,7 +145,7 @@ class Consistency:
         """The agenda's call: forget who is away, compare topics."""
         for name, clients in list(self._groups.items()):
             for client_id, client in list(clients.items()):
-                if client.seen_at + AWAY_S <= now:
+                if client.seen_at + AWAY_S <= now and not client.in_flight:
                     del clients[client_id]
                     self._count -= 1
             if clients:
@@ -128,8 +155,8 @@ class Consistency:
         if self._groups:
             self._runtime.agenda.set(self, now + SWEEP_S)
 
-    def _compare_topics(self, name: bytes, clients: dict[bytes, _Client], now: float) -> None:
-        settled = {key: one for key, one in clients.items() if one.first_at + SETTLED_S <= now}
+    def _compare_topics(self, name: bytes, clients: dict[bytes, Client], now: float) -> None:
+        settled = {key: one for key, one in clients.items() if one.ours and one.first_at + SETTLED_S <= now}
         everything = frozenset().union(*(one.topics for one in settled.values())) - {b""}
         for client_id, client in settled.items():
             missing = everything - client.topics
@@ -146,6 +173,18 @@ class Consistency:
             client.differences[b""] = Difference("", who, what, self._runtime.clock.wall_ms())
 
     # --- for people
+
+    def clients(self, group: str) -> list[GroupClient]:
+        """Who pulls for a group at this proxy, those with most in flight first."""
+        now = self._runtime.now()
+        found = [
+            GroupClient(
+                _text(name), each.address, each.since_ms, now - each.seen_at,
+                tuple(sorted(map(_text, each.topics - {b""}))), each.in_flight,
+            )
+            for name, each in self._groups.get(group.encode(), {}).items()
+        ]  # fmt: skip
+        return sorted(found, key=lambda each: (-each.in_flight, each.client_id))
 
     def differences(self, group: str) -> list[Difference]:
         """Who of a group subscribes differently, the longest first. `topic` "": in the topics it reads."""

@@ -22,6 +22,15 @@ NEVER = float("inf")
 Piece = tuple[int, int, int]  # start, end, bytes
 
 
+class Recipient:
+    """Whoever deliveries go to, and how many messages of them it has in flight."""
+
+    __slots__ = ("in_flight",)
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+
+
 class Lease:
     """One delivery's right to finish its messages. `left`: how many are not finished yet.
 
@@ -29,7 +38,7 @@ class Lease:
     long the lease lasts, and each extension of it.
     """
 
-    __slots__ = ("deadline", "id", "left", "length_s", "since")
+    __slots__ = ("deadline", "id", "left", "length_s", "recipient", "since")
 
     def __init__(self, lease_id: int, deadline: float, since: float = 0.0) -> None:
         self.id = lease_id
@@ -37,11 +46,18 @@ class Lease:
         self.since = since
         self.length_s = deadline - since
         self.left = 0
+        self.recipient: Recipient | None = None
+
+    def given_to(self, recipient: Recipient) -> None:
+        """What it holds is in flight at `recipient`."""
+        self.recipient = recipient
+        recipient.in_flight += self.left
 
     def part(self, now: float) -> Lease:
         """The same right with a deadline of its own, a whole length from now."""
         part = Lease(self.id, now + self.length_s, self.since)
         part.length_s = self.length_s
+        part.recipient = self.recipient
         return part
 
 
@@ -84,6 +100,8 @@ class LeaseTable:
         if lease.left == 0:
             self._leases.setdefault(lease.id, []).append(lease)
         lease.left += end - start
+        if lease.recipient is not None:
+            lease.recipient.in_flight += end - start
         self.jobs += end - start
         self.size += size
         if lease.deadline < self.next_deadline:
@@ -134,11 +152,20 @@ class LeaseTable:
         self.jobs -= jobs
         self.size -= size
         lease.left -= jobs
+        if lease.recipient is not None:
+            lease.recipient.in_flight -= jobs
         if lease.left == 0:
             parts = self._leases[lease.id]
             parts.remove(lease)
             if not parts:
                 del self._leases[lease.id]
+
+    def clear(self) -> None:
+        """The queue is another's: nothing of it is in flight here any more."""
+        for run in self._runs:
+            self._give_back(run.lease, run.end - run.start, run.size)
+        self._starts, self._runs = [], []
+        self.next_deadline = NEVER
 
     def extend(self, lease_id: int, now: float) -> bool:
         """Start a live lease's time anew; False when there is no such lease (any more)."""

@@ -399,7 +399,7 @@ class QueueJobs(JobTable):
     def abandon(self) -> None:
         """The queue is not ours any more: give everything back to the subscription's budget."""
         self._release(self.leases.jobs, self.leases.size)
-        self.leases = LeaseTable()
+        self.leases.clear()
         self._forget_jobs()
 
     # --- the subscription's budget

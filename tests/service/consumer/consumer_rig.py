@@ -37,7 +37,7 @@ class FakeCall(Call):
         self.wire = wire
         self.received_at = 0.0
         self.frame_bytes = 0
-        self.peer = "test"
+        self.peer = "test:1"
         self.on_abandoned = None
         self.encoded: bytes | None = None
         self.fault_kind: Fault | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, FakeCall, Rig
+from consumer_rig import FIRST, FakeCall, Rig, result
 
 from proxy_consumer.groups import consistency
 
@@ -152,3 +152,28 @@ def test_only_filters_that_can_be_used_are_kept(tagged: Rig) -> None:
     assert consistency.difference.cache_info().currsize == 0
     refused(told(tagged, text="c"))
     assert consistency.difference.cache_info().currsize == 1
+
+
+def test_clients_are_listed_with_what_they_have_in_flight(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    rig.send(5)
+    rig.ask(clientId=b"one", count=2)
+    rig.ask(clientId=b"two", count=1)
+    rig.ask(count=2)
+    rig.settle()
+    found = {each.client_id: each for each in rig.service.clients("G")}
+    assert {name: each.in_flight for name, each in found.items()} == {"one": 2, "two": 1, "test": 2}
+    assert found["one"].topics == ("T",)
+    rig.submit(result([0, 3]))
+    assert {each.client_id: each.in_flight for each in rig.service.clients("G")} == {
+        "one": 1,
+        "two": 1,
+        "test": 1,
+    }
+    rig.wait(rig.service.delete_group("G"))
+    rig.settle()
+    assert [each.in_flight for each in rig.service.clients("G")] == [0, 0, 0]
+    for _ in range(14):
+        rig.advance(10)
+    assert rig.service.clients("G") == []
