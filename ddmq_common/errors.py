@@ -66,5 +66,15 @@ class DamagedError(StorageError):
     """Stored bytes do not match their checksum; they are never served."""
 
 
+class NewerFormatError(StorageError):
+    """A newer release wrote it; nothing was changed. The message names both versions, and what to do."""
+
+    def __init__(self, what: str, found: int, known: int) -> None:
+        super().__init__(
+            f"{what} has format version {found}, this program knows versions up to {known}: start the release"
+            " that wrote it, or a later one; nothing was changed"
+        )
+
+
 class RemoteError(DdmqError):
     """The process or engine on the other side is gone or silent; the outcome may be unknown."""

@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from backend.file_log.core import names
 from backend.file_log.core.frame import FRAME_BYTES, unpack_frame
+from backend.file_log.core.salting import UNSALTED
 from backend.file_log.storage import File, Storage
 
 SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more behind a segment's end is given back
@@ -25,13 +26,14 @@ SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more behind a segment
 class Segment:
     """One file of the commit log."""
 
-    __slots__ = ("_map", "end", "file", "last_ms", "path", "start")
+    __slots__ = ("_map", "end", "file", "last_ms", "path", "salt", "start")
 
-    def __init__(self, start: int, end: int, path: str, file: File) -> None:
+    def __init__(self, start: int, end: int, path: str, file: File, salt: int = 0) -> None:
         self.start = start
         self.end = end
         self.path = path
         self.file = file
+        self.salt = salt  # of all its CRCs; 0: none
         self.last_ms = 0  # store time of its newest record, or a little later
         self._map: mmap.mmap | None = None
 
@@ -64,6 +66,7 @@ class SegmentSet:
     def __init__(self, storage: Storage, directory: str) -> None:
         self.storage = storage
         self.folder = f"{directory}/{names.COMMIT_LOG}"
+        self.salting = UNSALTED  # to be set before segments are opened or made
         self.starts: list[int] = []
         self.segments: list[Segment] = []
 
@@ -83,10 +86,13 @@ class SegmentSet:
     def _open(self, start: int) -> Segment:
         path = self.path(start)
         file = self.storage.open(path)
-        return Segment(start, start + file.size(), path, file)
+        return self._segment(start, start + file.size(), path, file)
+
+    def _segment(self, start: int, end: int, path: str, file: File) -> Segment:
+        return Segment(start, end, path, file, self.salting.of_segment(start))
 
     def _first_ms(self, segment: Segment) -> int:
-        frame = unpack_frame(segment.file.pread(FRAME_BYTES, 0), segment.start)
+        frame = unpack_frame(segment.file.pread(FRAME_BYTES, 0), segment.start, segment.salt)
         return 0 if frame is None else frame.stored_ms
 
     def date(self, newest_ms: int) -> None:
@@ -130,7 +136,7 @@ class SegmentSet:
         except OSError:
             file.close()
             raise
-        return Segment(start, start, path, file)
+        return self._segment(start, start, path, file)
 
     def create_with(self, start: int, data: bytes, size: int) -> Segment:
         """A new durable file that holds `data`, in place of one with the same start. Blocking."""
@@ -147,7 +153,7 @@ class SegmentSet:
         except OSError:
             file.close()
             raise
-        return Segment(start, start + len(data), path, file)
+        return self._segment(start, start + len(data), path, file)
 
     def remove_after(self, position: int) -> None:
         """Remove files of segments that start behind a log position; they are not in the set. Blocking."""
@@ -165,7 +171,7 @@ class SegmentSet:
         file.truncate(max(size, end - last.start))
         file.sync_all()
         last.close()
-        self.segments[-1] = Segment(last.start, end, last.path, file)
+        self.segments[-1] = self._segment(last.start, end, last.path, file)
 
     def trim(self) -> None:
         """Give back the space that was set aside behind what counts in all segments but the last. Blocking.

@@ -2,7 +2,8 @@
 
 Both start with a version byte and carry no checksum: whoever stores them wraps them in a record that
 has one. Decoding is strict: what is cut short, left over, out of range or of another version raises
-DamagedError, and nothing in the bytes can ask for more work or memory than their length allows.
+DamagedError (a newer version: NewerFormatError), and nothing in the bytes can ask for more work or memory
+than their length allows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from backend.progress.ack_map import OFFSET_END, PAGE_BITS, PAGE_FULL, PAGE_OFFS
 from backend.progress.group_progress import Fence, GroupProgress, check_delta
 from backend.records import ProgressDelta, QueueRef
 from ddmq_common.delivery import varint, zigzag
-from ddmq_common.errors import DamagedError
+from ddmq_common.errors import DamagedError, NewerFormatError
 
 DELTA_VERSION = 1
 PROGRESS_VERSION = 1
@@ -199,6 +200,8 @@ class _Reader:
         self._at = 0
         self._what = what
         found = self.byte()
+        if found > version:
+            raise NewerFormatError(what, found, version)
         if found != version:
             raise self.damaged(f"version {found}, this program knows {version}")
 

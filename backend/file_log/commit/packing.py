@@ -98,8 +98,10 @@ def refused(error: Exception) -> AppendResult:
 class FramePacker:
     """Packs one frame after the other; one frame at a time."""
 
-    def __init__(self, state: LogState, options: FileLogOptions) -> None:
+    def __init__(self, state: LogState, options: FileLogOptions, salt: int) -> None:
+        """`salt`: the directory's, from which CRCs start; not 0."""
         self._state = state
+        self._salt = salt
         self._delivery_bytes_max = options.delivery_bytes_max
         self._moved_bytes_max = options.moved_bytes_max
         self._tags: dict[bytes, int] = {b"": 0}
@@ -149,6 +151,7 @@ class FramePacker:
         topics, position, stored_ms = self._state.topics, frame.end, frame.stored_ms
         positions, names, keys, ids = frame.columns
         crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
+        salt = self._salt
         pack_entry, pack_crc, bytes_max = ENTRY.pack, ENTRY_CRC.pack, self._delivery_bytes_max
         new, status = tuple.__new__, AppendStatus.STORED
         answers: list[Results] = []
@@ -189,7 +192,7 @@ class FramePacker:
                 except (IndexError, struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
                     results.append(refused(self._explain(record, error)))
                     continue
-                meta_crc = crc(meta)
+                meta_crc = add_crc(salt, meta)
                 parts += (pack_front(RECORD_MAGIC, meta_crc, add_crc(meta_crc, delivery)), meta, delivery)
                 pending = queue.pending
                 if not pending:
@@ -220,7 +223,7 @@ class FramePacker:
     def add_internal(self, kind: Kind, apply: Callable[[], None], **fields: Any) -> None:
         """Pack a record that is no message. `apply` runs once it is durable."""
         frame = self.frame
-        data = pack_record(kind, frame.end, frame.stored_ms, **fields)
+        data = pack_record(kind, frame.end, frame.stored_ms, **fields, salt=self._salt)
         self._parts.append(data)
         frame.end += len(data)
         frame.sync = True
@@ -239,7 +242,8 @@ class FramePacker:
                 frame.batch_id,
                 frame.durable,
                 frame.stored_ms,
-            )
+            ),
+            self._salt,
         )
         frame.data = b"".join(self._parts)
         self._parts = []

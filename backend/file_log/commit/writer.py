@@ -71,7 +71,7 @@ class Writer:
         self._published = published
         self._answered = answered
         self._segments = place.segments
-        self._packer = FramePacker(state, options)
+        self._packer = FramePacker(state, options, place.segments.salting.salt)
         self._committer = Committer(place, self._done)
         self._job: Job | None = None
         self._pending: deque[Request] = deque()

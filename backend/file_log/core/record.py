@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 
+from backend.file_log.core.frame import version_of
 from ddmq_common.delivery import decode, encode_properties
 from ddmq_common.errors import DamagedError
 
 RECORD_MAGIC = b"DQR1"
-RECORD_VERSION = 1
+RECORD_VERSION = 2  # with a salt, as frames; without one, in what is older: 1
 FLAG_DELETED = 1  # of topic and setting records
 NO_ID = bytes(16)
 
@@ -121,6 +122,7 @@ def pack_record(
     due_ms: int = 0,
     tag_hash: int = 0,
     flags: int = 0,
+    salt: int = 0,
 ) -> bytes:
     """One record's bytes. Raises struct.error when a number does not fit."""
     tail = topic + key + system
@@ -139,36 +141,42 @@ def pack_record(
         queue_id,
         len(key),
         kind,
-        RECORD_VERSION,
+        version_of(salt),
         len(topic),
     )
     meta = rest + tail
-    meta_crc = google_crc32c.value(meta)
+    meta_crc = google_crc32c.extend(salt, meta)
     front = FRONT.pack(RECORD_MAGIC, meta_crc, google_crc32c.extend(meta_crc, delivery))
     return b"%b%b%b" % (front, meta, delivery)
 
 
-def unpack_record(data: Any, at: int, position: int) -> Record | None:
+def unpack_record(data: Any, at: int, position: int, salt: int = 0) -> Record | None:
     """The record at `at` of `data` (bytes or mmap), found at log position `position`; None when not sound.
 
     Only the meta part is checked; where its own CRC or the magic is wrong, the CRC of all may vouch for it.
     """
+    record = record_of_any_version(data, at, position, salt)
+    return record if record is not None and record.version == version_of(salt) else None
+
+
+def record_of_any_version(data: Any, at: int, position: int, salt: int) -> Record | None:
+    """The same, whatever its version is."""
     if at < 0 or at + RECORD_BYTES > len(data):
         return None
     fields = REST.unpack_from(data, at + FRONT.size)
     meta_bytes = fields[4] >> 8
     if fields[0] != position or not RECORD_BYTES <= meta_bytes <= fields[1]:
         return None
-    if meta_bytes < RECORD_BYTES + fields[14] + fields[11] or fields[13] != RECORD_VERSION:
+    if meta_bytes < RECORD_BYTES + fields[14] + fields[11]:
         return None
     meta = bytes(data[at : at + meta_bytes])
     magic, wanted, whole_crc = FRONT.unpack_from(meta)
-    meta_crc = google_crc32c.value(meta[FRONT.size :])
+    meta_crc = google_crc32c.extend(salt, meta[FRONT.size :])
     if len(meta) < meta_bytes:
         return None
     if magic != RECORD_MAGIC or meta_crc != wanted:
         whole = bytes(data[at + FRONT.size : at + fields[1]])
-        if len(whole) < fields[1] - FRONT.size or google_crc32c.value(whole) != whole_crc:
+        if len(whole) < fields[1] - FRONT.size or google_crc32c.extend(salt, whole) != whole_crc:
             return None
     return Record._make((whole_crc, meta_crc, *fields, meta))
 

@@ -119,6 +119,16 @@ def unpack_header(data: bytes, segment_start: int) -> Block | None:
     return block if sound and block.segment_start == segment_start else None
 
 
+def version_of(data: bytes, segment_start: int, magic: bytes) -> int | None:
+    """The version of the header (of a block or table) at the start of `data`; None: it is no sound one."""
+    if len(data) < HEADER_BYTES or data[:7] != magic or data[8:16] != segment_start.to_bytes(8, "little"):
+        return None
+    sound = data[HEADER_BYTES - 4 : HEADER_BYTES] == google_crc32c.value(data[: HEADER_BYTES - 4]).to_bytes(
+        4, "little"
+    )
+    return data[7] if sound else None
+
+
 def body_is_sound(block: Block, body: bytes) -> bool:
     """Whether these are the bytes that were written behind that header."""
     return len(body) == block.rows * ROW_BYTES and google_crc32c.value(body) == block.body_crc

@@ -9,19 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from backend.file_log.index import entries, sealing
+from backend.file_log.index import blocks, entries, sealing, table
 from backend.file_log.index.damage import Damage, OnDamage
 from backend.file_log.index.lookup import IndexLookup, sound_table
 from backend.file_log.index.names import UNFINISHED, entries_name, parse, segments, sorted_name
 from backend.file_log.index.sealing import Row
 from backend.file_log.index.writer import IndexWriter
 from backend.file_log.storage import Storage
-from ddmq_common.errors import DamagedError
+from ddmq_common.errors import DamagedError, NewerFormatError
 
 Span = tuple[int, int]
 """A segment, or a part of the log: `[start, end)` in log positions."""
 
 DAMAGE_REMEMBERED_MAX = 1_024
+
+
+def refuse_newer_index(storage: Storage, folder: str) -> None:
+    """Raises NewerFormatError when a file of the index was written by a newer release. Blocking."""
+    for name in storage.list(folder):
+        known = parse(name)
+        if known is not None:
+            file = storage.open(f"{folder}/{name}")
+            try:
+                data = file.pread(blocks.HEADER_BYTES, 0)
+            except OSError:
+                continue  # it is made anew
+            finally:
+                file.close()
+            for header in (blocks, table):
+                version = blocks.version_of(data, known[0], header.MAGIC)
+                if version is not None and version > header.VERSION:
+                    raise NewerFormatError(f"the index file {folder}/{name}", version, header.VERSION)
 
 
 class LogIndex:

@@ -53,11 +53,11 @@ def read_record(segments: Sequence[Segment], position: int) -> Found | None:
         return None
     try:
         data = segment.pread(position, FIRST_READ_BYTES)
-        record = unpack_record(data, 0, position)
+        record = unpack_record(data, 0, position, segment.salt)
         size = _size_of(data) if record is None else record.size
         if size > len(data):
             data = segment.pread(position, min(size, RECORD_BYTES_MAX))
-            record = unpack_record(data, 0, position)
+            record = unpack_record(data, 0, position, segment.salt)
     except OSError:
         return None  # deleted meanwhile
     if record is None or len(data) < record.size:
@@ -82,7 +82,7 @@ def rows_of(segments: Sequence[Segment], span: tuple[int, int]) -> Iterator[Row]
         if not data:
             return
         after, stop = at, at + len(data)
-        for item in walk(data, at, at, stop):
+        for item in walk(data, at, at, stop, segment.salt):
             if isinstance(item, Record):
                 after = item.end
                 if item.kind == Kind.MESSAGE:

@@ -314,7 +314,7 @@ class Queries:
             start, end = max(low, segment.start), min(high, segment.end)
             if start >= end:
                 continue
-            for item in walk(segment.view(end), segment.start, start, end):
+            for item in walk(segment.view(end), segment.start, start, end, segment.salt):
                 if isinstance(item, Record) and is_of(item, ref, item.offset) and item.offset >= offset:
                     if item.offset > offset:
                         return None  # it would have stood before this one

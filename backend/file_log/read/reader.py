@@ -160,7 +160,7 @@ class LogReader:
         ):
             return None
         view, base = segment.view(end), segment.start
-        unpack, crc = VOUCH.unpack_from, google_crc32c.value
+        unpack, crc, salt = VOUCH.unpack_from, google_crc32c.extend, segment.salt
         deliveries: list[bytes] = []
         add = deliveries.append
         raw = RAW_ENTRIES.iter_unpack(picked.entries)
@@ -171,7 +171,7 @@ class LogReader:
             if found != fields or at != offset:
                 return None
             whole = view[place + CHECKED_FROM : place + size]
-            if crc(whole) != wanted:
+            if crc(salt, whole) != wanted:
                 return None
             add(whole[(flags >> 8) - CHECKED_FROM :])
         return deliveries
@@ -208,7 +208,7 @@ class LogReader:
         view, place = segment.view(position + size), position - segment.start
         wanted, found, at = VOUCH.unpack_from(view, place + VOUCH_AT)
         whole = view[place + CHECKED_FROM : place + size]
-        if found != ENTRY.pack(*row) or at != offset or google_crc32c.value(whole) != wanted:
+        if found != ENTRY.pack(*row) or at != offset or google_crc32c.extend(segment.salt, whole) != wanted:
             return None
         return row, whole[(packed >> 8) - CHECKED_FROM :]
 
@@ -230,7 +230,7 @@ class LogReader:
         if segment is None:
             return None
         end = segment.end if limit is None else min(segment.end, limit)
-        record = unpack_record(segment.view(end), position - segment.start, position)
+        record = unpack_record(segment.view(end), position - segment.start, position, segment.salt)
         return record if record is not None and record.end <= end else None
 
     def stored_ms_at(self, position: int) -> int:

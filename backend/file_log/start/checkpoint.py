@@ -19,7 +19,7 @@ from backend.file_log.storage import Storage
 from backend.progress.codec import decode_progress, encode_progress
 from backend.progress.group_progress import Key
 from backend.records import QueueRef
-from ddmq_common.errors import DamagedError
+from ddmq_common.errors import DamagedError, NewerFormatError
 
 MAGIC = b"DDMQCKP1"
 VERSION = 1
@@ -96,7 +96,7 @@ def _setting_item(key: str, value: bytes) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """Raises DamagedError."""
+    """Raises DamagedError, and NewerFormatError for what a newer release wrote."""
     try:
         return _decode(data)
     except (struct.error, UnicodeDecodeError, ValueError, IndexError) as error:
@@ -112,6 +112,8 @@ def _decode(data: bytes) -> Checkpoint:
         data[_FRONT.size : HEADER_BYTES]
     )
     body = data[HEADER_BYTES:]
+    if version > VERSION:
+        raise NewerFormatError("the checkpoint", version, VERSION)
     if version != VERSION or len(body) != length or google_crc32c.value(body) != crc:
         raise DamagedError(f"the checkpoint's body of {len(body)} bytes is damaged, or of another version")
     state.writer_epoch = epoch
@@ -160,7 +162,10 @@ def _restore_topic(state: LogState, content: bytes, first_position: int) -> None
 
 
 def load_checkpoint(storage: Storage, directory: str) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound one, and what was wrong with others. Blocking."""
+    """The newest sound one, and what was wrong with others. Blocking.
+
+    Raises NewerFormatError, and OSError when there is no opening them; what cannot be read is damaged.
+    """
     faults: list[str] = []
     for name in (names.CHECKPOINT, names.CHECKPOINT_OLD):
         try:
@@ -169,7 +174,9 @@ def load_checkpoint(storage: Storage, directory: str) -> tuple[Checkpoint | None
             continue
         try:
             return decode_checkpoint(file.pread(file.size(), 0)), faults
-        except DamagedError as error:
+        except NewerFormatError:
+            raise
+        except (DamagedError, OSError) as error:
             faults.append(f"{name}: {error}")
         finally:
             file.close()

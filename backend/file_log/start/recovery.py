@@ -1,10 +1,11 @@
 """Opening the log: what counts, what is damaged, what is cut; and the views brought up to it.
 
-Order: the newest sound checkpoint; from its position on the log is walked twice, first for the highest
-proven durable position and the first frame above it that is not whole (everything from there is the torn
-tail, cut and synced before anything else), then to apply what stands before. Entries of consume queues
-below the checkpoint are taken as they are, unless files are missing: then they are added from the log.
-Everything here blocks and runs before the log answers anybody.
+Order: the format, the newest sound checkpoint; from its position on the log is walked twice, first for the
+highest proven durable position and the first frame above it that is not whole (everything from there is the
+torn tail, cut and synced before anything else), then to apply what stands before. What a newer release wrote
+is refused before anything is changed. Entries of consume queues below the checkpoint are taken as they are,
+unless files are missing: then they are added from the log. Everything here blocks and runs before the log
+answers anybody.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from backend.file_log.core.record import (
     entry_is_sound,
     pack_entry,
 )
+from backend.file_log.core.salting import UNSALTED, Salting
 from backend.file_log.core.scan import Bad, walk
 from backend.file_log.damage import Damage
+from backend.file_log.index.log_index import refuse_newer_index
 from backend.file_log.options import FileLogOptions
 from backend.file_log.segments import SegmentSet
-from backend.file_log.start.checkpoint import Checkpoint, load_checkpoint
+from backend.file_log.start.checkpoint import load_checkpoint
+from backend.file_log.start.format_file import find_format, new_salt, write_format
 from backend.file_log.start.tail import Tail
 from backend.file_log.state import LogState, QueueState, decode_topic
 from backend.file_log.storage import Storage, is_full
@@ -85,23 +89,34 @@ class Recovery:
 
     def run(self) -> Recovered:
         """All of it. Raises StorageError when the directory cannot be used."""
-        self._prepare_folders()
-        checkpoint = self._load_checkpoint()
+        salting, format_fault = find_format(self._storage, self._directory)
+        checkpoint, faults = load_checkpoint(self._storage, self._directory)
+        refuse_newer_index(self._storage, f"{self._directory}/{names.INDEX}")
+        self._segments.salting = salting or UNSALTED
         self._segments.load()
-        if not self._segments.segments:
-            start = 0 if checkpoint is None else checkpoint.position
-            self._segments.add(self._segments.create(start, self._options.segment_bytes))
         start = self._segments.first_position
         self._headless = checkpoint is None and start > 0
-        if self._headless:
-            self._report_headless(start)
         if checkpoint is not None:
             self._state = checkpoint.state
             start = max(start, checkpoint.position)
-        self._report_holes(start)
-        proven = start if checkpoint is not None else 0
         tail = Tail(self._storage, self._segments, self._damage, self._options.segment_bytes)
-        end, self._torn = tail.cut(start, proven)
+        end = tail.find(start, start if checkpoint is not None else 0)
+        # up to here nothing was changed: what a newer release wrote has been refused by now
+        self._prepare_folders()
+        self._report_views(format_fault, faults)
+        if salting is not None:
+            if format_fault:
+                write_format(self._storage, self._directory, salting)
+        elif not self._segments.segments:
+            salting = self._set_salting(start)
+        if not self._segments.segments:
+            self._segments.add(self._segments.create(start, self._options.segment_bytes))
+        if self._headless:
+            self._report_headless(start)
+        self._report_holes(start)
+        self._torn = tail.cut()
+        if salting is None:
+            self._go_on_salted(end)
         self._known = self._state.last_incarnation
         rebuilt = self._rebuild_missing(min(start, end))
         self._apply(start, end)
@@ -139,20 +154,39 @@ class Recovery:
             self._storage.make_folder(folder)
         self._storage.sync_folder(self._directory)
         for name in self._storage.list(self._segments.folder):
-            if name.endswith(names.UNFINISHED):
+            if names.parse_segment(name.removesuffix(names.UNFINISHED)) is not None and name.endswith(
+                names.UNFINISHED
+            ):
                 self._storage.remove(f"{self._segments.folder}/{name}")
 
-    def _load_checkpoint(self) -> Checkpoint | None:
-        checkpoint, faults = load_checkpoint(self._storage, self._directory)
+    def _report_views(self, format_fault: str, faults: list[str]) -> None:
+        if format_fault:
+            self._damage.found("format", 0, 0, format_fault)
+            self._set_aside(names.FORMAT)
         for fault in faults:
             self._damage.found("checkpoint", len(fault), 0, fault)
         if faults and faults[0].startswith(f"{names.CHECKPOINT}:"):
+            self._set_aside(names.CHECKPOINT)
+
+    def _set_aside(self, name: str) -> None:
+        """Into the folder of what is damaged, if it is there."""
+        if name in self._storage.list(self._directory):
             self._storage.make_folder(f"{self._directory}/{names.DAMAGED}")
-            self._storage.rename(
-                f"{self._directory}/{names.CHECKPOINT}",
-                f"{self._directory}/{names.DAMAGED}/{names.CHECKPOINT}",
-            )
-        return checkpoint
+            self._storage.rename(f"{self._directory}/{name}", f"{self._directory}/{names.DAMAGED}/{name}")
+
+    def _set_salting(self, since: int) -> Salting:
+        salting = self._segments.salting = Salting(new_salt(), since)
+        write_format(self._storage, self._directory, salting)
+        return salting
+
+    def _go_on_salted(self, end: int) -> None:
+        """The directory is of format 1, without a salt: from here on it has one, from a new segment on."""
+        segments = self._segments
+        if end > segments.last.start:
+            segments.reopen_last(end, 0)
+            salted = segments.create(end, self._options.segment_bytes)
+            segments.add(salted)
+        segments.last.salt = self._set_salting(segments.last.start).salt
 
     # --- applying what counts
 
@@ -174,7 +208,7 @@ class Recovery:
             if low < high:
                 if at < low:
                     yield Bad(at, low)
-                yield from walk(segment.view(high), segment.start, low, high)
+                yield from walk(segment.view(high), segment.start, low, high, segment.salt)
                 at = high
         if at < end:
             yield Bad(at, end)

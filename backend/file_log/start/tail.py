@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from backend.file_log.core.frame import Frame
-from backend.file_log.core.scan import frames, is_whole
+from backend.file_log.core.scan import frames, is_whole, refuse_newer_records, sound_at
 from backend.file_log.damage import Damage
 from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.storage import Storage
@@ -28,21 +28,32 @@ class Tail:
         self._segments = segments
         self._damage = damage
         self._segment_bytes = segment_bytes
+        self._cut = 0
+        self._ends: list[tuple[Segment, int]] = []
 
-    def cut(self, start: int, proven: int) -> tuple[int, int]:
-        """Find where the log ends, from the log position `start` on, and cut what follows, durably.
+    def find(self, start: int, proven: int) -> int:
+        """Where the log ends, looked for from the log position `start` on; changes nothing.
 
-        `proven`: what is known to be durable. Gives the end, and how many bytes of torn tail were cut.
+        `proven`: what is known to be durable. Raises NewerFormatError when a newer release wrote any of it.
+        """
+        self._ends = self._data_ends(start)
+        last = None
+        for segment, end in self._ends:
+            begin, salt = max(start, segment.start), segment.salt
+            view = segment.view(end) if begin < end else b""
+            for item in frames(view, segment.start, begin, end, salt, last) if begin < end else ():
+                if isinstance(item, Frame):
+                    last, proven = item, max(proven, item.durable)
+                    refuse_newer_records(view, segment.start, item, salt)
+        self._cut = self._first_torn(self._ends, start, proven)
+        return self._cut
+
+    def cut(self) -> int:
+        """Cut what `find` found behind the end, durably; gives how many bytes of torn tail that is.
+
         Raises StorageError when the log would end before its first segment.
         """
-        ends = self._data_ends(start)
-        for segment, end in ends:
-            begin = max(start, segment.start)
-            for item in frames(segment.view(end), segment.start, begin, end) if begin < end else ():
-                if isinstance(item, Frame):
-                    proven = max(proven, item.durable)
-        cut = self._first_torn(ends, start, proven)
-        return cut, self._cut_at(cut, ends)
+        return self._cut_at(self._cut, self._ends)
 
     def _data_ends(self, start: int) -> list[tuple[Segment, int]]:
         """Segments from a position on, each with the end of what may be other than zero."""
@@ -60,9 +71,9 @@ class Tail:
         for segment, end in ends:
             last = segment is self._segments.last
             while segment.start <= at < end:
-                view = segment.view(end)
-                item = next(frames(view, segment.start, at, end))
-                if not isinstance(item, Frame) or not is_whole(view, segment.start, item):
+                view, salt = segment.view(end), segment.salt
+                item = sound_at(view, segment.start, at, end, salt)
+                if not isinstance(item, Frame) or not is_whole(view, segment.start, item, salt):
                     return at
                 at = item.end
             if segment.start <= at < segment.end and not last:

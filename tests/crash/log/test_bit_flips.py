@@ -15,7 +15,10 @@ from log_story import Story, Told, check, open_story, read_all, soon, wait
 
 from backend.file_log.core.frame import FRAME_BYTES, Frame
 from backend.file_log.core.record import Kind, Record
+from backend.file_log.core.salting import UNSALTED
 from backend.file_log.core.scan import walk
+from backend.file_log.start.format_file import read_format
+from backend.file_log.storage import Storage
 
 SEED = 20_261_121
 HEALED_BYTES = 8  # magic and first CRC: the second one vouches for the record
@@ -42,12 +45,13 @@ def build(folder: Path, *, drained: bool) -> Built:
 
 
 def all_items(folder: Path) -> Iterator[Frame | Record]:
-    paths = sorted((folder / "commitlog").iterdir())
+    salting = read_format(Storage(), str(folder)) or UNSALTED
+    paths = sorted((folder / "commitlog").glob("[0-9]*"))
     starts = [int(path.name) for path in paths]
     for path, after in zip(paths, [*starts[1:], None], strict=True):
         data, start = path.read_bytes(), int(path.name)
         end = start + len(data) if after is None else after
-        for item in walk(data, start, start, end):
+        for item in walk(data, start, start, end, salting.of_segment(start)):
             if isinstance(item, (Frame, Record)):
                 yield item
 
@@ -90,7 +94,7 @@ def places(built: Built) -> list[Place]:
     """One byte per region of every frame header and record."""
     chance = random.Random(SEED)
     items = list(all_items(built.folder))
-    starts = sorted(int(path.name) for path in (built.folder / "commitlog").iterdir())
+    starts = sorted(int(path.name) for path in (built.folder / "commitlog").glob("[0-9]*"))
     found = []
     for item in items:
         segment = max(start for start in starts if start <= item.position)

@@ -42,7 +42,7 @@ def test_a_failed_sync_moves_the_log_on_and_the_answer_is_true(tmp_path: Path) -
     storage.plan[storage.points + 1] = "fail"  # the next write through
     story.append([("orders", 0, 200)])
     assert (("orders", 0, 1)) in told.stored, "it was written once more, elsewhere, and is durable"
-    assert len(list((tmp_path / "live" / "commitlog").iterdir())) == 2
+    assert len(list((tmp_path / "live" / "commitlog").glob("[0-9]*"))) == 2
     log.close()
     for image in (storage.image(tmp_path / "dark"), storage.cache(tmp_path / "killed")):
         again = open_story(image)
@@ -129,13 +129,13 @@ def test_what_readers_may_be_looking_at_is_not_cut_off(tmp_path: Path) -> None:
     story = Story(log, told)
     story.tell(1)
     story.append([("events", 0, 9_000)])
-    (first,) = (tmp_path / "live" / "commitlog").iterdir()
+    (first,) = (tmp_path / "live" / "commitlog").glob("[0-9]*")
     seen = log._writer.written
     storage.broken = ("sync",)
     story.append([("orders", 0, 150)])
     storage.broken = ()
     until_ready(log)
-    assert len(list((tmp_path / "live" / "commitlog").iterdir())) == 2
+    assert len(list((tmp_path / "live" / "commitlog").glob("[0-9]*"))) == 2
     assert first.stat().st_size >= seen, "what was written and seen stays"
     log.close()
     again = open_story(tmp_path / "live")
@@ -153,7 +153,7 @@ def test_what_a_failed_sync_moved_is_as_young_as_it_was(tmp_path: Path) -> None:
     storage.broken = ("sync",)
     story.append([("events", 0, 150)])  # its sync comes by itself
     give_up = soon()
-    while len(list((tmp_path / "live" / "commitlog").iterdir())) < 2:
+    while len(list((tmp_path / "live" / "commitlog").glob("[0-9]*"))) < 2:
         assert time.monotonic() < give_up, "nothing was moved"
         gevent.sleep(0.001)
     storage.broken = ()

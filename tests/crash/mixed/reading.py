@@ -14,8 +14,11 @@ from backend.file_log import FileLogOptions, open_log
 from backend.file_log.core.frame import Frame
 from backend.file_log.core.names import parse_segment
 from backend.file_log.core.record import Kind, Record
+from backend.file_log.core.salting import UNSALTED
 from backend.file_log.core.scan import walk
 from backend.file_log.log import FileLog
+from backend.file_log.start.format_file import read_format
+from backend.file_log.storage import Storage
 from backend.progress.ack_map import AckMap
 from backend.progress.codec import decode_delta
 from backend.records import QueueRef, ReadStatus, StoredRecord
@@ -97,13 +100,14 @@ def _unfinished(log: FileLog, group: str, topic: str) -> Iterator[Place]:
 
 
 def _finishes(directory: Path) -> Iterator[Finish]:
-    for path in sorted((directory / "commitlog").iterdir()):
+    salting = read_format(Storage(), str(directory)) or UNSALTED
+    for path in sorted((directory / "commitlog").glob("[0-9]*")):
         base = parse_segment(path.name)
         if base is None:
             continue
         data = path.read_bytes().rstrip(b"\0")
         commit = base
-        for item in walk(data, base, base, base + len(data)):
+        for item in walk(data, base, base, base + len(data), salting.of_segment(base)):
             if isinstance(item, Frame):
                 commit = item.position
             elif isinstance(item, Record) and item.kind == Kind.PROGRESS:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.file_log.core import names
-from backend.file_log.core.frame import FRAME_BYTES, Frame, pack_frame, unpack_frame
+from backend.file_log.core.frame import FRAME_BYTES, Frame, pack_frame, salt_of, unpack_frame, version_of
 from backend.file_log.core.record import (
     ENTRY_AT,
     ENTRY_BYTES,
@@ -30,7 +30,7 @@ U32, U64 = (1 << 32) - 1, (1 << 64) - 1
 I63 = (1 << 63) - 1
 
 frame_headers = st.builds(
-    Frame,
+    lambda *fields: Frame(*fields)._replace(durable=min(fields[3], fields[5])),
     st.integers(0, U32),
     st.integers(0, U32),
     st.integers(0, U32),
@@ -39,6 +39,7 @@ frame_headers = st.builds(
     st.integers(0, U64),
     st.integers(-I63, I63),
 )
+salts = st.integers(0, U32)
 record_fields = st.fixed_dictionaries(
     {
         "topic": st.text(max_size=60).map(str.encode).filter(lambda name: len(name) < 128),
@@ -58,13 +59,21 @@ record_fields = st.fixed_dictionaries(
 positions = st.integers(0, 1 << 62)
 
 
-@given(frame_headers)
-def test_a_frame_header_comes_back(frame: Frame) -> None:
-    data = pack_frame(frame)
+@given(frame_headers, salts)
+def test_a_frame_header_comes_back(frame: Frame, salt: int) -> None:
+    data = pack_frame(frame, salt)
     assert len(data) == FRAME_BYTES
-    assert unpack_frame(data, frame.position) == frame
-    assert unpack_frame(data, frame.position ^ 1) is None, "found where it does not belong"
-    assert unpack_frame(data[:-1], frame.position) is None
+    assert unpack_frame(data, frame.position, salt) == frame
+    assert unpack_frame(data, frame.position ^ 1, salt) is None, "found where it does not belong"
+    assert unpack_frame(data[:-1], frame.position, salt) is None
+    assert unpack_frame(data, frame.position, salt ^ 1) is None, "made without the salt"
+    assert salt_of(data, frame.position) == (version_of(salt), salt)
+
+
+def test_a_frame_that_calls_durable_what_lies_behind_it_is_not_sound() -> None:
+    frame = Frame(1, 200, 1, 4096, 3, 4097, 1)
+    assert unpack_frame(pack_frame(frame, 7), 4096, 7) is None
+    assert unpack_frame(pack_frame(frame._replace(durable=4096), 7), 4096, 7) is not None
 
 
 @given(frame_headers, st.integers(0, FRAME_BYTES * 8 - 1))
@@ -74,10 +83,10 @@ def test_a_frame_header_with_a_flipped_bit_is_not_sound(frame: Frame, bit: int) 
     assert unpack_frame(bytes(data), frame.position) is None
 
 
-@given(st.sampled_from(Kind), positions, st.integers(-I63, I63), record_fields)
-def test_a_record_comes_back(kind: Kind, position: int, stored_ms: int, fields: dict) -> None:  # type: ignore[type-arg]
-    data = pack_record(kind, position, stored_ms, **fields)
-    record = unpack_record(b"before" + data, 6, position)
+@given(st.sampled_from(Kind), positions, st.integers(-I63, I63), record_fields, salts)
+def test_a_record_comes_back(kind: Kind, position: int, stored_ms: int, fields: dict, salt: int) -> None:  # type: ignore[type-arg]
+    data = pack_record(kind, position, stored_ms, **fields, salt=salt)
+    record = unpack_record(b"before" + data, 6, position, salt)
     assert record is not None
     assert (record.kind, record.position, record.stored_ms) == (kind, position, stored_ms)
     assert record.end == position + len(data)
@@ -88,7 +97,8 @@ def test_a_record_comes_back(kind: Kind, position: int, stored_ms: int, fields: 
     assert record.flags == fields["flags"]
     assert data[record.meta_bytes :] == fields["delivery"]
     assert record.delivery_is(fields["delivery"])
-    assert unpack_record(data, 0, position + 1) is None
+    assert unpack_record(data, 0, position + 1, salt) is None
+    assert unpack_record(data, 0, position, salt ^ 1) is None, "made without the salt"
 
 
 @given(positions, record_fields, st.data())

@@ -76,7 +76,7 @@ class House:
         return self.log.find(topic, key=key, count_max=10_000).wait(60)
 
     def segments(self) -> list[int]:
-        return sorted(int(path.name) for path in (self.directory / "commitlog").iterdir())
+        return sorted(int(path.name) for path in (self.directory / "commitlog").glob("[0-9]*"))
 
     def clean(self) -> int:
         return len(self.log._retention.run_once())

@@ -106,7 +106,7 @@ def test_reading_goes_on_from_segment_to_segment(pair: Pair) -> None:
         done(pair.member.append(batch, soon()))
         sent += [one.delivery for one in batch]
         assert pair.bodies(queue, len(sent) - 3) == sent[-3:]
-    assert len(list((pair.directory / "commitlog").iterdir())) > 10
+    assert len(list((pair.directory / "commitlog").glob("[0-9]*"))) > 10
     assert pair.bodies(queue) == sent
 
 

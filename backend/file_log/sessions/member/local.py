@@ -19,6 +19,7 @@ import gevent
 from backend.completion import Completion
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, entry_is_sound
+from backend.file_log.core.salting import UNSALTED, Salting
 from backend.file_log.options import FileLogOptions
 from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader
@@ -26,10 +27,12 @@ from backend.file_log.segments import SegmentSet
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.member.reading import Reads, RemoteReads
 from backend.file_log.sessions.wire.protocol import Kind
+from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 from backend.port import Wait
 from backend.records import QueueRef, ReadBatch, ReadStatus
 from backend.tag_hash import PASSED_MAX
+from ddmq_common.errors import StorageError
 from ddmq_common.native_threads import off_hub
 
 COUNT_MAX = 4096  # entries looked at in one read
@@ -59,6 +62,7 @@ class LocalReads:
         options = self._options
         self._files = QueueFiles(self._storage, self._directory, options.queue_files_max, write=False)
         self._segments = SegmentSet(self._storage, self._directory)
+        self._segments.salting = self._salting()
         self._loaded_at = float("-inf")
         self._end = 0  # of the log, as far as entries have shown
         self._reader = LogReader(
@@ -68,6 +72,13 @@ class LocalReads:
             options.hot_bytes,
             options.warm_blocks_max,
         )
+
+    def _salting(self) -> Salting:
+        """The directory's; when it cannot be told nothing checks out, and the writer is asked."""
+        try:
+            return read_format(self._storage, self._directory) or UNSALTED
+        except (OSError, StorageError):
+            return UNSALTED
 
     def on_ready(self) -> None:
         self.close()
