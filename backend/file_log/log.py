@@ -72,7 +72,7 @@ class FileLog(Backend):
         self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
         self._queries = opened.make_queries(options, self._writer)
         self._checkpoints = opened.make_checkpointer(self._writer, metrics)
-        self._retention = opened.make_retention(options, clock, metrics, self.holds)
+        self._retention = opened.make_retention(options, clock, self._writer.store_clock, metrics, self.holds)
         self._waits = Waits(options.waits_max, self._writer.guarded)
         self._ownership = Ownership(
             self.commit, opened.state, clock, self._later, self._tick_on, options.topics_max
@@ -328,7 +328,7 @@ class FileLog(Backend):
         return Health(error is None, self._opened.note if error is None else str(error))
 
     def clock_ms(self) -> int:
-        return max(self._clock.wall_ms(), self._state.last_ms)
+        return self._writer.store_clock.now_ms()
 
     def drain(self, deadline: float) -> Completion[None]:
         done: Completion[None] = Completion()

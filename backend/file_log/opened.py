@@ -30,6 +30,7 @@ from backend.file_log.start.checkpointer import Checkpointer
 from backend.file_log.start.recovery import Recovered, Recovery
 from backend.file_log.state import QueueState
 from backend.file_log.storage import Storage
+from backend.store_clock import StoreClock
 from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
 from ddmq_common.metrics import catalogue
@@ -146,6 +147,7 @@ class Opened:
         self,
         options: FileLogOptions,
         clock: Clock,
+        store_clock: StoreClock,
         metrics: Registry,
         holds: Callable[[], Iterable[Hold]],
     ) -> Retention:
@@ -158,6 +160,7 @@ class Opened:
             self._release,
             holds,
             clock,
+            store_clock,
             metrics,
         )
 

@@ -32,10 +32,12 @@ from backend.file_log.core.retention import (
     show_bytes,
 )
 from backend.file_log.storage import Storage
+from backend.store_clock import StoreClock
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, DiskFullError
 from ddmq_common.metrics.catalogue import (
     LOG_BYTES,
+    LOG_CLOCK_AHEAD,
     LOG_DISK_FREE,
     LOG_GATE,
     LOG_RETENTION_FAILURES,
@@ -76,6 +78,7 @@ class Retention:
         release: Release,
         holds: Callable[[], Iterable[Hold]],
         clock: Clock,
+        store_clock: StoreClock,
         registry: Registry,
         *,
         deleted: Callable[[Segment, Reason], None] | None = None,
@@ -92,6 +95,7 @@ class Retention:
         self._release = release
         self._holds = holds
         self._clock = clock
+        self._store_clock = store_clock
         self._registry = registry
         self._deleted = deleted
         self._hour = hour
@@ -125,6 +129,7 @@ class Retention:
         except (OSError, DdmqError) as error:
             self._failed("nothing is deleted from %s this time: %s", self._folder, error)
             return []
+        self._store_clock.watch(self._registry.cell(LOG_CLOCK_AHEAD))
         segments = self._segments()
         self._registry.cell(LOG_BYTES).value = sum(segment.bytes_on_disk for segment in segments)
         wanted, held = deletions(segments, self._moment(disk), self.options, holds)
@@ -143,7 +148,7 @@ class Retention:
         now_ms = self._clock.wall_ms()
         until, enough = self._settle
         settling = self._clock.monotonic() < until and disk.free < enough
-        return Moment(now_ms, self._hour(now_ms), disk, settling)
+        return Moment(now_ms, self._hour(now_ms), disk, settling, self._store_clock.now_ms())
 
     def _begin_settling(self, disk: Disk, done: list[Deletion]) -> None:
         freed = sum(deletion.segment.bytes_on_disk for deletion in done)

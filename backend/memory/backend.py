@@ -39,6 +39,7 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
+from backend.store_clock import StoreClock
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, NoSuchTopicError
 from ddmq_common.hub_timer import HubTimer
@@ -70,6 +71,7 @@ class MemoryBackend(Backend):
         sweep_s = self._options.sweep_ms / 1000
         self._timer = HubTimer()
         self._sweep_s = sweep_s
+        self._store_clock = StoreClock(self._clock, 0)
         self._ticking = False
 
     # --- topics and settings
@@ -142,7 +144,8 @@ class MemoryBackend(Backend):
         taken = list(records)
 
         def act() -> list[AppendResult]:
-            results = self._store.append(taken, self._clock.wall_ms())
+            results = self._store.append(taken, self._store_clock.stamp(self._clock.monotonic()))
+            self._store_clock.stored()
             self._loop.run_callback(self._wake, taken)
             return results
 
@@ -159,7 +162,9 @@ class MemoryBackend(Backend):
             check_delta(delta)
 
         def act() -> list[AppendResult]:
-            results = self._store.commit(batch, self._clock.wall_ms())
+            results = self._store.commit(batch, self._store_clock.stamp(self._clock.monotonic()))
+            if batch.records:
+                self._store_clock.stored()
             for key in batch.settings:
                 self._changed(key)
             self._loop.run_callback(self._wake, batch.records)
@@ -298,7 +303,7 @@ class MemoryBackend(Backend):
         return Health(not self._draining, "draining" if self._draining else "")
 
     def clock_ms(self) -> int:
-        return max(self._clock.wall_ms(), self._store.last_ms)
+        return self._store_clock.now_ms()
 
     def drain(self, deadline: float) -> Completion[None]:
         done: Completion[None] = Completion()

@@ -369,6 +369,7 @@ LOG_SEGMENTS_DELETED = _metric(
 LOG_SEGMENTS_HELD = _metric("ddmq_log_segments_held", "gauge", (), "1 while a hold keeps a segment.", "1")
 LOG_RETENTION_FAILURES = _metric("ddmq_log_retention_failures_total", "counter", (), "Deletions that failed.")
 LOG_DISK_FREE = _metric("ddmq_log_disk_free_bytes", "gauge", (), "Free bytes where the log lies.", "bytes")
+LOG_CLOCK_AHEAD = _metric("ddmq_log_clock_ahead_ms", "gauge", (), "Store times ahead of the wall.", "ms")
 LOG_GATE = _metric("ddmq_log_gate", "gauge", (), "0 open, 1 client sends refused, 2 all writes refused.", "1")
 # --- sessions of several processes over one directory
 SESSIONS = _metric("ddmq_sessions", "gauge", (), "Open sessions at this writer.")

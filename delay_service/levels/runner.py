@@ -120,7 +120,7 @@ class Runner:
             level.at_end(read.next_offset)
             counts.pending(self.number, 0)
         else:
-            level.read(read.records, read.next_offset)
+            level.read(read.records, read.next_offset, self._around.backend.clock_ms())
         self.pump()
 
     def _wait_for_data(self, step: WaitForData) -> None:

@@ -47,9 +47,10 @@ def test_store_time_never_goes_back(kit: Kit) -> None:
         kit.send("orders", b"x")
         assert kit.backend.clock_ms() >= kit.stored(queue)[-1].stored_ms
     times = [record.stored_ms for record in kit.stored(queue)]
-    assert times == [start] + [start + 5000] * 4
+    assert times == sorted(times), "it goes on, at the pace of the monotonic clock"
+    assert times[:2] == [start, start + 5000]
     assert done(kit.backend.offset_for_time(queue, start + 1)) == 1
-    assert done(kit.backend.offset_for_time(queue, start + 5001)) == 5
+    assert done(kit.backend.offset_for_time(queue, times[-1] + 1)) == 5
 
 
 def test_the_store_s_clock_follows_the_wall(kit: Kit) -> None:

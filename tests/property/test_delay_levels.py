@@ -159,7 +159,7 @@ class LevelMachine(RuleBasedStateMachine):
         end = min(at + count, len(self.queue))
         found = [record for record in self.queue[at:end] if record is not GAP]
         if found or end < len(self.queue):
-            self.level.read(found, end)
+            self.level.read(found, end, self.clock_ms)
         else:
             self.level.at_end(end)
 

@@ -27,6 +27,7 @@ from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState
 from backend.file_log.storage import is_full
 from backend.records import AppendStatus
+from backend.store_clock import StoreClock
 from ddmq_common.clock import Clock
 from ddmq_common.errors import (
     BoundReachedError,
@@ -68,6 +69,7 @@ class Writer:
         self.stuck: DdmqError | None = None  # why the log could not grow the last time; it is still tried
         self._options = options
         self._clock = clock
+        self.store_clock = StoreClock(clock, state.last_ms)
         self._published = published
         self._answered = answered
         self._segments = place.segments
@@ -163,7 +165,7 @@ class Writer:
     def _pack(self) -> tuple[list[Request], list[Request]]:
         now, pending, packer = self._clock.monotonic(), self._pending, self._packer
         late: list[Request] = []
-        frame = packer.begin(self.written, self.durable, max(self._clock.wall_ms(), self.state.last_ms))
+        frame = packer.begin(self.written, self.durable, self.store_clock.stamp(now))
         left, plain = self._options.frame_bytes_max, list[AppendRequest]()
         while pending and left > 0:
             request = pending.popleft()
@@ -253,6 +255,7 @@ class Writer:
         self.written = frame.end
         if frame.touched:  # store times are promised for messages; only they hold the clock up
             self.state.last_ms = frame.stored_ms
+            self.store_clock.stored()
         for queue, _ in frame.touched:
             queue.show()
         for apply in frame.applies:

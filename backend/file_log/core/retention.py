@@ -124,12 +124,17 @@ def marks(options: RetentionOptions, disk_total: int) -> Marks:
 
 
 class Moment(NamedTuple):
-    """What the decision depends on besides the log. `settling`: space freed last time has not shown yet."""
+    """What the decision depends on besides the log. `settling`: space freed last time has not shown yet.
+
+    `store_ms`: the store's clock, which goes on ahead of a wall clock that has stepped back; what was stored
+    ahead of the wall is as old as that clock says.
+    """
 
     now_ms: int  # wall
     hour: int  # local, 0 to 23
     disk: Disk
     settling: bool = False
+    store_ms: int = 0
 
 
 def deletions(
@@ -156,7 +161,8 @@ def _reason(
 ) -> Reason | None:
     pressure = free < marks(options, moment.disk.total).clean and not moment.settling
     too_large = options.log_bytes_max is not None and log_bytes > options.log_bytes_max
-    expired = moment.now_ms - segment.newest_ms >= options.age_ms
+    now_ms = moment.now_ms if segment.newest_ms <= moment.now_ms else moment.store_ms
+    expired = now_ms - segment.newest_ms >= options.age_ms
     in_hour = options.cleaning_hour in (None, moment.hour)
     if expired and (in_hour or pressure or too_large):
         return Reason.AGE

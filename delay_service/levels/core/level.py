@@ -77,6 +77,13 @@ class State(Enum):
     FIRING = "firing"
 
 
+class _Held(NamedTuple):
+    """A record in memory, due then on the store's clock."""
+
+    due_ms: int
+    record: StoredRecord
+
+
 class Level:
     """One queue of the schedule topic. `position`: everything below it has been fired."""
 
@@ -102,7 +109,7 @@ class Level:
         self._limits = limits
         self._targets = targets
         self._read_at = position
-        self._held: deque[StoredRecord] = deque()
+        self._held: deque[_Held] = deque()
         self._pause_s = limits.pause_s_min
         self._paused_until = float("-inf")
         self._alone = 0  # so many records are fired one by one: somewhere in them is one that is refused
@@ -141,9 +148,9 @@ class Level:
         count_max = 1 if self._alone else self._limits.count_max
         found: list[StoredRecord] = []
         size = 0
-        for record in self._held:
+        for due_ms, record in self._held:
             size += len(record.delivery)
-            if record.due_ms > clock_ms or len(found) >= count_max:
+            if due_ms > clock_ms or len(found) >= count_max:
                 break
             if found and size > self._limits.bytes_max:
                 break
@@ -152,11 +159,17 @@ class Level:
 
     # --- events
 
-    def read(self, records: Sequence[StoredRecord], next_offset: int) -> None:
-        """Records came, perhaps none of those that should be there."""
+    def read(self, records: Sequence[StoredRecord], next_offset: int, clock_ms: int) -> None:
+        """Records came, perhaps none of those that should be there.
+
+        None waits longer from now on than it was to wait from when it was stored: where the store's clock
+        is behind the one that it was stored with, its due time does not count.
+        """
         self._well()
         self._read_at = next_offset
-        self._held.extend(records)
+        for record in records:
+            wait_ms = record.due_ms - record.stored_ms
+            self._held.append(_Held(min(record.due_ms, clock_ms + wait_ms), record))
         self.state = State.HELD if self._held else State.READ
 
     def at_end(self, next_offset: int) -> None:

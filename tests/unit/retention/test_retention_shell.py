@@ -8,6 +8,7 @@ import gevent
 from backend.file_log.core.retention import GIB, HOUR_MS, Gate, Hold, Reason, RetentionOptions, Segment
 from backend.file_log.retention import Retention, local_hour
 from backend.file_log.storage import Space, Storage
+from backend.store_clock import StoreClock
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.catalogue import (
     LOG_BYTES,
@@ -50,6 +51,7 @@ class House:
             self.release,
             lambda: self.holds,
             self.clock,
+            StoreClock(self.clock, 0),
             self.registry,
             deleted=lambda segment, reason: self.events.append(
                 (f"deleted {reason.name}", segment.start // GIB)

@@ -47,6 +47,7 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
+from backend.store_clock import StoreClock
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DrainingError
 from ddmq_common.metrics.registry import Registry
@@ -73,7 +74,7 @@ class MemberBackend(Backend):
         self._batch_bytes = self._batch_room = 0
         self._batch_class: int | None = None
         self._health = Health(False, "no session with the writer yet")
-        self._clock_ms = 0
+        self._store_clock = StoreClock(clock, 0)
         self._draining = False
         self.on_ready_hook: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
@@ -260,7 +261,7 @@ class MemberBackend(Backend):
         return self._health
 
     def clock_ms(self) -> int:
-        return max(self.clock.wall_ms(), self._clock_ms)
+        return self._store_clock.now_ms()
 
     def drain(self, deadline: float) -> Completion[None]:
         self._flush_batch()
@@ -311,7 +312,7 @@ class MemberBackend(Backend):
         self._memberships.session_ready()
 
     def on_clock(self, clock_ms: int) -> None:
-        self._clock_ms = max(self._clock_ms, clock_ms)
+        self._store_clock.told(clock_ms)
 
     def on_session_lost(self, reason: str) -> None:
         self._health = Health(False, f"no session with the writer ({reason})")
@@ -332,7 +333,8 @@ class MemberBackend(Backend):
         self.mirror.begin()
 
     def _on_pong(self, kind: int, body: bytes) -> None:
-        self._clock_ms, ready, reason = codec.decode_pong(body)
+        clock_ms, ready, reason = codec.decode_pong(body)
+        self._store_clock.told(clock_ms)
         self._health = Health(ready, reason)
         if kind == Kind.READY:
             self.mirror.finish()
