@@ -33,6 +33,7 @@ from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, IdKind, Pending
 
 PAGE = 500
+PAGE_BYTES = 4 << 20
 SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
 FOREVER_MS = 1 << 62
@@ -130,13 +131,10 @@ class DelayRoutes:
         self, held: Held, topic: str | None, start: int, end: int, cursor: Cursor | None
     ) -> Iterator[tuple[Cursor, Pending]]:
         after = None if cursor is None else cursor.after_in(held.number)
-        while True:
-            page = in_thread(held.store.scan, topic, start, end, PAGE, after)
+        while page := in_thread(held.store.scan, topic, start, end, PAGE, after, PAGE_BYTES):
+            after = page[-1].key
             for message in page:
                 yield Cursor(message.due_ms, held.number, message.offset), message
-            if len(page) < PAGE:
-                return
-            after = page[-1].key
 
     def _count(self, request: Request) -> dict[str, Any]:
         query, service = request.query, self._service()

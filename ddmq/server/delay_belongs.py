@@ -19,6 +19,7 @@ from delay_service.ingest import taken_in
 from delay_service.store.port import DelayStore, DueKey, Pending
 
 PAGE = 500
+PAGE_BYTES = 4 << 20
 LOOKED_AT_MAX = 2_000  # messages of a shard whose orders are looked for
 WAIT_S = 30.0
 FOREVER_MS = 1 << 62
@@ -40,10 +41,10 @@ def foreign(store: DelayStore, number: int, backend: Backend) -> str | None:
     return None
 
 
-def pages(store: DelayStore) -> Iterator[list[Pending]]:
-    """All that wait, by due time, some at a time."""
+def pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[Pending]]:
+    """All that wait, by due time, some at a time: so many bytes of bodies, and one message more."""
     after: DueKey | None = None
-    while page := store.scan(None, 0, FOREVER_MS, PAGE, after):
+    while page := store.scan(None, 0, FOREVER_MS, PAGE, after, bytes_max):
         yield page
         after = page[-1].key
 

@@ -21,6 +21,7 @@ import msgspec
 
 from backend.capabilities import Durability
 from backend.file_log import open_shared
+from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.file_log.options import FileLogOptions
 from backend.port import Backend
 from backend.records import AppendStatus, NewRecord, TopicInfo
@@ -73,6 +74,7 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
     `delay_dir`: where the stores are, when the configuration has them elsewhere than in `data_dir`/delay.
     """
     backup = read_backup(folder)
+    _refuse_beside_a_server(data_dir)
     stores = delay_dir or data_dir / "delay"
     if _filled(stores):
         raise CallerError(
@@ -87,6 +89,17 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
     if _filled(data_dir):
         raise CallerError(f"{data_dir} is not empty and has no log; choose an empty directory, or the log's")
     return Restored("new log", len(backup.shards), _into_new_log(backup, data_dir, log))
+
+
+def _refuse_beside_a_server(data_dir: Path) -> None:
+    """Of the processes over a log one writes it. A delay service among them would take restored stores for
+    old copies of its own, and remove them."""
+    if not (data_dir / "commitlog").is_dir():
+        return
+    try:
+        DirectoryLock.acquire(data_dir, SystemClock().wall_ms()).release()
+    except DirectoryInUseError as error:
+        raise CallerError(f"a server runs over {data_dir}; stop it for the restore ({error})") from error
 
 
 def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> None:
@@ -135,7 +148,7 @@ def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> int:
             restore(backup.folder / str(number), work, number)
             store = open_store(work, number, 0)
             try:
-                count += _send_all(backend, clock, store, queues)
+                count += _send_all(backend, clock, store, queues, log.request_bytes_max // 4)
             finally:
                 store.close()
         backend.drain(clock.monotonic() + WAIT_S).wait(WAIT_S)
@@ -145,9 +158,9 @@ def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> int:
     return count
 
 
-def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int) -> int:
+def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, bytes_max: int) -> int:
     count = 0
-    for page in pages(store):
+    for page in pages(store, bytes_max):
         for topic in {message.topic for message in page}:
             if backend.topic(topic) is None:
                 _make(backend, clock, TopicInfo(topic, 0, QUEUES_DEFAULT))

@@ -8,11 +8,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from ddmq_common.errors import StorageError, UnsupportedError
-from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Pending
+from delay_service.store.port import UNBOUNDED, Changes, DelayStore, DueKey, IdState, Pending
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -136,7 +137,13 @@ class MemoryStore(DelayStore):
         return sorted(self._aside)
 
     def scan(
-        self, topic: str | None, from_ms: int, to_ms: int, limit: int, after: DueKey | None = None
+        self,
+        topic: str | None,
+        from_ms: int,
+        to_ms: int,
+        limit: int,
+        after: DueKey | None = None,
+        bytes_max: int = UNBOUNDED,
     ) -> list[Pending]:
         self._check()
         walks = (ordered.behind(after) for ordered in (self._due, *self._aside.values()))
@@ -145,7 +152,13 @@ class MemoryStore(DelayStore):
             for message in merge(*walks, key=lambda message: message.key)
             if from_ms <= message.due_ms < to_ms and topic in (None, message.topic)
         )
-        return [message for _, message in zip(range(limit), found, strict=False)]
+        page: list[Pending] = []
+        for message in islice(found, limit):
+            page.append(message)
+            bytes_max -= len(message.delivery)
+            if bytes_max <= 0:
+                break
+        return page
 
     def counts(self) -> Mapping[str, int]:
         return self._counts

@@ -23,6 +23,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
+UNBOUNDED = 1 << 62
+
 
 class DueKey(NamedTuple):
     """Where a pending message stands."""
@@ -133,9 +135,16 @@ class DelayStore(ABC):
 
     @abstractmethod
     def scan(
-        self, topic: str | None, from_ms: int, to_ms: int, limit: int, after: DueKey | None = None
+        self,
+        topic: str | None,
+        from_ms: int,
+        to_ms: int,
+        limit: int,
+        after: DueKey | None = None,
+        bytes_max: int = UNBOUNDED,
     ) -> list[Pending]:
-        """Pending messages of a topic (None: all) with `from_ms` ≤ due_ms < `to_ms`, in order."""
+        """Pending messages of a topic (None: all) with `from_ms` ≤ due_ms < `to_ms`, in order: `limit` at
+        most, and none behind the one that reaches `bytes_max`. Empty: there are none."""
 
     @abstractmethod
     def counts(self) -> Mapping[str, int]:

@@ -20,7 +20,7 @@ from ddmq_common.rocks import Pair, Rocks
 from delay_service.store import keys
 from delay_service.store.copies import sync_path
 from delay_service.store.front import Front
-from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Pending
+from delay_service.store.port import UNBOUNDED, Changes, DelayStore, DueKey, IdState, Pending
 from delay_service.store.salvage import Damage, mark_damaged
 from delay_service.store.values import decode_all, decode_count, decode_pending, decode_state
 from delay_service.store.writing import FRONT, Counts, Fronts, make_batch, own_key
@@ -161,7 +161,13 @@ class RocksStore(DelayStore):
         return sorted(self._counts.aside)
 
     def scan(
-        self, topic: str | None, from_ms: int, to_ms: int, limit: int, after: DueKey | None = None
+        self,
+        topic: str | None,
+        from_ms: int,
+        to_ms: int,
+        limit: int,
+        after: DueKey | None = None,
+        bytes_max: int = UNBOUNDED,
     ) -> list[Pending]:
         if to_ms <= max(from_ms, 0) or (topic is not None and topic not in self._counts.pending):
             return []
@@ -171,7 +177,8 @@ class RocksStore(DelayStore):
             for message in merge(*self._walks(topic, first, to_ms), key=_order):
                 if message.key != after:
                     found.append(message)
-                if len(found) >= limit:
+                    bytes_max -= len(message.delivery)
+                if len(found) >= limit or bytes_max <= 0:
                     break
         if self._closed:
             raise StorageError("the delay store was closed while it was read")

@@ -1,0 +1,92 @@
+"""Backups of messages of any size are put back whole; never beside a server that runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backend.file_log import open_log
+from backend.file_log.options import FileLogOptions
+from backend.records import QueueRef
+from ddmq.server.delay_backup import MANIFEST, Held, copy_shards
+from ddmq.server.delay_belongs import pages
+from ddmq.server.delay_restore import Restored, restore_backup
+from ddmq_common.clock import SystemClock
+from ddmq_common.delay_order import ADD, ORDER_PROPERTY, DelayOrder, encode_order
+from ddmq_common.delivery import decode, encode
+from ddmq_common.errors import CallerError
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import DELAY_TOPIC
+from delay_service.store.memory import MemoryStore
+from delay_service.store.opening import open_store
+from delay_service.store.port import Changes, Pending
+
+LOG = FileLogOptions(request_bytes_max=4 << 20)
+SIZES = [1] * 50 + [40_000] * 300 + [3 << 20] * 3 + [1] * 50
+
+
+def messages() -> list[Pending]:
+    due = time.time_ns() // 1_000_000 + 3_600_000
+    found = []
+    for number, size in enumerate(SIZES):
+        uuid = f"00000000-0000-0000-0000-{number:012d}"
+        order = encode_order(DelayOrder(ADD, uuid, "orders", due_ms=due + number))
+        delivery = encode(b"", b"%d " % number + bytes(size), b"", None)
+        raw = bytes.fromhex(uuid.replace("-", ""))
+        found.append(Pending(due + number, number, 0, "orders", raw, order, raw, 1, 0, b"", delivery))
+    return found
+
+
+def backup(folder: Path) -> Path:
+    store = open_store(folder / "stores", 0, 1)
+    for message in messages():
+        store.write(Changes(added=[message]))
+    (folder / "backup").mkdir()
+    copy_shards(folder / "backup", [Held(0, store)])
+    store.close()
+    (folder / "backup" / MANIFEST).write_bytes(msgspec.json.encode({"format": 1, "shards": [0]}))
+    return folder / "backup"
+
+
+def test_bodies_of_any_size_are_put_back_into_a_new_log(tmp_path: Path) -> None:
+    made = restore_backup(backup(tmp_path), tmp_path / "data", None, LOG)
+    assert made == Restored("new log", 1, len(SIZES))
+    log = open_log(tmp_path / "data", LOG, clock=SystemClock(), metrics=Registry())
+    try:
+        info = log.topic(DELAY_TOPIC)
+        assert info is not None
+        queue, found = QueueRef(info.name, info.incarnation, 0), []
+        while len(found) < len(SIZES):
+            batch = log.read(queue, len(found), 100, 4 << 20).wait(10)
+            bodies = [decode(one.delivery).value for one in batch.carried(ORDER_PROPERTY)]
+            assert bodies
+            found += bodies
+    finally:
+        log.close()
+    assert [(int(body.split()[0]), len(body)) for body in found] == [
+        (number, len(b"%d " % number) + size) for number, size in enumerate(SIZES)
+    ]
+
+
+def test_nothing_is_restored_beside_a_server_that_runs(tmp_path: Path) -> None:
+    folder = backup(tmp_path)
+    log = open_log(tmp_path / "data", LOG, clock=SystemClock(), metrics=Registry())
+    try:
+        (tmp_path / "data" / "commitlog").mkdir(exist_ok=True)
+        with pytest.raises(CallerError, match="a server runs over"):
+            restore_backup(folder, tmp_path / "data", None, LOG)
+        assert not (tmp_path / "data" / "delay").exists()
+    finally:
+        log.close()
+
+
+def test_a_page_ends_by_bytes_too() -> None:
+    store = MemoryStore()
+    store.write(Changes(added=messages()))
+    sizes = [sum(len(one.delivery) for one in page) for page in pages(store, 1 << 20)]
+    assert max(sizes) < (1 << 20) + (4 << 20)
+    assert len(sizes) > 10
+    assert sum(len(page) for page in pages(store)) == len(SIZES)
