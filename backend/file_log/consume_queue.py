@@ -121,6 +121,12 @@ class QueueFiles:
             self._storage.remove_folder(folder)
             self._storage.remove_folder(os.path.dirname(folder))
 
+    def close_deleted(self) -> None:
+        """Give up files that another process has removed."""
+        with self._lock:
+            for key in [key for key, file in self._open.items() if file.deleted()]:
+                self._open.pop(key).close()
+
     def sync(self) -> None:
         """Make durable what was written since the last time. Blocking."""
         with self._lock:

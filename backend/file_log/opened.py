@@ -25,7 +25,7 @@ from backend.file_log.lock import DirectoryLock
 from backend.file_log.options import FileLogOptions
 from backend.file_log.read.queries import Queries
 from backend.file_log.retention import Retention
-from backend.file_log.segments import SegmentSet
+from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.start.checkpointer import Checkpointer
 from backend.file_log.start.recovery import Recovered, Recovery
 from backend.file_log.state import QueueState
@@ -38,6 +38,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.native_threads import nothing, off_hub
 
 log = logging.getLogger(__name__)
+UNFREED_MAX = 64  # more are not counted
 SEGMENTS_OF_DISK = 32  # a disk has room for this many segments at least …
 SEGMENT_BYTES_LEAST = 4 << 20  # … unless they would be smaller than this
 
@@ -61,6 +62,7 @@ class Opened:
         self.files = QueueFiles(storage, folder, options.queue_files_max, write=True)
         self.damage = Damage(storage, folder, self.segments, metrics)
         self._lock = lock
+        self._unfreed: list[tuple[Segment, int]] = []  # deleted, and open in another process
         try:
             recovery = Recovery(storage, folder, self.segments, self.files, self.damage, options)
             self.recovered: Recovered = recovery.run()
@@ -162,6 +164,7 @@ class Opened:
             clock,
             store_clock,
             metrics,
+            unfreed=self._close_unfreed,
         )
 
     # --- while it runs
@@ -193,8 +196,9 @@ class Opened:
         lowest = [(queue.ref, queue.min) for queue in self.state.queues()]
 
         def remove() -> None:
-            segment.close()
+            self._unfreed.append((segment, segment.disk_bytes()))
             self.storage.remove(segment.path)
+            self._close_unfreed()
             self.storage.sync_folder(self.segments.folder)
             self.index.index.drop(segment.start)
             for ref, offset in lowest:
@@ -202,9 +206,20 @@ class Opened:
 
         return remove
 
+    def _close_unfreed(self) -> int:
+        """Close the deleted segments that nobody else has open; bytes that the others take. Blocking."""
+        kept = [one for one in self._unfreed if one[0].file.open_elsewhere()][-UNFREED_MAX:]
+        for one in self._unfreed:
+            if one not in kept:
+                one[0].close()
+        self._unfreed = kept
+        return sum(size for _, size in kept)
+
     def close(self) -> None:
         """Write what is only in memory, close all files, give back the lock."""
         try:
+            for segment, _ in self._unfreed:
+                segment.close()
             for close in (self.tails.close, self.index.close, self.files.close, self.segments.close):
                 try:
                     close()

@@ -67,6 +67,7 @@ class Retention:
 
     `segments()`: ascending, the last one live. `holds()`: what may not go (the progress snapshot, delay
     records not stored, dead letters under 3 days, …). `deleted(segment, reason)` follows each deletion.
+    `unfreed()`: bytes deleted that the disk does not show yet because others have the files open. Blocking.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Retention:
         registry: Registry,
         *,
         deleted: Callable[[Segment, Reason], None] | None = None,
+        unfreed: Callable[[], int] = int,
         hour: Callable[[int], int] = local_hour,
     ) -> None:
         self.options = options
@@ -98,6 +100,7 @@ class Retention:
         self._store_clock = store_clock
         self._registry = registry
         self._deleted = deleted
+        self._unfreed = unfreed
         self._hour = hour
         self._settle: tuple[float, int] = (0.0, 0)  # until when, and the free bytes that end it before
         self._greenlet: gevent.Greenlet | None = None
@@ -125,6 +128,7 @@ class Retention:
         """Measure, decide, delete; what was deleted. Blocks the calling greenlet, not the hub."""
         try:
             disk = Disk(*in_thread(self._storage.space, self._folder))
+            freed = disk._replace(free=disk.free + in_thread(self._unfreed))
             holds = list(self._holds())
         except (OSError, DdmqError) as error:
             self._failed("nothing is deleted from %s this time: %s", self._folder, error)
@@ -132,7 +136,7 @@ class Retention:
         self._store_clock.watch(self._registry.cell(LOG_CLOCK_AHEAD))
         segments = self._segments()
         self._registry.cell(LOG_BYTES).value = sum(segment.bytes_on_disk for segment in segments)
-        wanted, held = deletions(segments, self._moment(disk), self.options, holds)
+        wanted, held = deletions(segments, self._moment(freed), self.options, holds)
         self._note_held(held)
         self._set_gate(disk)
         done: list[Deletion] = []

@@ -75,6 +75,8 @@ class SegmentSet:
         found = [names.parse_segment(name) for name in self.storage.list(self.folder)]
         starts = [start for start in found if start is not None]
         known = dict(zip(self.starts, self.segments, strict=True))
+        for start in [start for start, segment in known.items() if segment.file.deleted()]:
+            known.pop(start).close()  # another file may have its name
         segments = [known.pop(start) if start in known else self._open(start) for start in starts]
         for gone in known.values():
             gone.close()

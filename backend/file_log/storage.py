@@ -7,6 +7,7 @@ Rules: calls block and belong into a native thread, except `pread` and `map` of 
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Sequence
@@ -84,6 +85,21 @@ class File:
     def allocate(self, offset: int, size: int) -> None:
         """Set space aside, so that writing there cannot find the disk full."""
         os.posix_fallocate(self.fd, offset, size)
+
+    def deleted(self) -> bool:
+        """Whether its name is gone: then it takes space only because it is open."""
+        return os.fstat(self.fd).st_nlink == 0
+
+    def open_elsewhere(self) -> bool:
+        """Whether somebody else has it open; False where the system cannot tell."""
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def sync(self) -> None:
         """fdatasync: the data, and what is needed to read it back."""

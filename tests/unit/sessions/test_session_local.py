@@ -182,3 +182,54 @@ def test_an_entry_with_a_damaged_tag_is_read_by_its_record(pair: Pair) -> None:
     path.write_bytes(data)
     batch = done(pair.member.read(queue, 0, 10, 1 << 20, tags=frozenset([tag_hash(b"red")])))
     assert list(batch.offsets) == [2]
+
+
+def deleted_and_open(directory: Path) -> list[str]:
+    """Files of the directory that are deleted and still open in this process, maps included."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:
+            continue
+        if target.startswith(str(directory)) and target.endswith("(deleted)"):
+            found.append(target)
+    return found
+
+
+def test_an_idle_member_gives_up_what_the_writer_has_deleted(pair: Pair) -> None:
+    queue = pair.make()
+    for _ in range(40):
+        done(pair.member.append([record(body=bytes(9000)) for _ in range(3)], soon()))
+    assert len(pair.bodies(queue)) == 120, "now the member has all segments open"
+    [log] = pair.logs
+    opened, member = log._opened, pair.member.current
+    assert isinstance(member, MemberBackend)
+    for old in opened._old_segments()[:4]:
+        opened._release(old)()
+    size = opened._close_unfreed()
+    assert size >= 4 * (50 << 10), "deleted, and not free yet: retention counts it"
+    assert deleted_and_open(pair.directory)
+    member.on_ping()
+    assert opened._close_unfreed() == 0
+    assert deleted_and_open(pair.directory) == []
+    bounds = done(pair.member.bounds([queue]))[0]
+    assert bounds is not None
+    assert len(pair.bodies(queue, bounds.min)) == 120 - bounds.min > 0
+
+
+def test_a_segment_made_anew_under_the_same_name_is_opened_again(pair: Pair) -> None:
+    queue = pair.make()
+    done(pair.member.append([record(body=b"one")], soon()))
+    assert pair.bodies(queue) == [record(body=b"one").delivery]
+    path = next((pair.directory / "commitlog").glob("[0-9]*"))
+    copy = path.with_name("copy")
+    copy.write_bytes(path.read_bytes())
+    copy.rename(path)
+    member = pair.member.current
+    assert isinstance(member, MemberBackend)
+    member.on_ping()
+    reads = member._reads
+    assert isinstance(reads, LocalReads)
+    assert not any(one.file.deleted() for one in reads._segments.segments)
+    assert pair.bodies(queue) == [record(body=b"one").delivery]

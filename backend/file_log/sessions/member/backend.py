@@ -320,6 +320,7 @@ class MemberBackend(Backend):
         self.on_lost()
 
     def on_ping(self) -> None:
+        self._reads.on_ping()
         if self.link.ready:
             self._memberships.retry()
 

@@ -86,6 +86,15 @@ class LocalReads:
         self._open()
         self._member.link.push(Kind.READS_FILES, 0, b"")
 
+    def on_ping(self) -> None:
+        segments = self._segments.segments
+        if self._closed:
+            return
+        self._files.close_deleted()
+        if segments and (segments[0].file.deleted() or segments[-1].file.deleted()):
+            self._loaded_at = float("-inf")
+            self._load_segments()
+
     def close(self) -> None:
         self._closed = True
         self._files.close()

@@ -31,6 +31,9 @@ class Reads(Protocol):
     def on_ready(self) -> None:
         """A session stands, maybe with another writer."""
 
+    def on_ping(self) -> None:
+        """Let go of files that were deleted: their space stays taken as long as they are open."""
+
     def close(self) -> None:
         """Let go of files."""
 
@@ -59,6 +62,9 @@ class RemoteReads:
 
     def on_ready(self) -> None:
         """Parked waits are sent again with all other requests."""
+
+    def on_ping(self) -> None:
+        """No files are open here."""
 
     def close(self) -> None:
         """The link fails what is pending."""
