@@ -197,10 +197,10 @@ class Consumer:
         check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)
         if not (self._handler or self._batch_handler):
             raise ClientError("run needs a handler or a batch_handler")
-        if self._state == "new":
-            self.start()
         try:
             with Signals() as signals:
+                if self._state == "new":
+                    self.start()
                 while not signals.came and self._state == "started":
                     self._desk.first.check_refusal()
                     signals.wait(RUN_LOOK_S)

@@ -161,11 +161,11 @@ class AsyncConsumer:
         check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)
         if not (self._handler or self._batch_handler):
             raise ClientError("run needs a handler or a batch_handler")
-        if self._state == "new":
-            await self.start()
-        assert self._desk is not None
         try:
             with Signals() as signals:
+                if self._state == "new":
+                    await self.start()
+                assert self._desk is not None
                 while not signals.came and self._state == "started":
                     self._desk.first.check_refusal()
                     await asyncio.sleep(RUN_LOOK_S)
