@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -35,6 +35,13 @@ PATIENCE_MS = 2_000  # how long an empty pull waits before that means "no more"
 TAIL_PAUSE_S = 0.2
 
 
+class Ending(NamedTuple):
+    """What becomes of each message that was shown, and the word for it."""
+
+    said: str
+    does: Callable[[Message], object]
+
+
 @click.command()
 @click.argument("topic", type=NAME)
 @click.option(
@@ -43,6 +50,9 @@ TAIL_PAUSE_S = 0.2
 @click.option("--count", type=Whole(1), help="Stop after that many messages.")
 @click.option("--follow", is_flag=True, help="Keep waiting for more, until interrupted.")
 @click.option("--no-ack", is_flag=True, help="Look only: they come again after the ack timeout.")
+@click.option(
+    "--fail", metavar="TEXT", help="Fail each message with this reason; they come again as a retry."
+)
 @click.option(
     "--save-to",
     type=Folder(path_type=Path, file_okay=False),
@@ -58,16 +68,22 @@ def pull(
     count: int | None,
     follow: bool,
     no_ack: bool,
+    fail: str | None,
     save_to: Path | None,
     consumer: Address,
     admin: Address,
     as_json: bool,
 ) -> None:
-    """Take messages of TOPIC and acknowledge them, until there are no more.
+    """Take messages of TOPIC and acknowledge (or fail) them, until there are no more.
 
     A group that does not exist is created and starts at the first message. Exit code 0 when there were none;
     1 when the consumer proxy cannot be reached or, without --follow, when there is no such topic.
     """
+    if no_ack and fail is not None:
+        raise click.UsageError("--no-ack and --fail do not go together")
+    ending = Ending("not acknowledged", _leave) if no_ack else Ending("acknowledged", Message.ack)
+    if fail is not None:
+        ending = Ending("failed", lambda message: message.fail(reason=fail))
     proxy = known_host(consumer, "--consumer")
     if save_to is not None:
         _saving(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
@@ -77,11 +93,15 @@ def pull(
             _quiet_client(),
             Consumer(proxy, group, [topic], auto_ack=False, max_batch=100) as client,
         ):
-            taken = _take(client, proxy, count, follow, no_ack, save_to, as_json)
+            taken = _take(client, proxy, count, follow, ending, save_to, as_json)
     except ClientError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
-        hint(_summary(taken, group, no_ack) if taken else _nothing(AdminClient(admin), topic, group))
+        hint(
+            f"{taken:,} message{'s' if taken != 1 else ''}, {ending.said}"
+            if taken
+            else _nothing(AdminClient(admin), topic, group)
+        )
 
 
 def _nothing(client: AdminClient, topic: str, group: str) -> str:
@@ -108,10 +128,8 @@ def _quiet_client() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _summary(taken: int, group: str, no_ack: bool) -> str:
-    return f"{taken:,} message{'s' if taken != 1 else ''}, " + (
-        "not acknowledged" if no_ack else "acknowledged"
-    )
+def _leave(message: Message) -> None:
+    """Neither acknowledged nor failed."""
 
 
 def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_json: bool) -> None:
@@ -128,7 +146,7 @@ def _take(
     proxy: str,
     count: int | None,
     follow: bool,
-    no_ack: bool,
+    ending: Ending,
     save_to: Path | None,
     as_json: bool,
 ) -> int:
@@ -145,8 +163,7 @@ def _take(
             _show(message, as_json)
             if save_to is not None:
                 _save(message, save_to)
-            if not no_ack:
-                message.ack()
+            ending.does(message)
     return taken
 
 
