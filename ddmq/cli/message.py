@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -57,7 +58,9 @@ def message(
     if sum(value is not None for name, value in query.items() if name != "queue") > 1:
         raise click.UsageError("choose one of --id, --key, --offset, --time")
     client = AdminClient(admin)
-    if topic is not None:
+    if topic is not None and queue is not None:
+        rows = list(_from_offset(client, topic, query, count, group))
+    elif topic is not None:
         rows = client.get("topics", topic, "messages", count=count, group=group, **query)
     elif message_id is not None:
         rows = client.get("messages", message_id, group=group)
@@ -73,6 +76,18 @@ def message(
         print_facts(_readable(rows[0]))
     else:
         _print_rows(rows)
+
+
+def _from_offset(
+    client: AdminClient, topic: str, query: dict[str, Any], count: int, group: str | None
+) -> Iterator[dict[str, Any]]:
+    """An answer holds as many as fit into it: the rest is asked for."""
+    while count > 0:
+        rows = client.get("topics", topic, "messages", count=count, group=group, **query)
+        yield from rows
+        if not rows:
+            return
+        query, count = query | {"offset": rows[-1]["offset"] + 1}, count - len(rows)
 
 
 def _nothing(

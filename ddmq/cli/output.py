@@ -25,7 +25,7 @@ from ddmq_common.plain_text import json_plain, plain
 
 BODY_SHOWN = 2_000  # characters of a text body that people are shown
 BYTES_SHOWN = 24  # bytes of a binary one
-WIDE = 200  # columns where the output is no terminal
+WIDE = 260  # columns where the output is no terminal
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
@@ -82,18 +82,17 @@ def close_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def console(*, err: bool = False) -> Console:
-    """Where rich prints: names are never markup to it; wide when that is not a terminal."""
+def console(*, err: bool = False, wide: bool = False) -> Console:
+    """Where rich prints: names are never markup to it. `wide`: it is, when that is not a terminal."""
     stream = sys.stderr if err else sys.stdout
-    return Console(
-        stderr=err, markup=False, emoji=False, highlight=False, width=None if stream.isatty() else WIDE
-    )
+    width = WIDE if wide and not stream.isatty() else None
+    return Console(stderr=err, markup=False, emoji=False, highlight=False, width=width)
 
 
-def show(renderable: Any) -> None:
+def show(renderable: Any, *, wide: bool = False) -> None:
     """A table or a view on standard output."""
     with _writing():
-        console().print(renderable)
+        console(wide=wide).print(renderable)
         sys.stdout.flush()
 
 
@@ -132,22 +131,28 @@ def body_fields(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
-def show_body(body: bytes) -> str:
-    """A body for people: one line without control characters, cut when long; binary as its first bytes."""
+def show_body(body: bytes, size: int | None = None) -> str:
+    """A body for people: one line without control characters, cut when long; binary as its first bytes.
+
+    `size`: of the whole where `body` is its beginning.
+    """
+    size = len(body) if size is None else size
     try:
         text = body.decode()
     except UnicodeDecodeError:
         more = " …" if len(body) > BYTES_SHOWN else ""
-        return f"({len(body):,} bytes, binary: {body[:BYTES_SHOWN].hex(' ')}{more})"
+        return f"({size:,} bytes, binary: {body[:BYTES_SHOWN].hex(' ')}{more})"
     shown = plain(text[:BODY_SHOWN])
-    return shown if len(text) <= BODY_SHOWN else f"{shown}… ({len(body):,} bytes)"
+    whole = len(text) <= BODY_SHOWN and size == len(body)
+    return shown if whole else f"{shown}… ({size:,} bytes)"
 
 
 def show_row_body(row: Mapping[str, Any]) -> str:
     """The same for a message as the admin API tells it."""
+    size = row.get("body_bytes")
     if "body_base64" in row:
-        return show_body(base64.b64decode(row["body_base64"]))
-    return show_body(str(row.get("body", "")).encode())
+        return show_body(base64.b64decode(row["body_base64"]), size)
+    return show_body(str(row.get("body", "")).encode(), size)
 
 
 def reason(error: BaseException) -> str:
@@ -172,7 +177,7 @@ def confirm(question: str) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """The table on standard output; plain and wide when that is not a terminal."""
-    show(table(title, columns, rows))
+    show(table(title, columns, rows), wide=True)
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

@@ -117,7 +117,7 @@ def show(made: Report) -> None:
     """The short form on standard output; wide when that is not a terminal."""
     from metrics_job.report.terminal import print_report
 
-    print_report(made, console())
+    print_report(made, console(wide=True))
 
 
 def need_packages() -> None:

@@ -70,6 +70,7 @@ class AdminApi:
         self.groups = GroupRoutes(backend, self._consumer_here, metrics, clock)
         self._delay = DelayRoutes(backend, timers, clock)
         self.router = Router(names)
+        self._looking = BoundedSemaphore()
         self._making = BoundedSemaphore()
         self._made, self._page_until = Text("text/plain", b""), -math.inf
         self._add_routes()
@@ -135,6 +136,11 @@ class AdminApi:
         return {}
 
     def _messages(self, request: Request) -> Any:
+        """One after another: each may hold many messages."""
+        with self._looking:
+            return self._found(request)
+
+    def _found(self, request: Request) -> list[dict[str, Any]]:
         topic, query = request.path["topic"], request.query
         count = min(request.number("count", 10), queries.FIND_MAX)
         if "id" in query:
@@ -148,12 +154,14 @@ class AdminApi:
         elif "time_ms" in query:
             found = queries.find_by_time(self._backend, topic, request.number("time_ms", 0), count)
         else:
-            found = queries.newest(self._backend, topic, count)[-count:]
+            found = queries.newest(self._backend, topic, count)
         return self._rows(found, query)
 
     def _rows(self, found: Sequence[StoredRecord], query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Rows; with `group=` each says what became of it there."""
-        rows = [queries.message_row(record) for record in found]
+        """Rows, which share what an answer may hold; with `group=` each says what became of it there."""
+        share = queries.ANSWER_BYTES_MAX // max(len(found), 1)
+        whole = len(found) == 1 or "offset" in query
+        rows = [queries.message_row(record, None if whole else share) for record in found]
         if "group" not in query:
             return rows
         live = None if self._consumer is None else self._consumer.message_state

@@ -14,7 +14,7 @@ from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.errors import NoSuchGroupError
-from ddmq.server.queries import READ_BYTES_MAX, WAIT_S, queues_of
+from ddmq.server.queries import ANSWER_BYTES_MAX, READ_BYTES_MAX, WAIT_S, queues_of
 from ddmq_common.errors import CallerError
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
 from proxy_consumer.departures.letters import PREFIX, Letter, read_letter
@@ -136,7 +136,8 @@ def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -
     queues = letter_queues(backend, group)
     bounds, opened = look(backend, queues)
     spans = [Span(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)]
-    found: list[Letter] = []
+    found: list[dict[str, Any]] = []
+    size = 0
     go_on: list[int] = []
     for span, each in zip(spans, opened, strict=True):
         at = span.at
@@ -144,9 +145,10 @@ def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -
             letters, at = read_letters(backend, span._replace(at=at), each)
             for letter in letters:
                 if choice.takes(letter):
-                    found.append(letter)
-                    if len(found) == count:
-                        at = letter.record.offset + 1
+                    found.append(letter_row(letter))
+                    size += sum(map(len, found[-1]["properties"].values())) + len(found[-1]["error"])
+                    if len(found) == count or size > ANSWER_BYTES_MAX:
+                        at, count = letter.record.offset + 1, len(found)
                         break
         if at < span.end:
             go_on.append(at)
@@ -154,7 +156,7 @@ def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -
     return {
         "group": group,
         "letters": total,
-        "shown": [letter_row(letter) for letter in found],
+        "shown": found,
         "next": min(go_on, default=None),
     }
 

@@ -20,6 +20,8 @@ from ddmq_common.errors import CallerError, NoSuchTopicError
 WAIT_S = 10.0
 FIND_MAX = 1_000
 READ_BYTES_MAX = 4 << 20
+ANSWER_BYTES_MAX = 4 << 20  # of messages in one answer; a single one comes whole
+LOOK_BYTES_MAX = 64 << 20  # that are held to choose those of a listing from
 
 
 def queues_of(info: TopicInfo) -> list[QueueRef]:
@@ -79,26 +81,64 @@ def topic_detail(backend: Backend, name: str) -> dict[str, Any]:
     return topic_row(info) | {"messages": sum(int(row["messages"]) for row in rows), "by_queue": rows}
 
 
-def message_row(record: StoredRecord, *, body: bool = True) -> dict[str, Any]:
-    """One stored message as people and programs read it; a body that is not UTF-8 comes in base64."""
+def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str, Any]:
+    """One stored message as people and programs read it; a body that is not UTF-8 comes in base64.
+
+    With `bytes_max` key, tags, properties and body together are cut to that, which `cut` says.
+    """
     content = delivery.decode(record.delivery)
+    room = _Room(bytes_max)
     row: dict[str, Any] = {
         "id": record.message_id.hex(),
         "topic": record.topic,
         "queue": record.queue_id,
         "offset": record.offset,
         "position": record.position,
-        "key": content.key.decode("utf-8", "replace"),
-        "tags": content.tag.decode("utf-8", "replace"),
+        "key": room.text(content.key),
+        "tags": room.text(content.tag),
         "properties": {
-            name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
-            for name, value in content.properties.items()
+            room.text(name): room.text(value) for name, value in content.properties.items() if room.is_left
         },
         "born_ms": record.born_ms,
         "stored_ms": record.stored_ms,
         "body_bytes": len(content.value),
     }
-    return row | body_fields(content.value) if body else row
+    row |= body_fields(room.body(content.value))
+    return row | ({"cut": True} if room.cut else {})
+
+
+class _Room:
+    """How many bytes of a message a row may still hold; None: all."""
+
+    def __init__(self, bytes_max: int | None) -> None:
+        self._left = bytes_max
+        self.cut = False
+
+    @property
+    def is_left(self) -> bool:
+        self.cut = self.cut or self._left == 0
+        return self._left != 0
+
+    def text(self, value: bytes) -> str:
+        return self._taken(value).decode("utf-8", "replace")
+
+    def body(self, value: bytes) -> bytes:
+        """A text is cut between two characters."""
+        taken = self._taken(value)
+        if len(taken) == len(value):
+            return value
+        start = len(taken)
+        while start and len(taken) - start < 3 and value[start] & 0xC0 == 0x80:
+            start -= 1
+        return taken[:start]
+
+    def _taken(self, value: bytes) -> bytes:
+        if self._left is None:
+            return value
+        taken = value[: self._left]
+        self._left -= len(taken)
+        self.cut = self.cut or len(taken) < len(value)
+        return taken
 
 
 def body_fields(value: bytes) -> dict[str, str]:
@@ -109,20 +149,40 @@ def body_fields(value: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(value).decode()}
 
 
-def read(backend: Backend, queue: QueueRef, offset: int, count: int) -> list[StoredRecord]:
-    """Up to `count` records of one queue from `offset` on (clamped to what is readable)."""
+def read(
+    backend: Backend, queue: QueueRef, offset: int, count: int, bytes_max: int, *, held: int | None = None
+) -> list[StoredRecord]:
+    """Up to `count` records of one queue from `offset` on (clamped to what is readable).
+
+    Ends at `bytes_max`, with one record at least; with `held`, bytes of others, it raises CallerError there.
+    """
     bounds = backend.bounds([queue]).wait(WAIT_S)[0]
     if bounds is None:
         return []
     found: list[StoredRecord] = []
-    at = max(offset, bounds.min)
+    at, size = max(offset, bounds.min), held or 0
     while len(found) < count:
         batch = backend.read(queue, at, count - len(found), READ_BYTES_MAX).wait(WAIT_S)
         if batch.status is not ReadStatus.DATA:
             break
-        found += [batch.record(index) for index in range(len(batch.offsets))]
+        for index in range(len(batch.offsets)):
+            record = batch.record(index)
+            size += len(record.delivery)
+            if size > bytes_max and held is not None:
+                raise too_much()
+            if size > bytes_max and found:
+                return found
+            found.append(record)
         at = batch.next_offset
     return found
+
+
+def too_much() -> CallerError:
+    """What says how to ask for less."""
+    return CallerError(
+        f"these messages have more than {LOOK_BYTES_MAX >> 20} MiB together; ask for fewer with count, or "
+        "for a part of them with queue and offset"
+    )
 
 
 def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[StoredRecord]:
@@ -148,35 +208,55 @@ def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[Stor
     known_topic(backend, topic)
     if not count:
         return []
-    return backend.find(topic, key=key.encode(), count_max=min(count, FIND_MAX)).wait(WAIT_S)
+    most, wanted = backend.capabilities.body_bytes_max, 0
+    found: list[StoredRecord] = []
+    while wanted < min(count, FIND_MAX) and len(found) == wanted:
+        room = LOOK_BYTES_MAX - sum(len(record.delivery) for record in found)
+        if room < most and found:
+            raise too_much()
+        wanted = min(count, FIND_MAX, wanted + max(1, room // most))
+        found = backend.find(topic, key=key.encode(), count_max=wanted).wait(WAIT_S)
+    return found
 
 
 def find_by_offset(
     backend: Backend, topic: str, queue_id: int, offset: int, count: int
 ) -> list[StoredRecord]:
-    """From one offset of one queue on."""
+    """From one offset of one queue on, as many as fit into an answer; the next one is where to go on."""
     info = known_topic(backend, topic)
     if not 0 <= queue_id < info.queues:
         raise NoSuchTopicError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {info.queues - 1}")
-    return read(backend, queues_of(info)[queue_id], offset, min(count, FIND_MAX))
+    return read(backend, queues_of(info)[queue_id], offset, min(count, FIND_MAX), ANSWER_BYTES_MAX)
 
 
 def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list[StoredRecord]:
     """The first messages stored at or after `wall_ms`, over all queues, oldest first."""
+    count = min(count, FIND_MAX)
     found: list[StoredRecord] = []
     for queue in queues_of(known_topic(backend, topic)):
         offset = backend.offset_for_time(queue, wall_ms).wait(WAIT_S)
-        found += read(backend, queue, offset, min(count, FIND_MAX))
-    return sorted(found, key=lambda record: (record.stored_ms, record.position))[:count]
+        found += read(backend, queue, offset, count, LOOK_BYTES_MAX, held=_bytes(found))
+        found = sorted(found, key=_when)[:count]
+    return found
 
 
 def newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
-    """The last `count` messages of each queue (at most FIND_MAX), oldest first."""
+    """The last `count` messages (at most FIND_MAX) of a topic, oldest first."""
     count = min(count, FIND_MAX)
     queues: Sequence[QueueRef] = queues_of(known_topic(backend, topic))
     bounds = backend.bounds(queues).wait(WAIT_S)
     found: list[StoredRecord] = []
     for queue, b in zip(queues, bounds, strict=True):
-        if b is not None:
-            found += read(backend, queue, max(b.min, b.next - count), count)
-    return sorted(found, key=lambda record: (record.stored_ms, record.position))
+        if b is not None and count:
+            first = max(b.min, b.next - count)
+            found += read(backend, queue, first, count, LOOK_BYTES_MAX, held=_bytes(found))
+            found = sorted(found, key=_when)[-count:]
+    return found
+
+
+def _when(record: StoredRecord) -> tuple[int, int]:
+    return record.stored_ms, record.position
+
+
+def _bytes(records: Sequence[StoredRecord]) -> int:
+    return sum(len(record.delivery) for record in records)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from backend.memory import MemoryBackend
 from backend.records import NewRecord, TopicInfo
 from ddmq.server import queries
+from ddmq.server.admin import AdminApi
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
+from ddmq_common.metrics.registry import Registry
 
 FAR = 1e12
 STORED = queries.FIND_MAX + 10
@@ -25,3 +31,48 @@ def test_counts_of_messages_are_bounded() -> None:
         newest = queries.newest(backend, "orders", count)
         assert [record.offset for record in newest] == list(range(STORED - shown, STORED))
     backend.close()
+
+
+def stocked(count: int, body_bytes: int, queues: int = 1) -> MemoryBackend:
+    backend = MemoryBackend(ManualClock())
+    backend.put_topic(TopicInfo("large", 0, queues), FAR).wait(5)
+    body = encode(b"k", b"\xc3\xa4" * (body_bytes // 2), b"", {b"p": b"x" * 1000})
+    for index in range(count):
+        backend.append([NewRecord("large", index % queues, bytes(16), 1, body, b"k")], FAR).wait(5)
+    return backend
+
+
+def test_an_answer_has_so_many_bytes_whatever_is_asked_for() -> None:
+    backend = stocked(70, 1 << 20, queues=2)
+    api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
+    for query in ("", "&key=k", "&time_ms=0"):
+        rows = ask(api, f"/topics/large/messages?count=20{query}")
+        assert len(rows) == 20
+        assert all(row["cut"] and row["body_bytes"] == 1 << 20 for row in rows)
+        assert sum(len(row["body"].encode()) for row in rows) <= queries.ANSWER_BYTES_MAX
+        assert "error" in ask(api, f"/topics/large/messages?count=1000{query}") or query == "&key=k"
+    rows = ask(api, "/topics/large/messages?count=1000&queue=1&offset=0")
+    assert [row["offset"] for row in rows] == [0, 1, 2]  # the next is where to go on
+    assert not any("cut" in row for row in rows)
+    backend.close()
+
+
+def test_one_message_comes_whole_and_small_ones_too() -> None:
+    backend = stocked(2, 1 << 21)
+    api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
+    for path in ("?count=1", "?count=9&queue=0&offset=0", "?count=9&queue=0&offset=1"):
+        (row,) = ask(api, "/topics/large/messages" + path)
+        assert len(row["body"].encode()) == row["body_bytes"] == 1 << 21
+    backend.close()
+    backend = stocked(1000, 100)
+    api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
+    assert not any("cut" in row for row in ask(api, "/topics/large/messages?count=1000"))
+    backend.close()
+
+
+def ask(api: AdminApi, target: str) -> Any:
+    path, _, query = target.partition("?")
+    environ = {"REQUEST_METHOD": "GET", "RAW_URI": path, "QUERY_STRING": query}
+    answered = list(api.router(environ, lambda status, headers: None))
+    assert max(map(len, answered)) <= (7 << 20)
+    return msgspec.json.decode(b"".join(answered))
