@@ -25,7 +25,7 @@ from ddmq_common.plain_text import json_plain, plain
 
 BODY_SHOWN = 2_000  # characters of a text body that people are shown
 BYTES_SHOWN = 24  # bytes of a binary one
-WIDE = 260  # columns where the output is no terminal
+WIDE = 200  # columns where the output is no terminal
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 

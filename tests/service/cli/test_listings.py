@@ -20,7 +20,7 @@ def test_every_listing_has_a_table_and_json(shell: Shell, topic: str) -> None:
     listings = {
         "topic list": ("durability", topic),
         f"topic show {topic}": ("body_bytes_max", "queue"),
-        "group list": ("dead letters", f"g-{topic}"),
+        "group list": ("dead", f"g-{topic}"),
         f"group show g-{topic}": ("settings from", "committed"),
         f"message {topic}": ("body_bytes", "hello"),
         "lag": ("oldest", f"g-{topic}"),
