@@ -325,6 +325,9 @@ PUSH_HELD = _metric("ddmq_push_held", "gauge", ("reason",), "Push subscriptions 
 SCRIPT_ERRORS = _metric(
     "ddmq_script_errors_total", "counter", ("group", "topic"), "Messages on which a script failed."
 )
+SCRIPTS_ENDED = _metric(
+    "ddmq_scripts_ended_total", "counter", (), "Scripts ended for taking too much time or memory."
+)
 PUSH_HEADERS_IGNORED = _metric(
     "ddmq_push_headers_ignored_total",
     "counter",

@@ -16,7 +16,7 @@ from proxy_consumer.actions.file_lines import check_file
 from proxy_consumer.actions.job import ASYNCHRONIZED, CONTINUE, Ending, Job, Outcome, fail
 from proxy_consumer.actions.names import KNOWN, MARKERS, PUSH_SINKS, SINKS, unknown
 from proxy_consumer.actions.params import form_params, form_params2, query_params
-from proxy_consumer.actions.script import script
+from proxy_consumer.actions.script import Heavy, script
 from proxy_consumer.actions.targets import check_http
 from proxy_consumer.actions.transit import transit
 from proxy_consumer.order_keys.work import TooMuchWork
@@ -54,15 +54,18 @@ class Chain:
         return ASYNCHRONIZED if self.sink in PUSH_SINKS else CONTINUE
 
 
-def build_chain(actions: Sequence[str], push: PushConfig) -> Chain:
-    """Raises ValueError that names the action or the setting, and what is allowed."""
+def build_chain(actions: Sequence[str], push: PushConfig, heavy: Heavy | None = None) -> Chain:
+    """Raises ValueError that names the action or the setting, and what is allowed.
+
+    `heavy` evaluates scripts that may take long (script.py); None: there is nobody who could be stopped.
+    """
     _check_names(actions)
     _check_order(actions)
     after_json = False
     steps: list[Step] = []
     for name in actions[:-1]:
         if name not in MARKERS:
-            steps.append(_step(name, push, after_json=after_json))
+            steps.append(_step(name, push, heavy, after_json=after_json))
         after_json = after_json or name == "Json"
     _check_sink(actions[-1], push, after_json=after_json)
     return Chain(steps, actions[-1])
@@ -91,7 +94,7 @@ def _check_order(actions: Sequence[str]) -> None:
             raise ValueError(f"actions: {name} builds a request for AsyncHttp; the sink is {last}")
 
 
-def _step(name: str, push: PushConfig, *, after_json: bool) -> Step:
+def _step(name: str, push: PushConfig, heavy: Heavy | None, *, after_json: bool) -> Step:
     if name == "Json":
         return json_body.parse
     if name == "Transit":
@@ -102,7 +105,7 @@ def _step(name: str, push: PushConfig, *, after_json: bool) -> Step:
         return form_params(push.form)
     if name == "FormParams2":
         return form_params2(push.form)
-    return script(push.script, after_json=after_json)
+    return script(push.script, after_json=after_json, heavy=heavy)
 
 
 def _check_sink(sink: str, push: PushConfig, *, after_json: bool) -> None:

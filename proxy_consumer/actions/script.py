@@ -1,10 +1,11 @@
 """Script: CEL expressions that filter and transform.
 
 CEL has no loops, no state and no way to the machine. What it can still do is work: a macro such as map runs
-its inside once per element, at most 10,000 times (the library's bound) over texts as long as the body. So an
-expression with macros is run only while elements × body bytes stay below WORK_MAX. `replace`, and `join` with
-a separator that is not a short text in the expression, are refused: their results have no bound. Regular
-expressions are RE2's, linear in the text.
+its inside once per element, texts can be added to themselves, a pattern may come from the message. What an
+evaluation may cost is estimated from above, without trust in the message. One that is cheap by that is made
+here. Any other is made by `heavy`, which can be stopped (push/script_workers.py), or where there is nobody
+who could (a gate in front of a pull), up to GATE_WORK_MAX here and else not at all. `replace`, and `join`
+with a separator that is not a short text in the expression, are refused: their results have no bound.
 
 Variables: `body` (the JSON, once Json has run), `text` (the body as text), `key`, `tag` ("" when absent),
 `properties`. An expression is checked, with its types, when the subscription is made. The library ends a text
@@ -14,7 +15,7 @@ at a NUL character, so one in a variable that the expression names is a script e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -22,12 +23,18 @@ from cel_expr_python import cel
 from cel_expr_python.ext import ext_math, ext_strings
 
 from proxy_consumer.actions.config import ScriptConfig
-from proxy_consumer.actions.job import CONTINUE, Job, Outcome, fail, finish, readable
+from proxy_consumer.actions.job import ABSENT, CONTINUE, Job, Outcome, fail, finish, readable
 
 EXPRESSION_CHARS_MAX = 8192
-WORK_MAX = 128 << 20  # elements × bytes; a quarter of a second on one core
+CHEAP_WORK_MAX = 1 << 20  # of the estimate, in bytes gone through: some milliseconds on one core at most
+GATE_WORK_MAX = 16 << 20
+NESTED_MAX = 4  # macros inside each other that are counted; more of them are over every bound soon enough
+TURN_BYTES = 256  # what a turn of a macro costs by itself
+MATCH_BYTES = 16 << 10  # the same with a pattern
+SEARCHED_AT_ONCE = 64  # bytes compared in the time of one that is gone through
 ITERATIONS_MAX = 10_000
 RESULT_BYTES_MAX = 4 << 20
+WITHOUT_BOUND = 1 << 62
 FILTERED = finish("filtered by script")
 SCRIPT_ERROR = finish("script error")
 _GROOVY = re.compile(r"\b(def|return|import|println|new)\b|;|->|\?\.|\?:|=~|==~|(?<![=!<>])=(?!=)")
@@ -38,6 +45,12 @@ _VARIABLES: dict[str, Callable[[Job], Any]] = {
     "tag": lambda job: readable(job.tag),
     "properties": lambda job: job.properties_text(),
 }
+_DYNAMIC = re.compile(r"\bmatches\b|\bformat\b")  # cost that the size of the message does not tell
+_CONSTANT_MATCH = re.compile(r"""\bmatches\s*\(\s*(?:r?'[^'\\]{0,64}'|r?"[^"\\]{0,64}")\s*\)""")
+_SEARCH = re.compile(r"\b(?:contains|indexOf|lastIndexOf|split)\b")
+_CONSTANT_SEARCH = re.compile(
+    r"""\b(?:contains|indexOf|lastIndexOf|split)\s*\(\s*(?:r?'[^'\\]{0,64}'|r?"[^"\\]{0,64}")\s*[,)]"""
+)
 _UNBOUNDED = {b"string_replace_string_string": "replace"}
 _JOINS = re.compile(r"\bjoin\s*\(")
 _SHORT_JOINS = re.compile(r"""\bjoin\s*\(\s*(?:\)|'[^'\\]{0,16}'\s*\)|"[^"\\]{0,16}"\s*\))""")
@@ -45,6 +58,9 @@ _SHORT_JOINS = re.compile(r"""\bjoin\s*\(\s*(?:\)|'[^'\\]{0,16}'\s*\)|"[^"\\]{0,
 
 class ScriptError(Exception):
     """The expression failed on this message; the text says how."""
+
+
+Heavy = Callable[[ScriptConfig, Job, bool], Outcome]  # also "after Json"; raises ScriptError
 
 
 class Expression:
@@ -56,6 +72,12 @@ class Expression:
             raise ValueError(f"{field} has {len(source)} characters; allowed: {EXPRESSION_CHARS_MAX}")
         self._macros = len(_MACROS.findall(source))
         self._splits = "split" in source  # makes a list as long as the text
+        self._sums = source.count("+")
+        self._literals = 1 + source.count(",")  # no list in the expression is longer
+        self._length = len(source)
+        self._dynamic = len(_DYNAMIC.findall(source)) > len(_CONSTANT_MATCH.findall(source))
+        self._searches = len(_SEARCH.findall(source)) > len(_CONSTANT_SEARCH.findall(source))
+        self._turn = MATCH_BYTES if "matches" in source else TURN_BYTES
         self._names = [name for name in (*_VARIABLES, "body") if re.search(rf"\b{name}\b", source)]
         try:
             self._compiled = _environment(with_body).compile(source)
@@ -70,14 +92,27 @@ class Expression:
                 f"{field}: join takes a text of at most 16 characters: its result has no bound else"
             )
 
+    def work(self, job: Job) -> int:
+        """What an evaluation may go through, in bytes, at most. WITHOUT_BOUND: the message decides."""
+        if self._dynamic:
+            return WITHOUT_BOUND
+        size = len(job.body) + len(job.key) + len(job.tag) + self._length
+        if job.properties:
+            size += sum(len(name) + len(value) for name, value in job.properties.items())
+        grown = self._sums + 1
+        if self._searches:  # for a text of the message, at every place of another
+            grown *= 1 + size // SEARCHED_AT_ONCE
+        if not self._macros:
+            return grown * (size + self._turn)
+        elements = max(size if self._splits else _widest(job), self._literals)
+        turns = min(ITERATIONS_MAX, elements ** min(self._macros, NESTED_MAX))
+        return int(turns * grown * (self._sums + 1) ** self._macros * (size + self._turn))
+
     def evaluate(self, job: Job) -> Any:
         """The value for this message. Raises ScriptError."""
-        values, elements, size = *_values(job, self._names), len(job.body)
-        if self._macros:
-            elements = max(elements, size if self._splits else 1)
-            turns = min(ITERATIONS_MAX, elements ** min(self._macros, 4))
-            if turns * size > WORK_MAX:
-                raise ScriptError(f"{elements} elements in {size} bytes are too much work for a macro")
+        values = {
+            name: _for_cel(job.json if name == "body" else _VARIABLES[name](job)) for name in self._names
+        }
         try:
             value = self._compiled.eval(data=values)
             if value.type().name() in ("ERROR", "UNKNOWN"):
@@ -87,20 +122,54 @@ class Expression:
             raise ScriptError(str(error)) from error
 
 
-def script(config: ScriptConfig, *, after_json: bool) -> Callable[[Job], Outcome]:
-    """The action. Raises ValueError for expressions that are none."""
-    if not config.filter and not config.transform:
-        raise ValueError("push.script has neither filter nor transform; give it one of them")
-    kept = Expression("push.script.filter", config.filter, with_body=after_json) if config.filter else None
-    made = (
-        Expression("push.script.transform", config.transform, with_body=after_json)
-        if config.transform
-        else None
-    )
+class Script:
+    """The checked expressions of one subscription, without the question who evaluates them."""
+
+    def __init__(self, config: ScriptConfig, *, after_json: bool) -> None:
+        """Raises ValueError for expressions that are none."""
+        if not config.filter and not config.transform:
+            raise ValueError("push.script has neither filter nor transform; give it one of them")
+        self._kept = self._made = None
+        if config.filter:
+            self._kept = Expression("push.script.filter", config.filter, with_body=after_json)
+        if config.transform:
+            self._made = Expression("push.script.transform", config.transform, with_body=after_json)
+
+    def work(self, job: Job) -> int:
+        """What it may go through with this message, in bytes, at most."""
+        kept = 0 if self._kept is None else self._kept.work(job)
+        return kept + (0 if self._made is None else self._made.work(job))
+
+    def run(self, job: Job) -> Outcome:
+        """Filter, then transform. Raises ScriptError."""
+        if self._kept is not None and self._kept.evaluate(job).value() is not True:
+            return FILTERED
+        if self._made is not None:
+            job.json = _as_json(self._made.evaluate(job), [RESULT_BYTES_MAX])
+        return CONTINUE
+
+
+def script(config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None) -> Callable[[Job], Outcome]:
+    """The action. `heavy` evaluates what may take long. Raises ValueError for expressions that are none."""
+    made = Script(config, after_json=after_json)
+
+    def run(job: Job) -> Outcome:
+        size = len(job.body)
+        if size > config.body_bytes_max:
+            raise ScriptError(f"the body has {size} bytes; body_bytes_max is {config.body_bytes_max}")
+        work = made.work(job)
+        if work <= (CHEAP_WORK_MAX if heavy is not None else GATE_WORK_MAX):
+            return made.run(job)
+        if heavy is None:
+            raise ScriptError(
+                "too much work for a script in front of a pull: elements, texts added and patterns "
+                f"of the message come to {work} bytes; allowed: {GATE_WORK_MAX}"
+            )
+        return heavy(config, job, after_json)
 
     def step(job: Job) -> Outcome:
         try:
-            return _run(job, config, kept, made)
+            return run(job)
         except ScriptError as error:
             job.script_failed = True
             return fail(f"Script: {error}") if config.on_script_error == "fail" else SCRIPT_ERROR
@@ -108,36 +177,26 @@ def script(config: ScriptConfig, *, after_json: bool) -> Callable[[Job], Outcome
     return step
 
 
-def _run(job: Job, config: ScriptConfig, kept: Expression | None, made: Expression | None) -> Outcome:
-    size = len(job.body)
-    if size > config.body_bytes_max:
-        raise ScriptError(f"the body has {size} bytes; body_bytes_max is {config.body_bytes_max}")
-    if kept is not None and kept.evaluate(job).value() is not True:
-        return FILTERED
-    if made is not None:
-        job.json = _as_json(made.evaluate(job), [RESULT_BYTES_MAX])
-    return CONTINUE
+def _widest(job: Job) -> int:
+    """No list or object of the message has more elements."""
+    commas = job.body.count(b",")
+    return 1 + max(commas, len(job.properties), 0 if job.json is ABSENT else _length(job.json))
 
 
-def _values(job: Job, names: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """The variables of these names, and the size of the largest list or object among them."""
-    widest = [1]
-    values = {name: _for_cel(job.json if name == "body" else _VARIABLES[name](job), widest) for name in names}
-    return values, widest[0]
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, dict | list) else 1
 
 
-def _for_cel(value: Any, widest: list[int]) -> Any:
-    """JSON as CEL takes it: doubles for decimals; notes the largest list or object."""
+def _for_cel(value: Any) -> Any:
+    """JSON as CEL takes it: doubles for decimals. Raises ScriptError for a text with a NUL character."""
     if isinstance(value, str):
         if "\0" in value:
             raise ScriptError("a text with a NUL character")
         return value
     if isinstance(value, dict):
-        widest[0] = max(widest[0], len(value))
-        return {_for_cel(name, widest): _for_cel(inner, widest) for name, inner in value.items()}
+        return {_for_cel(name): _for_cel(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        widest[0] = max(widest[0], len(value))
-        return [_for_cel(inner, widest) for inner in value]
+        return [_for_cel(inner) for inner in value]
     return float(value) if isinstance(value, Decimal) else value
 
 

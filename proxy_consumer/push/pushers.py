@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import TYPE_CHECKING
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.actions.config import PushConfig
+from proxy_consumer.actions.config import PushConfig, ScriptConfig
+from proxy_consumer.actions.job import Job, Outcome
 from proxy_consumer.actions.targets import AllowList
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX
@@ -24,6 +26,9 @@ from proxy_consumer.sinks.files_folder import FilesFolder
 from proxy_consumer.sinks.http import HttpSink
 from proxy_consumer.sinks.redis import RedisSink
 from proxy_consumer.subscription.subscription import Subscription
+
+if TYPE_CHECKING:
+    from proxy_consumer.push.script_workers import ScriptWorkers
 
 KAFKA_SOURCE, LOG_SOURCE = "KAFKA", "RMQ"
 Made = tuple[tuple[str, ...], PushConfig]
@@ -39,6 +44,7 @@ class Pushers:
         self._runners: dict[Subscription, tuple[Made, PushRunner]] = {}
         self._faults: dict[Subscription, str] = {}
         self._folder: FilesFolder | None = None
+        self._scripts: ScriptWorkers | None = None
         self._targets: tuple[str, ...] = ()
         self._list = AllowList(())
         self._held = runtime.metrics.cell(catalogue.PUSH_HELD, "sink not allowed")
@@ -60,6 +66,8 @@ class Pushers:
             self._stop_watching = None
         for subscription in list(self._runners):
             self._end(subscription)
+        if self._scripts is not None:
+            self._scripts.close()
 
     def fault(self, subscription: Subscription) -> str:
         """Why a push subscription does not run here; "" when it does."""
@@ -100,7 +108,7 @@ class Pushers:
         from proxy_consumer.actions.chain import build_chain  # loads CEL, where actions are used
 
         try:
-            chain = build_chain(*made)
+            chain = build_chain(*made, heavy=self._heavy)
             sink = self._sink(chain.sink, subscription)
             fault = sink.fault
         except (ValueError, DdmqError) as error:
@@ -113,6 +121,13 @@ class Pushers:
         runner = PushRunner(subscription, chain, sink, self._source)
         self._runners[subscription] = made, runner
         runner.start()
+
+    def _heavy(self, config: ScriptConfig, job: Job, after_json: bool) -> Outcome:
+        from proxy_consumer.push.script_workers import ScriptWorkers  # loads CEL, where scripts are used
+
+        if self._scripts is None:
+            self._scripts = ScriptWorkers(self._runtime.metrics)
+        return self._scripts.run(config, job, after_json)
 
     def _end(self, subscription: Subscription) -> None:
         _, runner = self._runners.pop(subscription)

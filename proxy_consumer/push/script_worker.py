@@ -1,0 +1,102 @@
+"""The process that evaluates scripts which may take long: `python -m proxy_consumer.push.script_worker FD`.
+
+It reads one task after the other from a socket and answers each. What it may use of the machine is set
+before it reads anything: memory for the whole process, processor time for each task, whose timer ends the
+process wherever it is, also inside the library. It ends with its parent, whose end closes the socket.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+import msgspec
+
+from proxy_consumer.actions.config import ScriptConfig
+from proxy_consumer.actions.job import ABSENT, Ending, Job, compact
+from proxy_consumer.actions.json_body import parse
+from proxy_consumer.actions.script import Script, ScriptError
+
+MEMORY_BYTES_MAX = 1 << 30
+CPU_S_MAX = 1.0  # of one task
+LENGTH = struct.Struct(">I")
+SCRIPTS_MAX = 64  # compiled and kept
+
+
+class Task(msgspec.Struct):
+    """One message and the script it goes through. `json`: None before Json."""
+
+    filter: str
+    transform: str
+    after_json: bool
+    key: bytes
+    tag: bytes
+    body: bytes
+    properties: dict[bytes, bytes]
+    json: bytes | None
+
+
+class Answer(msgspec.Struct):
+    """What came of it. `error`: a script error; `json`: what transform made."""
+
+    kept: bool = False
+    error: str = ""
+    json: bytes | None = None
+
+
+def evaluate(task: Task, known: dict[tuple[str, str, bool], Script]) -> Answer:
+    """Run the script on the message. Raises MemoryError, which ends the process."""
+    job = Job(task.key, task.tag, task.body, task.properties)
+    try:
+        if task.json is not None:
+            job.json = _parsed(task.json)
+        name = (task.filter, task.transform, task.after_json)
+        if name not in known:
+            if len(known) >= SCRIPTS_MAX:
+                known.clear()
+            config = ScriptConfig(filter=task.filter, transform=task.transform)
+            known[name] = Script(config, after_json=task.after_json)
+        kept = known[name].run(job).ending is Ending.CONTINUE
+        made = compact(job.json).encode() if kept and task.transform else None
+    except (ScriptError, ValueError, RecursionError) as error:
+        return Answer(error=str(error))
+    return Answer(kept, "", made)
+
+
+def _parsed(text: bytes) -> Any:
+    holder = Job(b"", b"", text, {})
+    parse(holder)
+    return None if holder.json is ABSENT else holder.json
+
+
+def serve(connection: socket.socket) -> None:
+    """Until the other side closes."""
+    tasks, encode = msgspec.msgpack.Decoder(Task), msgspec.msgpack.encode
+    known: dict[tuple[str, str, bool], Script] = {}
+    stream = connection.makefile("rwb")
+    while len(head := stream.read(LENGTH.size)) == LENGTH.size:
+        task = tasks.decode(stream.read(LENGTH.unpack(head)[0]))
+        signal.setitimer(signal.ITIMER_PROF, CPU_S_MAX)
+        answer = encode(evaluate(task, known))
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        stream.write(LENGTH.pack(len(answer)) + answer)
+        stream.flush()
+
+
+def main() -> None:
+    """The process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.setblocking(True)
+    serve(connection)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Scripts that may take long, in processes that can be stopped; the greenlet waits, the hub goes on.
+
+At most WORKERS_MAX processes, started when one is first needed; more tasks wait for one of them. One that is
+over its memory or processor time ends by itself; one that does not answer in time is killed. Either is a
+script error of that message, is counted, and the next task gets a new process.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+import gevent
+import msgspec
+from gevent import socket
+from gevent.lock import BoundedSemaphore
+
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.registry import Registry
+from proxy_consumer.actions.config import ScriptConfig
+from proxy_consumer.actions.job import ABSENT, CONTINUE, Job, Outcome, compact
+from proxy_consumer.actions.json_body import parse
+from proxy_consumer.actions.script import FILTERED, ScriptError
+from proxy_consumer.push.script_worker import CPU_S_MAX, LENGTH, MEMORY_BYTES_MAX, Answer, Task
+
+WORKERS_MAX = 2
+ANSWER_S_MAX = 30.0  # on a machine so busy that its processor time does not run out
+_ANSWERS = msgspec.msgpack.Decoder(Answer)
+
+
+class _Worker:
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.sock: Any = ours
+        command = [sys.executable, "-m", "proxy_consumer.push.script_worker", str(theirs.fileno())]
+        nothing = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            command, pass_fds=(theirs.fileno(),), stdin=nothing, stdout=nothing, stderr=nothing
+        )
+        theirs.close()
+
+    def ask(self, task: bytes) -> Answer:
+        """Raises OSError or EOFError when it ended."""
+        self.sock.sendall(LENGTH.pack(len(task)) + task)
+        return _ANSWERS.decode(self._read(LENGTH.unpack(self._read(LENGTH.size))[0]))
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            more = self.sock.recv(min(count - len(data), 1 << 16))
+            if not more:
+                raise EOFError
+            data += more
+        return bytes(data)
+
+    def end(self) -> int:
+        """Kill it, if it has not ended by itself; its exit code, negative for a signal."""
+        self.sock.close()
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(0.2)
+        self._process.kill()
+        return self._process.wait()
+
+
+class ScriptWorkers:
+    """All processes of one proxy."""
+
+    def __init__(self, metrics: Registry) -> None:
+        self._permits = BoundedSemaphore(WORKERS_MAX)
+        self._idle: list[_Worker] = []
+        self._ended = metrics.cell(catalogue.SCRIPTS_ENDED)
+        self._closed = False
+
+    def close(self) -> None:
+        """End those that are idle; the others when their task is done."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().end()
+
+    def run(self, config: ScriptConfig, job: Job, after_json: bool) -> Outcome:
+        """Filter and transform a message. Raises ScriptError. Waits in its greenlet."""
+        json = None if job.json is ABSENT else compact(job.json).encode()
+        task = Task(
+            config.filter,
+            config.transform,
+            after_json,
+            job.key,
+            job.tag,
+            job.body,
+            dict(job.properties),
+            json,
+        )
+        with self._permits:
+            answer = self._ask(msgspec.msgpack.encode(task))
+        if answer.error:
+            raise ScriptError(answer.error)
+        if not answer.kept:
+            return FILTERED
+        if answer.json is not None:
+            made = Job(b"", b"", answer.json, {})
+            parse(made)
+            job.json = None if made.json is ABSENT else made.json
+        return CONTINUE
+
+    def _ask(self, task: bytes) -> Answer:
+        worker = self._idle.pop() if self._idle else _Worker()
+        sound = False
+        try:
+            with gevent.Timeout(ANSWER_S_MAX):
+                answer = worker.ask(task)
+            sound = True
+            return answer
+        except (gevent.Timeout, OSError, EOFError):
+            raise ScriptError(self._why(worker)) from None
+        finally:
+            if sound and not self._closed:
+                self._idle.append(worker)
+            else:
+                worker.end()
+
+    def _why(self, worker: _Worker) -> str:
+        self._ended.value += 1
+        code = worker.end()
+        if code == -signal.SIGPROF:
+            return f"it takes more than {CPU_S_MAX:g} s of processor time and was ended"
+        if code == -signal.SIGKILL:
+            return f"it did not answer within {ANSWER_S_MAX:g} s and was ended"
+        return f"its process ended ({code}), most likely for want of more than {MEMORY_BYTES_MAX >> 20} MiB"

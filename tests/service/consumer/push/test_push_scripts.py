@@ -1,0 +1,143 @@
+"""Scripts that take long run where they can be stopped; what they were given fails, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import gevent
+import msgspec
+import pytest
+from consumer_rig import until
+from http_receiver import Receiver
+from push_rig import PushRig
+
+from ddmq_common.delivery import encode
+from ddmq_common.metrics.catalogue import SCRIPTS_ENDED
+from ddmq_common.metrics.registry import Registry
+from proxy_consumer.actions.config import HttpConfig, PushConfig, ScriptConfig
+from proxy_consumer.actions.gate import gate_for_actions
+from proxy_consumer.actions.job import ABSENT, Ending, Job
+from proxy_consumer.actions.json_body import parse
+from proxy_consumer.actions.script import CHEAP_WORK_MAX, Script, ScriptError
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.gate import Refusal
+from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers
+
+DOUBLED = "[body.a]" + ".map(a, a+a+a+a+a+a+a+a)" * 9 + ".size() > 0"
+DIGITS = "[0,1,2,3,4,5,6,7,8,9]"
+NESTED = "".join(f"{DIGITS}.all({name}, " for name in "abcdef") + "body.t.contains('zz') == false" + ")" * 6
+SPLIT = "body.a.split('').map(c, body.a).size() > 0"
+PATTERNS = "body.rules.exists(r, body.text.matches(r))"
+HOSTILE = {
+    "texts added to themselves": (DOUBLED, {"a": "x" * 1_000}),
+    "nested literal lists": (NESTED, {"t": "x" * 250_000}),
+    "a text split and copied": (SPLIT, {"a": "x" * 200_000}),
+    "patterns of the message": (PATTERNS, {"text": "ab" * 50_000, "rules": ["(a|b|ab)*c.{900}x$"] * 500}),
+    "a search for a text of the message": (
+        "body.l.exists(x, body.a.contains(body.b))",
+        {"a": "a" * 200_000, "b": "a" * 20_000 + "b", "l": [1] * 50},
+    ),
+}
+
+
+def message(body: object) -> Job:
+    job = Job(b"k", b"", msgspec.json.encode(body), {})
+    parse(job)
+    return job
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def workers(registry: Registry) -> Iterator[ScriptWorkers]:
+    made = ScriptWorkers(registry)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_what_may_take_long_is_known_before(what: str) -> None:
+    source, body = HOSTILE[what]
+    assert Script(ScriptConfig(filter=source), after_json=True).work(message(body)) > CHEAP_WORK_MAX
+
+
+def test_usual_scripts_are_cheap() -> None:
+    body = {"amount": 5, "status": "paid", "items": [{"sku": "x"}] * 20, "text": "x" * 800}
+    for source in (
+        "body.amount > 100",
+        "body.status == 'paid' && body.amount >= 10",
+        "body.items.exists(i, i.sku == 'x')",
+        "body.status.matches('^p') && body.text.contains('y')",
+        "body.status + '-' + string(body.amount) == 'x-1'",
+    ):
+        assert Script(ScriptConfig(filter=source), after_json=True).work(message(body)) <= CHEAP_WORK_MAX
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["texts added to themselves", "patterns of the message"])
+def test_a_script_without_end_is_ended(workers: ScriptWorkers, registry: Registry, what: str) -> None:
+    """The hub goes on meanwhile, and the next task finds a process that works."""
+    source, body = HOSTILE[what]
+    beats: list[float] = []
+    heart = gevent.spawn(lambda: [(beats.append(time.monotonic()), gevent.sleep(0.01)) for _ in range(1_000)])
+    with pytest.raises(ScriptError, match=r"takes more than|process ended"):
+        workers.run(ScriptConfig(filter=source), message(body), True)
+    heart.kill()
+    assert len(beats) > 5
+    assert registry.cell(SCRIPTS_ENDED).value == 1
+    outcome = workers.run(ScriptConfig(filter="body.a == 1"), message({"a": 1}), True)
+    assert outcome.ending is Ending.CONTINUE
+
+
+def test_a_worker_does_what_the_proxy_does(workers: ScriptWorkers) -> None:
+    job = message({"a": [1, 2.5, "ä", None, True], "n": 12345678901234567})
+    config = ScriptConfig(filter="body.n > 1", transform="{'l': body.a, 'k': key, 'p': properties}")
+    assert workers.run(config, job, True).ending is Ending.CONTINUE
+    here = message({"a": [1, 2.5, "ä", None, True], "n": 12345678901234567})
+    Script(config, after_json=True).run(here)
+    assert msgspec.json.decode(job.text()) == msgspec.json.decode(here.text())
+    assert workers.run(ScriptConfig(filter="body.n < 1"), message({"n": 1}), True).ending is Ending.FINISH
+    plain = Job(b"k", b"t", b"text", {b"p": b"v"})
+    assert (
+        workers.run(ScriptConfig(filter="text == 'text' && tag == 't'"), plain, False).ending
+        is Ending.CONTINUE
+    )
+    assert plain.json is ABSENT
+    with pytest.raises(ScriptError, match="x"):
+        workers.run(ScriptConfig(filter="body.x == 1"), message({"a": 1}), True)
+
+
+def test_processes_are_few_and_kept(workers: ScriptWorkers) -> None:
+    config = ScriptConfig(filter="body.a == 1")
+    tasks = [gevent.spawn(workers.run, config, message({"a": 1}), True) for _ in range(20)]
+    gevent.joinall(tasks, timeout=30, raise_error=True)
+    assert len(workers._idle) <= WORKERS_MAX
+
+
+@pytest.mark.slow
+def test_a_hostile_message_fails_and_the_others_are_pushed(rig: PushRig, receiver: Receiver) -> None:
+    push = PushConfig(script=ScriptConfig(filter=PATTERNS), http=HttpConfig(urls=(receiver.url(),)))
+    rig.pushed("Json", "Script", "FormParams", "AsyncHttp", push=push, retry_intervals_ms=(), retry_steps=0)
+    honest = msgspec.json.encode({"text": "abc", "rules": ["x", "b."]})
+    rig.put(msgspec.json.encode(HOSTILE["patterns of the message"][1]), honest, honest)
+    until(lambda: len(receiver.seen) == 2)
+    rig.until_moved(lambda: rig.progress().committed == 3)
+    assert rig.outcomes() == {"done": 2, "failed": 1}
+    assert any("processor time" in value for value in rig.dead()[0][1].values())
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_in_front_of_a_pull_it_is_refused(what: str) -> None:
+    source, body = HOSTILE[what]
+    config = SubscriptionDefaults(
+        actions=("Json", "Script", "PullServer"), push=PushConfig(script=ScriptConfig(filter=source))
+    )
+    gate = gate_for_actions(config)
+    assert gate is not None
+    refusal = gate.judge(encode(b"k", msgspec.json.encode(body), b"", {}))
+    assert isinstance(refusal, Refusal)
+    assert "too much work for a script in front of a pull" in refusal.fault
