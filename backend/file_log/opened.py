@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import gevent
 
 from backend.file_log.commit.committer import WritePlace
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
-from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.core.retention import Hold
 from backend.file_log.core.retention import Segment as OldSegment
@@ -62,6 +65,7 @@ class Opened:
         self.files = QueueFiles(storage, folder, options.queue_files_max, write=True)
         self.damage = Damage(storage, folder, self.segments, metrics)
         self._lock = lock
+        self._loop: Any = gevent.get_hub().loop
         self._unfreed: list[tuple[Segment, int]] = []  # deleted, and open in another process
         try:
             recovery = Recovery(storage, folder, self.segments, self.files, self.damage, options)
@@ -120,7 +124,7 @@ class Opened:
 
     def make_queries(self, options: FileLogOptions, writer: Writer) -> Queries:
         """The queries; they read up to what was written and counts."""
-        return Queries(
+        self._queries = Queries(
             self.state,
             self.segments,
             self.files,
@@ -130,6 +134,7 @@ class Opened:
             options.hot_bytes,
             options.warm_blocks_max,
         )
+        return self._queries
 
     def make_checkpointer(self, writer: Writer, metrics: Registry) -> Checkpointer:
         """The checkpointer; the log from where it was read at the start stays until two are written."""
@@ -193,7 +198,7 @@ class Opened:
         if len(self.segments.segments) < 2 or self.segments.first_position != old.start:
             raise StorageError(f"segment {old.start} is not the oldest of several; it stays")
         segment = self.segments.drop_first()
-        lowest = [(queue.ref, queue.min) for queue in self.state.queues()]
+        first, lowest = self.segments.first_position, self._queries.lowest()
 
         def remove() -> None:
             self._unfreed.append((segment, segment.disk_bytes()))
@@ -201,10 +206,17 @@ class Opened:
             self._close_unfreed()
             self.storage.sync_folder(self.segments.folder)
             self.index.index.drop(segment.start)
-            for ref, offset in lowest:
-                self.files.drop_below(ref, offset)
+            found = lowest()
+            for queue, offset in found:
+                if offset // FILE_ENTRIES > queue.min // FILE_ENTRIES:
+                    self.files.drop_below(queue.ref, offset)
+            self._loop.run_callback_threadsafe(self._raise_lowest, found, first)
 
         return remove
+
+    def _raise_lowest(self, found: Sequence[tuple[QueueState, int]], first: int) -> None:
+        for queue, offset in found:
+            queue.min, queue.min_at = max(queue.min, offset), max(queue.min_at, first)
 
     def _close_unfreed(self) -> int:
         """Close the deleted segments that nobody else has open; bytes that the others take. Blocking."""

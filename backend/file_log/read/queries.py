@@ -7,6 +7,7 @@ native threads. Only what is visible is ever looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import gevent
@@ -194,6 +195,27 @@ class Queries:
             queue.min = self._first_offset(queue, lambda row: row[0] >= first)
             queue.min_at = first
         return Bounds(queue.min, queue.visible)
+
+    def lowest(self) -> Callable[[], list[tuple[QueueState, int]]]:
+        """Of all queues whose oldest offset may have gone with deleted segments: which it is now.
+
+        Call it on the hub, and what it gives in a native thread.
+        """
+        first = self._segments.first_position
+        views = [
+            (queue, QueueView(queue.ref, queue.min, queue.visible, queue.flushed, bytes(queue.tail)))
+            for queue in self._state.queues()
+            if queue.min_at < first and queue.min < queue.visible
+        ]
+
+        def find() -> list[tuple[QueueState, int]]:
+            found = []
+            for queue, view in views:
+                with suppress(OSError, DdmqError):  # asked again when somebody reads it
+                    found.append((queue, self._first_offset(view, lambda row: row[0] >= first)))
+            return found
+
+        return find
 
     def _first_offset(self, queue: QueueState | QueueView, wanted: Wanted) -> int:
         """The first offset from min on whose entry is `wanted`, which is monotonous where it can be told."""

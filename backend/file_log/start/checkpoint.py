@@ -121,7 +121,7 @@ def _decode(data: bytes) -> Checkpoint:
     if len(items) != count:
         raise DamagedError(f"the checkpoint has {len(items)} items, its header says {count}")
     for kind, content in items:
-        _restore(state, kind, content, first)
+        _restore(state, kind, content)
     state.last_incarnation = max(state.last_incarnation, last)
     return Checkpoint(position, first, state)
 
@@ -137,9 +137,9 @@ def _items(body: bytes) -> Iterator[tuple[int, bytes]]:
         at += length
 
 
-def _restore(state: LogState, kind: int, content: bytes, first_position: int) -> None:
+def _restore(state: LogState, kind: int, content: bytes) -> None:
     if kind == TOPIC:
-        _restore_topic(state, content, first_position)
+        _restore_topic(state, content)
     elif kind == SETTING:
         length = struct.unpack_from("<I", content)[0]
         state.settings[content[4 : 4 + length].decode()] = content[4 + length :]
@@ -147,7 +147,8 @@ def _restore(state: LogState, kind: int, content: bytes, first_position: int) ->
         state.progress.put(*decode_progress(content))
 
 
-def _restore_topic(state: LogState, content: bytes, first_position: int) -> None:
+def _restore_topic(state: LogState, content: bytes) -> None:
+    """Oldest offsets may be those of an earlier log start: `min_at` says so, and they are found anew."""
     end = 1 + content[0]
     incarnation, length = struct.unpack_from("<II", content, end)
     name = content[1:end].decode()
@@ -157,8 +158,7 @@ def _restore_topic(state: LogState, content: bytes, first_position: int) -> None
     queues = state.topics[name].queues
     bounds = list(_BOUNDS.iter_unpack(content[end + length :]))
     for queue_id, (low, after) in enumerate(bounds[: len(queues)]):
-        queue = queues[queue_id] = QueueState(QueueRef(name, incarnation, queue_id), low, after)
-        queue.min_at = first_position
+        queues[queue_id] = QueueState(QueueRef(name, incarnation, queue_id), low, after)
 
 
 def load_checkpoint(storage: Storage, directory: str) -> tuple[Checkpoint | None, list[str]]:

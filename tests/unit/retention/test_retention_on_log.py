@@ -263,3 +263,42 @@ def test_the_index_survives_a_restart(tmp_path: Path) -> None:
     ids = again.log.find("t", message_id=(5).to_bytes(16, "big")).wait(60)
     assert [record.offset for record in ids] == [4]
     again.log.close()
+
+
+def test_what_nobody_asked_about_is_expired_after_a_restart_and_not_damaged(house: House) -> None:
+    for _ in range(40):
+        house.send()
+    house.clock.advance(4 * DAY_S)
+    house.send()
+    house.settle()
+    assert house.clean() > 0
+    house.settle()
+    house.log.close()
+    house.open()
+    batch = house.log.read(house.ref("t"), 0, 10, 1 << 20).wait(60)
+    assert batch.status is ReadStatus.OUT_OF_RANGE
+    low, high = house.bounds()
+    assert 0 < low < high
+    assert house.log.read(house.ref("t"), low, 1, 1 << 20).wait(60).offsets[0] == low
+    assert house.log.damaged_pieces == 0
+
+
+def test_entries_of_a_topic_that_nobody_reads_go_with_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.file_log.consume_queue.FILE_ENTRIES", 8)
+    monkeypatch.setattr("backend.file_log.opened.FILE_ENTRIES", 8)
+    house = House(tmp_path)
+    for _ in range(60):
+        house.send()
+    house.clock.advance(4 * DAY_S)
+    house.send()
+    house.settle()
+    folder = tmp_path / "consumequeue" / "t" / "0"
+    before = len(list(folder.iterdir()))
+    assert house.clean() > 0
+    assert len(list(folder.iterdir())) < before - 4
+    with gevent.Timeout(60):
+        while not next(iter(house.log._state.queues())).min:
+            gevent.sleep(0.001)
+    house.log.close()
