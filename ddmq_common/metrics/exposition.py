@@ -17,7 +17,7 @@ from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Cell, Histogram
 
 NUMBERS_PER_PIECE = 1_000
-HISTOGRAMS_PER_PIECE = 40
+HISTOGRAMS_PER_PIECE = 28
 EDGES = [
     (first, first + SUB_BUCKETS, str(upper_edge(first + SUB_BUCKETS - 1)))
     for first in range(0, OVERFLOW, SUB_BUCKETS)
