@@ -1,7 +1,8 @@
 """Sample files into rows: good ones, and bad ones with the reason why they are bad.
 
 A line is refused as a whole: `unknown version` (its `v` is another one than tables.VERSION), `corrupt` (not a
-JSON object, or without the fields that say whose it is), `unknown metric` (not in the catalogue), `bad value`
+JSON object, or without the fields that say whose it is), `unknown metric` (not in the catalogue),
+`unknown label` (one that no metric of the catalogue has: of a newer server), `bad value`
 (no finite number, a counter that goes down, buckets that are not the buckets of ddmq_common.metrics.buckets,
 a text where a number is wanted). What is refused is counted by file; nothing is dropped in silence.
 """
@@ -22,11 +23,12 @@ FILE = "file"
 REASON = "reason"
 KIND = "kind"  # counter, gauge, histogram, or process for the first line of a file
 IDENTITY = ("process", "instance", "seq", "from", "to", "metric", "labels")
-UNKNOWN_VERSION, CORRUPT_LINE, UNKNOWN_METRIC, BAD_VALUE = (
+UNKNOWN_VERSION, CORRUPT_LINE, UNKNOWN_METRIC, BAD_VALUE, UNKNOWN_LABEL = (
     "unknown version",
     "corrupt",
     "unknown metric",
     "bad value",
+    "unknown label",
 )
 READER_OPTIONS = {
     "mode": "PERMISSIVE",
@@ -39,6 +41,15 @@ READER_OPTIONS = {
 def classified(lines: DataFrame) -> DataFrame:
     """Lines (tables.line_schema) with `kind` and `reason`; for files and for streams."""
     return lines.withColumn(KIND, _kind()).withColumn(REASON, _reason())
+
+
+def with_unknown_labels(lines: DataFrame, text: Column) -> DataFrame:
+    """Lines of classified(), and those refused that `text`, the line itself, gives a label we do not know."""
+    labels = F.from_json(F.get_json_object(text, "$.labels"), "map<string,string>")
+    known = F.array(*(F.lit(name) for name in label_names()))
+    newer = F.size(F.array_except(F.map_keys(labels), known)) > 0
+    of_good = F.when(F.col(REASON).isNull() & newer, UNKNOWN_LABEL)
+    return lines.withColumn(REASON, F.coalesce(F.col(REASON), of_good))
 
 
 def good(lines: DataFrame) -> DataFrame:

@@ -54,6 +54,11 @@ class Counts:
         for cell in cells:
             cell.value += messages
 
+    def change_refused(self, refusal: Refusal) -> None:
+        """A cancel or another change of a delay message was not taken: no message was lost by it."""
+        self._metrics.cell(catalogue.SEND_REFUSED, refusal[1]).value += 1
+        self.outcome("refused")
+
     def late(self, stored: bool) -> None:
         """The backend settled a request that had been answered 12 already."""
         self._metrics.cell(catalogue.SEND_LATE, "stored" if stored else "not stored").value += 1

@@ -102,7 +102,8 @@ DELAY_OUTCOMES = _metric(
     "counter",
     ("what",),
     "Outcomes of delay orders at a producer proxy: heard, pending (the caller's time ran out), nobody (waits "
-    "for it any more), waiters_max (the bound of waiting callers: told pending at once).",
+    "for it any more), waiters_max (the bound of waiting callers: told pending at once), refused (a "
+    "cancel or change that could not be: it is no send).",
 )
 TOPICS_CREATED = _metric("ddmq_topics_created_total", "counter", ("outcome",), "Topics created on first use.")
 # --- consumer proxy

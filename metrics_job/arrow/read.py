@@ -32,7 +32,7 @@ from metrics_job.arrow.spark import Batches, map_in_arrow
 from metrics_job.arrow.work import DOUBT, Adding, of_days
 from metrics_job.folders import Days, Folders, input_files
 from metrics_job.minutes import Keep, in_range, minutes
-from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified
+from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified, with_unknown_labels
 from metrics_job.tables import CORRUPT, VERSION, line_schema
 from metrics_job.units import Units, holds, units_of
 
@@ -55,11 +55,19 @@ def read_minutes(spark: SparkSession, paths: list[str], days: Days, keep: Keep) 
     has taken its place, everything is read again.
     """
     folders = Folders(spark)
+    kept: list[DataFrame] = []
+
+    def keep_of_try(rows: DataFrame) -> DataFrame:
+        kept.append(keep(rows))
+        return kept[-1]
+
     for last in (False, False, True):
+        while kept:  # Spark takes what it has for the same folders, whatever is in them now
+            kept.pop().unpersist(blocking=True)
         there = [path for path in paths if folders.exists(path)]
         before = folders.sizes(there)
         try:
-            found = _read(spark, there, before, days, keep)
+            found = _read(spark, there, before, days, keep_of_try)
         except AnalysisException as error:
             if last or "PATH_NOT_FOUND" not in str(error):
                 raise
@@ -212,7 +220,8 @@ def _lines_of_text(odd: DataFrame) -> DataFrame:
     """Lines as metrics_job.read has them."""
     options = {name: READER_OPTIONS[name] for name in ("mode", "columnNameOfCorruptRecord")}
     line = F.from_json(TEXT, line_schema(), options).alias("line")
-    return odd.select(line, F.col(ROW_FILE).alias(FILE)).select("line.*", FILE).transform(classified)
+    lines = odd.select(line, F.col(ROW_FILE).alias(FILE), TEXT).select("line.*", FILE, TEXT)
+    return with_unknown_labels(lines.transform(classified), F.col(TEXT)).drop(TEXT)
 
 
 def _name_of(path: Column) -> Column:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -78,6 +79,12 @@ class Known(dict[tuple[Any, ...], int]):
         return self._columns["run"].take(codes)
 
 
+@cache
+def known_labels() -> frozenset[str]:
+    """What a line may be told apart by."""
+    return frozenset(label_names())
+
+
 def _series(instance: str, process: str, metric: str, text: bytes) -> Series | None:
     kind = KINDS.get(metric)
     try:
@@ -85,6 +92,8 @@ def _series(instance: str, process: str, metric: str, text: bytes) -> Series | N
     except msgspec.DecodeError:
         return None
     if kind is None:
+        return None
+    if not labels.keys() <= known_labels():
         return None
     named = {name: labels[name] for name in label_names() if name in labels}
     rest = {name: value for name, value in named.items() if name not in ("topic", "group")}

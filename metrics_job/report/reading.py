@@ -31,7 +31,8 @@ ANOMALIES_MAX = 200
 STORED = "code=0"
 STUCK_MS = (STUCK_MINUTES - 1) * MINUTE_MS
 _COUNTED = (
-    catalogue.SENDS.name, catalogue.DELIVERED.name, catalogue.ACKED.name, catalogue.FAILED.name,
+    catalogue.SENDS.name, catalogue.DELIVERED.name, catalogue.FETCHED.name,
+    catalogue.ACKED.name, catalogue.FAILED.name,
     catalogue.DEAD_LETTERS.name, catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name,
 )  # fmt: skip
 COLUMNS = (  # of tables with a start; the others of them are never read

@@ -61,7 +61,7 @@ def lost(loss: Loss, fail: bool) -> None:
             f"{loss}. To go on without them set option failOnDataLoss to false; to keep messages longer see "
             "docs/retention.md"
         )
-    log.warning("messages lost", extra={"count": loss.count, "loss": str(loss)})
+    log.warning("%d messages lost: %s", loss.count, loss, extra={"count": loss.count})
 
 
 def read_span(options: ReadOptions, span: Span) -> Iterator[Any]:

@@ -108,7 +108,8 @@ class BatchWriter(_Writer, DataSourceWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """A task has failed for good: what the others stored stays."""
-        log.warning("write failed; part of it is stored", extra={"messages": _count(messages)})
+        stored = _count(messages)
+        log.warning("write failed; %s messages of it are stored", stored, extra={"messages": stored})
 
 
 class StreamWriter(_Writer, DataSourceStreamWriter):
@@ -124,9 +125,12 @@ class StreamWriter(_Writer, DataSourceStreamWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """A task has failed for good: what the others stored stays, and Spark repeats the batch."""
+        stored = _count(messages)
         log.warning(
-            "micro-batch failed; part of it is stored and will be again",
-            extra={"batch": batchId, "messages": _count(messages)},
+            "micro-batch %d failed; %s messages of it are stored and will be again",
+            batchId,
+            stored,
+            extra={"batch": batchId, "messages": stored},
         )
 
 

@@ -180,7 +180,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lost(loss, self._options.fail_on_loss)
             self._lost += loss.count
         if losses:
-            log.warning("messages lost by this query so far", extra={"count": self._lost})
+            log.warning("%d messages lost by this query so far", self._lost, extra={"count": self._lost})
         return [Piece(span) for span in found]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -200,5 +200,8 @@ class DelayDesk:
         return NewRecord(DELAY_TOPIC, -1, self._new_id(), now_ms, delivery, b"", b"", flags)
 
     def _refuse(self, call: Call, topic: Topic | None, asked: Asked, fault: Refusal) -> None:
-        self._counts.refused(None if topic is None else topic.name, fault)
+        if asked.adds:
+            self._counts.refused(None if topic is None else topic.name, fault)
+        else:
+            self._counts.change_refused(fault)
         call.reply(replies.delay_refused(fault, echoed_id(fault.code, asked.request.delay_id)))

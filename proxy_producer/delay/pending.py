@@ -196,7 +196,10 @@ class PendingDelay(PendingSend):
         self.shared.outcomes.forget(self.reply_id)
         self.reply_id = 0
         self.answered = True
-        self.flow.counts.refused(self.topic.name if self.topic else None, fault)
+        if self.order is not None and self.order.op != ADD:
+            self.flow.counts.change_refused(fault)
+        else:
+            self.flow.counts.refused(self.topic.name if self.topic else None, fault)
         self.call.reply(replies.delay_refused(fault, echoed_id(fault.code, self.delay_id)))
 
 

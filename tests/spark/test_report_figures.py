@@ -56,6 +56,15 @@ def test_totals_are_the_sums_of_the_rows(ten_minutes: Path) -> None:
     }
 
 
+def test_fetched_is_delivered(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.counter(at(60), "ddmq_fetched_total", 60, "t", "g")
+    writer.counter(at(60), "ddmq_acked_total", 60, "t", "g")
+    made = report(writer.write(), 60, 61)
+    assert made.totals.delivered == 60
+    assert {line.name for line in made.throughput} == {"delivered", "acked"}
+
+
 def test_only_rows_within_the_range_count(ten_minutes: Path) -> None:
     assert report(ten_minutes, 62, 64).totals.sent == 2 * 660
     assert report(ten_minutes, 70, 80).totals.sent == 0

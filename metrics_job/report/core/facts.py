@@ -142,7 +142,7 @@ def _throughput(material: Material, covered: tuple[int, int] | None, running: se
     sends = catalogue.SENDS.name
     names = {
         "sent": [sends],
-        "delivered": [catalogue.DELIVERED.name],
+        "delivered": [catalogue.DELIVERED.name, catalogue.FETCHED.name],
         "acked": [catalogue.ACKED.name],
         "fired later": [catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name],
         "refused": [f"{sends}{{refused}}"],

@@ -62,7 +62,7 @@ def _totals(found: Mapping[str, float]) -> Totals:
     return Totals(
         sent=of(catalogue.SENDS.name),
         refused=of("refused"),
-        delivered=of(catalogue.DELIVERED.name),
+        delivered=of(catalogue.DELIVERED.name, catalogue.FETCHED.name),
         acked=of(catalogue.ACKED.name),
         failed=of(catalogue.FAILED.name),
         redelivered=of(catalogue.REDELIVERED.name),
