@@ -69,11 +69,13 @@ class DamagedError(StorageError):
 class NewerFormatError(StorageError):
     """A newer release wrote it; nothing was changed. The message names both versions, and what to do."""
 
-    def __init__(self, what: str, found: int, known: int) -> None:
-        super().__init__(
-            f"{what} has format version {found}, this program knows versions up to {known}: start the release"
-            " that wrote it, or a later one; nothing was changed"
-        )
+
+def newer_format(what: str, found: int, known: int) -> NewerFormatError:
+    """The error for `what`, whose format version is `found`, above the highest `known` one."""
+    return NewerFormatError(
+        f"{what} has format version {found}, this program knows versions up to {known}: start the release"
+        " that wrote it, or a later one; nothing was changed"
+    )
 
 
 class RemoteError(DdmqError):

@@ -46,7 +46,7 @@ class QueueFiles:
                 file = self._file(ref, index, write=False)
             except FileNotFoundError:
                 return b""
-            return file.pread(count * ENTRY_BYTES, at * ENTRY_BYTES)
+            return file.salvage(count * ENTRY_BYTES, at * ENTRY_BYTES)
 
     def write(self, ref: QueueRef, offset: int, data: bytes) -> None:
         """Entries for `offset` and what follows it, to the page cache."""

@@ -51,7 +51,7 @@ class Damage:
         self.found("commitlog", position, length, what)
         segment = self._segments.locate(position)
         if len(self._seen) > before and segment is not None and self._bytes + length <= BYTES_MAX:
-            self._copy(segment.start, position, segment.pread(position, min(length, PIECE_BYTES_MAX)))
+            self._copy(segment.start, position, segment.salvage(position, min(length, PIECE_BYTES_MAX)))
 
     def copy_tail(self, start: int, position: int, data: bytes) -> None:
         """Keep a torn tail that is about to be cut."""

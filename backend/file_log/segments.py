@@ -3,7 +3,7 @@
 Rules:
 * A segment holds the positions from its name up to the next segment's name; `end` says up to where its
   bytes count. Nothing reads a mapped byte at or past `end`: behind a cut it may be gone, and a process
-  that touches it dies.
+  that touches it dies. Nor one that `view` was not asked for: its page may be unreadable, with the same end.
 * Creating and cutting block; adding to and removing from the set is done on the hub, by one owner.
 """
 
@@ -18,7 +18,7 @@ from itertools import pairwise
 from backend.file_log.core import names
 from backend.file_log.core.frame import FRAME_BYTES, unpack_frame
 from backend.file_log.core.salting import UNSALTED
-from backend.file_log.storage import File, Storage
+from backend.file_log.storage import PAGE_BYTES, File, Storage
 
 SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more behind a segment's end is given back
 
@@ -37,18 +37,43 @@ class Segment:
         self.last_ms = 0  # store time of its newest record, or a little later
         self._map: mmap.mmap | None = None
 
-    def view(self, end: int) -> mmap.mmap:
-        """The file mapped, at least up to log position `end`. Raises ValueError when it is shorter."""
+    def view(self, start: int, end: int) -> mmap.mmap:
+        """The file mapped; log positions `[start, end)` of it can be read now.
+
+        Raises ValueError when the file is shorter, OSError (EIO) when a page of them cannot be read.
+        """
         found = self._map
         if found is None or self.start + len(found) < end:
             found = self._map = self.file.map()
             if self.start + len(found) < end:
                 raise ValueError(f"{self.path} ends at {self.start + len(found)}, wanted is {end}")
+        if start < end:
+            self.file.check(found, start - self.start, end - self.start)
         return found
+
+    def readable(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The parts of `[start, end)` that can be read, ascending; without the pages that cannot."""
+        try:
+            self.view(start, end)
+        except OSError:
+            first = (start - self.start) // PAGE_BYTES
+            last = (end - 1 - self.start) // PAGE_BYTES
+            if first == last:
+                return []
+            middle = self.start + (first + last + 1) // 2 * PAGE_BYTES
+            before, after = self.readable(start, middle), self.readable(middle, end)
+            if before and after and before[-1][1] == after[0][0]:
+                return [*before[:-1], (before[-1][0], after[0][1]), *after[1:]]
+            return before + after
+        return [(start, end)]
 
     def pread(self, position: int, size: int) -> bytes:
         """Bytes from a log position on; shorter at the end of what counts."""
         return self.file.pread(min(size, self.end - position), position - self.start)
+
+    def salvage(self, position: int, size: int) -> bytes:
+        """The same; zeros where a page cannot be read."""
+        return self.file.salvage(min(size, self.end - position), position - self.start)
 
     def disk_bytes(self) -> int:
         """Space taken."""
@@ -94,7 +119,7 @@ class SegmentSet:
         return Segment(start, end, path, file, self.salting.of_segment(start))
 
     def _first_ms(self, segment: Segment) -> int:
-        frame = unpack_frame(segment.file.pread(FRAME_BYTES, 0), segment.start, segment.salt)
+        frame = unpack_frame(segment.file.salvage(FRAME_BYTES, 0), segment.start, segment.salt)
         return 0 if frame is None else frame.stored_ms
 
     def date(self, newest_ms: int) -> None:

@@ -1,7 +1,8 @@
 """Every file operation of the file log, in one place, so that tests can make each of them fail.
 
 Rules: calls block and belong into a native thread, except `pread` and `map` of what is cached and
-`pwrite` of a few bytes to the page cache. Errors are OSError. `pwrite` writes all or raises.
+`pwrite` of a few bytes to the page cache. Errors are OSError. `pwrite` writes all or raises. A mapped page
+that cannot be read ends the process that touches it (SIGBUS): `check` what is about to be touched.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import NamedTuple
 
 _DSYNC = getattr(os, "RWF_DSYNC", 0)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_POPULATE_READ = 22  # of madvise: brings pages in as touching them would, and fails where that would kill
+_CHECK_BYTES = 1 << 20
+PAGE_BYTES = mmap.PAGESIZE
 _SEEK_DATA = getattr(os, "SEEK_DATA", None)
 
 
@@ -43,6 +47,26 @@ class File:
     def pread(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes; shorter only at the end of the file."""
         return os.pread(self.fd, size, offset)
+
+    def salvage(self, size: int, offset: int) -> bytes:
+        """As pread; pages that cannot be read (EIO) are zeros, so that checksums tell what is lost."""
+        try:
+            return self.pread(size, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        end = min(offset + size, self.size())
+        parts = []
+        while offset < end:
+            step = min(end, offset - offset % PAGE_BYTES + PAGE_BYTES) - offset
+            try:
+                parts.append(self.pread(step, offset))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                parts.append(bytes(step))
+            offset += step
+        return b"".join(parts)
 
     def pwrite(self, data: bytes, offset: int) -> None:
         """All of `data`, to the page cache."""
@@ -112,6 +136,18 @@ class File:
     def map(self) -> mmap.mmap:
         """The whole file, for reading; later growth is not in it."""
         return mmap.mmap(self.fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+
+    def check(self, view: mmap.mmap, start: int, end: int) -> None:
+        """Raises OSError (EIO) when a page of `view`, from `map`, in `[start, end)` cannot be read."""
+        start -= start % PAGE_BYTES
+        try:
+            view.madvise(_POPULATE_READ, start, end - start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise OSError(errno.EIO, "a page cannot be read", self.path) from error
+            while start < end:  # a system from before Linux 5.14
+                self.pread(min(_CHECK_BYTES, end - start), start)
+                start += _CHECK_BYTES
 
     def data_end(self, start: int) -> int:
         """An offset behind all bytes from `start` on that may be other than zero."""

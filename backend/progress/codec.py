@@ -15,7 +15,7 @@ from backend.progress.ack_map import OFFSET_END, PAGE_BITS, PAGE_FULL, PAGE_OFFS
 from backend.progress.group_progress import Fence, GroupProgress, check_delta
 from backend.records import ProgressDelta, QueueRef
 from ddmq_common.delivery import varint, zigzag
-from ddmq_common.errors import DamagedError, NewerFormatError
+from ddmq_common.errors import DamagedError, newer_format
 
 DELTA_VERSION = 1
 PROGRESS_VERSION = 1
@@ -201,7 +201,7 @@ class _Reader:
         self._what = what
         found = self.byte()
         if found > version:
-            raise NewerFormatError(what, found, version)
+            raise newer_format(what, found, version)
         if found != version:
             raise self.damaged(f"version {found}, this program knows {version}")
 

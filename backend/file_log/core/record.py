@@ -150,18 +150,22 @@ def pack_record(
     return b"%b%b%b" % (front, meta, delivery)
 
 
-def unpack_record(data: Any, at: int, position: int, salt: int = 0) -> Record | None:
+def unpack_record(data: Any, at: int, position: int, salt: int = 0, end: int | None = None) -> Record | None:
     """The record at `at` of `data` (bytes or mmap), found at log position `position`; None when not sound.
 
     Only the meta part is checked; where its own CRC or the magic is wrong, the CRC of all may vouch for it.
+    Nothing of `data` from `end` on is touched.
     """
-    record = record_of_any_version(data, at, position, salt)
+    record = record_of_any_version(data, at, position, salt, end)
     return record if record is not None and record.version == version_of(salt) else None
 
 
-def record_of_any_version(data: Any, at: int, position: int, salt: int) -> Record | None:
+def record_of_any_version(
+    data: Any, at: int, position: int, salt: int, end: int | None = None
+) -> Record | None:
     """The same, whatever its version is."""
-    if at < 0 or at + RECORD_BYTES > len(data):
+    end = len(data) if end is None else end
+    if at < 0 or at + RECORD_BYTES > end:
         return None
     fields = REST.unpack_from(data, at + FRONT.size)
     meta_bytes = fields[4] >> 8
@@ -169,14 +173,16 @@ def record_of_any_version(data: Any, at: int, position: int, salt: int) -> Recor
         return None
     if meta_bytes < RECORD_BYTES + fields[14] + fields[11]:
         return None
+    if at + meta_bytes > end:
+        return None
     meta = bytes(data[at : at + meta_bytes])
     magic, wanted, whole_crc = FRONT.unpack_from(meta)
     meta_crc = google_crc32c.extend(salt, meta[FRONT.size :])
-    if len(meta) < meta_bytes:
-        return None
     if magic != RECORD_MAGIC or meta_crc != wanted:
+        if at + fields[1] > end:
+            return None
         whole = bytes(data[at + FRONT.size : at + fields[1]])
-        if len(whole) < fields[1] - FRONT.size or google_crc32c.extend(salt, whole) != whole_crc:
+        if google_crc32c.extend(salt, whole) != whole_crc:
             return None
     return Record._make((whole_crc, meta_crc, *fields, meta))
 

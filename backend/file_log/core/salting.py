@@ -12,7 +12,7 @@ from typing import NamedTuple
 import google_crc32c
 import msgspec
 
-from ddmq_common.errors import DamagedError, NewerFormatError
+from ddmq_common.errors import DamagedError, newer_format
 
 FORMAT_VERSION = 2
 
@@ -55,7 +55,7 @@ def decode_format(data: bytes) -> Salting:
     try:
         version = msgspec.json.decode(line, type=_Version).format
         if version > FORMAT_VERSION:
-            raise NewerFormatError("the directory (file format)", version, FORMAT_VERSION)
+            raise newer_format("the directory (file format)", version, FORMAT_VERSION)
         row = msgspec.json.decode(line, type=_Row)
     except msgspec.MsgspecError as error:
         raise DamagedError(f"the format file, {data[:200]!r}, does not parse: {error}") from error

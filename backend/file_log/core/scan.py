@@ -30,7 +30,7 @@ from backend.file_log.core.record import (
     unpack_record,
 )
 from backend.progress.codec import DELTA_VERSION, decode_delta
-from ddmq_common.errors import NewerFormatError
+from ddmq_common.errors import newer_format
 
 _MAGIC_PREFIX = b"DQ"
 _SIZE_TO_VERSION = Struct("<I12xI52xBB")  # of a record: length, packed, kind, version
@@ -50,7 +50,7 @@ def walk(view: Any, base: int, start: int, end: int, salt: int = 0) -> Iterator[
     while at < end:
         found = sound_at(view, base, at, end, salt)
         if found is None:
-            refuse_newer(view, base, at, salt)
+            refuse_newer(view, base, at, end, salt)
             after = next_sound(view, base, at + 1, end, salt, last)
             yield Bad(at, after)
             at = after
@@ -69,7 +69,7 @@ def sound_at(view: Any, base: int, at: int, end: int, salt: int) -> Frame | Reco
         frame = unpack_frame(view[place : min(place + FRAME_BYTES, end - base)], at, salt)
         if frame is not None and frame.end <= end:
             return frame
-    record = unpack_record(view, place, at, salt)
+    record = unpack_record(view, place, at, salt, end - base)
     return record if record is not None and record.end <= end else None
 
 
@@ -110,7 +110,7 @@ def frames(
             at, last = found.end, found
             continue
         if found is None:
-            refuse_newer(view, base, at, salt)
+            refuse_newer(view, base, at, end, salt)
         after = at
         while after < end:
             after = next_sound(view, base, after + 1, end, salt, last)
@@ -120,15 +120,15 @@ def frames(
         at = after
 
 
-def refuse_newer(view: Any, base: int, at: int, salt: int) -> None:
+def refuse_newer(view: Any, base: int, at: int, end: int, salt: int) -> None:
     """Raises NewerFormatError when a sound frame or record of a newer version lies at this log position."""
     place, known = at - base, version_of(salt)
-    version = frame_version(view[place : place + FRAME_BYTES], at, salt)
+    version = frame_version(view[place : min(place + FRAME_BYTES, end - base)], at, salt)
     if version is None:
-        record = record_of_any_version(view, place, at, salt)
+        record = record_of_any_version(view, place, at, salt, end - base)
         version = None if record is None else record.version
     if version is not None and version > known:
-        raise NewerFormatError(f"the commit log at position {at}", version, known)
+        raise newer_format(f"the commit log at position {at}", version, known)
 
 
 def refuse_newer_records(view: Any, base: int, frame: Frame, salt: int) -> None:
@@ -140,7 +140,7 @@ def refuse_newer_records(view: Any, base: int, frame: Frame, salt: int) -> None:
             return
         size, packed, kind, version = _SIZE_TO_VERSION.unpack_from(view, at - base + _SIZE_AT)
         if version > known:
-            refuse_newer(view, base, at, salt)
+            refuse_newer(view, base, at, end, salt)
         if kind == Kind.PROGRESS and RECORD_BYTES <= packed >> 8 < size and at + size <= end:
             delta = view[at - base + (packed >> 8) : at - base + size]
             if delta[0] > DELTA_VERSION:

@@ -29,7 +29,7 @@ def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[Found]
     """Every block with a sound header, in file order; bodies are not looked at."""
     at, size = 0, file.size()
     while at + HEADER_BYTES <= size:
-        block = blocks.unpack_header(file.pread(HEADER_BYTES, at), segment_start)
+        block = blocks.unpack_header(file.salvage(HEADER_BYTES, at), segment_start)
         if block is None:
             on_damage(Damage(segment_start, entries_name(segment_start), at, "header"))
             at = _next_header(file, segment_start, at + 1, size)
@@ -43,13 +43,13 @@ def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[Found]
 def _next_header(file: File, segment_start: int, at: int, size: int) -> int:
     """Where the next sound header starts; `size` when there is none."""
     while at < size:
-        window = file.pread(_WINDOW, at)
+        window = file.salvage(_WINDOW, at)
         hit = window.find(MAGIC)
         if hit < 0:
             at += max(len(window) - len(MAGIC) + 1, 1)
             continue
         at += hit
-        if blocks.unpack_header(file.pread(HEADER_BYTES, at), segment_start):
+        if blocks.unpack_header(file.salvage(HEADER_BYTES, at), segment_start):
             return at
         at += 1
     return size
@@ -57,7 +57,7 @@ def _next_header(file: File, segment_start: int, at: int, size: int) -> int:
 
 def read_body(file: File, found: Found, on_damage: OnDamage) -> bytes | None:
     """The checked body, or None (and a report) when it is damaged."""
-    body = file.pread(found.block.rows * blocks.ROW_BYTES, found.at + HEADER_BYTES)
+    body = file.salvage(found.block.rows * blocks.ROW_BYTES, found.at + HEADER_BYTES)
     if blocks.body_is_sound(found.block, body):
         return body
     start = found.block.segment_start

@@ -16,7 +16,7 @@ from backend.file_log.index.names import UNFINISHED, entries_name, parse, segmen
 from backend.file_log.index.sealing import Row
 from backend.file_log.index.writer import IndexWriter
 from backend.file_log.storage import Storage
-from ddmq_common.errors import DamagedError, NewerFormatError
+from ddmq_common.errors import DamagedError, newer_format
 
 Span = tuple[int, int]
 """A segment, or a part of the log: `[start, end)` in log positions."""
@@ -39,7 +39,7 @@ def refuse_newer_index(storage: Storage, folder: str) -> None:
             for header in (blocks, table):
                 version = blocks.version_of(data, known[0], header.MAGIC)
                 if version is not None and version > header.VERSION:
-                    raise NewerFormatError(f"the index file {folder}/{name}", version, header.VERSION)
+                    raise newer_format(f"the index file {folder}/{name}", version, header.VERSION)
 
 
 class LogIndex:

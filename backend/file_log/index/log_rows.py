@@ -52,11 +52,11 @@ def read_record(segments: Sequence[Segment], position: int) -> Found | None:
     if segment is None:
         return None
     try:
-        data = segment.pread(position, FIRST_READ_BYTES)
+        data = segment.salvage(position, FIRST_READ_BYTES)
         record = unpack_record(data, 0, position, segment.salt)
         size = _size_of(data) if record is None else record.size
         if size > len(data):
-            data = segment.pread(position, min(size, RECORD_BYTES_MAX))
+            data = segment.salvage(position, min(size, RECORD_BYTES_MAX))
             record = unpack_record(data, 0, position, segment.salt)
     except OSError:
         return None  # deleted meanwhile
@@ -76,17 +76,23 @@ def rows_of(segments: Sequence[Segment], span: tuple[int, int]) -> Iterator[Row]
     segment = next((one for one in segments if one.start <= at < one.end), None)
     if segment is None:
         return
-    end, size = min(end, segment.end), WINDOW_BYTES
+    for item in records_of(segment, at, min(end, segment.end)):
+        if item.kind == Kind.MESSAGE:
+            yield Row(item.position, item.topic, item.key, item.message_id, item.stored_ms)
+
+
+def records_of(segment: Segment, at: int, end: int) -> Iterator[Record]:
+    """All sound records of a segment in `[at, end)`, read in windows. Blocking."""
+    size = WINDOW_BYTES
     while at < end:
-        data = segment.pread(at, min(size, end - at))
+        data = segment.salvage(at, min(size, end - at))
         if not data:
             return
         after, stop = at, at + len(data)
         for item in walk(data, at, at, stop, segment.salt):
             if isinstance(item, Record):
                 after = item.end
-                if item.kind == Kind.MESSAGE:
-                    yield Row(item.position, item.topic, item.key, item.message_id, item.stored_ms)
+                yield item
             elif isinstance(item, Frame):
                 after = item.position + FRAME_BYTES
             elif item.end < stop:

@@ -91,7 +91,7 @@ class IndexLookup:
         try:
             header = self._header(file, start)
             try:
-                for position in table.newest_with_hash(file.pread, header, wanted):
+                for position in table.newest_with_hash(file.salvage, header, wanted):
                     yield start + position
             except DamagedError:
                 self._on_damage(Damage(start, sorted_name(start), HEADER_BYTES, "page"))
@@ -161,7 +161,7 @@ class IndexLookup:
 
 def sound_table(file: File, segment_start: int) -> Table | None:
     """The table's header when it is sound and the file is as long as it says."""
-    header = table.unpack_header(file.pread(table.HEADER_BYTES, 0), segment_start)
+    header = table.unpack_header(file.salvage(table.HEADER_BYTES, 0), segment_start)
     return header if header is not None and file.size() == header.size else None
 
 

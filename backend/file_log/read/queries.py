@@ -15,9 +15,9 @@ import gevent
 from backend.completion import Completion
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES, ENTRY_ROWS, Record, entry_is_sound, pack_entry
-from backend.file_log.core.scan import walk
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
+from backend.file_log.index.log_rows import records_of
 from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
@@ -336,8 +336,8 @@ class Queries:
             start, end = max(low, segment.start), min(high, segment.end)
             if start >= end:
                 continue
-            for item in walk(segment.view(end), segment.start, start, end, segment.salt):
-                if isinstance(item, Record) and is_of(item, ref, item.offset) and item.offset >= offset:
+            for item in records_of(segment, start, end):
+                if is_of(item, ref, item.offset) and item.offset >= offset:
                     if item.offset > offset:
                         return None  # it would have stood before this one
                     self._repair(queue, item)

@@ -6,7 +6,8 @@ Rules:
   that the header names. An entry that is not sound is looked up again in the log; a record that is
   damaged is left out, counted and copied aside once.
 * What is old is brought into the page cache in a native thread first (`cold`), so that no page fault
-  stops the hub; after that all is read from mapped files.
+  stops the hub; after that whole batches are read from mapped files, once `view` has made sure that every
+  page is there: one that cannot be read would end the process. It costs the records in it, as other damage.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from backend.records import Bounds, Carried, QueueRef, ReadBatch, ReadStatus, St
 from ddmq_common.errors import DamagedError
 
 BLOCK_BYTES = 1 << 20
+FIRST_READ_BYTES = 4_096  # most records' meta parts are in it
+SIZE_AT = 20  # where the length stands in a record
 CHECKED_FROM = FRONT.size  # from here on a record is under its CRCs
 Row = tuple[int, int, int, int, int]  # an entry: position, length, tag hash, due, flags | delivery start
 Columns = tuple[tuple[int, ...], ...]  # the same of many entries, by field
@@ -133,6 +136,7 @@ class LogReader:
         self._hot_bytes = hot_bytes
         self._warm: OrderedDict[int, None] = OrderedDict()
         self._warm_max = warm_blocks_max
+        self._cached_from = segments.last.end if segments.segments else 0  # nobody has read what is older
 
     def batch(self, ask: Ask, picked: Picked, limit: int) -> FileBatch:
         """The records of the entries: at least one, then until `ask.bytes_max`."""
@@ -159,7 +163,10 @@ class LogReader:
             or sum(sizes) > bytes_max
         ):
             return None
-        view, base = segment.view(end), segment.start
+        try:
+            view, base = segment.view(first, end), segment.start
+        except OSError:
+            return None  # a page cannot be read; it is found out which records that hits
         unpack, crc, salt = VOUCH.unpack_from, google_crc32c.extend, segment.salt
         deliveries: list[bytes] = []
         add = deliveries.append
@@ -205,7 +212,10 @@ class LogReader:
         segment = self.segments.locate(position)
         if segment is None or position + size > min(segment.end, limit) or size < VOUCH_AT + VOUCH.size:
             return None
-        view, place = segment.view(position + size), position - segment.start
+        try:
+            view, place = segment.view(position, position + size), position - segment.start
+        except OSError:
+            return None
         wanted, found, at = VOUCH.unpack_from(view, place + VOUCH_AT)
         whole = view[place + CHECKED_FROM : place + size]
         if found != ENTRY.pack(*row) or at != offset or google_crc32c.extend(segment.salt, whole) != wanted:
@@ -230,7 +240,11 @@ class LogReader:
         if segment is None:
             return None
         end = segment.end if limit is None else min(segment.end, limit)
-        record = unpack_record(segment.view(end), position - segment.start, position, segment.salt)
+        data = segment.salvage(position, min(FIRST_READ_BYTES, end - position))
+        record = unpack_record(data, 0, position, segment.salt)
+        size = int.from_bytes(data[SIZE_AT : SIZE_AT + 4], "little")
+        if record is None and len(data) < size <= end - position:
+            record = unpack_record(segment.salvage(position, size), 0, position, segment.salt)
         return record if record is not None and record.end <= end else None
 
     def stored_ms_at(self, position: int) -> int:
@@ -238,10 +252,8 @@ class LogReader:
         segment = self.segments.locate(position)
         if segment is None:
             return 0
-        after = position + STORED_MS_AT + STORED_MS.size
-        stored_ms: int = STORED_MS.unpack_from(segment.view(after), position + STORED_MS_AT - segment.start)[
-            0
-        ]
+        data = segment.salvage(position + STORED_MS_AT, STORED_MS.size)
+        stored_ms: int = STORED_MS.unpack(data)[0] if len(data) == STORED_MS.size else 0
         return stored_ms
 
     def carried(self, batch: FileBatch, name: str) -> list[Carried]:
@@ -255,12 +267,12 @@ class LogReader:
             if segment is None:
                 continue
             place = position - segment.start
-            view = segment.view(position + RECORD_BYTES)
-            fields = unpack(view, place + FRONT.size)
-            start, end = RECORD_BYTES + fields[14] + fields[11], fields[4] >> 8
             try:
-                value = find(view[place + start : place + end])
-            except DamagedError:
+                view = segment.view(position, position + RECORD_BYTES)
+                fields = unpack(view, place + FRONT.size)
+                start, end = RECORD_BYTES + fields[14] + fields[11], fields[4] >> 8
+                value = find(segment.view(position, position + end)[place + start : place + end])
+            except (DamagedError, OSError, ValueError):
                 continue
             found.append(Carried(offset, fields[8], fields[7], flags, value, delivery))
         return found
@@ -270,8 +282,7 @@ class LogReader:
         segment = self.segments.locate(record.position)
         if segment is None:
             return None
-        place = record.position - segment.start
-        delivery: bytes = segment.view(record.end)[place + record.meta_bytes : place + record.size]
+        delivery = segment.salvage(record.position + record.meta_bytes, record.size - record.meta_bytes)
         if not record.delivery_is(delivery):
             self._damaged(record.position, record.size, f"offset {record.offset} of {record.topic}")
             return None
@@ -281,7 +292,7 @@ class LogReader:
 
     def cold(self, entries: bytes, bytes_max: int) -> list[Span]:
         """The parts of the log that `entries` need and that may not be cached; [] for hot ones."""
-        hot = self.segments.last.end - self._hot_bytes
+        hot = max(self.segments.last.end - self._hot_bytes, self._cached_from)
         if not entries or hot <= 0 or ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[0] >= hot:
             return []
         spans: list[Span] = []
@@ -309,12 +320,12 @@ class LogReader:
         )
         if len(blocks) > max(4, len(spans) // 16):
             for span in spans:
-                span.segment.pread(span.start, span.size)
+                span.segment.salvage(span.start, span.size)
             return
         for block in blocks:
             segment = self.segments.locate(max(block * BLOCK_BYTES, spans[0].segment.start))
             if segment is not None:
-                segment.pread(max(block * BLOCK_BYTES, segment.start), BLOCK_BYTES)
+                segment.salvage(max(block * BLOCK_BYTES, segment.start), BLOCK_BYTES)
                 self._warm[block] = None
         while len(self._warm) > self._warm_max:
             self._warm.popitem(last=False)

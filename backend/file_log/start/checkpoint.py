@@ -19,7 +19,7 @@ from backend.file_log.storage import Storage
 from backend.progress.codec import decode_progress, encode_progress
 from backend.progress.group_progress import Key
 from backend.records import QueueRef
-from ddmq_common.errors import DamagedError, NewerFormatError
+from ddmq_common.errors import DamagedError, NewerFormatError, newer_format
 
 MAGIC = b"DDMQCKP1"
 VERSION = 1
@@ -113,7 +113,7 @@ def _decode(data: bytes) -> Checkpoint:
     )
     body = data[HEADER_BYTES:]
     if version > VERSION:
-        raise NewerFormatError("the checkpoint", version, VERSION)
+        raise newer_format("the checkpoint", version, VERSION)
     if version != VERSION or len(body) != length or google_crc32c.value(body) != crc:
         raise DamagedError(f"the checkpoint's body of {len(body)} bytes is damaged, or of another version")
     state.writer_epoch = epoch

@@ -15,7 +15,7 @@ from backend.file_log.core.record import RECORD_BYTES, unpack_record
 from backend.file_log.core.salting import Salting, decode_format, encode_format
 from backend.file_log.core.scan import frames
 from backend.file_log.storage import File, Storage
-from ddmq_common.errors import DamagedError, NewerFormatError, StorageError
+from ddmq_common.errors import DamagedError, StorageError, newer_format
 
 HEAD_BYTES = 1 << 16  # at the beginning of a segment: the first frame header and record are in it
 SEARCH_BYTES = 4 << 20  # from the beginning of a segment on, for any frame without a salt
@@ -108,16 +108,13 @@ def salting_without_file(storage: Storage, directory: str) -> Salting | None:
 
 def _salt_in(file: File, start: int) -> int | None:
     """The salt of the segment in this file, 0 for none; None when its first frame does not tell."""
-    try:
-        data = file.pread(HEAD_BYTES, 0)
-    except OSError:
-        return None
+    data = file.salvage(HEAD_BYTES, 0)
     found = salt_of(data, start)
     if found is None:
         return None
     version, salt = found
     if version > FRAME_VERSION:
-        raise NewerFormatError(f"the commit log at position {start}", version, FRAME_VERSION)
+        raise newer_format(f"the commit log at position {start}", version, FRAME_VERSION)
     if version == UNSALTED_VERSION:
         return 0 if salt == 0 else None
     record = unpack_record(data, FRAME_BYTES, start + FRAME_BYTES, salt) if salt else None
@@ -133,8 +130,5 @@ def _is_begun(file: File) -> bool:
 
 
 def _any_unsalted(file: File, start: int) -> bool:
-    try:
-        data = file.pread(SEARCH_BYTES, 0)
-    except OSError:
-        return False
+    data = file.salvage(SEARCH_BYTES, 0)
     return any(isinstance(item, Frame) for item in frames(data, start, start, start + len(data)))

@@ -206,10 +206,11 @@ class Recovery:
         for segment in self._segments.segments:
             low, high = max(start, segment.start), min(end, segment.end)
             if low < high:
-                if at < low:
-                    yield Bad(at, low)
-                yield from walk(segment.view(high), segment.start, low, high, segment.salt)
-                at = high
+                for first, after in segment.readable(low, high):
+                    if at < first:
+                        yield Bad(at, first)
+                    yield from walk(segment.view(first, after), segment.start, first, after, segment.salt)
+                    at = after
         if at < end:
             yield Bad(at, end)
 
@@ -237,7 +238,7 @@ class Recovery:
     def _delivery(self, record: Record) -> bytes:
         segment = self._segments.locate(record.position)
         assert segment is not None
-        data = segment.pread(record.position + record.meta_bytes, record.size - record.meta_bytes)
+        data = segment.salvage(record.position + record.meta_bytes, record.size - record.meta_bytes)
         if not record.delivery_is(data):
             raise DamagedError("the content does not match its CRC")
         return data

@@ -8,9 +8,10 @@ cut, and the cut is synced, before anything is written again. Blocks.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
-from backend.file_log.core.frame import Frame
-from backend.file_log.core.scan import frames, is_whole, refuse_newer_records, sound_at
+from backend.file_log.core.frame import FRAME_BYTES, Frame, unpack_frame
+from backend.file_log.core.scan import frames, is_whole, refuse_newer_records
 from backend.file_log.damage import Damage
 from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.storage import Storage
@@ -39,14 +40,19 @@ class Tail:
         self._ends = self._data_ends(start)
         last = None
         for segment, end in self._ends:
-            begin, salt = max(start, segment.start), segment.salt
-            view = segment.view(end) if begin < end else b""
-            for item in frames(view, segment.start, begin, end, salt, last) if begin < end else ():
-                if isinstance(item, Frame):
-                    last, proven = item, max(proven, item.durable)
-                    refuse_newer_records(view, segment.start, item, salt)
+            for item in self._frames(segment, max(start, segment.start), end, last):
+                last, proven = item, max(proven, item.durable)
         self._cut = self._first_torn(self._ends, start, proven)
         return self._cut
+
+    def _frames(self, segment: Segment, start: int, end: int, last: Frame | None) -> Iterator[Frame]:
+        for first, after in segment.readable(start, end) if start < end else ():
+            view = segment.view(first, after)
+            for item in frames(view, segment.start, first, after, segment.salt, last):
+                if isinstance(item, Frame):
+                    refuse_newer_records(view, segment.start, item, segment.salt)
+                    yield item
+                    last = item
 
     def cut(self) -> int:
         """Cut what `find` found behind the end, durably; gives how many bytes of torn tail that is.
@@ -71,14 +77,23 @@ class Tail:
         for segment, end in ends:
             last = segment is self._segments.last
             while segment.start <= at < end:
-                view, salt = segment.view(end), segment.salt
-                item = sound_at(view, segment.start, at, end, salt)
-                if not isinstance(item, Frame) or not is_whole(view, segment.start, item, salt):
+                frame = self._whole_frame(segment, at, end)
+                if frame is None:
                     return at
-                at = item.end
+                at = frame.end
             if segment.start <= at < segment.end and not last:
                 return at  # the segment is shorter than it should be, and nothing proves what follows
         return at
+
+    def _whole_frame(self, segment: Segment, at: int, end: int) -> Frame | None:
+        base, salt = segment.start, segment.salt
+        frame = unpack_frame(segment.salvage(at, FRAME_BYTES), at, salt)
+        if frame is None or frame.end > end:
+            return None
+        try:
+            return frame if is_whole(segment.view(at, frame.end), base, frame, salt) else None
+        except OSError:
+            return None  # a page of it cannot be read
 
     def _cut_at(self, cut: int, ends: list[tuple[Segment, int]]) -> int:
         torn = 0
@@ -102,7 +117,7 @@ class Tail:
         end = {one.start: end for one, end in ends}.get(segment.start, start)
         if end <= start:
             return 0
-        data = segment.pread(start, min(end - start, TAIL_KEPT_MAX)).rstrip(b"\0")
+        data = segment.salvage(start, min(end - start, TAIL_KEPT_MAX)).rstrip(b"\0")
         self._damage.copy_tail(segment.start, start, data)
         return len(data)
 

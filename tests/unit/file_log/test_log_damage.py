@@ -10,7 +10,7 @@ import pytest
 from log_rig import Rig, done
 
 import backend.file_log.damage as damage
-import backend.file_log.read.queries as queries
+import backend.file_log.index.log_rows as log_rows
 from backend.file_log.core.record import ENTRY_BYTES
 from backend.records import QueueRef, ReadStatus
 
@@ -23,8 +23,8 @@ class Walks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.items = 0
-        self._walk = queries.walk
-        monkeypatch.setattr(queries, "walk", self)
+        self._walk = log_rows.walk
+        monkeypatch.setattr(log_rows, "walk", self)
 
     def __call__(self, *args: Any) -> Iterator[Any]:
         for item in self._walk(*args):

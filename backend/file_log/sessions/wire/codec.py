@@ -60,6 +60,7 @@ _ERRORS: dict[int, type[Exception]] = {
     13: errors.DamagedError,
     14: errors.RemoteError,
     15: ValueError,
+    16: errors.NewerFormatError,
 }
 _CODES = {kind: code for code, kind in _ERRORS.items()}
 ErrorRow = tuple[int, str]
