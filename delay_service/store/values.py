@@ -1,6 +1,7 @@
 """Values of the delay store: a version byte, then the content. RocksDB keeps a checksum per block.
 
-docs/formats-delay.md tells the bytes. Whatever does not parse is a DamagedError, never a message.
+docs/formats-delay.md tells the bytes. Whatever does not parse is a DamagedError, never a
+message; what a newer release wrote is a NewerFormatError.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ddmq_common.errors import DamagedError
+from ddmq_common.errors import DamagedError, NewerFormatError, newer_format
 from delay_service.store.port import IdKind, IdState, Pending
 
 VERSION = 1
@@ -80,7 +81,10 @@ def decode_count(value: bytes) -> tuple[int, int]:
     return pending, aside
 
 
-def _foreign(what: str, value: bytes) -> DamagedError:
+def _foreign(what: str, value: bytes) -> DamagedError | NewerFormatError:
+    """Its block had the right checksum: a higher version is no damage, and must not be left out as such."""
+    if value[:1] > _PREFIX:
+        return newer_format(f"a {what} in the delay store", value[0], VERSION)
     return DamagedError(
         f"a {what} of {len(value)} bytes starts with version {value[:1].hex() or 'none'};"
         f" this program reads version {VERSION}"

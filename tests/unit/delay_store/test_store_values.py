@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddmq_common.errors import DamagedError
+from ddmq_common.errors import DamagedError, NewerFormatError
 from delay_service.store import keys, values
 from delay_service.store.port import DueKey, IdKind, IdState, Pending
 
@@ -52,7 +52,7 @@ def test_values_come_back() -> None:
     assert values.decode_count(values.encode_count(7, 0)) == (7, 0)
 
 
-@pytest.mark.parametrize("value", [b"", b"\x02", b"\x01", b"\x01\x9b\x01", b"\x01" + b"\xff" * 40])
+@pytest.mark.parametrize("value", [b"", b"\x01", b"\x01\x9b\x01", b"\x01" + b"\xff" * 40])
 def test_what_does_not_parse_is_damage(value: bytes) -> None:
     with pytest.raises(DamagedError):
         values.decode_pending(value)
@@ -65,5 +65,9 @@ def test_what_does_not_parse_is_damage(value: bytes) -> None:
 
 
 def test_a_newer_version_is_named() -> None:
-    with pytest.raises(DamagedError, match="version 02; this program reads version 1"):
-        values.decode_pending(b"\x02" + values.encode_pending(ONE)[1:])
+    newer = b"\x02" + values.encode_pending(ONE)[1:]
+    for decode in (values.decode_pending, values.decode_state, values.decode_count):
+        with pytest.raises(NewerFormatError, match="version 2, this program knows versions up to 1"):
+            decode(newer)
+    with pytest.raises(NewerFormatError):
+        values.decode_all([(b"k", newer)])
