@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from bisect import bisect_right
@@ -40,13 +41,13 @@ class Segment:
     def view(self, start: int, end: int) -> mmap.mmap:
         """The file mapped; log positions `[start, end)` of it can be read now.
 
-        Raises ValueError when the file is shorter, OSError (EIO) when a page of them cannot be read.
+        Raises OSError (EIO) when the file is shorter, or a page of them cannot be read.
         """
         found = self._map
         if found is None or self.start + len(found) < end:
             found = self._map = self.file.map()
             if self.start + len(found) < end:
-                raise ValueError(f"{self.path} ends at {self.start + len(found)}, wanted is {end}")
+                raise OSError(errno.EIO, f"it ends at {self.start + len(found)}, wanted is {end}", self.path)
         if start < end:
             self.file.check(found, start - self.start, end - self.start)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -233,3 +234,20 @@ def test_a_segment_made_anew_under_the_same_name_is_opened_again(pair: Pair) -> 
     assert isinstance(reads, LocalReads)
     assert not any(one.file.deleted() for one in reads._segments.segments)
     assert pair.bodies(queue) == [record(body=b"one").delivery]
+
+
+def test_pages_that_cannot_be_read_end_nobody(pair: Pair) -> None:
+    """The first segment is cut off under both mappings; touching what is gone would end the process."""
+    queue = pair.make()
+    sent = []
+    for number in range(12):
+        batch = [record(body=b"%d" % number + bytes(9_000)) for _ in range(2)]
+        done(pair.member.append(batch, soon()))
+        sent += [one.delivery for one in batch]
+    assert pair.bodies(queue) == sent
+    first = min((pair.directory / "commitlog").glob("[0-9]*"))
+    os.truncate(first, 20_480)
+    found = pair.bodies(queue)
+    assert found == sent[:2] + sent[-len(found) + 2 :]
+    assert 10 < len(found) < len(sent)
+    assert pair.logs[0].damaged_pieces == len(sent) - len(found)
