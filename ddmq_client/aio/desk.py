@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ddmq_client.core.acks import Parcel, Told, late_results
-from ddmq_client.core.intake import Counts, Intake, Source, Station, keep_at, wait_until
+from ddmq_client.core.held import Held, keep_at
+from ddmq_client.core.intake import Counts, Intake, Source, Station, wait_until
 from ddmq_client.core.places import Places
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
@@ -61,9 +62,7 @@ class AsyncDesk:
         )
         self._intake.demand = None if handlers else 0
         self._intake.places = self.places = Places() if settings.broadcasting else None
-        self._held: dict[
-            int, tuple[Message, float, object]
-        ] = {}  # by id(): what workers hold, since when, who
+        self._held = Held(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
         self._demand_until = 0.0
         self._room = Signal()
         self._arrived = Signal()
@@ -158,7 +157,7 @@ class AsyncDesk:
             if taken := self._take(count):
                 self._busy += len(taken)
                 now, me = self._loop.time(), asyncio.current_task()
-                self._held.update((id(message), (message, now, me)) for message in taken)
+                self._held.add(taken, now, me)
                 if keep_at(taken[0]) < self._keep_at:
                     self._keeping.wake()
                 return taken
@@ -175,8 +174,7 @@ class AsyncDesk:
     def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
         self._busy -= len(messages)
-        for message in messages:
-            self._held.pop(id(message), None)
+        self._held.remove(messages)
         self._intake.counts.handler_errors += errors
         self._arrived.wake()
 
@@ -186,19 +184,9 @@ class AsyncDesk:
             await self._keeping.wait_until(_Once(), self._keep_at)
             now = self._loop.time()
             self.hand_back(now)
-            held = self._held_in_time(now)
-            for message in held:
-                if keep_at(message) <= now:
-                    self.extend(message)
-            extension = min(map(keep_at, held), default=math.inf)
-            self._keep_at = min(self._intake.next_overdue(), extension, now + IDLE_WAKE_S)
-
-    def _held_in_time(self, now: float) -> list[Message]:
-        if not self.settings.keeps_leases:
-            return []
-        since = now - self.settings.extend_for_ms / 1000
-        held = [message for message, taken_at, _ in self._held.values() if taken_at > since]
-        return [message for message in held if message.outcome is None and message.lease_id is not None]
+            for message in self._held.due(now):
+                self.extend(message)
+            self._keep_at = min(self._intake.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
 
     def told(self, parcel: Parcel | None, told: Sequence[Told]) -> None:
         """A proxy tells which results of a call changed nothing."""
@@ -206,10 +194,7 @@ class AsyncDesk:
             return
         late, lost = late_results(parcel, told)
         self._intake.counts.late += len(late)
-        leases = {(each.origin, each.offset, each.lease) for each in lost}
-        for message, _, _ in self._held.values() if leases else ():
-            key = (message.delivery.origin, message.offset, message.lease_id)
-            message.lost = message.lost or key in leases
+        self._held.mark_lost(lost)
         self.teller.late(late, lost)
 
     def hand_back(self, now: float | None = None) -> None:
@@ -353,7 +338,7 @@ class AsyncDesk:
         if self._intake.demand is not None:
             return True
         me = asyncio.current_task()
-        mine = [held for held, _, who in self._held.values() if who is me]
+        mine = self._held.of(me)
 
         def handled() -> bool:
             return not (len(self._intake) and not alone) and self._busy <= len(mine)

@@ -370,8 +370,3 @@ def wait_until(message: Message) -> float:
     """When a message has waited here for so long that it should be someone else's."""
     delivery = message.delivery
     return delivery.arrived_at + min(WAIT_S, delivery.lease_s * LEASE_PART)
-
-
-def keep_at(message: Message) -> float:
-    """When the lease of a message that a handler has should be extended."""
-    return message.leased_at + message.delivery.lease_s * LEASE_PART

@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 
 from ddmq_client.core.acks import Parcel, Told, late_results
-from ddmq_client.core.intake import Counts, Intake, Source, Station, keep_at, wait_until
+from ddmq_client.core.held import Held, keep_at
+from ddmq_client.core.intake import Counts, Intake, Source, Station, wait_until
 from ddmq_client.core.places import Offsets, Places
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
@@ -40,7 +41,7 @@ class Desk:
         )
         self._intake.demand = None if handlers else 0
         self._intake.places = self.places = Places() if settings.broadcasting else None
-        self._held: dict[int, tuple[Message, float, int]] = {}  # by id(): what workers hold, since when, who
+        self._held = Held(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
         self._demand_until = 0.0
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -146,7 +147,7 @@ class Desk:
                 if taken or self._handing_stopped:
                     self._busy += len(taken)
                     now, me = time.monotonic(), threading.get_ident()
-                    self._held.update((id(message), (message, now, me)) for message in taken)
+                    self._held.add(taken, now, me)
                     if taken and keep_at(taken[0]) < self._keep_at:
                         self._keeping.notify()
                     return taken
@@ -160,8 +161,7 @@ class Desk:
         """A worker has finished with messages."""
         with self._lock:
             self._busy -= len(messages)
-            for message in messages:
-                self._held.pop(id(message), None)
+            self._held.remove(messages)
             self._intake.counts.handler_errors += errors
             if self._handing_stopped or self.pulling_stopped:
                 self._arrived.notify_all()
@@ -176,8 +176,9 @@ class Desk:
                 self._keeping.wait(max(0.0, self._keep_at - time.monotonic()))
             now = time.monotonic()
             self._hand_back(now)
-            self._extend_held(now)
-            self._keep_at = min(self._intake.next_overdue(), self._next_extension(now), now + IDLE_WAKE_S)
+            for message in self._held.due(now):
+                self._extend(message)
+            self._keep_at = min(self._intake.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
             return not self._keeping_stopped
 
     def stop_keeping(self) -> None:
@@ -304,7 +305,7 @@ class Desk:
         """
         me = threading.get_ident()
         with self._lock:
-            mine = [held for held, _, who in self._held.values() if who == me]
+            mine = self._held.of(me)
             while self._intake.demand is None and (
                 (len(self._intake) and not alone) or self._busy > len(mine)
             ):
@@ -366,22 +367,6 @@ class Desk:
             self._arrived.notify_all()
             self._room.notify_all()
 
-    def _held_in_time(self, now: float) -> list[Message]:
-        """What handlers hold and may keep for longer."""
-        if not self.settings.keeps_leases:
-            return []
-        since = now - self.settings.extend_for_ms / 1000
-        held = [message for message, taken_at, _ in self._held.values() if taken_at > since]
-        return [message for message in held if message.outcome is None and message.lease_id is not None]
-
-    def _extend_held(self, now: float) -> None:
-        for message in self._held_in_time(now):
-            if keep_at(message) <= now:
-                self._extend(message)
-
-    def _next_extension(self, now: float) -> float:
-        return min(map(keep_at, self._held_in_time(now)), default=math.inf)
-
     def told(self, parcel: Parcel | None, told: Sequence[Told]) -> None:
         """A proxy tells which results of a call changed nothing."""
         if not told or parcel is None:
@@ -389,10 +374,7 @@ class Desk:
         late, lost = late_results(parcel, told)
         with self._lock:
             self._intake.counts.late += len(late)
-            leases = {(each.origin, each.offset, each.lease) for each in lost}
-            for message, _, _ in self._held.values() if leases else ():
-                key = (message.delivery.origin, message.offset, message.lease_id)
-                message.lost = message.lost or key in leases
+            self._held.mark_lost(lost)
         self.teller.late(late, lost)
 
     def _extend(self, message: Message) -> bool:

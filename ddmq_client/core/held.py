@@ -1,0 +1,59 @@
+"""The messages that handlers hold: since when, who has them, and whose lease is to be extended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from ddmq_client.core.acks import Told
+from ddmq_client.core.intake import LEASE_PART
+from ddmq_client.received import Message
+
+
+class Held:
+    """Times are monotonic seconds; who holds a message is a thread or a task."""
+
+    def __init__(self, extend_for_s: float) -> None:
+        """Leases are extended for so long after a handler was given the message; 0: never."""
+        self._extend_for_s = extend_for_s
+        self._held: dict[int, tuple[Message, float, object]] = {}  # by id()
+
+    def add(self, messages: Sequence[Message], now: float, who: object) -> None:
+        """A handler is given these."""
+        self._held.update((id(message), (message, now, who)) for message in messages)
+
+    def remove(self, messages: Iterable[Message]) -> None:
+        """It has finished with them."""
+        for message in messages:
+            self._held.pop(id(message), None)
+
+    def of(self, who: object) -> list[Message]:
+        """What one of them holds."""
+        return [message for message, _, holder in self._held.values() if holder == who]
+
+    def due(self, now: float) -> list[Message]:
+        """Those whose lease is to be extended now."""
+        return [message for message in self._extendable(now) if keep_at(message) <= now]
+
+    def next_due(self, now: float) -> float:
+        """When the next one is."""
+        return min(map(keep_at, self._extendable(now)), default=inf)
+
+    def mark_lost(self, lost: Sequence[Told]) -> None:
+        """A proxy has said that these leases are over."""
+        leases = {(each.origin, each.offset, each.lease) for each in lost}
+        for message, _, _ in self._held.values() if leases else ():
+            key = (message.delivery.origin, message.offset, message.lease_id)
+            message.lost = message.lost or key in leases
+
+    def _extendable(self, now: float) -> list[Message]:
+        if not self._extend_for_s:
+            return []
+        since = now - self._extend_for_s
+        held = [message for message, taken_at, _ in self._held.values() if taken_at > since]
+        return [message for message in held if message.outcome is None and message.lease_id is not None]
+
+
+def keep_at(message: Message) -> float:
+    """When the lease of a message that a handler has should be extended."""
+    return message.leased_at + message.delivery.lease_s * LEASE_PART
