@@ -83,6 +83,8 @@ def _known(jobs: QueueJobs) -> Callable[[int], bool]:
     """Tells finished offsets, and those that go their own way as jobs, from fresh ones."""
 
     def known(offset: int) -> bool:
+        if offset in jobs.out:
+            return jobs.lane is None  # in a lane it takes its place, without being delivered
         job = jobs.jobs.get(offset)
         if job is not None and job.state is not JobState.RECORDED:
             return True

@@ -25,7 +25,7 @@ from proxy_consumer.core.arrivals import Arrivals
 from proxy_consumer.core.gate import Gate
 from proxy_consumer.core.gathered import gather
 from proxy_consumer.core.jobs.leases import NEVER, Lease, by_lease
-from proxy_consumer.core.jobs.queue_jobs import QueueJobs
+from proxy_consumer.core.jobs.queue_jobs import LeasedRun, QueueJobs
 from proxy_consumer.core.jobs.retry import policy_of
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.order.lane import KeyReader, OrderedLane
@@ -306,10 +306,15 @@ class PullBuffer:
         done = 0
         for lease_id, group in by_lease(offsets, lease_ids):
             done += state.jobs.finish(group, lease_id, now)
-        if done and (state.jobs.overtaken or state.jobs.handed_out > state.feed.next_offset()):
+        if done and state.jobs.handed_out > state.feed.next_offset():
             self._overtaken(state)
         self._wake(state)
         return done
+
+    def adopt(self, state: QueueState, runs: Sequence[LeasedRun]) -> None:
+        """Clients have these since before the queue came here: nobody else gets them while leases last."""
+        state.feed.finished_until = max(state.feed.finished_until, state.jobs.adopt(runs))
+        self._wake(state)
 
     def _overtaken(self, state: QueueState) -> None:
         """Messages may be finished that were not delivered under this epoch: read with a sieve."""
@@ -418,6 +423,8 @@ class PullBuffer:
     def _wake(self, state: QueueState) -> None:
         """Something was heard of a queue."""
         self._timed[state] = None
+        if state.jobs.overtaken:
+            self._overtaken(state)
         if state.lane is not None and state.feed.state is not FeedState.GONE:
             state.lane.scope.hear(state.lane)
         self._enter(state)

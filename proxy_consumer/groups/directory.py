@@ -25,6 +25,7 @@ from proxy_consumer.groups.group import (
 )
 from proxy_consumer.groups.ordering import PARKED_PREFIX
 from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription.handover import LEASES_PREFIX
 from proxy_consumer.subscription.subscription import Subscription
 
 
@@ -234,6 +235,8 @@ class Directory:
             if topic is None or subscription.topic == topic:
                 settings[subscription_key(name, subscription.topic)] = None
                 settings[f"{RESET_PREFIX}{name}/{subscription.topic}"] = None
+        told = f"{LEASES_PREFIX}{name}/" + ("" if topic is None else f"{topic}/")
+        settings.update(dict.fromkeys(self._runtime.backend.settings(told)))
         if topic is None:
             settings.update(dict.fromkeys(self._runtime.backend.settings(f"{PARKED_PREFIX}{name}/")))
         runtime = self._runtime

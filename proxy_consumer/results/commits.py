@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from backend.completion import Completion
@@ -33,6 +33,26 @@ def collect(subscription: Subscription, states: Iterable[QueueState]) -> list[Pa
         if delta is not None:
             parts.append(Part(subscription, state, delta))
     return parts
+
+
+def store_settings(
+    runtime: Runtime, settings: Mapping[str, bytes | None], done: Callable[[], None] | None = None
+) -> None:
+    """Commit settings; `done` runs when they are durable or have failed, which is counted and logged."""
+
+    def answered(committed: Completion[list[AppendResult]]) -> None:
+        runtime.open_commits -= 1
+        if committed.error is not None:
+            runtime.progress_failed(committed.error)
+        if done is not None:
+            done()
+
+    if settings:
+        runtime.open_commits += 1
+        batch = CommitBatch(settings=dict(settings))
+        runtime.backend.commit(batch, runtime.commit_deadline()).then(answered)
+    elif done is not None:
+        done()
 
 
 class ProgressCommit(Completion[list[AppendResult]]):

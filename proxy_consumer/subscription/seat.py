@@ -14,7 +14,7 @@ from backend.port import Assignment, Membership, Sharing
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.results.commits import ProgressCommit, collect
+from proxy_consumer.results.commits import ProgressCommit, collect, store_settings
 from proxy_consumer.runtime import log
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Seat:
         self.load()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        """Make what is finished durable, then let the queues go."""
+        """Make what is finished durable, and what clients have known, then let the queues go."""
         self._tell("queues handed over", queues)
         subscription, membership = self._subscription, self._membership
         states = [state for queue in queues if (state := subscription.buffer.queues.get(queue)) is not None]
@@ -96,13 +96,17 @@ class Seat:
             if membership is not None:
                 membership.release(queues)
 
-        parts = collect(subscription, states)
+        parts, notes = collect(subscription, states), subscription.notes(states)
         for queue in queues:
             self._forget(queue)
-        if parts:
-            ProgressCommit(self._runtime, parts, release).start()
-        else:
-            release(None)
+
+        def told() -> None:
+            if parts:
+                ProgressCommit(self._runtime, parts, release).start()
+            else:
+                release(None)
+
+        store_settings(self._runtime, notes, told)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
         """They are not ours: the writer died, or our session, or someone else has them already.
@@ -113,9 +117,9 @@ class Seat:
         self._tell("queues lost", queues)
         for queue in queues:
             state = self._subscription.buffer.queues.get(queue)
-            self._forget(queue)
             if state is not None:
                 self._subscription.remember_lost(state)
+            self._forget(queue)
         held = self._subscription.buffer.queues
         self._told = bool(self._unloaded) or any(queue.topic == self.topic for queue in held)
 
@@ -182,8 +186,8 @@ class Seat:
                 now = view.value[0]
                 if now.epoch > state.jobs.epoch:
                     self._tell("queues lost", (state.queue,))
-                    self._subscription.let_go(state.queue)
                     self._subscription.remember_lost(state)
+                    self._subscription.let_go(state.queue)
                 elif now.generation != state.jobs.generation:
                     self.reload(state)
             then()

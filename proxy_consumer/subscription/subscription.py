@@ -25,9 +25,10 @@ from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, QueueState,
 from proxy_consumer.departures.retry_queues import retry_queue_of
 from proxy_consumer.departures.undertaker import Undertaker
 from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharing_of, start_anew
-from proxy_consumer.results.commits import Part, ProgressCommit, collect
+from proxy_consumer.results.commits import Part, ProgressCommit, collect, store_settings
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.gates import gate_of, same_gate
+from proxy_consumer.subscription.handover import Carried, carried_of, leases_key, newest, note_of, read_note
 from proxy_consumer.subscription.reads import DataWait, Held, QueueRead
 from proxy_consumer.subscription.seat import RETRY_S, Seat
 
@@ -72,6 +73,7 @@ class Subscription:
         self._waits: dict[QueueRef, DataWait] = {}
         self._stalled: list[QueueState] = []  # to be tried again after an error
         self._handed_out: dict[QueueRef, tuple[int, int]] = {}  # of lost queues: generation, delivered until
+        self._carried: dict[QueueRef, Carried] = {}  # of lost queues
         self._next_offsets: dict[QueueRef, tuple[float, int]] = {}  # as of when
         self.readable = True
         self.check_topic()
@@ -170,6 +172,7 @@ class Subscription:
     def leave(self) -> None:
         """Give up every queue; what is leased comes again, here or elsewhere."""
         self.flush()
+        store_settings(self.runtime, self.notes(self.buffer.queues.values()))
         for queue in list(self.buffer.queues):
             self.drop(queue)
         self._seat.leave()
@@ -191,7 +194,8 @@ class Subscription:
     def install(self, seat: Seat, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int) -> None:
         """A queue is ours and its progress known."""
         before = self._handed_out.pop(queue, None)
-        if view.committed is not None and before is None and self.config.scope:
+        known = self._known_of(queue)
+        if view.committed is not None and known is None and epoch > 1 and self.config.scope:
             wait_s = self.config.handover_wait_ms / 1000
             self.order.open_at = max(self.order.open_at, self.runtime.now() + wait_s)
         state = self.buffer.assign(queue, view, bounds, retry_queue=seat.retry)
@@ -202,8 +206,31 @@ class Subscription:
         held = state.label = Held(Place(self.group.name, self.topic, name), self, state)
         if before is not None and before[0] == view.generation:
             state.jobs.handed_out = before[1]
+        if known is not None and known.generation == view.generation and known.runs:
+            self.buffer.adopt(state, known.runs)
         runtime.lost.pop((self.group.name.encode(), *held.key), None)
         self.group.remember(held)
+
+    def _known_of(self, queue: QueueRef) -> Carried | None:
+        """What its former holder knew of a queue; it is told once."""
+        runtime, key = self.runtime, leases_key(self.group.name, queue)
+        carried, value = self._carried.pop(queue, None), runtime.backend.setting(key)
+        if value is None:
+            return carried
+        store_settings(runtime, {key: None})
+        return newest(carried, read_note(value, queue, runtime.now(), runtime.clock.wall_ms()))
+
+    def notes(self, states: Iterable[QueueState]) -> dict[str, bytes | None]:
+        """What the next holders of these queues have to know of what clients have; {}: nothing."""
+        if self.removed or self.config.pushed:
+            return {}
+        always = bool(self.config.scope and self.config.handover_wait_ms)
+        now, wall_ms = self.runtime.now(), self.runtime.clock.wall_ms()
+        return {
+            leases_key(self.group.name, state.queue): note_of(state, now, wall_ms)
+            for state in states
+            if always or state.jobs.leases.jobs
+        }
 
     def installed(self) -> None:
         """All queues of a grant are there."""
@@ -239,6 +266,8 @@ class Subscription:
         held.lost = True
         until = max(state.jobs.handed_out, state.feed.next_offset())
         self._handed_out[state.queue] = (state.jobs.generation, until)
+        if not self.config.pushed:
+            self._carried[state.queue] = carried_of(state)
         self.runtime.lost[self.group.name.encode(), *held.key] = self.runtime.now() + LOST_S
 
     def refence(self, state: QueueState, then: Callable[[], None]) -> None:

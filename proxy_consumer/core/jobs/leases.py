@@ -53,6 +53,12 @@ class Lease:
         self.recipient = recipient
         recipient.in_flight += self.left
 
+    def copy(self) -> Lease:
+        """The same right, of no messages yet."""
+        twin = Lease(self.id, self.deadline, self.since)
+        twin.length_s = self.length_s
+        return twin
+
     def part(self, now: float) -> Lease:
         """The same right with a deadline of its own, a whole length from now."""
         part = Lease(self.id, now + self.length_s, self.since)
@@ -204,6 +210,11 @@ class LeaseTable:
         deadlines = (lease.deadline for parts in self._leases.values() for lease in parts)
         self.next_deadline = min(deadlines, default=NEVER)
         return [(run.start, run.end, run.size) for run in gone]
+
+    def leased(self) -> list[tuple[int, int, int, Lease]]:
+        """Every run as (start, end, bytes, lease), ascending; leases as copies that nobody counts yet."""
+        copies = {id(run.lease): run.lease.copy() for run in self._runs}
+        return [(run.start, run.end, run.size, copies[id(run.lease)]) for run in self._runs]
 
     def lease_of(self, offset: int) -> Lease | None:
         """The lease that holds `offset` now, whatever its id."""

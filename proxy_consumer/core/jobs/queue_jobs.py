@@ -5,6 +5,7 @@ Who may finish what (behaviour of acknowledgements):
 * without: an ack finishes what is leased or waits for redelivery (also what is known from group progress to
   have been delivered), and what was handed out before the queue was lost and came back; a fail counts only
   while leased;
+* what clients had when the queue came from elsewhere (`out`) stays theirs, by the same lease;
 * everything else changes nothing and is counted, as late (a lease id that is not current) or unknown.
 
 In an ordered scope `lane` hears what is finished, and tells which jobs stand behind a failed one in its
@@ -28,6 +29,7 @@ from proxy_consumer.core.tally import Budget, Tally
 
 REASON_FAILED = "failed"
 REASON_TIMED_OUT = "timed-out"
+LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes
 _RETURNABLE = (JobState.WAITING, JobState.READY, JobState.HELD)  # an ack without lease finishes these
 _BEFORE = (JobState.RECORDED, JobState.RELEASED)  # and these when they were delivered once
 
@@ -52,8 +54,8 @@ class QueueJobs(JobTable):
     """One queue of one subscription under one epoch and generation. Never yields."""
 
     __slots__ = (
-        "_tally", "ack_map", "epoch", "generation", "handed_out", "lane", "leases", "overtaken", "owed",
-        "policy", "queue",
+        "_tally", "ack_map", "epoch", "generation", "handed_out", "lane", "leases", "out", "overtaken",
+        "owed", "policy", "queue",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,7 @@ class QueueJobs(JobTable):
         self.ack_map = AckMap(start)
         self.ack_map.finish(view.finished)
         self.leases = LeaseTable()
+        self.out: set[int] = set()  # leased since before the queue came here; in a lane: not placed as a head
         self.owed = Owed()
         self._tally = tally
         self._load_attempts(view)
@@ -106,6 +109,33 @@ class QueueJobs(JobTable):
                     self._tally.redelivered.value += 1
                 self._set_state(job, JobState.LEASED)
 
+    def adopt(self, runs: Iterable[LeasedRun]) -> int:
+        """These are clients' since before the queue came here; returns the offset behind the last."""
+        last = 0
+        for start, end, size, lease in runs:
+            open_offsets = [
+                offset
+                for offset in range(start, end)
+                if not self.ack_map.is_finished(offset) and not self.is_burying(offset)
+            ]
+            for first, after in ranges_of(open_offsets):
+                share = size * (after - first) // (end - start)
+                self.leases.add(first, after, share, lease)
+                self._budget.leased += after - first
+                self._budget.leased_bytes += share
+                last = max(last, after)
+                for offset in self._jobs_within(first, after):
+                    self._set_state(self.jobs[offset], JobState.LEASED)
+            self.out.update(open_offsets)
+        return last
+
+    def back(self, start: int, end: int) -> None:
+        """Of these, clients have none any more that they had before the queue came here."""
+        came = [offset for offset in range(start, end) if offset in self.out] if self.out else ()
+        if came:
+            self.out.difference_update(came)
+            self.overtaken = True
+
     def next_event(self) -> float:
         """Not later than the next lease deadline or retry; NEVER when there is none."""
         if self._waiting:
@@ -134,6 +164,7 @@ class QueueJobs(JobTable):
         """Dead letter at once, whatever the job's state; a client that has it is late from now on."""
         for _, _, size in self.leases.take(offset, offset + 1, None):
             self._release(1, size)
+        self.back(offset, offset + 1)
         job = self.jobs.get(offset)
         if job is None:
             job = self.jobs[offset] = UpstreamJob(offset)
@@ -171,6 +202,7 @@ class QueueJobs(JobTable):
     def _complete(self, piece: Piece) -> int:
         start, end, size = piece
         self._release(end - start, size)
+        self.back(start, end)
         self._finish(start, end)
         return end - start
 
@@ -263,7 +295,11 @@ class QueueJobs(JobTable):
         """Jobs behind one that cannot go on return into the chain; True when it returned itself."""
         lane = self.lane
         if lane is None:
+            self.out.discard(offset)
             return False
+        if offset in self.out:
+            self._wait_in_line(offset)
+            return True
         for follower in lane.failing(offset):
             for _, _, size in self.leases.take(follower, follower + 1, None):
                 self._release(1, size)
@@ -272,6 +308,15 @@ class QueueJobs(JobTable):
             return False
         self.send_back(offset)
         return True
+
+    def _wait_in_line(self, offset: int) -> None:
+        """A client gave back what was not placed yet, or waits in its chain: its turn comes."""
+        self.back(offset, offset + 1)
+        job = self.jobs[offset]
+        if job.tried:
+            self._set_state(job, JobState.RECORDED)
+        else:
+            self._drop(job)
 
     def extend(self, lease_ids: Iterable[int], now: float) -> int:
         """Start the time of live leases anew; returns how many there were."""
@@ -332,6 +377,8 @@ class QueueJobs(JobTable):
         job.since = job.since or now
         self.owed.mark(offset, job.packed)
         wait_ms = self.policy.after_timeout(job.fails, job.timeouts)
+        if offset in self.out and self.step_back(offset) and wait_ms is not None:
+            return
         if wait_ms is None:
             self._bury(job, REASON_TIMED_OUT)
         elif self.lane is not None and self.lane.parked(offset):
@@ -344,12 +391,21 @@ class QueueJobs(JobTable):
     def skip(self, ranges: Iterable[Range]) -> None:
         """Finish what is not to be delivered: gaps, filtered, expired."""
         for start, end in ranges:
+            self._withdraw(start, end)
             self._finish(start, end)
+
+    def _withdraw(self, start: int, end: int) -> None:
+        """What clients had before the queue came here is finished undelivered."""
+        for offset in [offset for offset in self.out if start <= offset < end]:
+            self.out.discard(offset)
+            for _, _, size in self.leases.take(offset, offset + 1, None):
+                self._release(1, size)
 
     def expire_ranges(self, ranges: Iterable[Range]) -> None:
         """Finish what retention took."""
         for start, end in ranges:
             self._tally.expired.value += end - start
+            self._withdraw(start, end)
             self._finish(start, end)
 
     def _count_ignored(self, count: int, lease_id: int | None) -> None:
@@ -400,6 +456,7 @@ class QueueJobs(JobTable):
         """The queue is not ours any more: give everything back to the subscription's budget."""
         self._release(self.leases.jobs, self.leases.size)
         self.leases.clear()
+        self.out.clear()
         self._forget_jobs()
 
     # --- the subscription's budget

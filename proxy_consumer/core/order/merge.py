@@ -21,7 +21,7 @@ Row = tuple[int, int, int, bytes, int]
 class Part:
     """What one lane has buffered: `at` of `end` messages are placed."""
 
-    __slots__ = ("_first", "at", "batch", "busy", "end", "faulty", "key_of", "lane", "ready", "run")
+    __slots__ = ("_first", "at", "batch", "busy", "end", "faulty", "key_of", "lane", "out", "ready", "run")
 
     def __init__(self, lane: OrderedLane) -> None:
         self.run, self._first = lane.state.feed.current()
@@ -31,6 +31,7 @@ class Part:
         self.busy = lane.busy
         self.ready = lane.deliverable
         self.faulty = lane.state.faulty
+        self.out = lane.state.jobs.out
         self.at = self._first
         self.end = len(self.run.offsets)
 

@@ -38,7 +38,7 @@ class OrderAction:
             part = parts[number]
             seen += 1
             key = part.key_of(delivery)
-            if parked or part.faulty or key is None:
+            if parked or part.faulty or part.out or key is None:
                 self._place(part.lane, offset, delivery, part.batch, index, key)
             elif key not in chains:
                 part.busy[offset] = chain = chains[key] = Chain(key, part.lane, offset)
@@ -63,9 +63,16 @@ class OrderAction:
             if chain is None:
                 return
             lane.busy[offset] = chain
+            if offset in lane.state.jobs.out:
+                lane.state.jobs.out.discard(offset)  # a client has it
+                chain.open = False
+                return
             if key in self.parked_keys:
                 lane.state.jobs.hold(offset)
                 return
+        if offset in lane.state.jobs.out:
+            lane.state.jobs.out.discard(offset)
+            return
         if faulty:
             lane.state.jobs.release(offset)  # read again, judged again, and failed there
             return

@@ -180,6 +180,10 @@ class OrderScope:
                 spots += self.table.finish(chain, lane, offset)
                 continue
             lane.busy[offset] = chain
+            if offset in jobs.out:
+                jobs.out.discard(offset)  # a client has it
+                chain.open = False
+                continue
             jobs.release(offset)
             if chain.key in self.action.parked_keys:
                 jobs.hold(offset)

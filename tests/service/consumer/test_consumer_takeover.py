@@ -39,16 +39,18 @@ def test_what_clients_hold_can_still_be_acknowledged(held: Rig) -> None:
     come_back(held)
     assert held.submit(result([1, 3])).result is True
     assert held.progress().finished == ((1, 2), (3, 4))
-    assert held.pull(count=10).offsets == [0, 2, 4, 5, 6, 7, 8, 9]
+    assert held.pull(count=10).offsets == [5, 6, 7, 8, 9]
+    held.advance(31)  # the client has given nothing back: its lease is over
+    assert held.pull(count=3).offsets == [0, 2, 4]
 
 
 def test_also_what_was_read_already_and_not_delivered_again(held: Rig) -> None:
     lose(held)
     come_back(held)
-    assert held.pull(count=1).offsets == [0]
+    assert held.pull(count=1).offsets == [5]
     held.submit(result([0, 1, 2, 4]))
     assert held.progress().committed == 3
-    assert held.pull(count=10).offsets == [3, 5, 6, 7, 8, 9]
+    assert held.pull(count=10).offsets == [6, 7, 8, 9]
 
 
 def test_what_was_never_handed_out_stays(held: Rig) -> None:
@@ -57,14 +59,17 @@ def test_what_was_never_handed_out_stays(held: Rig) -> None:
     held.submit(result([5, 6, 9]))
     assert held.progress().committed in (0, None)
     assert held.counted("ddmq_results_ignored_total", reason="unknown offset") == 3
-    assert held.pull(count=10).offsets == list(range(10))
+    assert held.pull(count=10).offsets == [5, 6, 7, 8, 9]
 
 
-def test_a_failure_of_what_is_not_leased_any_more_is_late(held: Rig) -> None:
+def test_a_failure_counts_too(held: Rig) -> None:
     lose(held)
     come_back(held)
     held.submit(result(fail=[0]))
-    assert held.pull(count=10).offsets == list(range(10))
+    assert held.pull(count=10).offsets == [5, 6, 7, 8, 9]
+    held.advance(0.2)
+    again = held.pull(count=10, clientId=b"ours")
+    assert [(message.offset, message.attempt) for message in again.result.messages] == [(0, 2)]
 
 
 def test_results_between_the_two_are_refused_and_sent_again(held: Rig) -> None:
@@ -89,12 +94,13 @@ def test_lost_twice(held: Rig) -> None:
     for _ in range(2):
         lose(held)
         come_back(held)
-    assert held.pull(count=2).offsets == [0, 1]
+    assert held.pull(count=2).offsets == [5, 6]
     lose(held)
     come_back(held)
-    held.submit(result([0, 4]))
-    assert held.progress().finished == ((4, 5),)
+    held.submit(result([0, 4, 6]))
+    assert held.progress().finished == ((4, 5), (6, 7))
     assert held.progress().committed == 1
+    assert held.pull(count=10).offsets == [7, 8, 9]
 
 
 def test_other_groups_are_not_concerned(held: Rig) -> None:

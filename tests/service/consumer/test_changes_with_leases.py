@@ -1,0 +1,238 @@
+"""Every two live changes, one after the other, while clients have messages.
+
+Whatever changes: an acknowledgement in time counts, with a lease id or without; nobody else gets a message as
+long as its client has it; and nothing is stuck, in the end everything has been delivered and acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from consumer_rig import IDL, Rig
+
+from proxy_consumer.config import SubscriptionDefaults
+
+TOPICS = {"T": 3, "U": 1}
+MESSAGES = 12
+KEYS = 5
+Place = tuple[bytes, bytes, int]
+
+
+class House(Rig):
+    """Two proxies over one backend; what clients have, by place."""
+
+    def __init__(self, order_key: str) -> None:
+        super().__init__()
+        self.names = dict(TOPICS)
+        self.order_key = order_key
+        for topic, queues in TOPICS.items():
+            self.topic(topic, queues)
+            self.subscribe(topic=topic, config=SubscriptionDefaults(start="first", order_key=order_key))
+        self.first = (self.service, self.handlers)
+        self.second: Any = None
+        self.have: dict[Place, tuple[Any, int, int]] = {}  # context, lease id, number
+        self.done: set[Place] = set()
+        self.forgotten: set[bytes] = set()  # topics whose messages may come again
+
+    def fill(self) -> None:
+        for number in range(MESSAGES):
+            topic = "TU"[number % 2]
+            self.put(topic, number % TOPICS[topic], f"k{number % KEYS}")
+
+    def put(self, topic: str, queue: int, key: str) -> None:
+        from tests.service.consumer.test_order_keys_served import put
+
+        put(self, key, json.dumps({"k": key}), queue, topic)
+
+    def use(self, proxy: Any) -> None:
+        self.service, self.handlers = proxy
+
+    def proxies(self) -> list[Any]:
+        return [proxy for proxy in (self.first, self.second) if proxy is not None]
+
+    def turn(self) -> None:
+        self.clock.advance(0.05)
+        for service, _ in self.proxies():
+            service.tick()
+        self.settle()
+
+    def pull_all(self, count: int = 2) -> None:
+        """Each topic once at each proxy."""
+        calls = []
+        for proxy in self.proxies():
+            self.use(proxy)
+            calls += [self.ask(topic=name.encode(), count=count, clientId=b"c") for name in self.names]
+        for _ in range(4):
+            self.turn()
+        for call in calls:
+            self.taken(call)
+
+    def taken(self, call: Any) -> None:
+        assert call.answered
+        context = call.result.context
+        for message in call.result.messages:
+            place = (context.topic, context.qid, message.offset)
+            assert place not in self.have, (place, "is at two clients at once")
+            assert place not in self.done or context.topic in self.forgotten, (place, "came again")
+            self.have[place] = (context, message.leaseId, message.offset)
+
+    def acknowledge(self) -> None:
+        """All of it, every other one as an old client does, at the proxy that holds the queue."""
+        for number, (place, (context, lease, offset)) in enumerate(sorted(self.have.items(), key=str)):
+            leases = [lease] if number % 2 else None
+            for _ in range(100):
+                holder = self.holder(context)
+                if holder is None:
+                    self.pull_nothing()
+                    continue
+                self.use(holder)
+                call = self.call("submit", self.submitted(context, offset, leases))
+                for _ in range(40):
+                    if call.answered:
+                        break
+                    self.turn()
+                if call.answered and call.outcome.error is None:
+                    break
+                self.pull_nothing()
+            else:
+                raise AssertionError(f"no answer for {place}")
+            self.done.add(place)
+        self.have.clear()
+
+    def holder(self, context: Any) -> Any:
+        for proxy in self.proxies():
+            group = proxy[0]._directory.find(b"G")
+            if group is not None and (context.topic, context.qid) in group.held:
+                return proxy
+        return None
+
+    def pull_nothing(self) -> None:
+        """A client that asks for something it does not get keeps its subscriptions in use."""
+        for proxy in self.proxies():
+            for subscription in proxy[0]._directory.subscriptions():
+                subscription.use(self.clock.monotonic())
+        self.turn()
+
+    @staticmethod
+    def submitted(context: Any, offset: int, leases: list[int] | None) -> Any:
+        from tests.service.consumer.consumer_rig import METHODS
+
+        made = IDL.ConsumeResult(context=context, successOffsets=[offset], successLeases=leases)
+        return METHODS["submit"].args[0](result=made)
+
+    # --- what changes
+
+    def change(self, topic: str, **settings: Any) -> None:
+        self.use(self.first)
+        self.wait(self.service.change_subscription("G", topic, settings))
+        self.settle()
+
+    def another_order_key(self) -> None:
+        self.change("T", order_key={"": "KEY", "KEY": "$.k", "QID": "KEY"}[self.order_key])
+
+    def no_order_key(self) -> None:
+        self.change("T", order_key="")
+
+    def another_scope(self) -> None:
+        self.change("T", order_key="KEY", order_scope="topic")
+
+    def another_assignment(self) -> None:
+        self.change("T", assignment="by-circle")
+
+    def another_limit(self) -> None:
+        self.change("T", concurrency=100, chain_batch=3)
+
+    def another_topic(self) -> None:
+        if "V" not in self.names:
+            self.names["V"] = 1
+            self.topic("V", 1)
+            self.put("V", 0, "k0")
+            self.change("V", order_key=self.order_key, start="first")
+
+    def more_queues(self) -> None:
+        info = self.backend.topic("T")
+        assert info is not None
+        self.wait(self.backend.put_topic(replace(info, queues=info.queues + 1), self.deadline()))
+
+    def delete_and_make(self) -> None:
+        self.use(self.first)
+        self.wait(self.service.delete_group("G", "U"))
+        self.settle()
+        self.forgotten.add(b"U")
+        self.have = {place: one for place, one in self.have.items() if place[0] != b"U"}
+        self.change("U", order_key=self.order_key, start="first")
+
+    def writer_lost(self) -> None:
+        """Every queue of every proxy is lost, and joined anew."""
+        for service, _ in self.proxies():
+            for subscription in service._directory.subscriptions():
+                for seat in (subscription._seat, subscription._retry_seat):
+                    seat.lost([queue for queue in subscription.buffer.queues if queue.topic == seat.topic])
+                    seat.leave()
+        self.pull_nothing()
+
+    def second_joins(self) -> None:
+        if self.second is None:
+            self.start()
+            self.second = (self.service, self.handlers)
+            self.pull_nothing()
+
+    def second_leaves(self) -> None:
+        if self.second is not None:
+            self.second[0]._directory.stop()
+            self.second = None
+            self.pull_nothing()
+
+    def restart(self) -> None:
+        """The first proxy is stopped as planned, its clients do not wait, and another takes its place."""
+        self.first[0]._directory.stop()
+        self.settle()
+        self.start()
+        self.first = (self.service, self.handlers)
+        self.pull_nothing()
+
+
+CHANGES: list[Callable[[House], None]] = [
+    House.another_order_key,
+    House.no_order_key,
+    House.another_scope,
+    House.another_assignment,
+    House.another_limit,
+    House.another_topic,
+    House.more_queues,
+    House.delete_and_make,
+    House.writer_lost,
+    House.second_joins,
+    House.second_leaves,
+    House.restart,
+]
+
+
+def run(order_key: str, one: Callable[[House], None], other: Callable[[House], None]) -> None:
+    house = House(order_key)
+    house.fill()
+    house.pull_all()
+    one(house)
+    house.pull_all()
+    other(house)
+    house.pull_all()
+    house.acknowledge()
+    for _ in range(60):
+        house.pull_all(count=10)
+        house.acknowledge()
+        if len(house.done) == MESSAGES + ("V" in house.names):
+            break
+    assert len(house.done) == MESSAGES + ("V" in house.names), sorted(house.done)
+    house.close()
+
+
+@pytest.mark.parametrize("order_key", ["", "KEY", "QID"])
+@pytest.mark.parametrize("one", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_and_any_other(order_key: str, one: Callable[[House], None]) -> None:
+    for first, other in product([one], CHANGES):
+        run(order_key, first, other)
