@@ -27,6 +27,8 @@ T = TypeVar("T")
 _SIZE = re.compile(r"(\d+)\s*(KiB|MiB|GiB|TiB)\Z")
 _SIZE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
+_QUERY_VALUE = re.compile(r"([?&][^=&#]*=)[^&#]+")
+
 
 class Place(NamedTuple):
     """Where a value stands, for error messages."""
@@ -254,12 +256,24 @@ def resolved(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         if field.metadata.get("secret"):
             value = "***" if value else value
+        elif field.metadata.get("urls"):
+            value = tuple(_without_values(url) for url in value)
         elif dataclasses.is_dataclass(value):
             value = resolved(value)
         shown[field.name] = value
     return shown
 
 
-def rules(*, low: Any = None, high: Any = None, choices: Any = None, secret: bool = False) -> dict[str, Any]:
-    """Metadata for a dataclass field: `field(default=3, metadata=rules(low=1, high=64))`."""
-    return {"min": low, "max": high, "choices": choices, "secret": secret}
+def _without_values(url: str) -> str:
+    """The URL with `***` for every value in its query, which may be a key or a token."""
+    return _QUERY_VALUE.sub(r"\1***", url)
+
+
+def rules(
+    *, low: Any = None, high: Any = None, choices: Any = None, secret: bool = False, urls: bool = False
+) -> dict[str, Any]:
+    """Metadata for a dataclass field: `field(default=3, metadata=rules(low=1, high=64))`.
+
+    `secret`: shown as `***`; `urls`: a tuple of them, shown without the values of their queries.
+    """
+    return {"min": low, "max": high, "choices": choices, "secret": secret, "urls": urls}

@@ -46,15 +46,16 @@ class HttpConfig:
     status 200), 1 s × 2ⁿ apart, −1 = for ever; then dead letter. `timeout_ms`: of one whole request.
 
     `connections_max`: open connections per host; further requests wait. `response_bytes_max`: a longer answer
-    is an error.
+    is an error. `allow_callback`: whether a message may name its own target.
     """
 
-    urls: tuple[str, ...] = ()
+    urls: tuple[str, ...] = field(default=(), metadata=rules(urls=True))
     method: str = field(default="POST", metadata=rules(choices=("POST", "GET")))
     timeout_ms: int = field(default=5_000, metadata=rules(low=1, high=600_000))
     max_retry: int = field(default=16, metadata=rules(low=-1, high=1_000_000))
     connections_max: int = field(default=128, metadata=rules(low=1, high=10_000))
     response_bytes_max: int = field(default=MIB, metadata=rules(low=1, high=64 * MIB))
+    allow_callback: bool = True
 
 
 @dataclass(frozen=True, slots=True)

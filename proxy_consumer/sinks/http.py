@@ -76,7 +76,7 @@ class HttpSink:
 
     def _url(self, pushed: Pushed) -> Url:
         """Where this try goes. Raises ValueError for a target that is none, or is not allowed."""
-        named = http_request.callback_urls(pushed.job)
+        named = http_request.callback_urls(pushed.job) if self._config.allow_callback else []
         urls = [parse_url(text) for text in named] if named else self._urls
         for url in urls:
             fault = self._allowed().fault(url.host, url.port)

@@ -88,3 +88,13 @@ def test_secrets_are_masked_in_what_is_logged() -> None:
     assert shown["token"] == "***"
     assert resolved(Outer(token=""))["token"] == "", "that none is set is no secret"
     assert shown["inner"] == {"retry_intervals_ms": (100, 150)}
+
+
+@dataclass(frozen=True)
+class Linked:
+    urls: tuple[str, ...] = field(default=(), metadata=rules(urls=True))
+
+
+def test_values_in_the_query_of_a_url_are_masked() -> None:
+    shown = resolved(Linked(("http://h/in?apikey=s3cret&x=&y=2#z", "http://h/in")))
+    assert shown["urls"] == ("http://h/in?apikey=***&x=&y=***#z", "http://h/in")

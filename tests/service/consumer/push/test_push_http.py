@@ -192,3 +192,10 @@ def test_connections_are_kept_and_bounded(rig: PushRig, receiver: Receiver) -> N
     rig.until_committed(50)
     assert len({seen.connection for seen in receiver.seen}) <= 2
     assert receiver.usual is OK
+
+
+def test_a_callback_that_is_not_allowed_is_not_looked_at(rig: PushRig, receiver: Receiver) -> None:
+    rig.http(receiver.url("/own"), allow_callback=False)
+    rig.put(b"x", properties={b"carrera_http_callback_url": receiver.url("/elsewhere").encode()})
+    until(lambda: len(receiver.seen) == 1)
+    assert receiver.seen[0].path == "/own"
