@@ -67,6 +67,19 @@ class DirectoryLock:
             raise StorageError(f"cannot lock {path}: {error.strerror}") from error
         return cls(directory, fd)
 
+    def check(self) -> None:
+        """Raise StorageError when the file was deleted or replaced: others may lock the new one."""
+        path = self.directory / LOCK_FILE
+        try:
+            same = os.path.samestat(os.stat(path), os.fstat(self._fd))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise StorageError(
+                f"the lock file {path} was deleted or replaced while this process wrote the log; nothing more"
+                " is written, because others may write it now: stop all servers of the directory, start one"
+            )
+
     def release(self) -> None:
         """Let the next writer in."""
         fd, self._fd = self._fd, -1

@@ -45,6 +45,7 @@ from ddmq_common.errors import (
     DdmqError,
     DrainingError,
     NoSuchTopicError,
+    StorageError,
     TryLaterError,
 )
 from ddmq_common.hub_timer import HubTimer
@@ -83,6 +84,7 @@ class FileLog(Backend):
             LevelHolds(self, DELAY_TOPIC, DELAY_GROUP, "orders that the delay service has not stored"),
         ]
         self._watchers = Watchers(self._later)
+        self._lock_lost: StorageError | None = None
         self._drains: list[tuple[float, Completion[None]]] = []
         self._draining = self._closed = self._ticking = False
         self._tick_timer, self._checkpoint_timer = HubTimer(), HubTimer()
@@ -312,7 +314,12 @@ class FileLog(Backend):
             self._opened.tails.flush()
 
     def holds(self) -> list[Hold]:
-        """What retention must keep. Blocks the calling greenlet."""
+        """What retention must keep. Blocks the calling greenlet. Raises StorageError without the lock."""
+        if self._lock_lost is None:
+            self._lock_lost = self._opened.lock_lost()
+        if self._lock_lost is not None:
+            self._writer.give_up(self._lock_lost)
+            raise self._lock_lost
         own = Hold(self.retention_floor(), "the older checkpoint")
         return [own, *(hold for holder in self._holders for hold in holder())]
 

@@ -218,6 +218,14 @@ class Opened:
         for queue, offset in found:
             queue.min, queue.min_at = max(queue.min, offset), max(queue.min_at, first)
 
+    def lock_lost(self) -> StorageError | None:
+        """Why this process is not the writer any more, though it was not asked."""
+        try:
+            self._lock.check()
+        except StorageError as error:
+            return error
+        return None
+
     def _close_unfreed(self) -> int:
         """Close the deleted segments that nobody else has open; bytes that the others take. Blocking."""
         kept = [one for one in self._unfreed if one[0].file.open_elsewhere()][-UNFREED_MAX:]

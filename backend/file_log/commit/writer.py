@@ -312,11 +312,11 @@ class Writer:
             self._hand_over(GrowJob())
 
     def _grew(self, error: Exception | None) -> None:
-        if error is None:
+        if error is not None:
+            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._grow)
+        else:
             self.stuck = None
             log.warning("the log can grow again")
-            return
-        self._retry_timer.once(self._options.recover_retry_ms / 1000, self._grow)
 
     # --- after a failed write or sync
 
@@ -349,13 +349,17 @@ class Writer:
         if self._rescue is not None and not self._closed:
             self._hand_over(self._rescue)
 
+    def give_up(self, error: DdmqError) -> None:
+        """Write nothing any more; whatever waits or comes is refused with this."""
+        self.refusal = error
+        self._refuse_all(None)
+
     def _refuse_all(self, frame: PackedFrame | None) -> None:
-        refusal = self.refusal
         pending, self._pending, self._pending_bytes = list(self._pending), deque(), 0
         for request in [] if frame is None else frame.requests:
             self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         for request in pending:
-            self.guarded(request.refuse, refusal)
+            self.guarded(request.refuse, self.refusal)
 
     # --- deadlines and the end
 

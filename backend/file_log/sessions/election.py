@@ -174,6 +174,9 @@ class Election:
             lock = DirectoryLock.acquire(self._directory, self._clock.wall_ms())
         except DirectoryInUseError:
             return None
+        if self._somebody_writes():
+            lock.release()
+            return None
         try:
             opened = self._open_writer(self._directory, lock)
             try:
@@ -186,6 +189,17 @@ class Election:
             raise
         self._lock, self._server = lock, server
         return opened
+
+    def _somebody_writes(self) -> bool:
+        """Somebody answers at the writer's socket although nobody held the lock: its file was deleted."""
+        sock = place.connect(self._directory)
+        if sock is None:
+            return False
+        sock.close()
+        log.error(
+            "%s has a writer, but its lock file was deleted; this process does not write", self._directory
+        )
+        return True
 
     def _serve(self, opened: Opened) -> SessionServer:
         return SessionServer(

@@ -28,7 +28,7 @@ from backend.file_log.sessions.writer.serving import serve
 from backend.file_log.sessions.writer.session import Session
 from backend.port import Backend
 from ddmq_common.clock import Clock
-from ddmq_common.errors import BoundReachedError
+from ddmq_common.errors import BoundReachedError, DdmqError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
@@ -63,6 +63,7 @@ class SessionServer:
         self._count = 0
         self._open = metrics.cell(catalogue.SESSIONS)
         self._loop = get_hub().loop
+        self._directory = directory
         self._listener = place.listen(directory)
         self._acceptable: Any = self._loop.io(self._listener.fileno(), READABLE)
         self._acceptable.start(self._accept)
@@ -84,6 +85,8 @@ class SessionServer:
 
     def sweep(self) -> None:
         """End the sessions that were silent for too long; runs by itself every `ping_s / 2`."""
+        if not (self._directory / place.SOCKET_FILE).exists():
+            self._listen_anew()
         if not self._acceptable.active:
             self._acceptable.start(self._accept)
         now = self.clock.monotonic()
@@ -94,6 +97,20 @@ class SessionServer:
                 session.heard += stalled
             if now - session.heard > self.limits.silence_s:
                 self._silent(session)
+
+    def _listen_anew(self) -> None:
+        """The socket's file was deleted: nobody could join any more."""
+        try:
+            listener = place.listen(self._directory)
+        except DdmqError as error:
+            log.error("%s", error)
+            return
+        log.warning("the socket %s was deleted; it is there again", self._directory / place.SOCKET_FILE)
+        self._acceptable.stop()
+        self._acceptable.close()
+        self._listener.close()
+        self._listener = listener
+        self._acceptable = self._loop.io(listener.fileno(), READABLE)
 
     def close(self) -> None:
         """End every session and stop listening. May be called twice."""

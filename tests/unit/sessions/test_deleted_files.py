@@ -1,0 +1,60 @@
+"""The lock file or the writer's socket deleted by hand: never two writers, and the socket comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from session_kit import done, record, soon, until
+
+from backend.file_log.lock import LOCK_FILE
+from backend.file_log.sessions.member.backend import MemberBackend
+from backend.file_log.sessions.wire.place import SOCKET_FILE
+from backend.records import AppendStatus
+from ddmq_common.errors import StorageError
+from tests.unit.sessions.test_session_local import Pair
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    both = Pair(tmp_path)
+    yield both
+    for election in reversed(both.elections):
+        election.close()
+
+
+def test_a_deleted_lock_file_makes_no_second_writer(pair: Pair) -> None:
+    pair.make()
+    (pair.directory / LOCK_FILE).unlink()
+    third = pair.enter()
+    assert isinstance(third.current, MemberBackend), "the writer's socket answers"
+    assert len(pair.logs) == 1
+
+
+def test_a_writer_whose_lock_file_is_gone_writes_no_more(pair: Pair) -> None:
+    pair.make()
+    [log] = pair.logs
+    assert done(log.append([record()], soon()))[0].status is AppendStatus.STORED
+    (pair.directory / LOCK_FILE).unlink()
+    (pair.directory / LOCK_FILE).touch()
+    assert log._retention.run_once() == []
+    result = done(log.append([record()], soon()))[0]
+    assert result.status is AppendStatus.REFUSED
+    assert isinstance(result.error, StorageError)
+    assert "lock file" in str(result.error)
+    assert not log.health().ready
+    assert "lock file" in log.health().reason
+
+
+def test_a_deleted_socket_is_made_anew(pair: Pair) -> None:
+    queue = pair.make()
+    (pair.directory / SOCKET_FILE).unlink()
+    server = pair.elections[0]._server
+    assert server is not None
+    server.sweep()
+    third = pair.enter()
+    assert isinstance(third.current, MemberBackend)
+    until(lambda: third.topic("orders") is not None, "the topic")
+    assert done(third.append([record()], soon()))[0].status is AppendStatus.STORED
+    assert len(pair.bodies(queue)) == 1, "sessions from before go on"
