@@ -9,7 +9,7 @@ import click
 
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import hint, json_option, print_json, print_table, say
+from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
 from ddmq.cli.values import NAME, Whole
 from ddmq.moments import ALLOWED, is_relative, moment
 
@@ -62,10 +62,18 @@ def show(group: str, topic: str | None, admin: Address, as_json: bool) -> None:
 )
 @click.option("--queue", type=Whole(0), help="This queue alone.")
 @click.option("--dry-run", is_flag=True, help="Only show what it would do.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
 @json_option
 def reset(
-    group: str, topic: str, to: str, queue: int | None, dry_run: bool, admin: Address, as_json: bool
+    group: str,
+    topic: str,
+    to: str,
+    queue: int | None,
+    dry_run: bool,
+    yes: bool,
+    admin: Address,
+    as_json: bool,
 ) -> None:
     """Put GROUP's offsets on a topic elsewhere, while its clients stay connected.
 
@@ -73,7 +81,14 @@ def reset(
     when they acknowledge it. Messages on their way through retries keep coming; dead letters stay.
     """
     body = {"topic": topic, "to": _zoned(to), "queue": queue, "dry_run": dry_run}
-    done = AdminClient(admin).post("groups", group, "offsets", body=body)
+    client = AdminClient(admin)
+    if not (dry_run or yes):
+        would = client.post("groups", group, "offsets", body=body | {"dry_run": True})
+        confirm(
+            f"Reset {group} on {topic} to {would['to']}? {would['passed_over']:,} messages are passed over, "
+            f"{would['again']:,} finished ones come again."
+        )
+    done = client.post("groups", group, "offsets", body=body)
     if as_json:
         return print_json(done)
     say(f"{'would reset' if dry_run else 'reset'} {group} on {topic} to {done['to']}")

@@ -165,14 +165,14 @@ def reason(error: BaseException) -> str:
 def confirm(question: str) -> None:
     """Ask; without a yes nothing happens, and that is said. Exit code 1."""
     try:
-        agreed = click.confirm(plain(question))
+        agreed = click.confirm(plain(question), err=True)
     except click.Abort as error:
         if sys.stdin.isatty():
             raise
         click.echo(err=True)
-        raise click.ClickException("not confirmed, nothing was deleted; --yes does not ask") from error
+        raise click.ClickException("not confirmed, nothing was done; --yes does not ask") from error
     if not agreed:
-        raise click.ClickException("not confirmed, nothing was deleted")
+        raise click.ClickException("not confirmed, nothing was done")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

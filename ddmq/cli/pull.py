@@ -33,6 +33,7 @@ from ddmq_client import ClientError, Consumer, Message
 GROUP_DEFAULT = "ddmq-cli"
 PATIENCE_MS = 2_000  # how long an empty pull waits before that means "no more"
 TAIL_PAUSE_S = 0.2
+NOBODY = "no consumer proxy has answered"  # how the client begins what it says of that
 
 
 class Ending(NamedTuple):
@@ -95,7 +96,10 @@ def pull(
         ):
             taken = _take(client, proxy, count, follow, ending, save_to, as_json)
     except ClientError as error:
-        raise click.ClickException(str(error)) from error
+        where = (
+            "; `ddmq serve` starts one, --consumer HOST:PORT names another" if NOBODY in str(error) else ""
+        )
+        raise click.ClickException(f"{error}{where}") from error
     if not as_json:
         hint(
             f"{taken:,} message{'s' if taken != 1 else ''}, {ending.said}"

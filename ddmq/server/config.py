@@ -7,6 +7,7 @@ Flags override files. Every error names file, line, key, value and what is allow
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,6 +167,7 @@ def load_folder(folder: Path | None) -> Configuration:
         raise ConfigError(
             f"--config {folder} is not a folder; give one with any of ddmq.yaml, topics.yaml, …"
         )
+    _check_names(folder)
     parts: dict[str, Any] = {}
     for part, (name, kind) in FILES.items():
         if (folder / name).exists():
@@ -173,6 +175,16 @@ def load_folder(folder: Path | None) -> Configuration:
     config = Configuration(**parts, folder=folder)
     check_groups(config)
     return config
+
+
+def _check_names(folder: Path) -> None:
+    """A file that is called nearly like one of ours would not be read. Raises ConfigError."""
+    known = {name.removesuffix(".yaml"): name for name, _ in FILES.values()} | {"slo": "slo.yaml"}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".yaml", ".yml") and path.name not in known.values():
+            near = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.8)
+            if near and not (folder / known[near[0]]).exists():
+                raise ConfigError(f"{path} is not read; did you mean {known[near[0]]}?")
 
 
 def check_groups(config: Configuration) -> None:

@@ -18,6 +18,7 @@ from ddmq.server.queries import ANSWER_BYTES_MAX, READ_BYTES_MAX, WAIT_S, queues
 from ddmq_common.errors import CallerError
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
 from proxy_consumer.departures.letters import PREFIX, Letter, read_letter
+from proxy_consumer.groups.group import group_key
 
 BATCH = 100
 SHOWN_MAX = 1_000
@@ -114,8 +115,13 @@ def _stored_ms(backend: Backend, queue: QueueRef, offset: int) -> int | None:
 
 
 def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
-    """The queues of a group's dead-letter topic. Raises NoSuchGroupError when it has none."""
+    """The queues of a group's dead-letter topic, none where it never had a dead letter.
+
+    Raises NoSuchGroupError when there is no such group either.
+    """
     info = backend.topic(dlq_topic(group))
+    if info is None and backend.setting(group_key(group)) is not None:
+        return []
     if info is None:
         raise NoSuchGroupError(f"group {group!r} has no dead letters; `ddmq dlq list` shows those that have")
     return queues_of(info)

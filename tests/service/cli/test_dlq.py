@@ -118,7 +118,7 @@ def test_purge_asks_and_is_done_with_them(shell: Shell, bury: Bury) -> None:
     admin = f"127.0.0.1:{shell.server.ports['admin']}"
     asked = ddmq("dlq", "purge", group, "--all", "--admin", admin, stdin=b"")
     assert asked.returncode == 1
-    assert "all 2? They are not sent again." in asked.stdout
+    assert "all 2? They are not sent again." in asked.stderr
     assert "not confirmed" in asked.stderr
     assert _row(shell, group)["letters"] == 2
     assert shell.json("dlq", "purge", group, "--before", "1000", "--yes")["purged"] == 0
@@ -134,3 +134,12 @@ def test_command_lines_that_are_wrong(shell: Shell) -> None:
     for line in ("resend nobody", "resend nobody --all --reason failed", "purge nobody"):
         assert "say which" in shell.refused("dlq", *line.split(), code=2)
     assert "--since" in shell.refused("dlq", "resend", "nobody", "--since", "yesterday-ish", code=2)
+
+
+def test_a_group_that_never_had_a_dead_letter_has_nothing_to_do(shell: Shell, topic: str) -> None:
+    shell("send", topic, "x")
+    shell("pull", topic, "--group", f"g-{topic}")
+    assert "no dead letter of" in shell("dlq", "show", f"g-{topic}")
+    assert shell.json("dlq", "show", f"g-{topic}")["shown"] == []
+    assert "nothing to resend" in shell("dlq", "resend", f"g-{topic}", "--all")
+    assert "purged 0" in shell("dlq", "purge", f"g-{topic}", "--all", "--yes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 
 import pytest
@@ -30,8 +31,8 @@ def committed(shell: Shell, name: str) -> int:
     [("first", 0), ("last", 10), ("7", 7), ("10", 10), ("-1h", 0), ("2030-01-01T00:00Z", 10)],
 )
 def test_where_a_reset_goes(shell: Shell, ten: str, to: str, offset: int) -> None:
-    shell("offset", "reset", ten, "--topic", ten, "--to", "3")
-    done = shell.json("offset", "reset", ten, "--topic", ten, "--to", to)
+    shell("offset", "reset", ten, "--topic", ten, "--to", "3", "--yes")
+    done = shell.json("offset", "reset", ten, "--topic", ten, "--to", to, "--yes")
     (row,) = done["queues"]
     assert (row["from"], row["to"]) == (3, offset)
     assert (row["again"], row["passed_over"]) == (max(0, 3 - offset), max(0, offset - 3))
@@ -72,7 +73,7 @@ def test_messages_come_again_to_a_connected_client(shell: Shell, ten: str) -> No
     address = f"127.0.0.1:{shell.server.ports['consumer']}"
     with Consumer(address, ten, ten, handler=lambda message: got.update([message.offset])):
         until(lambda: committed(shell, ten) == 10, "all are finished")
-        done = shell.json("offset", "reset", ten, "--topic", ten, "--to", "4")
+        done = shell.json("offset", "reset", ten, "--topic", ten, "--to", "4", "--yes")
         assert (done["again"], done["passed_over"]) == (6, 0)
         until(lambda: all(got[offset] == 2 for offset in range(4, 10)), "they come again")
         assert all(got[offset] == 1 for offset in range(4))
@@ -92,7 +93,7 @@ def test_acknowledgements_from_before_a_reset_change_nothing(shell: Shell, ten: 
 
     with Consumer(address, ten, ten, handler=hold, auto_ack=False):
         until(lambda: len(first) == 10, "all are held")
-        shell("offset", "reset", ten, "--topic", ten, "--to", "first")
+        shell("offset", "reset", ten, "--topic", ten, "--to", "first", "--yes")
         until(lambda: len(again) == 10, "all come again, without waiting for the lease to end")
         for message in first:
             message.ack()  # type: ignore[attr-defined]
@@ -120,3 +121,12 @@ def test_a_message_says_where_it_is_for_the_group(shell: Shell, ten: str) -> Non
         assert "in flight" in shell("message", ten, "--group", ten)
     said = shell.refused("message", ten, "--group", "nobody")
     assert "'nobody' does not exist" in said
+
+
+def test_a_reset_asks_first(shell: Shell, ten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    before = shell.json("offset", "show", ten)
+    shell("offset", "reset", ten, "--topic", ten, "--to", "last", code=1)
+    assert "messages are passed over" in shell.error
+    assert "nothing was done; --yes does not ask" in shell.error
+    assert shell.json("offset", "show", ten) == before

@@ -204,7 +204,7 @@ def test_deleting_asks(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch
             stdin=answer.encode(),
         )  # fmt: skip
         assert ended.returncode == 1
-        assert "nothing was deleted" in ended.stderr
+        assert "nothing was done" in ended.stderr
     assert shell.json("topic", "show", topic)["topic"] == topic
 
 

@@ -96,3 +96,20 @@ def test_errors_name_file_key_value_and_what_is_allowed(
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none is not a folder"):
         load_folder(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ddmq.yml", "ddmq.yaml"),
+        ("topic.yaml", "topics.yaml"),
+        ("proxy-consumer.yaml", "proxy_consumer.yaml"),
+    ],
+)
+def test_a_file_whose_name_is_misspelt_is_refused(tmp_path: Path, name: str, meant: str) -> None:
+    (tmp_path / name).write_text("log_level: bogus")
+    (tmp_path / "alerts.yaml").write_text("others: are nobody's business")
+    with pytest.raises(ConfigError, match=f"{name} is not read; did you mean {meant}"):
+        load_folder(tmp_path)
+    (tmp_path / name).rename(tmp_path / "other.yml")
+    load_folder(tmp_path)
