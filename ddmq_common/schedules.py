@@ -18,6 +18,7 @@ from ddmq_common.delay_order import Schedule
 
 CATCH_UPS = ("fire_once", "all", "skip")
 OVERLAP_MAX = 8
+PERIOD_MS_MIN = 1_000
 _SERIES_LOOKED_AT_MAX = 8 * OVERLAP_MAX  # more than overlap on a day on which the clocks change
 
 
@@ -27,7 +28,7 @@ class ScheduleLimits(NamedTuple):
 
     delay_ms_max: int = 62 * 86_400_000
     occurrences_max: int = 1_000_000
-    period_ms_min: int = 1_000
+    period_ms_min: int = PERIOD_MS_MIN
 
 
 def schedule_fault(schedule: Schedule, limits: ScheduleLimits, now_ms: int) -> str | None:

@@ -42,7 +42,11 @@ class DelayCounts:
                     self._metrics.histogram(catalogue.DELAY_LATENESS, topic),
                 )
             cells[0].value += 1
-            cells[1].observe((wall_ms - outlet.message.due_ms) * 1_000)
+            message = outlet.message
+            late_ms = wall_ms - message.due_ms
+            if message.due_ms < message.born_ms and not message.occurrence:
+                late_ms = wall_ms - message.born_ms  # it was due before it came
+            cells[1].observe(max(late_ms, 0) * 1_000)
 
     def dead(self, reason: str, count: int) -> None:
         """Orders that became dead letters."""

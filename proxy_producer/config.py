@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ddmq_common.config.loader import rules
 from ddmq_common.names import QUEUES_DEFAULT, topic_fault
+from ddmq_common.schedules import PERIOD_MS_MIN
 from proxy_producer.core.dialects import dialects
 
 
@@ -28,6 +29,8 @@ class RateLimit:
 class DelayLimits:
     """What sendDelaySync accepts."""
 
+    period_ms_min: int = field(default=PERIOD_MS_MIN, metadata=rules(low=1_000, high=86_400_000))
+    """The shortest period of a schedule with a repeat: one message of a client is one write so often."""
     delay_s_max: int = field(default=62 * 86_400, metadata=rules(low=1, high=100 * 365 * 86_400))
     """How far ahead a due time may lie, seconds (62 days). At most 100 years: ids have ten digits for it."""
     occurrences_max: int = field(default=1_000_000, metadata=rules(low=1, high=1_000_000))

@@ -29,7 +29,9 @@ from ddmq.moments import shown
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
 from ddmq_common.private_folder import UMASK
 
-COLUMNS = ("due", "topic", "id", "repeats", "key", "body")
+COLUMNS = ("id", "due", "topic", "repeats", "key", "body")
+UUID_LENGTH = 36  # the end of an id, which names its message alone
+BULK = 1_000  # messages in one look, when those of a topic are cancelled
 
 producer_option = click.option(
     "--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
@@ -86,18 +88,51 @@ def add(
 
 
 @delay.command("cancel", short_help="Take messages back.")
-@click.argument("ids", type=NAME, nargs=-1, required=True)
+@click.argument("ids", type=NAME, nargs=-1)
+@click.option("--topic", type=NAME, help="All that wait for this topic, also what repeats without end.")
 @timeout_option
 @producer_option
+@admin_option
 @json_option
-def cancel(ids: tuple[str, ...], timeout_ms: int, producer: Address, as_json: bool) -> None:
-    """Take back the messages with these IDS; of one that repeats, all deliveries to come.
+def cancel(
+    ids: tuple[str, ...], topic: str | None, timeout_ms: int, producer: Address, admin: Address, as_json: bool
+) -> None:
+    """Take back the messages with these IDS (or uuids); of one that repeats, all deliveries to come. With
+    --topic all that waits for a topic when it is looked at.
 
     Says the truth: cancelled, or already fired and when, or never known, or older than what is kept. Exit
     code 1 unless all of them are cancelled.
     """
+    if (topic is None) == (not ids):
+        raise click.UsageError("name the messages: IDS, or --topic TOPIC for all that wait for it")
+    if topic is not None:
+        return _cancel_topic(topic, timeout_ms, producer, AdminClient(admin), as_json)
     outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.cancel(one))
     _tell(ids, outcomes, as_json, DelayStatus.CANCELLED)
+    return None
+
+
+def _cancel_topic(topic: str, timeout_ms: int, producer: Address, admin: AdminClient, as_json: bool) -> None:
+    """Page by page; what comes in meanwhile may stay."""
+    cancelled, failed, after = 0, 0, None
+    while True:
+        page = admin.get("delay", "messages", topic=topic, count=BULK, after=after)
+        ids = tuple(row["id"] for row in page["messages"] if row["id"])
+        outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.cancel(one)) if ids else []
+        gone = sum(not isinstance(one, str) and one.status is DelayStatus.CANCELLED for one in outcomes)
+        cancelled, failed, after = cancelled + gone, failed + len(outcomes) - gone, page["next"]
+        if after is None:
+            break
+    if as_json:
+        print_json({"topic": topic, "cancelled": cancelled, "not_cancelled": failed})
+    else:
+        say(
+            f"{cancelled:,} cancelled"
+            + (f", {failed:,} not: fired meanwhile, or not heard of" if failed else "")
+        )
+        _say_elsewhere(page)
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 @delay.command("reschedule", short_help="Give a message another due time.")
@@ -183,18 +218,21 @@ def list_messages(
     admin: Address,
     as_json: bool,
 ) -> None:
-    """Messages that wait (of TOPIC alone), the earliest first."""
+    """Messages that wait (of TOPIC alone), the earliest first. Its ids are taken by show, cancel, reschedule
+    and fire; the long ones, with the times in them, are in --json."""
     found = AdminClient(admin).get(
         "delay", "messages", topic=topic, count=limit, after=after, **_span(start, end)
     )
     if as_json:
         return print_json(found)
     cells = [
-        [shown(row["due_ms"]), row["topic"], row["id"], row.get("repeats") or None,
+        [row["id"][-UUID_LENGTH:], shown(row["due_ms"]), row["topic"], row.get("repeats") or None,
          row.get("key") or None, show_body(row.get("preview", "").encode())[:40]]
         for row in found["messages"]
     ]  # fmt: skip
-    print_table("", COLUMNS, cells)
+    used = [at for at, _ in enumerate(COLUMNS) if not cells or any(row[at] for row in cells)]
+    rows = [[row[at] for at in used] for row in cells]
+    print_table("", [COLUMNS[at] for at in used], rows, whole=COLUMNS[0])
     if not cells:
         hint("nothing waits" + ("" if topic is None else f" for topic {topic}"))
     elif found["next"] is not None:

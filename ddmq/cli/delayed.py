@@ -63,15 +63,16 @@ def _added(client: Producer, message: OutgoingMessage, wanted: dict[str, Any]) -
 
 def _tell(rows: list[dict[str, Any]], stored: int, failed: int, wanted: dict[str, Any]) -> None:
     zone, now = zone_of(wanted.get("zone")), datetime.now(UTC)
+    repeated = "first " if "cron" in wanted or "every" in wanted else ""
     for row in rows:
         if row["error"] is not None:
             hint(f"message {row['message']} not stored: {row['error']}")
             continue
         due = row["due_ms"]
         when = shown(datetime.fromtimestamp(due / 1000, UTC), now, zone) if due is not None else "when due"
-        repeated = "first " if "cron" in wanted or "every" in wanted else ""
         say(f"{repeated}due {when}, id {row['id']}")
-    if stored == 1 and not failed:
+    due_at_once = bool(rows) and rows[0]["due_ms"] is not None and rows[0]["due_ms"] <= now.timestamp() * 1e3
+    if stored == 1 and not failed and not (due_at_once and not repeated):
         hint(f"`ddmq delay cancel {rows[0]['id']}` takes it back")
     elif stored > SHOWN_MAX or failed:
         say(f"stored {stored:,} messages" + (f", {failed:,} failed" if failed else ""))

@@ -96,16 +96,23 @@ def show(renderable: Any, *, wide: bool = False) -> None:
         sys.stdout.flush()
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table whose numeric cells are right-aligned."""
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], whole: str = "") -> Table:
+    """A table whose numeric cells are right-aligned. `whole`: the column that is never wrapped."""
     rows = list(rows)
     built = Table(title=Text(plain(title)) if title else None, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        built.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+        built.add_column(
+            column.replace("_", " "), justify="right" if numeric else "left", overflow="fold",
+            no_wrap=column == whole, min_width=_width(rows, index) if column == whole else None,
+        )  # fmt: skip
     for row in rows:
         built.add_row(*(Text(cell(value)) for value in row))
     return built
+
+
+def _width(rows: Sequence[Sequence[Any]], index: int) -> int:
+    return max((len(cell(row[index])) for row in rows), default=1)
 
 
 def cell(value: Any) -> str:
@@ -175,9 +182,9 @@ def confirm(question: str) -> None:
         raise click.ClickException("not confirmed, nothing was done")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], whole: str = "") -> None:
     """The table on standard output; plain and wide when that is not a terminal."""
-    show(table(title, columns, rows), wide=True)
+    show(table(title, columns, rows, whole), wide=True)
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

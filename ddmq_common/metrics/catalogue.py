@@ -278,7 +278,11 @@ DELAY_FIRED = _metric(
     "ddmq_delay_fired_total", "counter", ("topic",), "Delay messages appended to their topic."
 )
 DELAY_LATENESS = _metric(
-    "ddmq_delay_lateness_us", "histogram", ("topic",), "Due time to durable in the message's topic.", "us"
+    "ddmq_delay_lateness_us",
+    "histogram",
+    ("topic",),
+    "Due time (or when it was sent, if that was later) to durable in the message's topic.",
+    "us",
 )
 DELAY_OVERDUE = _metric(
     "ddmq_delay_overdue_ms",

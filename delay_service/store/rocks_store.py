@@ -25,7 +25,8 @@ from delay_service.store.salvage import Damage, mark_damaged
 from delay_service.store.values import decode_all, decode_count, decode_pending, decode_state
 from delay_service.store.writing import FRONT, Counts, Fronts, make_batch, own_key
 
-TIDY_AT = 100_000  # removed messages that make a compaction worth it
+TIDY_AT = 100_000  # removed messages that make a compaction worth it …
+TIDY_BYTES = 64 << 20  # … or so many bytes of them, when they are half of what the tables hold
 _STALE_MAX = 4  # `forgettable` reads at most this many times its limit
 
 
@@ -40,7 +41,7 @@ class RocksStore(DelayStore):
         self._swept = swept
         self._failed = ""
         self._closed = False
-        self._removed = 0
+        self._removed = self._removed_bytes = 0
         self.damage = damage
         self._counts = Counts()
         with self._watched():
@@ -68,6 +69,8 @@ class RocksStore(DelayStore):
         with self._watched(writing=True):
             self._db.write(make_batch(changes, self._fronts, self._counts))
             self._removed += len(changes.removed) + len(changes.deferred)
+            for left in (changes.removed, changes.removed_deferred):
+                self._removed_bytes += sum(len(message.delivery) for message in left)
 
     def flush(self) -> None:
         with self._watched(writing=True):
@@ -217,11 +220,14 @@ class RocksStore(DelayStore):
     # --- the folder
 
     def tidy(self) -> None:
-        empty = not self._counts.pending
-        if self._removed >= TIDY_AT or (self._removed and empty):
+        gone = self._removed_bytes
+        whole = not self._counts.pending or (gone >= TIDY_BYTES and gone >= self.disk_bytes // 2)
+        if self._removed >= TIDY_AT or (self._removed and whole):
             self._removed = 0
+            if whole:
+                self._removed_bytes = 0
             with self._watched():
-                self._db.compact(keys.DUE, keys.DUE_END if empty else self._fronts.due.start)
+                self._db.compact(keys.DUE, keys.DUE_END if whole else self._fronts.due.start)
         self._swept()
 
     def checkpoint(self, folder: Path) -> None:

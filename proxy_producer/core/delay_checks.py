@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ddmq_client.idl.codes import Code, DelayAction, DelayType
 from ddmq_common.delay_id import is_uuid, parse_delay_id
+from ddmq_common.schedules import PERIOD_MS_MIN
 from proxy_producer.core.refusal import Refusal, refusal, shown
 
 TIMESTAMP_S_MIN = 1_000_000_000
@@ -48,6 +49,7 @@ class DelayRules(NamedTuple):
     delay_s_max: int
     occurrences_max: int
     shards: int
+    period_ms_min: int = PERIOD_MS_MIN
 
 
 def delay_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
@@ -163,7 +165,10 @@ def uuid_fault(uuid: bytes) -> Refusal | None:
 
 
 def id_fault(delay_id: bytes, shards: int, *, ours: bool) -> Refusal | None:
-    """Codes 30, 31 and 34 of an id that names a message; only our callers know schedules."""
+    """Codes 30, 31 and 34 of an id that names a message; only our callers know schedules, and may name a
+    message by its uuid alone."""
+    if ours and is_uuid(delay_id):
+        return None
     found = parse_delay_id(delay_id)
     if found is None:
         what = f"uniqDelayMsgId is {shown(delay_id, 120)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddmq_client.idl.codes import DelayAction, DelayType
-from ddmq_common.delay_id import EXPIRE_AFTER_S, DelayId, parse_delay_id, shard_of
+from ddmq_common.delay_id import EXPIRE_AFTER_S, DelayId, is_uuid, parse_delay_id, shard_of
 from ddmq_common.delay_order import (
     ADD,
     CANCEL,
@@ -60,13 +60,17 @@ def schedule_order(
     return Placed(order, DelayId(second, SCHEDULE, 0, 0, 0, 0, shard, uuid).text().encode())
 
 
-def changing_order(request: DelayRequest, topic: str, latest_s: int) -> Placed:
-    """Of a cancel, a reschedule, a fire now: the id was checked. It goes to the shard that the id names.
+def changing_order(request: DelayRequest, topic: str, latest_s: int, shards: int) -> Placed:
+    """Of a cancel, a reschedule, a fire now: the id was checked. It goes to the shard that the id names; to
+    the one of `shards` that keeps the uuid, when the id is nothing else.
 
     Times in the id are the caller's to invent, and something may be kept until then: those beyond `latest_s`,
     which no add can have now, are cut.
     """
     found = parse_delay_id(request.delay_id)
+    if found is None and is_uuid(request.delay_id):
+        uuid = request.delay_id.decode()
+        found = DelayId(0, ONCE, 0, 0, 0, 0, shard_of(uuid, shards), uuid)
     if found is None:
         raise ValueError(f"delay id {request.delay_id!r} was not checked")
     op = _OPS[DelayAction(request.action or 0)]

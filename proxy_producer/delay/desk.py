@@ -80,7 +80,7 @@ class DelayDesk:
         self.outcomes = OutcomeDesk(backend, clock, random, counts, heard, delay.waiters_max, later)
         self.shared = DelayShared(flow, self.inner, self.outcomes)
         self.plain = PlainDelays(backend, delay, self.shared, self.presence, random, clock.wall_ms)
-        self._rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards)
+        self._rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards, delay.period_ms_min)
         self._intake = DelayIntake(intake, topics, self.presence)
         self._delay_s_max = delay.delay_s_max
         self._counts = counts
@@ -180,7 +180,8 @@ class DelayDesk:
 
     def _placed(self, asked: Asked, now_ms: int) -> Placed:
         if not asked.adds:
-            return changing_order(asked.request, asked.topic_name, now_ms // 1_000 + self._delay_s_max)
+            latest_s = now_ms // 1_000 + self._delay_s_max
+            return changing_order(asked.request, asked.topic_name, latest_s, self.inner.queues)
         uuid = asked.request.uuid.decode() or uuid_of(self._random.randbytes(16))
         shards = self.inner.queues
         if asked.schedule is None:

@@ -62,7 +62,7 @@ class DelayIntake:
         if asked.request.due_ms is not None:
             fault = timestamp_fault(asked.request, rules, now_ms)
         if fault is None:
-            limits = ScheduleLimits(rules.delay_s_max * 1_000, rules.occurrences_max)
+            limits = ScheduleLimits(rules.delay_s_max * 1_000, rules.occurrences_max, rules.period_ms_min)
             wrong = schedule_fault(asked.schedule, limits, now_ms)
             if wrong is not None:
                 what, _, allowed = wrong.partition("; ")

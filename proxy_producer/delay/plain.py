@@ -57,7 +57,9 @@ class PlainDelays:
         self._unwatch = backend.watch_settings(self._changed)
         for name in backend.topics():
             self._learn(name)
-        self._limits = ScheduleLimits(limits.delay_s_max * 1_000, limits.occurrences_max)
+        self._limits = ScheduleLimits(
+            limits.delay_s_max * 1_000, limits.occurrences_max, limits.period_ms_min
+        )
         self._shared = shared
         self._presence = presence
         self._random = random

@@ -264,7 +264,7 @@ def check(accepted: Accepted, random: Random) -> None:
     pending = shard.store.ids([uuid_bytes_of(order)])[0]
     assert pending is not None
     request = DelayRequest(DelayAction.CANCEL, delay_id, None, None, None, None, None, b"", None, True)
-    cancel = changing_order(request, "", now // 1_000 + YEARS_100_S).order
+    cancel = changing_order(request, "", now // 1_000 + YEARS_100_S, SHARDS).order
     shard.take(msgspec.structs.replace(cancel, reply_queue=0, reply_id=1), now)
     assert shard.codes[-1] == (3 if pending.kind is IdKind.FIRED else 2), "cancelled, or fired before"
     assert shard.fire(now + 400 * DAY_MS) == []

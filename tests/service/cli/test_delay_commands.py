@@ -359,3 +359,29 @@ def test_with_a_process_for_each_part_the_one_admin_port_answers(tmp_path: Path)
         assert (status, [row["id"] for row in found["messages"]]) == (200, [ident])
         assert server.ask("GET", "/delay/messages/nonsense")[0] == 400
         assert server.admin("POST", "delay", "backup", body={"folder": str(tmp_path / "b")})["shards"] > 0
+
+
+def test_a_message_is_named_by_its_uuid_too_and_the_list_can_be_copied(shell, topic, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    first, second, third = (added(shell, topic, "--delay", "1h", body=body)["id"] for body in ("a", "b", "c"))
+    listed = shell("delay", "list", topic)
+    assert all(any(ident[-36:] in line for line in listed.splitlines()) for ident in (first, second, third))
+    assert "cancelled" in shell("delay", "cancel", first[-36:])
+    assert "rescheduled" in shell("delay", "reschedule", second[-36:], "--delay", "2h")
+    assert "fired" in shell("delay", "fire", third[-36:])
+
+
+def test_all_that_waits_for_a_topic_is_cancelled(shell, topic):
+    for hours in (1, 2):
+        added(shell, topic, "--delay", f"{hours}h")
+    shell("delay", "add", topic, "x", "--every", "1h")
+    assert shell("delay", "cancel", "--topic", topic).strip() == "3 cancelled"
+    assert shell("delay", "count", topic).strip() == "0"
+    assert "name the messages" in shell.refused("delay", "cancel", code=2)
+
+
+def test_nothing_is_to_be_taken_back_of_what_is_due_at_once(shell, topic):
+    shell("delay", "add", topic, "x", "--at", "2020-01-01T00:00")
+    assert "takes it back" not in shell.error
+    shell("delay", "add", topic, "x", "--delay", "1h")
+    assert "takes it back" in shell.error

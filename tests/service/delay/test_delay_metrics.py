@@ -76,3 +76,11 @@ def test_pending_and_cancelled_are_counted(delay: Rig) -> None:
     assert delay.value("ddmq_delay_fired_total", topic="orders") == 1
     delay.ring()
     assert delay.value("ddmq_delay_pending", topic="orders") == 0
+
+
+def test_what_was_due_before_it_came_is_late_from_then_on(delay: Rig) -> None:
+    now = delay.clock.wall_ms()
+    delay.add(1, now - 10**9, born_ms=now - 3)
+    delay.settle()
+    late = lateness(delay, "orders")
+    assert (sum(late.counts), late.total) == (1, 3e3)

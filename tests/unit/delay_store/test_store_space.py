@@ -90,3 +90,19 @@ def test_cancelled_messages_leave_nothing_behind(tmp_path: Path) -> None:
     store.tidy()
     assert store.disk_bytes < 1 << 20
     store.close()
+
+
+def test_large_bodies_are_given_back_although_few_have_left(tmp_path: Path) -> None:
+    """Cancelled ones too, which lie behind what still waits."""
+    random = Random(2)
+    store = open_store(tmp_path, 0, 1, OPTIONS)
+    waits = Pending(500, 1, 0, "t", b"u" * 16, "{}", b"m" * 16, 1, 0, b"", b"tiny")
+    store.write(Changes(added=[waits]))
+    for offset in range(2, 82):
+        large = waits._replace(due_ms=1_000, offset=offset, delivery=random.randbytes(1 << 20))
+        store.write(Changes(added=[large]))
+        store.write(Changes(removed=[large]))
+    store.tidy()
+    assert store.disk_bytes < 8 << 20
+    assert store.next_due() == waits.key
+    store.close()
