@@ -2,11 +2,12 @@
 
 Everything is made from minutes (one reading of the files, persisted) and from tables made before. The job may
 be repeated, on the same range or on one that overlaps: the dates it covers are replaced, nothing else is
-touched. A date of which no sample folder is left (retention) keeps its tables.
+touched. A date of which samples are gone (retention) keeps its tables (metrics_job.kept).
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
@@ -16,11 +17,13 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from ddmq_common.metrics.samples.names import day_of
 from metrics_job.arrow.read import Found, read_minutes
-from metrics_job.folders import Days, Folders, days_of
+from metrics_job.folders import Days, Folders, days_of, near
+from metrics_job.kept import notes_now, read_note, sort_days, write_note
 from metrics_job.minutes import Keep, minutes
 from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
-from metrics_job.session import session
+from metrics_job.session import session, settings_of_the_job
 from metrics_job.tables import (
     ANOMALIES_HOUR,
     COUNTERS_HOUR,
@@ -36,9 +39,10 @@ from metrics_job.tables import (
     REJECTS,
     SLO_DAY,
 )
-from metrics_job.write import Store
+from metrics_job.write import Store, partition_path
 
 Open = Callable[[Keep], Found]
+Goals = dict[str, objectives.Objective]
 
 
 def run_batch(
@@ -48,18 +52,41 @@ def run_batch(
     to_ms: int | None = None,
     config: Path | None = None,
     spark: SparkSession | None = None,
+    again: bool | None = None,
 ) -> list[date]:
     """Tables of every UTC day that [from_ms, to_ms) touches (None: open) and that has samples; these days.
 
-    `config`: a folder with slo.yaml. Raises ConfigError when `samples` is not there or the range is empty.
+    Days whose samples are as they were are computed again only with `again` (None: when a range is given),
+    those of which samples are gone never. `config`: a folder with slo.yaml. Raises ConfigError when `samples`
+    is not there or the range is empty.
     """
     wanted, goals = days_of(from_ms, to_ms), objectives.load_objectives(config)
     spark = spark or session()
-    hours = Folders(spark).hours(str(samples), wanted)
+    with settings_of_the_job(spark):
+        if again is None:
+            again = not (from_ms is None and to_ms is None)
+        return _run(spark, str(samples), str(out), wanted, goals, again)
+
+
+def _run(spark: SparkSession, samples: str, out: str, wanted: Days, goals: Goals, again: bool) -> list[date]:
+    folders = Folders(spark)
+    hours = folders.hours(samples, wanted)
     days = sorted({hour.start.date() for hour in hours if wanted.hold(hour.start.date())})
-    if days:
-        whole = Days(days[0], days[-1] + timedelta(days=1))
-        write_tables(spark, str(out), _opened(spark, [hour.path for hour in hours], whole), days, goals)
+    if not days:
+        return []
+    at = {day: partition_path(out, PROCESSES, day) for day in days}
+    newest = max(filter(None, map(day_of, folders.names(samples))), default=days[-1])
+    now = notes_now(folders, hours, days, goals)
+    todo = sort_days(days, {day: read_note(folders, at[day]) for day in days}, now, newest, again)
+    if todo.lost:
+        listed = ", ".join(map(str, todo.lost))
+        print(f"samples of {listed} are gone since their tables were made: they are kept", file=sys.stderr)
+    if todo.compute:
+        whole = Days(todo.compute[0], todo.compute[-1] + timedelta(days=1))
+        paths = [hour.path for hour in hours if near(todo.compute, hour.start)]
+        write_tables(spark, out, _opened(spark, paths, whole), todo.compute, goals)
+    for day in todo.compute:
+        write_note(folders, at[day], now[day])
     return days
 
 

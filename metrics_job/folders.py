@@ -99,6 +99,24 @@ class Folders:
         """A path as `load` takes it, of one as input_files() gives it."""
         return str(self._java.org.apache.hadoop.fs.Path(self._java.java.net.URI(url)).toString())
 
+    def read(self, path: str) -> str | None:
+        """A small text file; None when it is not there."""
+        if not self.exists(path):
+            return None
+        stream = self._system(path).open(self._path(path))
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        """A small text file, over what is there."""
+        stream = self._system(path).create(self._path(path), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
     def delete(self, path: str) -> None:
         """Away with it and all below; nothing happens when it is not there."""
         self._system(path).delete(self._path(path), True)
@@ -127,6 +145,11 @@ class Folders:
 
     def _system(self, path: str) -> Any:
         return self._path(path).getFileSystem(self._settings)
+
+
+def near(days: Iterable[date], start: datetime) -> bool:
+    """Whether an hour is of one of these days, or beside one."""
+    return any(_near(Days(day, day + DAY), start) for day in days)
 
 
 def input_files(rows: DataFrame) -> list[str]:

@@ -16,7 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -32,6 +33,7 @@ GIB = 1 << 30
 ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default has no statistics
     "spark.sql.files.openCostInBytes": str(64 << 10),  # sample files are many and small
     "spark.sql.json.enablePartialResults": "true",  # a bad value still tells whose it is
     # Rows collected into arrays come sorted by their key: sorted aggregation takes them as they are.
@@ -83,6 +85,32 @@ def session(name: str = "ddmq-metrics", master: str | None = None, **settings: s
     for key, value in wanted.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+@contextmanager
+def settings_of_the_job(spark: SparkSession) -> Iterator[None]:
+    """What the results depend on, whatever the session's owner has set; his are back afterwards.
+
+    Raises ConfigError for a session that only talks to a Spark elsewhere.
+    """
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigError(
+            "this session is Spark Connect, which has no files and no Python workers of its own to give; "
+            "the job wants a session in its driver: spark-submit, or python -m metrics_job"
+        )
+    wanted = {key: value for key, value in ALWAYS.items() if key.startswith("spark.sql.")}
+    wanted = {key: value for key, value in wanted.items() if spark.conf.isModifiable(key)}
+    former = {key: spark.conf.get(key, None) for key in wanted}
+    try:
+        for key, value in wanted.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, before in former.items():
+            if before is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, before)
 
 
 def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:

@@ -15,6 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from metrics_job.folders import Folders
 from metrics_job.tables import PARTITION, Table, table_path
 
+MARKERS = {"_SUCCESS", "._SUCCESS.crc"}  # what Spark leaves where it has written
+
 
 class Store:
     """The tables under one output folder; `dates` are those that this run covers."""
@@ -35,7 +37,7 @@ class Store:
         for day, files in before.items():
             if files and self._files(path, day) == files:  # nothing was written in their place
                 self._folders.delete(_partition(path, day))
-        if not any(name.startswith(f"{PARTITION}=") for name in self._folders.names(path)):
+        if all(name in MARKERS for name in self._folders.names(path)):  # nor another run at work in it
             self._folders.delete(path)  # a folder without rows tells no reader its columns
 
     def read(self, table: Table) -> DataFrame:
@@ -51,6 +53,11 @@ class Store:
 
 def _partition(path: str, day: date) -> str:
     return f"{path}/{PARTITION}={day.isoformat()}"
+
+
+def partition_path(out: str, table: Table, day: date) -> str:
+    """Where a table's rows of a day lie."""
+    return _partition(table_path(out, table), day)
 
 
 def _shaped(table: Table, rows: DataFrame) -> DataFrame:

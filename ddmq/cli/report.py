@@ -110,7 +110,7 @@ def _job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int, to_
     from metrics_job.batch import run_batch
 
     hint(f"running the job over {samples}; tables go to {tables}")
-    run_batch(samples, tables, from_ms, to_ms, config_dir)
+    run_batch(samples, tables, from_ms, to_ms, config_dir, again=False)
 
 
 def show(made: Report) -> None:

@@ -279,3 +279,69 @@ def test_a_run_replaces_its_dates_and_no_others(spark: SparkSession, tmp_path: P
     assert run_batch(samples, out, ms(WEEKS[0]), ms(WEEKS[0]) + 1) == [WEEKS[0].date()]
     rows = tables_read.counters(out, "minute")
     assert {key[0]: row[0] for key, row in rows.items()} == {ms(WEEKS[1]): 5.0}
+
+
+def test_closed_days_are_kept_when_retention_takes_their_samples(spark: SparkSession, tmp_path: Path) -> None:
+    samples, out = tmp_path / "samples", tmp_path / "out"
+    gone = sends(samples, ms(WEEKS[0]), "one", 0, 5)
+    sends(samples, ms(WEEKS[0], 120), "one", 1, 7)
+    sends(samples, ms(WEEKS[1]), "two", 0, 5)
+    run_batch(samples, out)
+    before, made = tables_read.everything(out), sorted((out / "counters_hour").rglob("*.parquet"))
+    assert len(run_batch(samples, out)) == 2
+    unchanged = sorted((out / "counters_hour").rglob("*.parquet"))
+    assert [path for path in made if "01-05" in str(path)] == [
+        path for path in unchanged if "01-05" in str(path)
+    ]
+    gone.unlink()
+    for range_ms in ((None, None), (ms(WEEKS[0]), ms(WEEKS[0]) + 1)):
+        run_batch(samples, out, *range_ms)
+        assert tables_read.everything(out) == before
+
+
+def test_a_session_of_another_zone_gives_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    sends(tmp_path / "samples", ms(WEEKS[0]) + 9 * 3_600_000, "one", 0, 5)
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        assert run_batch(tmp_path / "samples", tmp_path / "out", spark=spark) == [WEEKS[0].date()]
+        assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Kolkata"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert len(tables_read.counters(tmp_path / "out", "minute")) == 1
+
+
+def test_another_runs_staging_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    sends(tmp_path / "samples", ms(WEEKS[0]), "one", 0, 5)
+    staging = tmp_path / "out" / "anomalies_hour" / ".spark-staging-other"
+    staging.mkdir(parents=True)
+    run_batch(tmp_path / "samples", tmp_path / "out")
+    assert staging.is_dir()
+
+
+def test_labels_of_a_newer_server_are_refused_and_counted(spark: SparkSession, tmp_path: Path) -> None:
+    of = {"metric": "ddmq_acked_total"}
+    told = [(of | {"labels": {"group": "g", "topic": "t", "zone": zone}}, 10) for zone in "ab"]
+    lines = interval(0, ms(WEEKS[0]) - 10_000, ms(WEEKS[0]), "new", "running", (SENDS, 1), *told)
+    put(tmp_path / "samples", ms(WEEKS[0]), "new", 0, lines)
+    run_batch(tmp_path / "samples", tmp_path / "out")
+    assert set(tables_read.rejects(tmp_path / "out").items()) == {
+        ((str(part(run("new"), 0)), "unknown label"), 2)
+    }
+    assert [key[1] for key in tables_read.counters(tmp_path / "out", "hour")] == ["ddmq_sends_total"]
+
+
+def test_a_group_without_consumers_breaks_a_promise(spark: SparkSession, tmp_path: Path) -> None:
+    of = {"labels": {"group": "gone", "topic": "t"}}
+    for seq in range(8):
+        end = ms(WEEKS[0], seq)
+        lag = ({"metric": "ddmq_lag"} | of, 100 * seq), ({"metric": "ddmq_lag_age_ms"} | of, 60_000 * seq)
+        refused = ({"metric": "ddmq_sends_total", "labels": {"topic": "-", "code": "13"}}, 1)
+        told = (*lag, (SENDS, 10_000), *([refused] if seq == 3 else []))
+        lines = interval(seq, end - MINUTE, end, "one", "running", *told)
+        put(tmp_path / "samples", end, "one", seq, lines)
+    run_batch(tmp_path / "samples", tmp_path / "out")
+    rows = tables_read.rows(tmp_path / "out", "slo_day", ("slo", "topic", "group"), ("good", "total", "met"))
+    assert rows["oldest waits at most 1 m", "t", "gone"] == (2, 8, False)
+    assert rows["sends stored", "", ""] == (80_000, 80_001, True)
+    assert ("sends stored", "-", "") not in rows

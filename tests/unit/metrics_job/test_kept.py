@@ -1,0 +1,51 @@
+"""Which days are computed again: by what their files hold, not by how many there are."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from ddmq_common.metrics.samples.names import SampleName, part
+from metrics_job.kept import Note, intervals, sort_days
+
+ONE, TWO = "1" * 16, "2" * 16
+FIRST, SECOND, THIRD = (date(2026, 11, day) for day in (1, 2, 3))
+
+
+def test_merging_changes_no_number() -> None:
+    parts = [str(part(ONE, seq)) for seq in range(5)]
+    whole = str(SampleName(ONE, 0, 4, True))
+    assert intervals(parts) == intervals([*parts, whole]) == intervals([whole]) == 5
+    assert intervals([*parts, str(part(TWO, 7)), "copy.jsonl", f".{parts[0]}.tmp", "_x.jsonl"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("hours", "again", "where"),
+    [
+        ({"00": 6, "01": 6}, False, "unchanged"),
+        ({"00": 6, "01": 6}, True, "compute"),
+        ({"00": 6, "01": 9}, False, "compute"),
+        ({"01": 6}, False, "lost"),
+        ({"00": 5, "01": 6}, True, "lost"),
+        ({"01": 6, "02": 9}, True, "lost"),
+    ],
+)
+def test_a_day_that_lost_samples_keeps_its_tables(hours: dict[str, int], again: bool, where: str) -> None:
+    notes = {FIRST: Note({"00": 6, "01": 6}), SECOND: None, THIRD: Note({"00": 6})}
+    now = {FIRST: Note(hours), SECOND: Note({"00": 1}), THIRD: Note({"00": 3})}
+    found = sort_days([FIRST, SECOND, THIRD], notes, now, THIRD, again)
+    assert FIRST in getattr(found, where)
+    assert {SECOND, THIRD} <= set(found.compute), "not made yet, and the newest, which goes on"
+
+
+def test_the_newest_day_is_that_of_the_samples_not_of_the_range() -> None:
+    found = sort_days([FIRST], {FIRST: Note({"00": 6})}, {FIRST: Note({"00": 1})}, THIRD, True)
+    assert found.lost == [FIRST]
+
+
+def test_other_promises_are_judged_again() -> None:
+    hours = {"00": 6}
+    days, notes = [FIRST, SECOND], {FIRST: Note(hours, promises=1), SECOND: Note(hours)}
+    found = sort_days(days, notes, {FIRST: Note(hours, promises=2), SECOND: Note(hours)}, SECOND, False)
+    assert found.compute == [FIRST]
