@@ -44,6 +44,12 @@ class FileLogOptions:
         for name in self.__dataclass_fields__:
             if name != "retention" and getattr(self, name) <= 0:
                 raise ConfigError(f"log: {name} is {getattr(self, name)}; allowed: above 0")
+        for name in ("request_bytes_max", "pending_bytes_max"):
+            if getattr(self, name) < self.body_bytes_max:
+                raise ConfigError(
+                    f"log: {name} is {getattr(self, name)}; allowed: at least body_bytes_max,"
+                    f" {self.body_bytes_max}, or such a message could never be stored"
+                )
         if self.segment_bytes > SEGMENT_BYTES_MAX:
             raise ConfigError(
                 f"log: segment_bytes is {self.segment_bytes}; allowed: at most {SEGMENT_BYTES_MAX}"

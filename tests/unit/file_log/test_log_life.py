@@ -89,7 +89,7 @@ def test_a_commit_past_its_deadline(rig: Rig) -> None:
 
 
 def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, pending_bytes_max=10_000, request_bytes_max=6_000)
+    rig = Rig(tmp_path, pending_bytes_max=10_000, request_bytes_max=6_000, body_bytes_max=6_000)
     rig.make()
     rig.storage.hold()
     rig.append(b"x")
@@ -419,3 +419,9 @@ def test_cold_reads_come_through_the_native_threads(tmp_path: Path) -> None:
             found += batch.deliveries
         assert found == bodies
     rig.close()
+
+
+@pytest.mark.parametrize("name", ["request_bytes_max", "pending_bytes_max"])
+def test_bounds_that_no_large_message_could_pass_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is 1000; allowed: at least body_bytes_max"):
+        FileLogOptions(**{name: 1000})
