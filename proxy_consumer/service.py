@@ -36,6 +36,7 @@ from proxy_consumer.groups.gauges import Gauges
 from proxy_consumer.groups.group import SOURCE_LOG, Stored
 from proxy_consumer.groups.message_states import LiveState, live_state
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
+from proxy_consumer.groups.stalled import Stall
 from proxy_consumer.groups.stats import GroupSummary, SubscriptionStats
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
@@ -283,6 +284,10 @@ class ConsumerService:
     def differences(self, group: str) -> list[Difference]:
         """Clients of a group that subscribe differently, as far as this proxy has seen."""
         return self._pulls.consistency.differences(group)
+
+    def stalled(self, group: str) -> list[Stall]:
+        """Queues of a group that stand still though clients wait, as of the last look at the metrics."""
+        return self._gauges.stalled.of(group, self._directory.named(group).subscriptions.values())
 
     def clients(self, group: str) -> list[GroupClient]:
         """Who pulls for a group at this proxy, with what it has in flight."""

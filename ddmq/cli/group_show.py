@@ -30,6 +30,8 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
     if found["dead_letters_open"]:
         many = "" if found["dead_letters_open"] == 1 else "s"
         hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
+    for each in found["stalled"]:
+        say(stall_text(each))
     if found["blocked_keys"]:
         say("blocked keys")
         print_keys(found["group"], found["blocked_keys"])
@@ -45,6 +47,23 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
         say("clients that subscribe differently")
         print_table("", DIFFERENCE_COLUMNS, (_difference(each, now_ms) for each in found["differences"]))
     hint_elsewhere(found)
+
+
+def stall_text(each: Mapping[str, Any]) -> str:
+    """One topic's queues that stand still, and what holds them up, as far as it is known."""
+    several = len(each["queues"]) != 1
+    queues = f"queue{'s' if several else ''} {', '.join(map(str, each['queues']))} of {each['topic']}"
+    text = (
+        f"STALLED: {queues} {'have' if several else 'has'} messages, clients wait for them, "
+        f"and nothing was finished for {age(each['seconds'])}"
+    )
+    others = ", ".join(each["held_up_by"])
+    if others:
+        return (
+            f"{text}; the order key reaches over the group, and nobody pulls {others}: pull it, or delete "
+            "the group's subscription to it where nobody wants it any more"
+        )
+    return f"{text}; nothing in flight, retrying or parked explains it (docs/alerts.md, DdmqQueuesStalled)"
 
 
 def hint_elsewhere(found: Mapping[str, Any]) -> None:

@@ -127,6 +127,7 @@ class GroupView:
             "differences": [
                 dataclasses.asdict(each) for each in self._consumer.differences(group)[:DIFFERENCES_MAX]
             ],
+            "stalled": self._stalled(group),
             "blocked_keys": blocked[:keys_limit],
             "blocked_keys_more": len(blocked) > keys_limit,
         }
@@ -158,6 +159,18 @@ class GroupView:
             "delivered_per_s": None if rates is None else rates[0],
             "acked_per_s": None if rates is None else rates[1],
         }
+
+    def _stalled(self, group: str) -> list[dict[str, Any]]:
+        self._metrics.fill()
+        return [
+            {
+                "topic": each.topic,
+                "queues": list(each.queue_ids),
+                "seconds": round(each.seconds, 1),
+                "held_up_by": list(each.held_up_by),
+            }
+            for each in self._consumer.stalled(group)
+        ]
 
     def _dead_letters(self, group: str) -> int:
         if self._backend.topic(names.dlq_topic(group)) is None:

@@ -231,6 +231,12 @@ BLOCKED_KEYS = _metric(
 BLOCKED_KEY_AGE = _metric(
     "ddmq_blocked_key_age_ms", "gauge", ("group", "topic"), "How long the longest blocked key has been.", "ms"
 )
+STALLED_QUEUES = _metric(
+    "ddmq_stalled_queues",
+    "gauge",
+    ("group", "topic"),
+    "Queues with messages that clients wait for and that stand still for 30 s, for no reason that is meant.",
+)
 ACK_SPAN = _metric(
     "ddmq_ack_span",
     "gauge",

@@ -26,6 +26,7 @@ from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.oldest import Oldest
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
+from proxy_consumer.groups.stalled import Stalled
 from proxy_consumer.groups.unheld import Name, Row, Unheld
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
@@ -91,6 +92,7 @@ class Gauges:
         self._cells: dict[Name, tuple[Cell, ...]] = {}
         self._oldest = Oldest(runtime, self._aged)
         self._unheld = Unheld(runtime, self._told)
+        self.stalled = Stalled(runtime, fetched)
         self._shares: dict[Name, Share] = {}
         self._looked_at = float("-inf")
         self._asking = False
@@ -141,6 +143,7 @@ class Gauges:
         self._shares = shares
         self._oldest.look_up(row for share in shares.values() for row in _late(share))
         self._show(unknown)
+        self.stalled.look(self._directory.subscriptions())
 
     def _told(self, subscription: Subscription, rows: list[Row]) -> None:
         """Nobody holds it, as is known by now; or, without rows, somebody does."""

@@ -1,0 +1,195 @@
+"""Queues that stand still though somebody waits for their messages, whatever the cause.
+
+Judged from outside the mechanism that delivers: a queue has messages, clients (or a push) wait for them, and
+neither the committed offset nor what is finished behind it has moved for STALLED_S, while nothing explains it
+that is meant to be so: messages in flight, retrying or parked, a limit that is reached, a queue that another
+proxy holds (it tells of that one itself). Where a topic of a group-wide scope has messages that nobody pulls,
+it is named: the others of its group wait behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from backend.completion import Completion
+from backend.records import QueueRef
+from ddmq_common.errors import DdmqError
+from ddmq_common.metrics import catalogue
+from proxy_consumer.core.steps import QueueState
+from proxy_consumer.groups.stats import QueueStats, SubscriptionStats, subscription_stats
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.subscription import Subscription
+
+STALLED_S = 30.0
+WAITED_S = 15.0  # a client between two pulls waits all the same
+CHECKS_MAX = 100  # subscriptions a look, in turn
+Name = tuple[str, str]  # group, topic
+
+
+class Stall(NamedTuple):
+    """Queues of one subscription that stand still, the longest for `seconds`. `held_up_by`: topics of its
+    group that have messages which nobody pulls."""
+
+    topic: str
+    queue_ids: tuple[int, ...]
+    seconds: float
+    held_up_by: tuple[str, ...]
+
+
+class Seen(NamedTuple):
+    """Where a queue stood, and since when (monotonic seconds)."""
+
+    committed: int
+    ack_span: int
+    since: float
+
+
+class Watched:
+    """What is known of one subscription."""
+
+    def __init__(self) -> None:
+        self.waited_at = float("-inf")
+        self.looked_at = float("-inf")
+        self.lag = False
+        self.queues: dict[int, Seen] = {}
+
+
+class Stalled:
+    """The watch over all subscriptions of one proxy; `look` follows each look of the gauges."""
+
+    def __init__(self, runtime: Runtime, fetched: Callable[[str, str], Collection[QueueRef]]) -> None:
+        self._runtime = runtime
+        self._fetched = fetched
+        self._known: dict[Name, Watched] = {}
+
+    def look(self, subscriptions: Iterable[Subscription]) -> None:
+        """See who is waited for, and ask where those stand; the answers are taken in as they come."""
+        now = self._runtime.now()
+        here = {(each.group.name, each.topic): each for each in subscriptions}
+        for name in self._known.keys() - here.keys():
+            self._show(name, 0)
+            del self._known[name]
+        for name, each in here.items():
+            if is_waited_for(each):
+                self._known.setdefault(name, Watched()).waited_at = now
+        groups = {name[0] for name, known in self._known.items() if known.waited_at + WAITED_S >= now}
+        wanted = []
+        for name, each in here.items():
+            known = self._known.setdefault(name, Watched())
+            together = each.config.scope == "group" and name[0] in groups
+            if together or known.waited_at + WAITED_S >= now:
+                wanted.append((known.looked_at, name))
+            elif known.queues:
+                known.queues = {}
+                self._show(name, 0)
+        for _, name in sorted(wanted)[:CHECKS_MAX]:
+            self._known[name].looked_at = now
+            self._check(here[name])
+
+    def of(self, group: str, subscriptions: Iterable[Subscription]) -> list[Stall]:
+        """What stands still of a group, as of the last look."""
+        now, found = self._runtime.now(), []
+        for each in subscriptions:
+            known = self._known.get((group, each.topic))
+            since = {} if known is None else self._stalled(known, now)
+            if since:
+                longest = now - min(since.values())
+                found.append(Stall(each.topic, tuple(sorted(since)), longest, self._unpulled(each)))
+        return found
+
+    def _check(self, subscription: Subscription) -> None:
+        """Ask where its queues stand, and who holds those that are not held here."""
+        runtime, name = self._runtime, (subscription.group.name, subscription.topic)
+
+        def counted(found: Completion[SubscriptionStats]) -> None:
+            if found.error is not None:
+                return  # what was known stands until the next look
+            if all(row.held or not row.lag for row in found.value.queues):
+                self._judge(subscription, found.value, {})
+                return
+            try:
+                asked = runtime.backend.holders(*name, runtime.now() + STALLED_S)
+            except DdmqError:
+                return
+            asked.then(lambda holders: told(found.value, holders))
+
+        def told(found: SubscriptionStats, holders: Completion[Mapping[QueueRef, str]]) -> None:
+            if holders.error is None:
+                by_id = {queue.queue_id: address for queue, address in holders.value.items()}
+                self._judge(subscription, found, by_id)
+
+        subscription_stats(runtime, subscription).then(counted)
+
+    def _judge(
+        self, subscription: Subscription, found: SubscriptionStats, holders: Mapping[int, str]
+    ) -> None:
+        name, now = (found.group, found.topic), self._runtime.now()
+        known = self._known.get(name)
+        if known is None:
+            return
+        known.lag = found.lag > 0
+        before, known.queues = known.queues, {}
+        if known.waited_at + WAITED_S >= now:
+            for row in found.queues:
+                if row.lag and not self._explained(subscription, row, holders.get(row.queue_id)):
+                    seen = Seen(row.committed, row.ack_span, now)
+                    last = before.get(row.queue_id, seen)
+                    known.queues[row.queue_id] = last if last[:2] == seen[:2] else seen
+        self._show(name, len(self._stalled(known, now)))
+
+    def _explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
+        """Whether a queue stands still because it is meant to."""
+        runtime, group = self._runtime, subscription.group
+        info = runtime.backend.topic(subscription.topic)
+        if info is None:
+            return True
+        queue = QueueRef(info.name, info.incarnation, row.queue_id)
+        state = subscription.buffer.queues.get(queue)
+        if state is None:
+            fetched = queue in self._fetched(group.name, subscription.topic)
+            return fetched or holder not in (None, runtime.address)
+        config, budget = subscription.config, subscription.buffer.budget
+        if budget.leased >= config.concurrency or budget.retrying >= config.retrying_max:
+            return True
+        if subscription.order.open_at > runtime.now() or _is_busy(state):
+            return True
+        if state.lane is None or self._unpulled(subscription):
+            return False
+        return bool(group.ordering.parked) or any(_is_busy(lane.state) for lane in state.lane.scope.lanes)
+
+    def _unpulled(self, subscription: Subscription) -> tuple[str, ...]:
+        """Topics that share its chains, have messages, and are pulled by nobody."""
+        if subscription.config.scope != "group":
+            return ()
+        group, now = subscription.group, self._runtime.now()
+        found = []
+        for each in group.ordering.members():
+            known = self._known.get((group.name, each.topic))
+            if known is not None and known.lag and known.waited_at + WAITED_S < now:
+                found.append(each.topic)
+        return tuple(sorted(found))
+
+    @staticmethod
+    def _stalled(known: Watched, now: float) -> dict[int, float]:
+        """The queues that have stood still for long enough, and since when."""
+        return {number: seen.since for number, seen in known.queues.items() if seen.since + STALLED_S <= now}
+
+    def _show(self, name: Name, count: int) -> None:
+        self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = count
+
+
+def is_waited_for(subscription: Subscription) -> bool:
+    """Whether a client, or its push, would take a message now."""
+    group = subscription.group
+    if subscription.creating or not subscription.readable or subscription.config.model == "broadcasting":
+        return False
+    if subscription.config.pushed:
+        pusher = group.pushers.get(subscription.topic)
+        return pusher is not None and pusher.count > 0
+    return group.room.waiting_for(subscription.topic) > 0
+
+
+def _is_busy(state: QueueState) -> bool:
+    """Whether a client has messages of it, or some wait for their retry."""
+    return bool(state.jobs.leases.jobs or state.jobs.retrying)

@@ -1,0 +1,140 @@
+"""Whoever waits for messages that do not come is told of: by a gauge, and by name, whatever the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from consumer_rig import Rig, result
+
+from backend.port import Sharing
+from ddmq_common.metrics.catalogue import STALLED_QUEUES
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.groups.group import Group
+from proxy_consumer.subscription.subscription import Subscription
+
+LOOKS = 50
+
+
+def settings(order_key: str = "") -> SubscriptionDefaults:
+    return SubscriptionDefaults(start="first", order_key=order_key, ack_timeout_ms=300_000)
+
+
+def wait_and_look(rig: Rig, topic: str = "T") -> float:
+    """A client waits for the topic for longer than a queue may stand still; the gauge at the end."""
+    for _ in range(LOOKS):
+        rig.ask(topic=topic.encode(), linger=900)
+        rig.settle()
+        rig.metrics.fill()
+        rig.settle()
+        rig.advance(1.0)
+    return rig.metrics.cell(STALLED_QUEUES, "G", topic).value
+
+
+def group(rig: Rig) -> Group:
+    return rig.service._directory.groups[b"G"]
+
+
+def of(rig: Rig, topic: str = "T") -> Subscription:
+    return group(rig).subscriptions[topic.encode()]
+
+
+def never_delivers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subscription, "take", lambda *_: None)
+
+
+def data_goes_unnoticed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subscription, "wait_done", lambda *_: None)
+
+
+def never_joins(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    of(rig).leave()
+    monkeypatch.setattr(Subscription, "join_alone", lambda *_: None)
+
+
+def held_by_nobody_known(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member of this very proxy that the group does not know holds every queue."""
+
+    class Zombie:
+        def assigned(self, *_: object) -> None: ...
+        def revoked(self, *_: object) -> None: ...
+        def lost(self, *_: object) -> None: ...
+
+    of(rig).leave()
+    rig.backend.join("G", "T", Zombie(), sharing=Sharing.AVERAGELY)  # type: ignore[arg-type]
+    rig.settle()
+
+
+CAUSES = [never_delivers, data_goes_unnoticed, never_joins, held_by_nobody_known]
+
+
+@pytest.mark.parametrize("order_key", ["", "KEY", "QID"])
+@pytest.mark.parametrize("cause", CAUSES)
+def test_queues_that_stand_still_are_told(
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    cause: Callable[[Rig, pytest.MonkeyPatch], None],
+    order_key: str,
+) -> None:
+    rig.topic(queues=2)
+    rig.subscribe(config=settings(order_key))
+    rig.pull(linger=20)
+    cause(rig, monkeypatch)
+    for queue in range(2):
+        rig.send(2, queue=queue)
+    assert wait_and_look(rig) == 2
+    (stall,) = rig.service.stalled("G")
+    assert (stall.topic, stall.queue_ids, stall.held_up_by) == ("T", (0, 1), ())
+    assert stall.seconds >= 30
+
+
+def test_what_comes_again_is_not_told_any_more(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.topic()
+    rig.subscribe(config=settings())
+    with monkeypatch.context() as patched:
+        never_delivers(rig, patched)
+        rig.send(2)
+        assert wait_and_look(rig) == 1
+    rig.submit(result(rig.pull().offsets))
+    assert wait_and_look(rig) == 0
+    assert rig.service.stalled("G") == []
+
+
+def test_a_topic_that_nobody_pulls_is_named_where_it_holds_up_the_others(rig: Rig) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe(topic=topic, config=settings("KEY"))
+    rig.send(3, topic="U")
+    rig.send(3)
+    assert wait_and_look(rig) == 1
+    (stall,) = rig.service.stalled("G")
+    assert (stall.topic, stall.queue_ids, stall.held_up_by) == ("T", (0,), ("U",))
+
+
+def in_flight(rig: Rig) -> None:
+    rig.pull()
+
+
+def parked(rig: Rig) -> None:
+    for key in range(3):
+        rig.wait(rig.service.park_key("G", f'"k{key}"'))
+
+
+@pytest.mark.parametrize("meant", [in_flight, parked])
+def test_what_is_meant_is_not_told(rig: Rig, meant: Callable[[Rig], None]) -> None:
+    rig.topic()
+    rig.subscribe(config=settings("KEY"))
+    rig.send(3)
+    meant(rig)
+    assert wait_and_look(rig) == 0
+
+
+def test_without_anybody_who_waits_nothing_stands_still(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=settings())
+    rig.send(3)
+    for _ in range(LOOKS):
+        rig.metrics.fill()
+        rig.settle()
+        rig.advance(1.0)
+    assert rig.metrics.cell(STALLED_QUEUES, "G", "T").value == 0
