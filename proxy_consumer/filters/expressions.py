@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from ddmq_common.errors import CallerError
 from proxy_consumer.filters.fault import ExpressionError
 from proxy_consumer.filters.sql_matcher import Matcher, matcher, names_in
 from proxy_consumer.filters.sql_parser import parse_sql
@@ -46,6 +47,15 @@ def expression_fault(tags: str, sql: str) -> str | None:
             "(tags: \"*\" with sql; in sql, a tag is TAGS = 'A')"
         )
     return None
+
+
+def check_stated(sql: str) -> None:
+    """Raises CallerError for a filter that may not be stated anew; one in the settings is understood."""
+    try:
+        if sql:
+            parse_sql(sql, strict=True)
+    except ExpressionError as error:
+        raise CallerError(f"sql is {_short(sql)}: {error}") from error
 
 
 def _short(text: str) -> str:

@@ -6,7 +6,8 @@
     condition = ( expression ) | operand [ comparison | range | list | null test ]
 
 Whether types fit is decided here as far as the expression tells, so that a filter that could never match
-is refused when the subscription is made.
+is refused when the subscription is made. Comparing with NULL, which is never true either, is refused where
+a filter is stated anew (`strict`): one that stands in the settings is still understood.
 """
 
 from __future__ import annotations
@@ -87,18 +88,19 @@ class Either:
 Condition = Compare | Between | In | IsNull | Not | Both | Either | Property | Literal
 
 
-def parse_sql(text: str) -> Condition:
-    """The whole expression. Raises ExpressionError."""
+def parse_sql(text: str, *, strict: bool = False) -> Condition:
+    """The whole expression; `strict`: without NULL as a value. Raises ExpressionError."""
     check_size(text)
-    parser = _Parser(tokens(text))
+    parser = _Parser(tokens(text), strict=strict)
     found = parser.expression(0)
     parser.end()
     return found
 
 
 class _Parser:
-    def __init__(self, given: list[Token]) -> None:
+    def __init__(self, given: list[Token], *, strict: bool) -> None:
         self._tokens = given
+        self._strict = strict
         self._next = 0
 
     # --- tokens
@@ -168,6 +170,9 @@ class _Parser:
             self._must("NULL")
             return _negated(IsNull(_property(operand, first, "IS NULL")), negated)
         negated = self._took("NOT")
+        if self._token.shown.upper() == "LIKE":
+            text = "LIKE does not exist here; allowed: =, <>, <, <=, >, >=, BETWEEN, IN, IS NULL"
+            raise ExpressionError(text, self._token.at)
         if self._took("BETWEEN"):
             return _negated(self._between(operand, first), negated)
         if self._took("IN"):
@@ -219,6 +224,9 @@ class _Parser:
             return Property(str(self._take().value))
         if token.sort in (Sort.TEXT, Sort.NUMBER):
             return Literal(self._take().value)
+        if self._strict and self._is("NULL"):
+            text = "nothing equals NULL, so this is never true; allowed: name IS NULL, name IS NOT NULL"
+            raise ExpressionError(text, token.at)
         for word, value in (("TRUE", True), ("FALSE", False), ("NULL", None)):
             if self._took(word):
                 return Literal(value)

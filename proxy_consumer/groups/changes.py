@@ -18,6 +18,7 @@ from ddmq_common.config.loader import Overlay, Place, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.completions import all_of
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
+from proxy_consumer.filters.expressions import check_stated
 from proxy_consumer.groups.group import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
@@ -76,6 +77,8 @@ class Changes:
         wanted = overlay(SubscriptionDefaults, kept | dict(settings), where(group, topic))
         _check_size(group, topic, wanted.given)
         after = wanted.over(self._runtime.config.defaults)
+        if after.sql != before.sql:
+            check_stated(after.sql)
         done = self._store_alone(group, topic, stored._replace(given=wanted.given))
         return _then(done, Change(before, after, wanted.given))
 
@@ -143,6 +146,8 @@ class Changes:
         was = overlay(SubscriptionDefaults, stored.given, where(group, topic))
         if was == wanted and stored.source == source:
             return succeeded(None)
+        if config.sql != was.over(self._runtime.config.defaults).sql:
+            check_stated(config.sql)
         return self._store(group, topic, Stored(wanted.given, stored.created_ms, source))
 
     def _release(self, group: str, topic: str, stored: Stored) -> Completion[Any]:

@@ -11,6 +11,7 @@ from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, Fenc
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.departures.retry_queues import group_concerned
+from proxy_consumer.filters.expressions import check_stated
 from proxy_consumer.groups.creation import Creation
 from proxy_consumer.groups.group import (
     GROUP_PREFIX,
@@ -193,6 +194,7 @@ class Directory:
             made.succeed(None)
             return known, made
         self.check(name, topic)
+        check_stated(config.sql)
         group = self.group(name)
         subscription = group.add(topic, config)
         subscription.creating = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddmq_common.delivery import encode
-from proxy_consumer.filters.expressions import compile_sql, expression_fault
+from ddmq_common.errors import CallerError
+from proxy_consumer.filters.expressions import check_stated, compile_sql, expression_fault
 from proxy_consumer.filters.gates import SqlGate
 from proxy_consumer.filters.sql_parser import DEPTH_MAX
 
@@ -71,7 +72,8 @@ def test_whole_numbers_are_exact() -> None:
         ("a = 12x", 5, "'12x' is no number"),
         ("a = 1.2.3", 5, "is no number"),
         ("a # 1", 3, "'#' is not understood"),
-        ("a LIKE 'x%'", 3, "found LIKE; expected AND, OR or the end"),
+        ("a LIKE 'x%'", 3, "LIKE does not exist here; allowed: =, <>"),
+        ("a not like 'x%'", 7, "LIKE does not exist here"),
         ("a < 'x'", 5, "found 'x'; < compares numbers only"),
         ("a > TRUE", 5, "compares numbers only"),
         ("a BETWEEN 'a' AND 'b'", 11, "BETWEEN compares numbers only"),
@@ -136,3 +138,24 @@ def test_tag_and_key_of_the_message() -> None:
 def test_a_property_does_not_stand_for_the_tag() -> None:
     assert judge("TAGS = 'A'", tag=b"A", TAGS="B")
     assert judge("TAGS IS NULL", TAGS="B")
+
+
+@pytest.mark.parametrize(
+    ("sql", "at"),
+    [
+        ("region = NULL", 10),
+        ("null <> region", 1),
+        ("n = 1 OR NULL", 10),
+        ("n BETWEEN NULL AND 5", 11),
+        ("n > NULL", 5),
+    ],
+)
+def test_null_as_a_value_is_refused_where_a_filter_is_stated(sql: str, at: int) -> None:
+    with pytest.raises(CallerError, match=f"at character {at}: nothing equals NULL.*allowed: name IS NULL"):
+        check_stated(sql)
+    assert expression_fault("*", sql) is None  # settings of before still load
+
+
+def test_like_may_be_the_name_of_a_property() -> None:
+    assert expression_fault("*", '"LIKE" = 1 AND LIKE = 1 AND n IS NOT NULL') is None
+    check_stated("LIKE = 1 AND n IS NOT NULL")
