@@ -52,20 +52,7 @@ def never_joins(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Subscription, "join_alone", lambda *_: None)
 
 
-def held_by_nobody_known(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member of this very proxy that the group does not know holds every queue."""
-
-    class Zombie:
-        def assigned(self, *_: object) -> None: ...
-        def revoked(self, *_: object) -> None: ...
-        def lost(self, *_: object) -> None: ...
-
-    of(rig).leave()
-    rig.backend.join("G", "T", Zombie(), sharing=Sharing.AVERAGELY)  # type: ignore[arg-type]
-    rig.settle()
-
-
-CAUSES = [never_delivers, data_goes_unnoticed, never_joins, held_by_nobody_known]
+CAUSES = [never_delivers, data_goes_unnoticed, never_joins]
 
 
 @pytest.mark.parametrize("order_key", ["", "KEY", "QID"])
@@ -86,6 +73,26 @@ def test_queues_that_stand_still_are_told(
     (stall,) = rig.service.stalled("G")
     assert (stall.topic, stall.queue_ids, stall.held_up_by) == ("T", (0, 1), ())
     assert stall.seconds >= 30
+
+
+class Unknown:
+    """A member at this very proxy that the group does not know: it takes queues and delivers nothing."""
+
+    def assigned(self, *_: object) -> None: ...
+    def revoked(self, *_: object) -> None: ...
+    def lost(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("order_key", ["", "QID"])
+def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(rig: Rig, order_key: str) -> None:
+    rig.topic(queues=2)
+    rig.subscribe(config=settings(order_key))
+    rig.backend.join("G", "T", Unknown(), sharing=Sharing.AVERAGELY)
+    rig.pull(linger=20)
+    for queue in range(2):
+        rig.send(2, queue=queue)
+    assert wait_and_look(rig) == 1
+    assert of(rig).buffer.budget.leased > 0
 
 
 def test_what_comes_again_is_not_told_any_more(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
