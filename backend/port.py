@@ -73,7 +73,10 @@ class MembershipListener(Protocol):
         """Flush what is finished and call `Membership.release` by the deadline."""
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """These are someone else's already; commits under the old epoch are refused."""
+        """These are someone else's already; commits under the old epoch are refused.
+
+        When the writer was replaced everything is lost, also by whoever held nothing (no queues then).
+        """
 
 
 class Membership(Protocol):

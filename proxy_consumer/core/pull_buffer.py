@@ -31,6 +31,7 @@ from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.order.lane import KeyReader, OrderedLane
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
+from proxy_consumer.core.ranges import Range
 from proxy_consumer.core.rate import Rate
 from proxy_consumer.core.redelivery import Redelivery
 from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, Purpose, QueueState, ReadRequest
@@ -311,9 +312,12 @@ class PullBuffer:
         self._wake(state)
         return done
 
-    def adopt(self, state: QueueState, runs: Sequence[LeasedRun]) -> None:
-        """Clients have these since before the queue came here: nobody else gets them while leases last."""
-        state.feed.finished_until = max(state.feed.finished_until, state.jobs.adopt(runs))
+    def adopt(self, state: QueueState, runs: Sequence[LeasedRun], acked: Sequence[Range], now: float) -> None:
+        """Clients have these since before the queue came here: nobody else gets them while leases last.
+
+        `acked`: what they have acknowledged in time, and was not durable yet.
+        """
+        state.feed.finished_until = max(state.feed.finished_until, state.jobs.adopt(runs, acked, now))
         self._wake(state)
 
     def _overtaken(self, state: QueueState) -> None:

@@ -84,6 +84,10 @@ class Directory:
             group = self.groups.get(rest.partition("/")[0].encode())
             if group is not None:
                 group.ordering.parked_changed(key)
+        elif kind == "leases":
+            group = self.groups.get(rest.partition("/")[0].encode())
+            for subscription in () if group is None else group.subscriptions.values():
+                subscription.told(key)
         elif kind == "subscription":
             name, _, topic = rest.partition("/")
             self._subscription_changed(key, name, topic)

@@ -1,7 +1,9 @@
 """What clients have of a queue when it moves: told to its next holder, so that it waits for them.
 
 Within a process it is remembered; to another one goes a setting `leases/GROUP/TOPIC/QUEUE`, written before
-the queue is let go and deleted by its next holder (docs/formats-progress.md). Who is killed leaves none.
+the queue is let go and deleted by its next holder (docs/formats-progress.md). Who is killed leaves none. When
+the writer is lost, every proxy writes it before it joins the next one, and queues new to a proxy wait
+for it a little (seat.py).
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from backend.progress.ack_map import OFFSET_END
 from backend.records import QueueRef
 from proxy_consumer.core.jobs.leases import Lease
 from proxy_consumer.core.jobs.queue_jobs import LeasedRun
+from proxy_consumer.core.ranges import Range
 from proxy_consumer.core.steps import QueueState
 
 LEASES_PREFIX = "leases/"
@@ -20,11 +24,13 @@ RUNS_MAX = 4_096  # of one queue that are told; what is beyond may be delivered 
 
 
 class Carried(NamedTuple):
-    """What a queue's former holder knew: under which epoch and generation, and which runs were leased."""
+    """What a queue's former holder knew: under which epoch and generation, which runs were leased, and
+    which were acknowledged without being durable yet."""
 
     epoch: int
     generation: int
     runs: list[LeasedRun]
+    acked: list[Range]
 
 
 class _Note(msgspec.Struct):
@@ -34,6 +40,7 @@ class _Note(msgspec.Struct):
     epoch: int
     generation: int
     runs: list[tuple[int, int, int, int, int, int]]
+    acked: list[tuple[int, int]] = []
 
 
 def leases_key(group: str, queue: QueueRef) -> str:
@@ -43,7 +50,8 @@ def leases_key(group: str, queue: QueueRef) -> str:
 
 def carried_of(state: QueueState) -> Carried:
     """What is leased of a queue now."""
-    return Carried(state.jobs.epoch, state.jobs.generation, state.jobs.leases.leased())
+    jobs = state.jobs
+    return Carried(jobs.epoch, jobs.generation, jobs.leases.leased(), jobs.owed.acked(jobs.ack_map))
 
 
 def note_of(state: QueueState, now: float, wall_ms: int) -> bytes:
@@ -53,7 +61,8 @@ def note_of(state: QueueState, now: float, wall_ms: int) -> bytes:
         (start, end, size, lease.id, wall_ms + int((lease.deadline - now) * 1000), int(lease.length_s * 1000))
         for start, end, size, lease in known.runs[:RUNS_MAX]
     ]
-    return msgspec.json.encode(_Note(state.queue.incarnation, known.epoch, known.generation, runs))
+    note = _Note(state.queue.incarnation, known.epoch, known.generation, runs, known.acked[:RUNS_MAX])
+    return msgspec.json.encode(note)
 
 
 def read_note(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Carried | None:
@@ -73,7 +82,15 @@ def read_note(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Carrie
             lease = Lease(lease_id, now + left_ms / 1000, now + (left_ms - length_ms) / 1000)
             leases[lease_id, deadline_ms] = lease
         runs.append((start, end, size, lease))
-    return Carried(note.epoch, note.generation, runs)
+    return Carried(note.epoch, note.generation, runs, note.acked)
+
+
+def epoch_of(value: bytes | None) -> int:
+    """Under which epoch a setting's writer had the queue; above every epoch when there is no telling."""
+    try:
+        return OFFSET_END if value is None else msgspec.json.decode(value, type=_Note).epoch
+    except msgspec.DecodeError:
+        return OFFSET_END
 
 
 def newest(*known: Carried | None) -> Carried | None:

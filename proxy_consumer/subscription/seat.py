@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from proxy_consumer.subscription.subscription import Subscription
 
 RETRY_S = 0.5  # pause after the backend refused or failed a call
+NOTES_S = 1.0  # how long after the writer's loss what is new here waits for word of what clients have
 
 
 class Seat:
@@ -36,6 +37,7 @@ class Seat:
         self._unloaded: dict[QueueRef, int] = {}  # queue → epoch
         self._told = False
         self._join_after = 0.0
+        self._notes_until = 0.0  # the writer was lost: proxies tell what clients have of what they had
 
     @property
     def joined(self) -> bool:
@@ -112,15 +114,20 @@ class Seat:
         """They are not ours: the writer died, or our session, or someone else has them already.
 
         In the first two cases they mostly come back. Clients know nothing of this, so what they hold can
-        still be acknowledged then; results that come in between are refused, and sent again.
+        still be acknowledged then; results that come in between are refused, and sent again. Those that
+        go to another proxy instead go with what clients have: that is stored before we join again.
         """
-        self._tell("queues lost", queues)
+        subscription = self._subscription
+        self._notes_until = self._runtime.now() + NOTES_S
+        if queues:
+            self._tell("queues lost", queues)
+        states = [state for queue in queues if (state := subscription.buffer.queues.get(queue)) is not None]
+        store_settings(self._runtime, subscription.notes(states))
+        for state in states:
+            subscription.remember_lost(state)
         for queue in queues:
-            state = self._subscription.buffer.queues.get(queue)
-            if state is not None:
-                self._subscription.remember_lost(state)
             self._forget(queue)
-        held = self._subscription.buffer.queues
+        held = subscription.buffer.queues
         self._told = bool(self._unloaded) or any(queue.topic == self.topic for queue in held)
 
     def _tell(self, event: str, queues: Sequence[QueueRef], **more: int) -> None:
@@ -171,10 +178,21 @@ class Seat:
             self._runtime.agenda.set(self._subscription, self._runtime.now() + RETRY_S)
             return
         for queue, view, limits in zip(queues, progress.value, bounds.value, strict=True):
+            if self._waits_for_word(queue):
+                continue
             epoch = self._unloaded.pop(queue, None)
             if epoch is not None and limits is not None:
                 self._subscription.install(self, queue, view, limits, epoch)
         self._subscription.installed()
+
+    def _waits_for_word(self, queue: QueueRef) -> bool:
+        """Whether a proxy that lives may be about to say what clients have of the queue."""
+        if self._unloaded.get(queue, 1) == 1 or self._runtime.now() >= self._notes_until:
+            return False
+        if self._subscription.knows(queue):
+            return False
+        self._runtime.agenda.set(self._subscription, self._notes_until)
+        return True
 
     def refence(self, state: QueueState, then: Callable[[], None]) -> None:
         """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""

@@ -28,7 +28,15 @@ from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharin
 from proxy_consumer.results.commits import Part, ProgressCommit, collect, store_settings
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.gates import gate_of, same_gate
-from proxy_consumer.subscription.handover import Carried, carried_of, leases_key, newest, note_of, read_note
+from proxy_consumer.subscription.handover import (
+    Carried,
+    carried_of,
+    epoch_of,
+    leases_key,
+    newest,
+    note_of,
+    read_note,
+)
 from proxy_consumer.subscription.reads import DataWait, Held, QueueRead
 from proxy_consumer.subscription.seat import RETRY_S, Seat
 
@@ -206,8 +214,10 @@ class Subscription:
         held = state.label = Held(Place(self.group.name, self.topic, name), self, state)
         if before is not None and before[0] == view.generation:
             state.jobs.handed_out = before[1]
-        if known is not None and known.generation == view.generation and known.runs:
-            self.buffer.adopt(state, known.runs)
+        if known is not None and known.generation == view.generation:
+            self.buffer.adopt(state, known.runs, known.acked, runtime.now())
+            if state.jobs.owes:
+                runtime.agenda.set(self, runtime.now() + FLUSH_S)
         runtime.lost.pop((self.group.name.encode(), *held.key), None)
         self.group.remember(held)
 
@@ -220,6 +230,21 @@ class Subscription:
         store_settings(runtime, {key: None})
         return newest(carried, read_note(value, queue, runtime.now(), runtime.clock.wall_ms()))
 
+    def knows(self, queue: QueueRef) -> bool:
+        """Whether there is word of its former holder."""
+        key = leases_key(self.group.name, queue)
+        return queue in self._carried or self.runtime.backend.setting(key) is not None
+
+    def told(self, key: str) -> None:
+        """The setting `key` tells what clients have of a queue: we may be waiting for it, or it is late."""
+        for queue, state in self.buffer.queues.items():
+            if leases_key(self.group.name, queue) == key:
+                if epoch_of(self.runtime.backend.setting(key)) < state.jobs.epoch:
+                    store_settings(self.runtime, {key: None})
+                return
+        if self.joined:
+            self.runtime.agenda.set(self, self.runtime.now() + SOON_S)
+
     def notes(self, states: Iterable[QueueState]) -> dict[str, bytes | None]:
         """What the next holders of these queues have to know of what clients have; {}: nothing."""
         if self.removed or self.config.pushed:
@@ -229,7 +254,7 @@ class Subscription:
         return {
             leases_key(self.group.name, state.queue): note_of(state, now, wall_ms)
             for state in states
-            if always or state.jobs.leases.jobs
+            if always or state.jobs.leases.jobs or state.jobs.owes
         }
 
     def installed(self) -> None:

@@ -62,8 +62,7 @@ class ElectedMembership:
         self._inner = None
         queues = sorted(self._held)
         self._held.clear()
-        if queues:
-            self._listener.lost(queues)
+        self._listener.lost(queues)
 
     def release(self, queues: Iterable[QueueRef]) -> None:
         given = list(queues)

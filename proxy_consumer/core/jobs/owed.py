@@ -9,6 +9,7 @@ commit is still under way has it written again before it is answered.
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import takewhile
 
 from backend.progress.ack_map import OFFSET_END, AckMap
 from backend.records import ProgressDelta, QueueRef
@@ -47,6 +48,16 @@ class Owed:
         if start < self._open_end and end > self._open_start:
             open_range = range(max(start, self._open_start), min(end, self._open_end))
             self._finished.extend(ranges_of([offset for offset in open_range if ack_map.is_finished(offset)]))
+
+    def acked(self, ack_map: AckMap) -> list[Range]:
+        """Finished ranges that are not certainly durable; what lies between those under way comes too."""
+        found = list(self._finished)
+        if self._in_commit and self._open_start < ack_map.committed:
+            found.append((self._open_start, min(self._open_end, ack_map.committed)))
+        if self._in_commit:
+            above = takewhile(lambda one: one[0] < self._open_end, ack_map.finished(self._open_start))
+            found += [(start, min(end, self._open_end)) for start, end in above]
+        return found
 
     def collect(self, group: str, queue: QueueRef, epoch: int, generation: int) -> ProgressDelta | None:
         """Everything owed as one delta, which is then under way; None when nothing is owed."""

@@ -109,10 +109,16 @@ class QueueJobs(JobTable):
                     self._tally.redelivered.value += 1
                 self._set_state(job, JobState.LEASED)
 
-    def adopt(self, runs: Iterable[LeasedRun]) -> int:
-        """These are clients' since before the queue came here; returns the offset behind the last."""
+    def adopt(self, runs: Iterable[LeasedRun], acked: Iterable[Range], now: float) -> int:
+        """Clients have these, or have acknowledged them, since before the queue came here; returns the
+        offset behind the last. A lease that has run out meanwhile is nobody's."""
         last = 0
+        for start, end in acked:
+            if self._finish_handed_out(start, end):
+                last = max(last, end)
         for start, end, size, lease in runs:
+            if lease.deadline <= now:
+                continue
             open_offsets = [
                 offset
                 for offset in range(start, end)

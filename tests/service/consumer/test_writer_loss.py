@@ -1,0 +1,152 @@
+"""The writer is lost: queues that come back to another of the proxies that live go with what clients have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from consumer_rig import FIRST, Rig, result
+
+from ddmq_common.errors import RemoteError
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.subscription.handover import leases_key
+from proxy_consumer.subscription.seat import NOTES_S
+from proxy_consumer.subscription.subscription import Subscription
+
+ORDERS = {
+    "plain": {},
+    "qid": {"order_key": "QID"},
+    "queue": {"order_key": "KEY", "order_scope": "queue"},
+    "group": {"order_key": "KEY"},
+}
+
+
+class Two(Rig):
+    """Two proxies; the first holds everything, clients have offsets 0 to 2 of one queue."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.topic()
+        self.subscribe(config=SubscriptionDefaults(start="first", concurrency=3, **ORDERS[order]))
+        self.send(6)
+        self.given = [self.pull(count=3, clientId=b"c") for _ in range(3)]
+        self.had = sorted(offset for call in self.given for offset in call.offsets)
+        self.first = (self.service, self.handlers)
+        self.start()
+        self.second = (self.service, self.handlers)
+
+    def at(self, proxy: Any) -> Subscription:
+        self.service, self.handlers = proxy
+        found: Subscription = self.service._directory.groups[b"G"].subscriptions[b"T"]
+        return found
+
+    def lose_the_writer(self, *, told_late: bool = False) -> None:
+        """Both hear of it; the second joins the next one before the first does."""
+        for proxy in (self.first, self.second):
+            subscription = self.at(proxy)
+            if told_late and proxy is self.first:
+                subscription._seat._membership.leave()  # type: ignore[union-attr]
+                continue
+            subscription._seat.lost(list(subscription.buffer.queues))
+            subscription._seat.leave()
+        self.at(self.second).use(self.clock.monotonic())
+
+    def offsets(self, proxy: Any) -> list[int]:
+        self.at(proxy)
+        call = self.ask(count=3, clientId=b"d")
+        for _ in range(6):
+            self.advance(0.01)
+        return call.offsets if call.answered else []
+
+
+@pytest.fixture(params=list(ORDERS))
+def two(request: pytest.FixtureRequest) -> Iterator[Two]:
+    house = Two(request.param)
+    yield house
+    house.close()
+
+
+def test_nobody_else_gets_what_clients_have_and_acknowledgements_count(two: Two) -> None:
+    assert two.had
+    two.lose_the_writer()
+    assert not set(two.offsets(two.second)) & set(two.had)
+    for call in two.given:
+        if call.offsets:
+            leases = [message.leaseId for message in call.result.messages]
+            two.at(two.second)
+            assert two.submit(result(call.offsets, successLeases=leases)).result is True
+    two.settle()
+    assert two.progress().committed == len(two.had)
+    assert two.backend.setting(leases_key("G", two.ref())) is None
+
+
+def test_word_that_comes_a_little_later_is_waited_for(two: Two) -> None:
+    two.lose_the_writer(told_late=True)
+    assert two.offsets(two.second) == []
+    late = two.at(two.first)
+    late._seat.lost(list(late.buffer.queues))
+    assert not set(two.offsets(two.second)) & set(two.had)
+
+
+def test_a_proxy_that_died_says_nothing_and_is_not_waited_for_long(two: Two) -> None:
+    two.lose_the_writer(told_late=True)
+    two.advance(NOTES_S)
+    assert 0 in two.offsets(two.second)
+
+
+def test_word_that_comes_too_late_is_not_kept(two: Two) -> None:
+    two.lose_the_writer(told_late=True)
+    two.advance(NOTES_S)
+    two.offsets(two.second)
+    late = two.at(two.first)
+    late._seat.lost(list(late.buffer.queues))
+    two.settle()
+    assert two.backend.setting(leases_key("G", two.ref())) is None
+
+
+def test_acknowledgements_that_could_not_be_stored_at_that_moment_are_carried(two: Two) -> None:
+    two.at(two.first)
+    two.backend.fail_next(RemoteError("the writer is gone"))
+    call = next(call for call in two.given if call.offsets)
+    leases = [message.leaseId for message in call.result.messages]
+    refused = two.submit(result(call.offsets, successLeases=leases))
+    assert refused.outcome.error is not None
+    two.lose_the_writer()
+    assert not set(two.offsets(two.second)) & set(call.offsets)
+    two.advance(31)  # no client has anything any more
+    assert not set(two.offsets(two.second)) & set(call.offsets)
+    assert two.progress().committed >= len(call.offsets)
+
+
+def test_leases_that_ran_out_while_nobody_held_the_queue_are_no_time_outs(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe(config=FIRST)
+    rig.send(1)
+    assert rig.pull().offsets == [0]
+    rig.service._directory.stop()
+    rig.settle()
+    rig.advance(60)
+    rig.start()
+    assert rig.pull(clientId=b"c").result.messages[0].attempt == 1
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_handover_wait_ms_waits_for_a_proxy_that_was_killed_and_for_no_other(rig: Rig, killed: bool) -> None:
+    rig.topic()
+    config = SubscriptionDefaults(start="first", order_key="KEY", handover_wait_ms=8_000)
+    rig.subscribe(config=config)
+    rig.send(2)
+    assert rig.pull(count=1).offsets == [0], "nobody had it before: no wait"
+    if killed:
+        found: Subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
+        found._seat._membership.leave()  # type: ignore[union-attr]
+    else:
+        rig.service._directory.stop()
+    rig.settle()
+    rig.start()
+    rig.advance(1)
+    had = [rig.pull(count=1).offsets for _ in range(2)]
+    assert had == [[], []] if killed else 0 not in had[0]
+    rig.advance(8)
+    assert (rig.pull(count=1).offsets == [0]) is killed
