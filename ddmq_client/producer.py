@@ -40,7 +40,7 @@ class Producer:
                      several addresses counts as that many proxies and is resolved again every 30 s
     timeout_ms       for one call, end to end: connecting, resending and waiting included
     retry_unknown    also resend what may be stored already: fewer errors, but duplicates
-    attempts_max     per message, within the timeout
+    attempts_max     per message, within the timeout (which ends sooner, by default)
     selector         which queue: "hash" (by shard_key; any queue without), "key" (by shard_key, else by key),
                      "random", or a callable that gets the OutgoingMessage and returns a number (taken modulo
                      the queue count) or None for any queue
@@ -60,7 +60,7 @@ class Producer:
         *,
         timeout_ms: int = 3_000,
         retry_unknown: bool = False,
-        attempts_max: int = 16,
+        attempts_max: int = 1_000,
         selector: Selector = "hash",
         connections_max: int = 64,
         in_flight_max: int = 1_024,

@@ -46,7 +46,7 @@ class AsyncProducer:
         *,
         timeout_ms: int = 3_000,
         retry_unknown: bool = False,
-        attempts_max: int = 16,
+        attempts_max: int = 1_000,
         selector: Selector = "hash",
         connections_max: int = 64,
         batch_bytes: int = 4 * 1024 * 1024,

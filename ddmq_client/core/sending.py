@@ -32,7 +32,7 @@ class RetryPolicy(NamedTuple):
     """
 
     retry_unknown: bool = False
-    attempts_max: int = 16
+    attempts_max: int = 1_000
     backoff_first_s: float = 0.02
     backoff_max_s: float = 0.5
 

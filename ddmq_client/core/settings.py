@@ -63,7 +63,7 @@ class ProducerSettings:
 
     timeout_ms: int = 3_000
     retry_unknown: bool = False
-    attempts_max: int = 16
+    attempts_max: int = 1_000
     connections_max: int = 64
     in_flight_max: int = 1_024
     async_workers: int = 4

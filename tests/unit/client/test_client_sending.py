@@ -192,6 +192,19 @@ def test_retrying_what_is_unknown_leaves_time_for_it() -> None:
     assert job.attempt_deadline(0.5) == 1.0
 
 
+@pytest.mark.parametrize("timeout_s", [3.0, 30.0, 120.0])
+def test_what_is_not_stored_is_sent_again_until_the_timeout(timeout_s: float) -> None:
+    """A proxy that is down for as long refuses every connection at once."""
+    job, now = SendJob([b"m"], False, timeout_s, RetryPolicy()), 0.0
+    wait: float | None = 0.0
+    while wait is not None:
+        now += wait
+        job.begin(NODES[0])
+        job.failed(NODES[0], Verdict.NOT_SENT, "connection refused", False)
+        wait = job.next_wait(now, False)
+    assert now > timeout_s - 1.0
+
+
 def test_faults() -> None:
     assert verdicts.of_fault(1) is verdicts.of_fault(7) is Verdict.UNAVAILABLE
     assert verdicts.of_fault(6) is verdicts.of_fault(99) is Verdict.UNKNOWN
