@@ -71,7 +71,8 @@ def admin(server: Running, method: str, path: str, body: Any = None) -> Any:
     """Ask the admin API."""
     connection = http.client.HTTPConnection(*server.addresses["admin"], timeout=30)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body))
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
         text = answer.read()
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import gevent
@@ -67,6 +68,7 @@ class Opened:
         self._lock = lock
         self._loop: Any = gevent.get_hub().loop
         self._unfreed: list[tuple[Segment, int]] = []  # deleted, and open in another process
+        self._unfreed_lock = Lock()  # two native threads may look at once
         try:
             recovery = Recovery(storage, folder, self.segments, self.files, self.damage, options)
             self.recovered: Recovered = recovery.run()
@@ -201,7 +203,8 @@ class Opened:
         first, lowest = self.segments.first_position, self._queries.lowest()
 
         def remove() -> None:
-            self._unfreed.append((segment, segment.disk_bytes()))
+            with self._unfreed_lock:
+                self._unfreed.append((segment, segment.disk_bytes()))
             self.storage.remove(segment.path)
             self._close_unfreed()
             self.storage.sync_folder(self.segments.folder)
@@ -228,18 +231,21 @@ class Opened:
 
     def _close_unfreed(self) -> int:
         """Close the deleted segments that nobody else has open; bytes that the others take. Blocking."""
-        kept = [one for one in self._unfreed if one[0].file.open_elsewhere()][-UNFREED_MAX:]
-        for one in self._unfreed:
-            if one not in kept:
-                one[0].close()
-        self._unfreed = kept
-        return sum(size for _, size in kept)
+        with self._unfreed_lock:
+            kept = [one for one in self._unfreed if one[0].file.open_elsewhere()][-UNFREED_MAX:]
+            for one in self._unfreed:
+                if one not in kept:
+                    one[0].close()
+            self._unfreed = kept
+            return sum(size for _, size in kept)
 
     def close(self) -> None:
         """Write what is only in memory, close all files, give back the lock."""
         try:
-            for segment, _ in self._unfreed:
-                segment.close()
+            with self._unfreed_lock:
+                for segment, _ in self._unfreed:
+                    segment.close()
+                self._unfreed = []
             for close in (self.tails.close, self.index.close, self.files.close, self.segments.close):
                 try:
                     close()
