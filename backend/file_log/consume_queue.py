@@ -17,6 +17,7 @@ from backend.file_log.storage import File, Storage
 from backend.records import QueueRef
 
 FILE_ENTRIES = 1 << 18
+SYNC_EACH_MAX = 16  # more queues that were written are made durable in one call, not file by file
 
 
 class QueueFiles:
@@ -59,29 +60,17 @@ class QueueFiles:
             offset += len(chunk) // ENTRY_BYTES
             data = data[len(chunk) :]
 
-    def end(self, ref: QueueRef) -> int:
-        """The offset behind the last written entry; 0 when there is none."""
-        found = 0
-        for name in self._storage.list(self._folder(ref)):
-            parsed = names.parse_queue_file(name)
-            if parsed is not None and parsed.incarnation == ref.incarnation:
-                found = max(found, parsed.start)
-        with self._lock:
-            try:
-                size = self._file(ref, found // FILE_ENTRIES, write=False).size()
-            except FileNotFoundError:
-                return 0
-        return found + size // ENTRY_BYTES
+    def passes(self, ref: QueueRef, offset: int) -> bool:
+        """Whether there are entries from `offset` on. Opens nothing. Blocking."""
+        index, at = divmod(offset, FILE_ENTRIES)
+        size = self._storage.size(self._path(ref, index)) or 0
+        return size > at * ENTRY_BYTES or self._storage.size(self._path(ref, index + 1)) is not None
 
     def holds(self, ref: QueueRef, start: int, end: int) -> bool:
-        """Whether the files are long enough for entries `[start, end)`. Blocking."""
+        """Whether the files are long enough for entries `[start, end)`. Opens nothing. Blocking."""
         for index in range(start // FILE_ENTRIES, -(-end // FILE_ENTRIES) if end > start else 0):
             needed = min(end - index * FILE_ENTRIES, FILE_ENTRIES) * ENTRY_BYTES
-            try:
-                with self._lock:
-                    if self._file(ref, index, write=False).size() < needed:
-                        return False
-            except FileNotFoundError:
+            if (self._storage.size(self._path(ref, index)) or 0) < needed:
                 return False
         return True
 
@@ -132,6 +121,8 @@ class QueueFiles:
         with self._lock:
             unsynced, self._unsynced = self._unsynced, {}
         try:
+            if len(unsynced) > SYNC_EACH_MAX and self._storage.sync_disk(self._directory):
+                return
             for ref, indexes in list(unsynced.items()):
                 for index in indexes:
                     self._sync_file(ref, index)

@@ -178,7 +178,9 @@ class Opened:
 
     def published(self, frame: PackedFrame) -> None:
         """A frame counts now."""
+        changed = self.state.changed_topics
         for queue, before in frame.touched:
+            changed.add(queue.ref.topic)
             self.tails.grown(queue, (queue.visible - before) * ENTRY_BYTES)
         self.tails.committed()
         self.index.published(frame)
@@ -220,6 +222,7 @@ class Opened:
     def _raise_lowest(self, found: Sequence[tuple[QueueState, int]], first: int) -> None:
         for queue, offset in found:
             queue.min, queue.min_at = max(queue.min, offset), max(queue.min_at, first)
+            self.state.changed_topics.add(queue.ref.topic)
 
     def lock_lost(self) -> StorageError | None:
         """Why this process is not the writer any more, though it was not asked."""

@@ -80,7 +80,8 @@ class LogState:
         self.topics: dict[str, TopicState] = {}
         self.settings: dict[str, bytes] = {}
         self.progress = ProgressTable()
-        self.changed_progress: set[Key] = set()  # since the last checkpoint
+        self.changed_progress: set[Key] = set()  # since it was encoded for a checkpoint
+        self.changed_topics: set[str] = set()  # the same: topics with a queue whose bounds have changed
         self.last_incarnation = 0
         self.last_ms = 0
         self.batch_id = 0  # of the next frame

@@ -7,6 +7,7 @@ that cannot be read ends the process that touches it (SIGBUS): `check` what is a
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -20,6 +21,7 @@ _POPULATE_READ = 22  # of madvise: brings pages in as touching them would, and f
 _CHECK_BYTES = 1 << 20
 PAGE_BYTES = mmap.PAGESIZE
 _SEEK_DATA = getattr(os, "SEEK_DATA", None)
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -214,6 +216,25 @@ class Storage:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def size(self, path: str) -> int | None:
+        """Of a file, bytes, without opening it; None when it does not exist."""
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return None
+
+    def sync_disk(self, folder: str) -> bool:
+        """Make all files and names durable on the file system that holds `folder`; False where none can."""
+        if _syncfs is None:
+            return False
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _syncfs(fd):
+                raise OSError(ctypes.get_errno(), "the file system cannot be synced", folder)
+        finally:
+            os.close(fd)
+        return True
 
     def space(self, folder: str) -> Space:
         """Of the file system that holds `folder`."""

@@ -41,12 +41,12 @@ _X86 = {
     1: "write", 18: "pwrite", 20: "writev", 296: "writev", 74: "sync", 75: "sync", 77: "truncate",
     285: "allocate", 2: "open", 257: "openat", 82: "rename", 264: "renameat", 316: "renameat", 86: "link",
     265: "linkat", 87: "remove", 263: "removeat", 84: "remove", 83: "mkdir", 258: "mkdirat", 326: "copy",
-    40: "sendfile",
+    40: "sendfile", 306: "syncfs",
 }  # fmt: skip
 _ARM = {
     64: "write", 68: "pwrite", 66: "writev", 70: "writev", 82: "sync", 83: "sync", 46: "truncate",
     47: "allocate", 56: "openat", 38: "renameat", 276: "renameat", 37: "linkat", 35: "removeat",
-    34: "mkdirat", 285: "copy", 71: "sendfile",
+    34: "mkdirat", 285: "copy", 71: "sendfile", 267: "syncfs",
 }  # fmt: skip
 _MACHINES = {"x86_64": (317, 0xC000003E, _X86), "aarch64": (277, 0xC00000B7, _ARM)}
 _START_S = 60.0  # until a process calls
@@ -57,6 +57,7 @@ _ASKED, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
 _BY_DESCRIPTOR = {
     "write": "write", "pwrite": "write", "writev": "write", "sync": "sync", "truncate": "truncate",
     "allocate": "allocate", "copy": "copy", "sendfile": "copy",
+    "syncfs": "sync disk",
 }  # fmt: skip
 _TAKES_SPACE = frozenset(("write", "create", "link", "mkdir", "allocate", "copy"))
 
@@ -269,6 +270,9 @@ class Storage:
                 self._undo = [one for one in self._undo if one[0] != path]
             else:
                 self._synced[os.stat(path).st_ino] = os.stat(path).st_size
+        elif call.what == "sync disk":
+            self._undo.clear()
+            self._synced = {entry.stat().st_ino: entry.stat().st_size for entry in _files(Path(self.folder))}
         elif call.what in ("create", "mkdir"):
             self._undo.append((os.path.dirname(path), lambda: _remove(path)))
         elif call.what == "link":

@@ -42,7 +42,7 @@ class Tails:
         self.bytes += size
 
     def left(self, queues: Iterable[QueueState]) -> None:
-        """What recovery could not write, because the disk is full, waits as well."""
+        """What recovery has not written waits as well."""
         for queue in queues:
             if queue.tail:
                 self.grown(queue, len(queue.tail))

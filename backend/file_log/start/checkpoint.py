@@ -1,14 +1,15 @@
 """The checkpoint: all state as of one log position, so that only what follows is read at the next start.
 
 Two generations are kept: when the newer is damaged the older one serves, and the log is read from there.
-Encoding is done on the hub at once, so that it shows one moment; progress that has not changed since the
-last time is taken from memory as it was encoded then.
+Encoding is done on the hub and shows one moment: what has not changed since it was encoded is taken as it was
+then, and what has changed is encoded in slices shortly before.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import google_crc32c
@@ -18,7 +19,7 @@ from backend.file_log.state import LogState, QueueState, TopicState, decode_topi
 from backend.file_log.storage import Storage
 from backend.progress.codec import decode_progress, encode_progress
 from backend.progress.group_progress import Key
-from backend.records import QueueRef
+from backend.records import QueueRef, TopicInfo
 from ddmq_common.errors import DamagedError, NewerFormatError, newer_format
 
 MAGIC = b"DDMQCKP1"
@@ -29,6 +30,7 @@ HEADER_BYTES = _FRONT.size + _REST.size
 _ITEM = struct.Struct("<BI")
 _BOUNDS = struct.Struct("<qq")
 TOPIC, SETTING, PROGRESS = 1, 2, 3
+SLICE = 256  # items encoded before others get their turn
 
 
 class Checkpoint(NamedTuple):
@@ -40,18 +42,36 @@ class Checkpoint(NamedTuple):
 
 
 class Encoder:
-    """Encodes checkpoints of one state; remembers encoded progress between them."""
+    """Encodes checkpoints of one state; remembers what each item was encoded to, until it changes."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
+        self._topics: dict[str, tuple[TopicInfo, bytes]] = {}
         self._progress: dict[Key, bytes] = {}
+        state.changed_progress.update(key for key, _ in state.progress)
+
+    def prepare(self) -> Iterator[None]:
+        """Encode what has changed, a slice at each step, so that `encode` finds little left to do."""
+        changed = self._state.changed_progress
+        for _ in range(len(changed) // SLICE):
+            self._encode_progress(SLICE)
+            yield
+        for start in range(0, len(self._state.topics), SLICE):
+            for topic in list(islice(self._state.topics.values(), start, start + SLICE)):
+                self._topic_item(topic)
+            yield
 
     def encode(self, position: int, first_position: int) -> bytes:
         """The whole file. `position`: everything below is applied."""
         state = self._state
-        items = [_topic_item(topic) for topic in state.topics.values()]
+        self._encode_progress(len(state.changed_progress))
+        if len(self._progress) > len(state.progress):  # it holds all that is there: some of it is gone
+            self._progress = {key: self._progress[key] for key, _ in state.progress}
+        items = [self._topic_item(topic) for topic in state.topics.values()]
+        if len(self._topics) > len(items):
+            self._topics = {name: self._topics[name] for name in state.topics}
         items += [_setting_item(key, value) for key, value in state.settings.items()]
-        items += self._progress_items()
+        items += self._progress.values()
         body = b"".join(items)
         rest = _REST.pack(
             VERSION,
@@ -67,15 +87,22 @@ class Encoder:
         )
         return _FRONT.pack(MAGIC, google_crc32c.value(rest)) + rest + body
 
-    def _progress_items(self) -> list[bytes]:
-        state, known = self._state, self._progress
-        fresh: dict[Key, bytes] = {}
-        for key, progress in state.progress:
-            item = None if key in state.changed_progress else known.get(key)
-            fresh[key] = item or _item(PROGRESS, encode_progress(*key, progress))
-        state.changed_progress.clear()
-        self._progress = fresh
-        return list(fresh.values())
+    def _topic_item(self, topic: TopicState) -> bytes:
+        info, changed = topic.info, self._state.changed_topics
+        known = self._topics.get(info.name)
+        if known is not None and known[0] is info and info.name not in changed:
+            return known[1]
+        changed.discard(info.name)
+        item = _topic_item(topic)
+        self._topics[info.name] = info, item
+        return item
+
+    def _encode_progress(self, count: int) -> None:
+        changed, state = self._state.changed_progress, self._state
+        for key in [changed.pop() for _ in range(min(count, len(changed)))]:
+            progress = state.progress.get(*key)
+            if progress is not None:
+                self._progress[key] = _item(PROGRESS, encode_progress(*key, progress))
 
 
 def _item(kind: int, content: bytes) -> bytes:

@@ -8,7 +8,7 @@ checkpoint takes its place. A failure leaves the last one in force: the next sta
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from backend.file_log.commit.tails import Tails, Write
 from backend.file_log.commit.writer import Writer
@@ -17,11 +17,13 @@ from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
 from backend.file_log.start.checkpoint import Encoder, save_checkpoint
 from backend.file_log.storage import Storage
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.native_threads import off_hub
 
 log = logging.getLogger(__name__)
+TURN_S = 0.001  # between two slices of encoding
 
 
 class Checkpointer:
@@ -49,6 +51,7 @@ class Checkpointer:
         self._tails = tails
         self._index = index
         self._encoder = Encoder(writer.state)
+        self._turn = HubTimer()
         self._waiting: list[Callable[[], None]] = []
         self._wanted = self._saving = self._failing = self.closed = False
 
@@ -58,6 +61,13 @@ class Checkpointer:
             self._waiting.append(then)
         if not self._wanted and not self._saving and not self.closed:
             self._wanted = True
+            self._prepare(self._encoder.prepare())
+
+    def _prepare(self, slices: Iterator[None]) -> None:
+        """One slice, then whoever waits for the hub, then the next; at last the moment that is captured."""
+        if next(slices, self) is None and not self.closed:
+            self._turn.once(TURN_S, lambda: self._prepare(slices))
+        else:
             self._writer.when_at_rest(self._capture)
 
     def _capture(self) -> None:

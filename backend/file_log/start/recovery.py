@@ -44,7 +44,7 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.names import QUEUES_DEFAULT
 
 log = logging.getLogger(__name__)
-FLUSH_BYTES = 1 << 20
+FLUSH_BYTES = 8 << 20  # entries in memory before they go to their files; the rest goes when the log is open
 GAPS_MAX = 1 << 20  # offsets at the end of a queue that are kept as lost because a group knows them
 ENTRY_POSITION = 8  # bytes of an entry that hold the position
 
@@ -332,10 +332,8 @@ class Recovery:
         for queue in self._state.queues():
             if self._bad:
                 self._keep_lost(queue)
-        self._flush()
-        for queue in self._state.queues():
             queue.visible = queue.assigned
-            if self._files.end(queue.ref) > queue.assigned:
+            if self._files.passes(queue.ref, queue.assigned):
                 self._files.cut(queue.ref, queue.assigned)
 
     def _keep_lost(self, queue: QueueState) -> None:

@@ -1,0 +1,195 @@
+"""Thousands of queues: what opening and a checkpoint ask of the disk does not grow with their number."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_rig import Rig, done, record, until
+
+from backend.file_log import FileLog, FileLogOptions, open_log
+from backend.file_log.start.checkpoint import SLICE, Encoder, decode_checkpoint
+from backend.file_log.storage import File, Storage
+from backend.records import CommitBatch, ProgressDelta, QueueRef, TopicInfo
+from ddmq_common.clock import ManualClock
+from ddmq_common.metrics.registry import Registry
+
+TOPICS, QUEUES = 40, 4
+SYNCS_MAX = 20  # of one checkpoint: the file system, the index, the checkpoint and its folder
+
+
+class CountedFile(File):
+    """Counts its syncs."""
+
+    __slots__ = ("counts",)
+    counts: Counter[str]
+
+    def sync(self) -> None:
+        self.counts["sync"] += 1
+        super().sync()
+
+    def sync_all(self) -> None:
+        self.counts["sync"] += 1
+        super().sync_all()
+
+
+class CountedStorage(Storage):
+    """Counts what is asked of consume queues, and every sync. `whole`: it can sync a file system at once."""
+
+    def __init__(self, whole: bool = True) -> None:
+        self.counts: Counter[str] = Counter()
+        self.whole = whole
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        self.counts["open"] += "/consumequeue/" in path
+        file = CountedFile(path, super().open(path, write=write).fd)
+        file.counts = self.counts
+        return file
+
+    def list(self, folder: str) -> Sequence[str]:
+        self.counts["list"] += "/consumequeue/" in folder
+        return super().list(folder)
+
+    def sync_folder(self, folder: str) -> None:
+        self.counts["sync"] += 1
+        super().sync_folder(folder)
+
+    def sync_disk(self, folder: str) -> bool:
+        self.counts["sync"] += 1
+        self.counts["disk"] += 1
+        return super().sync_disk(folder) if self.whole else False
+
+
+class Many:
+    """A log with many queues, each with a record that a group has finished."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.storage = CountedStorage()
+        self.directory = directory
+        self.options = FileLogOptions(
+            **{"segment_bytes": 1 << 20, "allocate_bytes": 64 << 10, "checkpoint_ms": 3_600_000, **options}
+        )
+        self.clock = ManualClock()
+        self.log = self.open(directory)
+        made = [self.log.put_topic(TopicInfo(f"t{n}", 0, QUEUES), self.soon) for n in range(TOPICS)]
+        self.refs = [
+            QueueRef(info.name, info.incarnation, queue)
+            for info in map(done, made)
+            for queue in range(info.queues)
+        ]
+        self.send(b"first")
+
+    def open(self, directory: Path) -> FileLog:
+        return open_log(directory, self.options, clock=self.clock, metrics=Registry(), storage=self.storage)
+
+    @property
+    def soon(self) -> float:
+        return self.clock.monotonic() + 1_000
+
+    def send(self, body: bytes) -> None:
+        sent = self.log.append([record(body, ref.topic, ref.queue_id) for ref in self.refs], self.soon)
+        offset = done(sent)[0].offset
+        finished = [ProgressDelta("g", ref, 0, 0, [(offset, offset + 1)]) for ref in self.refs]
+        done(self.log.commit(CommitBatch((), finished), self.soon))
+
+    def bodies(self, log: FileLog) -> set[tuple[bytes, ...]]:
+        return {tuple(map(bytes, done(log.read(ref, 0, 10, 1 << 20)).deliveries)) for ref in self.refs}
+
+    def checkpoint(self) -> Counter[str]:
+        """Writes one; what was asked of the storage meanwhile."""
+        ends: list[bool] = []
+        self.storage.counts.clear()
+        self.log.write_checkpoint(lambda: ends.append(True))
+        until(lambda: ends, "a checkpoint")
+        return Counter(self.storage.counts)
+
+    def killed(self, into: Path) -> FileLog:
+        """Opened anew as kill -9 would have left it; counts begin with the opening."""
+        shutil.copytree(self.directory, into)
+        self.storage.counts.clear()
+        return self.open(into)
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Iterator[Many]:
+    found = Many(tmp_path / "log")
+    yield found
+    found.log.close()
+
+
+def test_a_checkpoint_syncs_many_queues_at_one_go(many: Many) -> None:
+    assert many.checkpoint()["disk"] == 1
+    many.send(b"second")
+    counts = many.checkpoint()
+    assert counts["disk"] == 1
+    assert counts["sync"] <= SYNCS_MAX
+
+
+def test_where_no_file_system_can_be_synced_every_queue_is(many: Many) -> None:
+    many.storage.whole = False
+    assert many.checkpoint()["sync"] >= 2 * len(many.refs)
+
+
+def test_a_few_queues_are_synced_one_by_one(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "log")
+    rig.make(queues=4)
+    rig.storage.sync_disk = lambda folder: pytest.fail("others' files are not ours to sync")  # type: ignore
+    done(rig.append(b"one"))
+    rig.checkpoint()
+    rig.close()
+
+
+def test_opening_at_a_checkpoint_opens_no_consume_queue(many: Many, tmp_path: Path) -> None:
+    many.checkpoint()
+    log = many.killed(tmp_path / "killed")
+    assert (many.storage.counts["open"], many.storage.counts["list"]) == (0, 0)
+    assert many.bodies(log) == {(b"first",)}
+    log.close()
+
+
+def test_opening_without_a_checkpoint_leaves_consume_queues_for_later(many: Many, tmp_path: Path) -> None:
+    log = many.killed(tmp_path / "killed")
+    assert (many.storage.counts["open"], many.storage.counts["list"]) == (0, 0)
+    assert many.bodies(log) == {(b"first",)}
+    log.close()
+    log = many.open(tmp_path / "killed")
+    assert many.bodies(log) == {(b"first",)}
+    log.close()
+
+
+def test_a_checkpoint_holds_what_changed_while_it_was_prepared(many: Many) -> None:
+    state = many.log._writer.state
+    encoder = Encoder(state)
+    slices = encoder.prepare()
+    next(slices)
+    many.send(b"second")
+    done(many.log.delete_topic("t0", many.soon))
+    for _ in slices:
+        pass
+    found = decode_checkpoint(encoder.encode(1, 0)).state
+    assert sorted(found.topics) == sorted(state.topics)
+    assert {queue.ref: queue.visible for queue in found.queues()} == {
+        queue.ref: queue.visible for queue in state.queues()
+    }
+    assert {key: progress.view() for key, progress in found.progress} == {
+        key: progress.view() for key, progress in state.progress
+    }
+
+
+def test_little_is_left_to_encode_at_the_moment_of_a_checkpoint(tmp_path: Path) -> None:
+    many = Many(tmp_path / "log")
+    state = many.log._writer.state
+    encoder = Encoder(state)
+    for group in range(5):
+        finished = [ProgressDelta(f"g{group}", ref, 0, 0, [(0, 1)]) for ref in many.refs]
+        done(many.log.commit(CommitBatch((), finished), many.soon))
+    assert len(state.changed_progress) > 2 * SLICE
+    for _ in encoder.prepare():
+        pass
+    assert len(state.changed_progress) < SLICE
+    assert not state.changed_topics
+    many.log.close()
