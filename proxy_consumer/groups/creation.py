@@ -11,7 +11,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
-from ddmq_common.errors import DdmqError
+from ddmq_common.errors import DdmqError, FencedError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import (
     SOURCE_LOG,
@@ -104,6 +104,9 @@ class Creation:
 
     def _commit(self, resets: Sequence[ProgressDelta]) -> None:
         runtime = self._runtime
+        if runtime.backend.setting(subscription_key(self._group, self._topic)) is not None:
+            self._done(FencedError(f"group {self._group} has got a subscription to {self._topic} meanwhile"))
+            return
         created_ms = runtime.clock.wall_ms()
         settings: dict[str, bytes | None] = {
             subscription_key(self._group, self._topic): encode_subscription(

@@ -118,7 +118,8 @@ class Seat:
         go to another proxy instead go with what clients have: that is stored before we join again.
         """
         subscription = self._subscription
-        self._notes_until = self._runtime.now() + NOTES_S
+        if not queues or any(subscription.lives(queue) for queue in queues):
+            self._notes_until = self._runtime.now() + NOTES_S
         if queues:
             self._tell("queues lost", queues)
         states = [state for queue in queues if (state := subscription.buffer.queues.get(queue)) is not None]

@@ -254,7 +254,7 @@ class Subscription:
         return {
             leases_key(self.group.name, state.queue): note_of(state, now, wall_ms)
             for state in states
-            if always or state.jobs.leases.jobs or state.jobs.owes
+            if self.lives(state.queue) and (always or state.jobs.leases.jobs or state.jobs.owes)
         }
 
     def installed(self) -> None:
@@ -274,12 +274,16 @@ class Subscription:
         if wait is not None:
             wait.cancel()
 
+    def lives(self, queue: QueueRef) -> bool:
+        """Whether its topic is still there."""
+        info = self.runtime.backend.topic(queue.topic)
+        return info is not None and info.incarnation == queue.incarnation
+
     def let_go(self, queue: QueueRef) -> None:
         """A queue leaves and may come back: what shares its chains waits until that is known."""
         state, now = self.buffer.queues.get(queue), self.runtime.now()
         if state is not None and state.lane is not None:
-            info = self.runtime.backend.topic(queue.topic)
-            if info is not None and info.incarnation == queue.incarnation:
+            if self.lives(queue):
                 state.lane.scope.tear()
                 self.order.torn_until = now + LOST_S
             self.runtime.agenda.set(self, max(now + SOON_S, self.order.torn_until))

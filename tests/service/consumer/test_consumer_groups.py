@@ -34,6 +34,30 @@ def test_a_pull_that_names_a_topic_creates_its_group_at_the_end(rig: Rig) -> Non
     assert rig.progress(queue=1).committed == 0
 
 
+def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_the_defaults(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pull has come before the settings, which are here when it is known where the queues stand."""
+    rig.topic()
+    rig.send(1)
+    operator, ask = rig.service, rig.backend.progress
+    puller = rig.start()
+
+    def made_meanwhile(*args: Any) -> Any:
+        monkeypatch.undo()
+        config = SubscriptionDefaults(start="first", order_key="KEY")
+        rig.wait(operator.subscribe("G", "T", config))
+        return ask(*args)
+
+    unheard = monkeypatch.setattr
+    unheard(puller._directory, "changed", lambda key: None)
+    unheard(rig.backend, "progress", made_meanwhile)
+    assert rig.pull().offsets == [0]
+    stored = rig.backend.setting("subscription/G/T")
+    assert stored is not None
+    assert b"KEY" in stored
+
+
 def test_without_auto_creation_it_is_empty_at_once_and_nothing_is_created() -> None:
     rig = Rig(ConsumerConfig(auto_create_groups=False))
     rig.topic()
