@@ -14,6 +14,7 @@ DLQ_PREFIX = "%DLQ%"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 LEVELS_GROUP = SCHEDULE_TOPIC  # whose progress on SCHEDULE_TOPIC is how far the levels have fired
 DELAY_TOPIC = "%DELAY"  # orders to the delay service; queue = shard
+DELAY_FULL_PREFIX = "delay-full/"  # settings: by shard, the topics whose pending messages are at their bound
 DELAY_GROUP = DELAY_TOPIC  # whose progress there is what the store has taken in
 FIRED_GROUP = "%DELAY-FIRED"  # whose progress there is what was fired or cancelled
 OUTCOME_TOPIC = "%DELAY-OUTCOMES"  # what became of orders; a queue is one producer proxy's

@@ -26,7 +26,8 @@ class DelayConfig:
     `catch_up_max`: of the deliveries that a loop, or a schedule that wants all of them, has missed, the last
     so many fire (of a cron at most 100). `slice_count`: messages in one commit of theirs (of at most
     `fire_bytes_max`), `fires_in_flight`: such commits under way at a time. Both make a storm faster, and what
-    is due meanwhile later.
+    is due meanwhile later. `pending_*_max`: of the messages of one topic that wait; at the bound a producer
+    proxy refuses more of them. One that repeats counts its bytes for each delivery of a day.
     """
 
     levels: tuple[str, ...] = DEFAULT_WAITS
@@ -47,6 +48,8 @@ class DelayConfig:
     catch_up_max: int = field(default=CATCH_UP_MAX, metadata=rules(low=1, high=1_000_000))
     slice_count: int = field(default=192, metadata=rules(low=1, high=10_000))
     fires_in_flight: int = field(default=4, metadata=rules(low=1, high=64))
+    pending_count_max: int = field(default=100_000_000, metadata=rules(low=1, high=1 << 60))
+    pending_bytes_max: int = field(default=64 << 30, metadata=rules(low=1, high=1 << 60))
 
     def __post_init__(self) -> None:
         Levels(self.levels)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Cell, Histogram
 from ddmq_common.metrics.registry import Registry
 from delay_service.core.outlets import Outlet
@@ -19,7 +20,9 @@ class DelayCounts:
         self._metrics = metrics
         self._fired: dict[str, tuple[Cell, Histogram]] = {}
         self._pending: set[str] = set()
+        self._sizes: set[str] = set()
         self.shards: Cell = metrics.cell(catalogue.DELAY_SHARDS)
+        self.full: Cell = metrics.cell(catalogue.DELAY_FULL)
         self.stale: Cell = metrics.cell(catalogue.DELAY_STALE)
 
     def orders(self, tally: Mapping[str, int]) -> None:
@@ -71,11 +74,18 @@ class DelayCounts:
 
     def pending(self, per_topic: Mapping[str, int]) -> None:
         """What waits in all shards of this process."""
-        for topic in self._pending - per_topic.keys():
-            self._metrics.cell(catalogue.DELAY_PENDING, topic).value = 0
-        for topic, count in per_topic.items():
-            self._metrics.cell(catalogue.DELAY_PENDING, topic).value = count
-        self._pending = set(per_topic)
+        self._pending = self._gauge(catalogue.DELAY_PENDING, self._pending, per_topic)
+
+    def pending_bytes(self, per_topic: Mapping[str, int]) -> None:
+        """How many bytes that is, as core/weight.py counts them."""
+        self._sizes = self._gauge(catalogue.DELAY_PENDING_BYTES, self._sizes, per_topic)
+
+    def _gauge(self, metric: Metric, before: set[str], per_topic: Mapping[str, int]) -> set[str]:
+        for topic in before - per_topic.keys():
+            self._metrics.cell(metric, topic).value = 0
+        for topic, number in per_topic.items():
+            self._metrics.cell(metric, topic).value = number
+        return set(per_topic)
 
     def replies_dropped(self, reason: str, count: int) -> None:
         """Their callers are told nothing."""

@@ -23,6 +23,7 @@ from delay_service.counts import DelayCounts
 from delay_service.holding import Around
 from delay_service.levels.alarm import Alarm, HubAlarm
 from delay_service.overdue import Overdue
+from delay_service.quota import Quota
 from delay_service.shard import Opener, Shard
 
 log = logging.getLogger("ddmq.delay")
@@ -61,6 +62,7 @@ class DelayService:
         self._alarm = alarms()
         self._look_alarm = alarms()
         self._overdue = Overdue(self._counts)
+        self._quota = Quota(backend, config, clock, self._counts)
         self._granted = False  # heard of our shards, or that others have them all
         self._doubt_pause_s = RETRY_S
         self._doubted_at = float("-inf")
@@ -264,7 +266,7 @@ class DelayService:
         if not self._shards:
             self._granted = True
             self._shard_opened()
-        self._counts.pending(self.pending_counts())
+        self._count_pending()
         self._looks += 1
         if self._looks % TIDY_LOOKS == 0:
             for shard in self._shards.values():
@@ -278,6 +280,14 @@ class DelayService:
 
         if queues:
             self._backend.bounds(queues).then(known)
+
+    def _count_pending(self) -> None:
+        pending, sizes = self.pending_counts(), self._pending_sizes()
+        self._counts.pending(pending)
+        self._counts.pending_bytes(sizes)
+        info = self._backend.topic(DELAY_TOPIC)
+        if info is not None and all(shard.running for shard in self._shards.values()):
+            self._quota.look(self.shards.keys(), info.queues, pending, sizes)
 
     def _count_lag(self, queue: QueueRef, bounds: Bounds | None) -> None:
         shard = self._shards.get(queue)
@@ -296,6 +306,13 @@ class DelayService:
         for shard in self._shards.values():
             if shard.holding is not None and shard.holding.running:
                 total.update(shard.holding.store.counts())
+        return total
+
+    def _pending_sizes(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for shard in self._shards.values():
+            if shard.holding is not None and shard.holding.running:
+                total.update(shard.holding.store.sizes())
         return total
 
 

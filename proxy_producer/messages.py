@@ -16,6 +16,13 @@ from proxy_producer.core.validation import CHRONOS, DELAY, PRESSURE, delay_level
 NO_DELAY_SERVICE = refusal(
     Code.NO_SERVICE, "no_delay_service", "no delay service is running", "allowed here: sends without a delay"
 )
+DELAY_FULL = refusal(
+    Code.BUSY,
+    "delay_pending",
+    "this topic has as many delayed messages waiting as it may",
+    "allowed: later, when some were delivered or cancelled; more with a higher pending_count_max or "
+    "pending_bytes_max of the delay service",
+)
 _PRESSURE_ON = b"true"
 
 

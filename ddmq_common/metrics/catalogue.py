@@ -259,6 +259,14 @@ LEVELS_LOST = _metric(
 LEVELS_PENDING = _metric(
     "ddmq_levels_pending", "gauge", ("level",), "Messages waiting in a level this process holds."
 )
+LEVELS_OVERDUE = _metric(
+    "ddmq_levels_overdue_ms",
+    "gauge",
+    ("level",),
+    "How long ago the head of a level was due that has not fired, in the levels this process holds; it grows "
+    "while nothing fires or the level cannot be read, whatever the reason.",
+    "ms",
+)
 LEVELS_HELD = _metric("ddmq_levels_held", "gauge", (), "Delay levels this process holds.")
 LEVELS_LATENESS = _metric(
     "ddmq_levels_lateness_us", "histogram", (), "Due time to durable in the message's topic.", "us"
@@ -273,6 +281,19 @@ LEVELS_FAILED = _metric(
 DELAY_SHARDS = _metric("ddmq_delay_shards", "gauge", (), "Delay shards this process owns and runs.")
 DELAY_PENDING = _metric(
     "ddmq_delay_pending", "gauge", ("topic",), "Messages waiting in this process's shards."
+)
+DELAY_PENDING_BYTES = _metric(
+    "ddmq_delay_pending_bytes",
+    "gauge",
+    ("topic",),
+    "Bytes of the messages waiting in this process's shards; what repeats counts for each delivery of a day.",
+    "bytes",
+)
+DELAY_FULL = _metric(
+    "ddmq_delay_full",
+    "gauge",
+    (),
+    "Topics with as many delayed messages waiting as they may have: more are refused with code 15.",
 )
 DELAY_ORDERS = _metric(
     "ddmq_delay_orders_total",

@@ -39,6 +39,10 @@ class Counts:
         """So many wait in the level."""
         self._metrics.cell(catalogue.LEVELS_PENDING, str(level)).value = count
 
+    def overdue(self, level: int, age_ms: int) -> None:
+        """How long ago the head was due."""
+        self._metrics.cell(catalogue.LEVELS_OVERDUE, str(level)).value = age_ms
+
     def failed(self, what: str, error: Exception) -> None:
         """It is tried again."""
         reason = type(error).__name__ if isinstance(error, DdmqError) else "error"

@@ -74,9 +74,27 @@ class Runner:
             wait.cancel()
 
     def pump(self) -> None:
-        """Do what the level wants now, and know when to ask again."""
+        """Do what the level wants now, and know when to ask again. A mistake of ours, or of the engine, stops
+        no level: it is told, and tried again."""
         if not self.running:
             return
+        try:
+            self._do()
+        except Exception as error:
+            self._wrong(error)
+
+    def _wrong(self, error: Exception) -> None:
+        log.error("delay level %d: a step failed", self.number, exc_info=error)
+        self._around.counts.failed("step", error)
+        if self.level.state is State.FIRING:
+            self._around.unsure(self)  # nobody knows how far it came
+            return
+        now = self._around.clock.monotonic()
+        self.level.failed(now)
+        self.wake_at = now + LOOK_S
+        self._around.set_alarm()
+
+    def _do(self) -> None:
         around, now = self._around, self._around.clock.monotonic()
         clock_ms = around.backend.clock_ms()
         step = self.level.step(clock_ms, now)

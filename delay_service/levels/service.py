@@ -1,8 +1,9 @@
 """LevelService: the delay levels that this process holds, at work.
 
 It makes SCHEDULE_TOPIC, joins the levels' group (so that several processes share the levels, each level with
-one owner), loads each level's progress and has a Runner do what its clockwork says. Nothing runs by the
-second: a level whose head is not due sleeps until then, an empty one waits for data. Rules:
+one owner), loads each level's progress and has a Runner do what its clockwork says. Nothing but a
+look at how late they are runs by the second: a level whose head is not due sleeps until then, an empty one
+waits for data. Rules:
 * A message is fired and finished in one commit (firing.py), never before the store's clock has its due time.
 * When nobody knows what became of a commit, the group is left and joined again: the new epoch keeps the old
   commit out, or the progress that is then read has it.
@@ -28,6 +29,7 @@ from delay_service.levels.alarm import Alarm, HubAlarm
 from delay_service.levels.core.level import Level, Limits
 from delay_service.levels.core.targets import Look, Targets
 from delay_service.levels.counts import Counts
+from delay_service.levels.overdue import LevelsOverdue
 from delay_service.levels.runner import LOOK_S, NEVER, Runner, Surroundings
 
 log = logging.getLogger("ddmq.delay")
@@ -35,7 +37,8 @@ RETRY_S = 0.5  # pause after the topic, the group or progress could not be had
 
 
 class LevelService:
-    """See the module's text. Make it on the hub that is to serve it; `alarm` is its timer.
+    """See the module's text. Make it on the hub that is to serve it; `alarm` is its timer,
+    `look_alarm` that of its look at what is overdue.
 
     `address`: where others find this process (HOST:PORT), told to those who ask who runs the levels.
     """
@@ -48,12 +51,15 @@ class LevelService:
         clock: Clock,
         alarm: Alarm | None = None,
         address: str = "",
+        look_alarm: Alarm | None = None,
     ) -> None:
         self._backend = backend
         self._config = config
         self._clock = clock
         self._counts = Counts(metrics)
         self._alarm: Alarm = HubAlarm() if alarm is None else alarm
+        self._look_alarm: Alarm = HubAlarm() if look_alarm is None else look_alarm
+        self._overdue = LevelsOverdue(self._counts)
         self._address = address
         self._around = Surroundings(
             backend, config, clock, self._counts, self._set_alarm, self._fire_ended, self._rejoin
@@ -69,6 +75,7 @@ class LevelService:
         self._term = 0  # counts joins and leaves; answers of an earlier term are not for us
         self._retry_at = NEVER
         self._looked_at = float("-inf")
+        self._looks = False  # at what is overdue
         self._why = "it has not started"
         self._ending: set[Runner] = set()  # stopped while firing
         self._drained: Completion[None] | None = None
@@ -92,6 +99,9 @@ class LevelService:
 
     def start(self) -> None:
         """Begin; what is not there yet (a writer, disk space) is tried again until it is."""
+        if not self._looks:
+            self._looks = True
+            self._look_alarm.set(LOOK_S, self._look_at_heads)
         deadline = self._clock.monotonic() + self._config.commit_timeout_ms / 1e3
         try:
             ready_schedule_topic(self._backend, self._config.table, deadline).then(self._topic_ready)
@@ -141,6 +151,7 @@ class LevelService:
             self._drained = Completion()
             self._why = "it is draining"
             self._alarm.stop()
+            self._look_alarm.stop()
             for runner in self._runners.values():
                 runner.stop()
             self._end_when_idle()
@@ -158,6 +169,7 @@ class LevelService:
         """Stop at once; what is being fired counts or not, and the next owner sees which."""
         self._closed = True
         self._alarm.stop()
+        self._look_alarm.stop()
         self._leave()
 
     def _leave(self) -> None:
@@ -289,6 +301,14 @@ class LevelService:
             self._looked_at = now
             self._count_pending()
         self._set_alarm()
+
+    def _look_at_heads(self) -> None:
+        if self._stopping:
+            return
+        self._look_alarm.set(LOOK_S, self._look_at_heads)
+        levels = [runner.level for runner in self._runners.values()]
+        unloaded = [queue.queue_id + 1 for queue in self._unloaded]
+        self._overdue.look(levels, unloaded, self._membership is not None, self._backend.clock_ms())
 
     def _count_pending(self) -> None:
         queues = list(self._runners)

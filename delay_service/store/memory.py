@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddmq_common.errors import StorageError, UnsupportedError
+from delay_service.core.weight import weight
 from delay_service.store.port import UNBOUNDED, Changes, DelayStore, DueKey, IdState, Pending
 
 _Key = TypeVar("_Key")
@@ -51,6 +52,7 @@ class MemoryStore(DelayStore):
         self._aside: dict[str, _Ordered] = {}
         self._ids: dict[bytes, IdState] = {}
         self._counts: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         self._meta: dict[str, bytes] = {}
         self._closed = False
 
@@ -88,8 +90,9 @@ class MemoryStore(DelayStore):
         for message in messages:
             count = self._counts.get(message.topic, 0) + step
             self._counts[message.topic] = count
+            self._sizes[message.topic] = self._sizes.get(message.topic, 0) + step * weight(message)
             if not count:
-                del self._counts[message.topic]
+                del self._counts[message.topic], self._sizes[message.topic]
 
     def flush(self) -> None:
         self._check()
@@ -162,6 +165,9 @@ class MemoryStore(DelayStore):
 
     def counts(self) -> Mapping[str, int]:
         return self._counts
+
+    def sizes(self) -> Mapping[str, int]:
+        return self._sizes
 
     def meta(self, name: str) -> bytes | None:
         self._check()

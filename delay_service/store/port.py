@@ -151,6 +151,10 @@ class DelayStore(ABC):
         """Pending messages per topic, from memory, those put aside included."""
 
     @abstractmethod
+    def sizes(self) -> Mapping[str, int]:
+        """Their bytes per topic, from memory, as core/weight.py counts them."""
+
+    @abstractmethod
     def meta(self, name: str) -> bytes | None:
         """A small named value."""
 

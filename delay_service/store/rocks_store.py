@@ -213,6 +213,9 @@ class RocksStore(DelayStore):
     def counts(self) -> Mapping[str, int]:
         return self._counts.pending
 
+    def sizes(self) -> Mapping[str, int]:
+        return self._counts.sizes
+
     def meta(self, name: str) -> bytes | None:
         with self._watched():
             return self._db.get(own_key(name))

@@ -27,6 +27,7 @@ from pathlib import Path
 from ddmq_common.errors import DamagedError
 from ddmq_common.rocks import Batch, Pair, Recovery, Rocks, RocksOptions, repair
 from ddmq_common.rocks_log import after_gap
+from delay_service.core.weight import weight
 from delay_service.store import keys
 from delay_service.store.copies import DAMAGED, MARK_FILE, clone_files, sync_path
 from delay_service.store.port import IdKind, IdState, Pending
@@ -236,17 +237,18 @@ def _aside(database: Rocks, state: IdState) -> bool:
 
 def _count_and_complete(new: Rocks, writer: _Writer) -> None:
     """Counts, states of messages without one, and when to forget the others."""
-    pending, aside = Counter[str](), Counter[str]()
+    pending, aside, sizes = Counter[str](), Counter[str](), Counter[str]()
     for prefix, counter in ((keys.DUE, None), (keys.ASIDE, aside)):
         for message in _messages(new, prefix):
             pending[message.topic] += 1
+            sizes[message.topic] += weight(message)
             if counter is not None:
                 counter[message.topic] += 1
             if new.get(keys.ID + message.uuid) is None:
                 state = IdState(IdKind.PENDING, message.due_ms, message.offset)
                 writer.put(keys.ID + message.uuid, encode_state(state))
     for topic, count in pending.items():
-        writer.put(keys.COUNT + topic.encode(), encode_count(count, aside[topic]))
+        writer.put(keys.COUNT + topic.encode(), encode_count(count, aside[topic], sizes[topic]))
     writer.flush()
     for uuid, state in _states(new):
         if state.forget_ms > 0:

@@ -17,7 +17,9 @@ from delay_service.store.port import IdKind, IdState, Pending
 VERSION = 1
 _PREFIX = bytes((VERSION,))
 _STATE = struct.Struct(">BBQQQ")
-_COUNT = struct.Struct(">BQQ")
+_COUNT = struct.Struct(">BQQQ")
+_COUNT_1 = struct.Struct(">BQQ")  # as the first release wrote it, without bytes
+_COUNT_VERSION = 2
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Pending).decode
 _pack_state = _STATE.pack
@@ -68,24 +70,27 @@ def decode_state(value: bytes) -> IdState:
         raise DamagedError(f"the state of an id, {value.hex()}, does not parse") from error
 
 
-def encode_count(pending: int, aside: int) -> bytes:
-    """Version, pending, put aside among them."""
-    return _COUNT.pack(VERSION, pending, aside)
+def encode_count(pending: int, aside: int, pending_bytes: int) -> bytes:
+    """Version, pending, put aside among them, bytes of what is pending."""
+    return _COUNT.pack(_COUNT_VERSION, pending, aside, pending_bytes)
 
 
-def decode_count(value: bytes) -> tuple[int, int]:
-    """Raises DamagedError."""
-    if value[:1] != _PREFIX or len(value) != _COUNT.size:
-        raise _foreign("count of a topic", value)
-    _, pending, aside = _COUNT.unpack(value)
-    return pending, aside
+def decode_count(value: bytes) -> tuple[int, int, int]:
+    """Raises DamagedError. The first release counted no bytes: then they are 0."""
+    if value[:1] == _PREFIX and len(value) == _COUNT_1.size:
+        _, pending, aside = _COUNT_1.unpack(value)
+        return pending, aside, 0
+    if value[:1] != bytes((_COUNT_VERSION,)) or len(value) != _COUNT.size:
+        raise _foreign("count of a topic", value, _COUNT_VERSION)
+    _, pending, aside, pending_bytes = _COUNT.unpack(value)
+    return pending, aside, pending_bytes
 
 
-def _foreign(what: str, value: bytes) -> DamagedError | NewerFormatError:
+def _foreign(what: str, value: bytes, version: int = VERSION) -> DamagedError | NewerFormatError:
     """Its block had the right checksum: a higher version is no damage, and must not be left out as such."""
-    if value[:1] > _PREFIX:
-        return newer_format(f"a {what} in the delay store", value[0], VERSION)
+    if value[:1] > bytes((version,)):
+        return newer_format(f"a {what} in the delay store", value[0], version)
     return DamagedError(
         f"a {what} of {len(value)} bytes starts with version {value[:1].hex() or 'none'};"
-        f" this program reads version {VERSION}"
+        f" this program reads version {version}"
     )

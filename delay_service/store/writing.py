@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ddmq_common.rocks import Batch
+from delay_service.core.weight import weight
 from delay_service.store import keys
 from delay_service.store.front import Front
 from delay_service.store.port import Changes, IdState, Pending
@@ -47,16 +48,20 @@ class Fronts:
 
 
 class Counts:
-    """Messages per topic: pending in all, and those put aside among them."""
+    """Per topic: messages pending in all, those put aside among them, and their bytes (core/weight.py). Bytes
+    of messages that the first release stored are not known; they are right again when none of those is left
+    and none waits."""
 
-    __slots__ = ("aside", "pending")
+    __slots__ = ("aside", "pending", "sizes")
 
     def __init__(self) -> None:
         self.pending: dict[str, int] = {}
         self.aside: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
 
-    def load(self, topic: str, pending: int, aside: int) -> None:
+    def load(self, topic: str, pending: int, aside: int, pending_bytes: int) -> None:
         """As stored."""
+        _set(self.sizes, topic, pending_bytes)
         _set(self.pending, topic, pending)
         _set(self.aside, topic, aside)
 
@@ -72,7 +77,18 @@ class Counts:
         for held, steps in ((self.pending, pending), (self.aside, aside)):
             for topic, step in steps.items():
                 _set(held, topic, held.get(topic, 0) + step)
+        self._weigh(changes)
         return {*pending, *aside}
+
+    def _weigh(self, changes: Changes) -> None:
+        sizes = Counter[str]()
+        for message in changes.added:
+            sizes[message.topic] += weight(message)
+        for left in (changes.removed, changes.removed_deferred):
+            for message in left:
+                sizes[message.topic] -= weight(message)
+        for topic, step in sizes.items():
+            _set(self.sizes, topic, self.sizes.get(topic, 0) + step if topic in self.pending else 0)
 
 
 def _set(held: dict[str, int], topic: str, count: int) -> None:
@@ -165,7 +181,7 @@ def _put_counts(batch: Batch, topics: Iterable[str], counts: Counts) -> None:
         pending, aside = counts.pending.get(topic, 0), counts.aside.get(topic, 0)
         key = keys.COUNT + topic.encode()
         if pending or aside:
-            batch.put(key, encode_count(pending, aside))
+            batch.put(key, encode_count(pending, aside, counts.sizes.get(topic, 0)))
         else:
             batch.delete(key)
 

@@ -36,6 +36,7 @@ from proxy_producer.core.delay_orders import (
 from proxy_producer.core.refusal import Refusal
 from proxy_producer.core.validation import CHRONOS, content_fault
 from proxy_producer.counts import Counts
+from proxy_producer.delay.full import FullTopics
 from proxy_producer.delay.inner_topic import InnerTopic
 from proxy_producer.delay.intake import DelayIntake
 from proxy_producer.delay.outcomes import OutcomeDesk
@@ -78,10 +79,11 @@ class DelayDesk:
         self.inner = InnerTopic(backend, DELAY_TOPIC, 1, clock, timeout_s)
         heard = InnerTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
         self.outcomes = OutcomeDesk(backend, clock, random, counts, heard, delay.waiters_max, later)
+        self.full = FullTopics(backend)
         self.shared = DelayShared(flow, self.inner, self.outcomes)
-        self.plain = PlainDelays(backend, delay, self.shared, self.presence, random, clock.wall_ms)
+        self.plain = PlainDelays(backend, delay, self.shared, self.presence, self.full, random, clock.wall_ms)
         self._rules = DelayRules(delay.delay_s_max, delay.occurrences_max, delay.shards, delay.period_ms_min)
-        self._intake = DelayIntake(intake, topics, self.presence)
+        self._intake = DelayIntake(intake, topics, self.presence, self.full)
         self._delay_s_max = delay.delay_s_max
         self._counts = counts
         self._random = random
@@ -98,6 +100,7 @@ class DelayDesk:
     def close(self) -> None:
         """Outcomes are heard no more."""
         self.inner.close()
+        self.full.close()
         self.outcomes.close()
         self.plain.close()
 
@@ -120,6 +123,7 @@ class DelayDesk:
             or message.dueMs is not None
             or message.delayMs is not None
             or topic.gates
+            or topic.name in self.full.names
             or not (topic.takes_delayed and topic.writable and self.inner.ready)
             or flow.draining
             or flow.inflight >= config.inflight_requests_max

@@ -11,19 +11,21 @@ from ddmq_common.schedules import ScheduleLimits, schedule_fault
 from proxy_producer.core.delay_checks import DelayRules, delay_fault, timestamp_fault, uuid_fault
 from proxy_producer.core.refusal import Refusal, refusal
 from proxy_producer.core.validation import content_fault, no_delay_property
+from proxy_producer.delay.full import FullTopics
 from proxy_producer.delay.presence import Presence
 from proxy_producer.delay.wire import Asked
 from proxy_producer.intake import DRAINING, Intake
-from proxy_producer.messages import NO_DELAY_SERVICE
+from proxy_producer.messages import DELAY_FULL, NO_DELAY_SERVICE
 from proxy_producer.topics import Topic, TopicTable
 
 
 class DelayIntake:
     """The checks of one proxy."""
 
-    __slots__ = ("_intake", "_presence", "_topics")
+    __slots__ = ("_full", "_intake", "_presence", "_topics")
 
-    def __init__(self, intake: Intake, topics: TopicTable, presence: Presence) -> None:
+    def __init__(self, intake: Intake, topics: TopicTable, presence: Presence, full: FullTopics) -> None:
+        self._full = full
         self._intake = intake
         self._topics = topics
         self._presence = presence
@@ -38,6 +40,8 @@ class DelayIntake:
             fault = self._request_fault(asked, rules, now_ms)
         if fault is None and self._presence.absent():
             fault = NO_DELAY_SERVICE
+        if fault is None and asked.adds and topic is not None and topic.name in self._full.names:
+            fault = DELAY_FULL
         return topic, fault
 
     def _bare(self) -> tuple[Topic | None, Refusal | None]:

@@ -30,9 +30,10 @@ from proxy_producer.config import DelayLimits
 from proxy_producer.core.delay_orders import relay_order, uuid_of
 from proxy_producer.core.dialects import DIALECTS, Dialects, dialect_of, dialects, without_dialects
 from proxy_producer.core.refusal import Refusal
+from proxy_producer.delay.full import FullTopics
 from proxy_producer.delay.pending import DelayShared, PendingDialect
 from proxy_producer.delay.presence import Presence
-from proxy_producer.messages import NO_DELAY_SERVICE
+from proxy_producer.messages import DELAY_FULL, NO_DELAY_SERVICE
 from proxy_producer.topics import Topic
 
 Place = tuple[int, int]  # partitionId, hashId
@@ -48,6 +49,7 @@ class PlainDelays:
         limits: DelayLimits,
         shared: DelayShared,
         presence: Presence,
+        full: FullTopics,
         random: Random,
         wall_ms: Callable[[], int],
     ) -> None:
@@ -62,6 +64,7 @@ class PlainDelays:
         )
         self._shared = shared
         self._presence = presence
+        self._full = full
         self._random = random
         self._wall_ms = wall_ms
 
@@ -115,6 +118,10 @@ class PlainDelays:
             if not self._presence.look_again(again):
                 self._shared.flow.counts.refused(None if topic is None else topic.name, NO_DELAY_SERVICE)
                 call.reply(replies.refused(NO_DELAY_SERVICE))
+            return True
+        if order is not None and topic is not None and topic.name in self._full.names:
+            self._shared.flow.counts.refused(topic.name, DELAY_FULL)
+            call.reply(replies.refused(DELAY_FULL))
             return True
         delay_id = b""
         if order is not None:

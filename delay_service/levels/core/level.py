@@ -119,6 +119,16 @@ class Level:
         """Records in memory."""
         return len(self._held)
 
+    @property
+    def knows_head(self) -> bool:
+        """Whether `first_due_ms` says what is so; not while its queue is being read, or cannot be."""
+        return bool(self._held) or self.state in (State.END, State.WAITING)
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """When the first message in memory is, or was, due; None: there is none."""
+        return self._held[0].due_ms if self._held else None
+
     def step(self, clock_ms: int, now_s: float) -> Step:
         """What to do now; anything but a sleep or a pause is begun with this call."""
         if self.state in (State.READING, State.WAITING, State.FIRING):

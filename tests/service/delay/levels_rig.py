@@ -42,8 +42,10 @@ class Rig:
     def start(self, held: int | None = None) -> None:
         """A service, as after a start of the process; it is to hold every level, or so many."""
         self.metrics = Registry()
-        self.alarm = HandAlarm()
-        self.service = LevelService(self.backend, self.config, self.metrics, self.clock, self.alarm)
+        self.alarm, self.look_alarm = HandAlarm(), HandAlarm()
+        self.service = LevelService(
+            self.backend, self.config, self.metrics, self.clock, self.alarm, look_alarm=self.look_alarm
+        )
         self.service.start()
         wanted = len(self.config.levels) if held is None else held
         self.until(lambda: self.service.held == wanted, f"{wanted} levels are held")

@@ -36,7 +36,7 @@ def test_bytes_are_as_the_page_says() -> None:
     assert values.encode_state(IdState(IdKind.FIRED, 7, 8, 9)).hex() == "0102" + "".join(
         number.to_bytes(8, "big").hex() for number in (7, 8, 9)
     )
-    assert values.encode_count(3, 1).hex() == "01" + "0000000000000003" + "0000000000000001"
+    assert values.encode_count(3, 1, 4).hex() == "02" + "".join(f"{number:016x}" for number in (3, 1, 4))
     assert values.encode_pending(ONE) == (
         b"\x01\x9b\x01\x02\x03\xa1t\xc4\x10" + b"u" * 16 + b"\xa1o\xc4\x10" + b"m" * 16
         + b"\x04\x05\xc4\x01g\xc4\x02\x00\xff"
@@ -49,7 +49,9 @@ def test_values_come_back() -> None:
     for kind in IdKind:
         state = IdState(kind, 1, keys.OFFSET_MAX, 3)
         assert values.decode_state(values.encode_state(state)) == state
-    assert values.decode_count(values.encode_count(7, 0)) == (7, 0)
+    assert values.decode_count(values.encode_count(7, 0, 9)) == (7, 0, 9)
+    first_release = bytes.fromhex("01" + "0000000000000007" + "0000000000000002")
+    assert values.decode_count(first_release) == (7, 2, 0)
 
 
 @pytest.mark.parametrize("value", [b"", b"\x01", b"\x01\x9b\x01", b"\x01" + b"\xff" * 40])
@@ -66,8 +68,10 @@ def test_what_does_not_parse_is_damage(value: bytes) -> None:
 
 def test_a_newer_version_is_named() -> None:
     newer = b"\x02" + values.encode_pending(ONE)[1:]
-    for decode in (values.decode_pending, values.decode_state, values.decode_count):
+    for decode in (values.decode_pending, values.decode_state):
         with pytest.raises(NewerFormatError, match="version 2, this program knows versions up to 1"):
             decode(newer)
+    with pytest.raises(NewerFormatError, match="version 3, this program knows versions up to 2"):
+        values.decode_count(b"\x03" + values.encode_count(1, 2, 3)[1:])
     with pytest.raises(NewerFormatError):
         values.decode_all([(b"k", newer)])

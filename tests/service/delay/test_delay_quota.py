@@ -1,0 +1,79 @@
+"""A topic whose delayed messages are at their bound: told to the producer proxies, and free again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from delay_rig import Rig
+
+from ddmq_common.delay_full import decode_full
+from ddmq_common.delay_order import SCHEDULE, Schedule
+from ddmq_common.names import DELAY_FULL_PREFIX
+from delay_service.config import DelayConfig
+
+
+@pytest.fixture(params=[1, 4])
+def delay(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    made = Rig(DelayConfig(shards=request.param, pending_count_max=20, pending_bytes_max=100_000))
+    for topic in ("orders", "mails"):
+        made.make(topic)
+    yield made
+    made.close()
+
+
+def told(delay: Rig) -> list[list[str]]:
+    return [decode_full(value) for value in delay.backend.settings(DELAY_FULL_PREFIX).values()]
+
+
+def far(delay: Rig) -> int:
+    return delay.clock.wall_ms() + 3_600_000
+
+
+def test_the_count_fills_a_topic_and_a_tenth_frees_it(delay: Rig) -> None:
+    for number in range(1, 20):
+        delay.add(number, far(delay))
+    delay.add(100, far(delay), topic="mails")
+    delay.settle()
+    delay.advance(1)
+    assert told(delay) == []
+    delay.add(20, far(delay))
+    delay.settle()
+    delay.advance(1)
+    assert told(delay) == [["orders"]] * delay.config.shards, "each shard's owner says so"
+    assert delay.value("ddmq_delay_full") == 1
+    for number in range(1, 3):
+        delay.cancel(number)
+    delay.settle()
+    delay.advance(1)
+    assert told(delay) == [["orders"]] * delay.config.shards, "18 of 20: not a tenth yet"
+    delay.cancel(3)
+    delay.settle()
+    delay.advance(1)
+    assert told(delay) == []
+    assert delay.value("ddmq_delay_full") == 0
+
+
+def test_bytes_fill_a_topic_and_what_was_told_outlives_the_process(delay: Rig) -> None:
+    delay.add(1, far(delay), b"x" * 100_000)
+    delay.settle()
+    delay.advance(1)
+    assert told(delay) == [["orders"]] * delay.config.shards
+    delay.service.close()
+    delay.start()
+    assert delay.value("ddmq_delay_pending_bytes", topic="orders") >= 0
+    delay.cancel(1)
+    delay.settle()
+    delay.advance(1)
+    assert told(delay) == []
+
+
+def test_an_endless_schedule_counts_for_what_it_writes_in_a_day(delay: Rig) -> None:
+    endless = Schedule(period_ms=1_000, repeat=-1)
+    delay.add(1, far(delay), b"x", kind=SCHEDULE, schedule=endless)
+    delay.add(2, far(delay), b"x", topic="mails")
+    delay.settle()
+    delay.advance(1)
+    assert told(delay) == [["orders"]] * delay.config.shards
+    assert delay.value("ddmq_delay_pending_bytes", topic="orders") > 86_400 * 256
+    assert 256 < delay.value("ddmq_delay_pending_bytes", topic="mails") < 512

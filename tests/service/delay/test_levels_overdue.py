@@ -1,0 +1,56 @@
+"""A level that has stopped is seen, and no mistake in a step stops one."""
+
+from __future__ import annotations
+
+import pytest
+from levels_rig import Rig
+
+from backend.completion import failed
+from ddmq_common.errors import TryLaterError
+from delay_service.levels.core.level import Level
+
+
+def look(rig: Rig, seconds: float) -> None:
+    rig.advance(seconds)
+    rig.look_alarm.ring()
+
+
+def test_what_is_due_and_does_not_fire_is_overdue(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.make("orders")
+    rig.send(1, [b"1"])
+    look(rig, 0.5)
+    assert rig.value("ddmq_levels_overdue_ms", level="1") == 0
+    monkeypatch.setattr(rig.memory, "commit", lambda *_: failed(TryLaterError("no")))
+    for _ in range(10):
+        look(rig, 6)
+    assert rig.value("ddmq_levels_overdue_ms", level="1") >= 54_000
+    assert rig.value("ddmq_levels_overdue_ms", level="2") == 0, "nothing waits there"
+    monkeypatch.undo()
+    rig.until(lambda: look(rig, 6) or rig.stored(), "it fires")
+    look(rig, 1)
+    assert rig.value("ddmq_levels_overdue_ms") == 0
+
+
+def test_a_level_that_cannot_be_read_is_overdue(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.make("orders")
+    monkeypatch.setattr(rig.memory, "read", lambda *_: failed(TryLaterError("no")))
+    rig.send(1, [b"1"])
+    for _ in range(10):
+        look(rig, 6)
+    assert rig.value("ddmq_levels_overdue_ms", level="1") >= 50_000
+
+
+def test_a_mistake_in_a_step_stops_no_level(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.make("orders")
+    rig.send(1, [b"1"])
+    rig.send(2, [b"2"])
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Level, "_fire", broken)
+    for _ in range(3):
+        rig.advance(6)
+    assert rig.value("ddmq_levels_failed_total", what="step") >= 2
+    monkeypatch.undo()
+    rig.until(lambda: rig.advance(6) or len(rig.stored()) == 2, "both fire")

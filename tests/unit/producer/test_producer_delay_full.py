@@ -1,0 +1,59 @@
+"""Topics at their bound of waiting delayed messages: what is refused with code 15, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+from producer_delay_rig import DelayRig
+from producer_rig import delay_message, until
+
+from backend.records import CommitBatch
+from ddmq_common.delay_full import encode_full
+from ddmq_common.names import DELAY_FULL_PREFIX
+from proxy_producer.config import DelayLimits
+
+UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
+ID = b"1700000060-2-1700172860-0-0-0-3-" + UUID.encode()
+
+
+@pytest.fixture
+def rig() -> DelayRig:
+    return DelayRig(delay=DelayLimits(dialects={"orders": ("rabbit",)}))
+
+
+def tell(rig: DelayRig, shard: int, value: bytes | None) -> None:
+    batch = CommitBatch(settings={f"{DELAY_FULL_PREFIX}{shard}": value})
+    rig.backend.commit(batch, rig.clock.monotonic() + 10).wait(10)
+
+
+def ask(rig: DelayRig, **fields: object) -> object:
+    return rig.call("sendDelaySync", delayMessage=delay_message(**fields), timeout=500)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_full_topic_takes_no_delayed_message_until_it_is_free(rig: DelayRig, ours: bool) -> None:
+    more = {"clientId": b"me"} if ours else {}
+    tell(rig, 3, encode_full(["mails", "orders"]))
+    call = ask(rig, **more)
+    assert call.answer.code == 15
+    assert "as many delayed messages waiting as it may" in call.answer.msg
+    assert rig.backend.sent == []
+    tell(rig, 3, None)
+    ask(rig, **more)
+    assert rig.order().topic == "orders"
+
+
+def test_plain_sends_and_changes_go_on(rig: DelayRig) -> None:
+    tell(rig, 0, encode_full(["orders"]))
+    assert rig.send(properties={b"x-delay": b"5000"}).answer.code == 15, "in the words of others"
+    rig.send()
+    assert rig.records()[0].topic == "orders"
+    ask(rig, action=2, timestamp=None, dmsgtype=None, uuid=None, uniqDelayMsgId=ID)
+    until(lambda: len(rig.backend.sent) == 2)
+    assert rig.order(1).op == "cancel"
+
+
+def test_what_does_not_parse_fills_nothing(rig: DelayRig) -> None:
+    tell(rig, 1, b"{")
+    tell(rig, 2, b'{"a": 1}')
+    ask(rig)
+    assert rig.order().topic == "orders"
