@@ -321,18 +321,20 @@ def _say_elsewhere(found: dict[str, Any]) -> None:
 
 
 @delay.command("backup", short_help="Copy what waits into a folder, while it runs.")
-@click.argument("folder", type=Folder(path_type=Path, file_okay=False))
+@click.argument("folder")
 @click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long it may take.")
 @admin_option
 @json_option
-def backup(folder: Path, timeout_ms: int, admin: Address, as_json: bool) -> None:
+def backup(folder: str, timeout_ms: int, admin: Address, as_json: bool) -> None:
     """Copy all that waits into a new FOLDER on the server's machine; the service goes on meanwhile.
+
+    FOLDER is a name below the server's backup_dir (backups/ in its data directory by default).
 
     On the same disk it costs nearly nothing: files that do not change are linked. `ddmq delay restore` puts
     it back.
     """
     client = AdminClient(admin, timeout_ms / 1000)
-    answer = client.post("delay", "backup", body={"folder": str(folder.absolute())})
+    answer = client.post("delay", "backup", body={"folder": folder})
     print_json(answer) if as_json else say(f"{answer['shards']} shards copied to {answer['folder']}")
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -31,6 +32,7 @@ from gevent.lock import BoundedSemaphore
 from backend.port import Backend, Health
 from backend.records import StoredRecord
 from ddmq.server import dlq, dlq_changes, groups, queries, topics
+from ddmq.server.config import BACKUPS
 from ddmq.server.delay import DelayRoutes
 from ddmq.server.group_routes import GroupRoutes
 from ddmq.server.http import Request, Router, Text
@@ -49,7 +51,7 @@ PAGE_KEPT_S = 10.0  # at most
 class AdminApi:
     """The routes over one process's parts; `consumer` is None where that part runs elsewhere.
 
-    `names`: what the server is called by those who reach it, beside loopback.
+    `names`: what the server is called by those who reach it, beside loopback. `backups`: where backups go.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class AdminApi:
         health: Callable[[], Health],
         timers: DelayService | None = None,
         names: Iterable[str] = (),
+        backups: Path = Path(BACKUPS),
     ) -> None:
         self._backend = backend
         self._consumer = consumer
@@ -68,7 +71,7 @@ class AdminApi:
         self._clock = clock
         self._health = health
         self.groups = GroupRoutes(backend, self._consumer_here, metrics, clock)
-        self._delay = DelayRoutes(backend, timers, clock)
+        self._delay = DelayRoutes(backend, timers, clock, backups)
         self.router = Router(names)
         self._looking = BoundedSemaphore()
         self._making = BoundedSemaphore()

@@ -27,6 +27,7 @@ from proxy_producer.config import ProducerConfig
 
 T = TypeVar("T")
 PROCESS_NAME_MAX = 200
+BACKUPS = "backups"  # in data_dir
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,13 @@ class ServeConfig:
     log_level: str = field(default="info", metadata=rules(choices=("debug", "info", "warning", "error")))
     log_format: str = field(default="text", metadata=rules(choices=("text", "json")))
     process_name: str = ""  # "": the parts, the machine and the admin port
+    backup_dir: Path | None = None  # None: backups/ in data_dir
     samples: SamplesConfig = field(default_factory=SamplesConfig)
+
+    @property
+    def backups(self) -> Path:
+        """The folder below which backups of pending messages are made."""
+        return self.backup_dir or self.data_dir / BACKUPS
 
     def __post_init__(self) -> None:
         if len(self.process_name) > PROCESS_NAME_MAX or not self.process_name.isprintable():

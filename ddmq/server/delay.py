@@ -8,7 +8,6 @@ search for a rare topic among millions takes a while, and the service goes on me
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
-from ddmq.server.delay_backup import Held, copy_shards, make_backup
+from ddmq.server.delay_backup import Held, backup_folder, copy_shards, make_backup
 from ddmq.server.forwarding import FORWARDED, ask_other
 from ddmq.server.http import Request
 from ddmq.server.queries import WAIT_S, body_fields
@@ -55,12 +54,13 @@ class Cursor(NamedTuple):
 
 
 class DelayRoutes:
-    """`timers`: the delay service of this process, None where it runs elsewhere."""
+    """`timers`: the delay service of this process, None: it runs elsewhere. `backups`: where backups go."""
 
-    def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock) -> None:
+    def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path) -> None:
         self._backend = backend
         self._timers = timers
         self._clock = clock
+        self._backups = backups
 
     def table(self) -> dict[tuple[str, str], Callable[[Request], Any]]:
         """Routes by method and path."""
@@ -180,12 +180,10 @@ class DelayRoutes:
     # --- backup
 
     def _backup(self, request: Request) -> dict[str, Any]:
-        """A copy of every shard, each as at one moment, into a new folder on the server's machine. With
+        """A copy of every shard, each as at one moment, into a new folder below the one for backups. With
         `shards`: only those, into the folder that the process which makes the backup has begun."""
-        given = request.body.get("folder")
-        if not isinstance(given, str) or not os.path.isabs(given):
-            raise CallerError(f"folder is {given!r}; an absolute path on the server's machine is wanted")
-        folder, wanted, held = Path(given), request.body.get("shards"), self._held()
+        folder = backup_folder(request.body.get("folder"), self._backups)
+        wanted, held = request.body.get("shards"), self._held()
         if wanted is not None:
             if not isinstance(wanted, list):
                 raise CallerError(f"shards is {wanted!r}; a list of numbers is wanted")
@@ -197,7 +195,7 @@ class DelayRoutes:
         others = self._owners(self._elsewhere(self._service()))
         if len(held) + sum(map(len, others.values())) < self._queues():
             raise TryLaterError("not every shard is open yet; try again")
-        shards = in_thread(make_backup, folder, held, others, self._clock.wall_ms())
+        shards = in_thread(make_backup, self._backups, folder, held, others, self._clock.wall_ms())
         return {"folder": str(folder), "shards": shards}
 
     def _owners(self, numbers: Sequence[int]) -> dict[str, list[int]]:

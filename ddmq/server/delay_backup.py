@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import msgspec
 from ddmq.server.forwarding import ask_other
 from ddmq.server.http import Request
 from ddmq_common.errors import CallerError, TryLaterError
+from ddmq_common.private_folder import make_private
 from delay_service.store.port import DelayStore
 
 MANIFEST = "delay-backup.json"
@@ -28,12 +30,29 @@ class Held(NamedTuple):
     store: DelayStore
 
 
+def backup_folder(given: object, backups: Path) -> Path:
+    """The folder below `backups` that is meant, by its name there or its whole path. Raises CallerError.
+
+    What is refused is told the same way whether it exists or not.
+    """
+    if isinstance(given, str) and given and "\0" not in given:
+        with suppress(OSError, RuntimeError):  # too long; symbolic links in a circle
+            folder = (backups / given).resolve()
+            if backups.resolve() in folder.parents:
+                return folder
+    raise CallerError(
+        f"folder is {given!r}; backups go below {backups.absolute()} on the server's machine: give the name "
+        "of a new folder there, or set backup_dir in ddmq.yaml"
+    )
+
+
 def make_backup(
-    folder: Path, held: Sequence[Held], elsewhere: Mapping[str, Sequence[int]], wall_ms: int
+    backups: Path, folder: Path, held: Sequence[Held], elsewhere: Mapping[str, Sequence[int]], wall_ms: int
 ) -> int:
-    """How many shards there are. `elsewhere`: by the admin address of their owner."""
+    """How many shards. `folder` is below `backups`; `elsewhere`: by the admin address of their owner."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(backups)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise CallerError(f"{folder} is not empty; a backup goes into a new folder")
         copy_shards(folder, held)

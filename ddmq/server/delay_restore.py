@@ -25,6 +25,7 @@ from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.file_log.options import FileLogOptions
 from backend.port import Backend
 from backend.records import AppendStatus, NewRecord, TopicInfo
+from ddmq.server.config import BACKUPS
 from ddmq.server.delay_backup import MANIFEST
 from ddmq.server.delay_belongs import foreign, pages
 from ddmq_common.clock import Clock, SystemClock
@@ -86,7 +87,7 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
     if (data_dir / "commitlog").is_dir():
         _as_stores(backup, data_dir, stores, log)
         return Restored("stores", len(backup.shards), None)
-    if _filled(data_dir):
+    if any(entry.name != BACKUPS for entry in _entries(data_dir)):
         raise CallerError(f"{data_dir} is not empty and has no log; choose an empty directory, or the log's")
     return Restored("new log", len(backup.shards), _into_new_log(backup, data_dir, log))
 
@@ -132,7 +133,11 @@ def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions
 
 
 def _filled(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
+    return any(_entries(folder))
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> int:

@@ -201,7 +201,10 @@ class ServerProcess:
     def _listen_admin(self, backend: Backend) -> None:
         address = self.config.serve.address("admin")
         names = (address.host, socket.gethostname(), *self.config.serve.admin_names)
-        api = AdminApi(backend, self.consumer, self.metrics, self.clock, self.health, self.timers, names)
+        backups = self.config.serve.backups
+        api = AdminApi(
+            backend, self.consumer, self.metrics, self.clock, self.health, self.timers, names, backups
+        )
         if self.consumer is not None:
             HubTicker(rates.PERIOD_S, api.groups.sample).start()
         where = tuple(address) if self._admin_socket is None else self._admin_socket

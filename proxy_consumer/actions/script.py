@@ -27,7 +27,8 @@ from proxy_consumer.actions.job import ABSENT, CONTINUE, Job, Outcome, fail, fin
 
 EXPRESSION_CHARS_MAX = 8192
 CHEAP_WORK_MAX = 1 << 20  # of the estimate, in bytes gone through: some milliseconds on one core at most
-GATE_WORK_MAX = 16 << 20
+GATE_WORK_MAX = 4 << 20  # some 50 milliseconds at most
+CONVERTED = {b",": 64, b":": 64, b"[": 128, b"{": 128}  # bytes gone through in the time that CEL takes one in
 NESTED_MAX = 4  # macros inside each other that are counted; more of them are over every bound soon enough
 TURN_BYTES = 256  # what a turn of a macro costs by itself
 MATCH_BYTES = 16 << 10  # the same with a pattern
@@ -37,6 +38,7 @@ RESULT_BYTES_MAX = 4 << 20
 WITHOUT_BOUND = 1 << 62
 FILTERED = finish("filtered by script")
 SCRIPT_ERROR = finish("script error")
+_USES = re.compile(r"\b(?:body|text|key|tag|properties)\b")
 _GROOVY = re.compile(r"\b(def|return|import|println|new)\b|;|->|\?\.|\?:|=~|==~|(?<![=!<>])=(?!=)")
 _MACROS = re.compile(r"\b(?:all|exists|exists_one|map|filter)\b")
 _VARIABLES: dict[str, Callable[[Job], Any]] = {
@@ -78,6 +80,7 @@ class Expression:
         self._dynamic = len(_DYNAMIC.findall(source)) > len(_CONSTANT_MATCH.findall(source))
         self._searches = len(_SEARCH.findall(source)) > len(_CONSTANT_SEARCH.findall(source))
         self._turn = MATCH_BYTES if "matches" in source else TURN_BYTES
+        self._uses = max(1, len(_USES.findall(source)))
         self._names = [name for name in (*_VARIABLES, "body") if re.search(rf"\b{name}\b", source)]
         try:
             self._compiled = _environment(with_body).compile(source)
@@ -102,11 +105,13 @@ class Expression:
         grown = self._sums + 1
         if self._searches:  # for a text of the message, at every place of another
             grown *= 1 + size // SEARCHED_AT_ONCE
+        taken_in = _converted(job.body) if "body" in self._names else 0
+        through = self._uses * (size + self._turn)
         if not self._macros:
-            return grown * (size + self._turn)
+            return taken_in + grown * through
         elements = max(size if self._splits else _widest(job), self._literals)
         turns = min(ITERATIONS_MAX, elements ** min(self._macros, NESTED_MAX))
-        return int(turns * grown * (self._sums + 1) ** self._macros * (size + self._turn))
+        return int(taken_in + turns * grown * (self._sums + 1) ** self._macros * through)
 
     def evaluate(self, job: Job) -> Any:
         """The value for this message. Raises ScriptError."""
@@ -175,6 +180,11 @@ def script(config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None
             return fail(f"Script: {error}") if config.on_script_error == "fail" else SCRIPT_ERROR
 
     return step
+
+
+def _converted(body: bytes) -> int:
+    """What it costs to give the JSON to CEL, element by element."""
+    return sum(weight * body.count(mark) for mark, weight in CONVERTED.items())
 
 
 def _widest(job: Job) -> int:

@@ -238,8 +238,8 @@ def test_a_backup_is_made_while_it_runs_and_put_back_beside_the_log(tmp_path: Pa
     with running(tmp_path) as server:
         kept, fired, gone = (add(server, body, "--delay", "1h") for body in ("kept", "fired", "gone"))
         admin = f"127.0.0.1:{server.ports['admin']}"
-        folder = str(tmp_path / "backup")
-        assert ddmq("delay", "backup", folder, "--admin", admin).returncode == 0
+        folder = str(server.data_dir / "backups" / "made")
+        assert ddmq("delay", "backup", "made", "--admin", admin).returncode == 0
         again = ddmq("delay", "backup", folder, "--admin", admin)
         assert (again.returncode, "not empty" in again.stderr) == (1, True)
         change(server, "fire", fired)
@@ -247,7 +247,7 @@ def test_a_backup_is_made_while_it_runs_and_put_back_beside_the_log(tmp_path: Pa
         later = add(server, "later", "--delay", "1h")
         restore = ("delay", "restore", folder, "--data-dir", str(server.data_dir))
         refused = ddmq(*restore)
-        assert (refused.returncode, "is not empty" in refused.stderr) == (1, True)
+        assert (refused.returncode, "a server runs over" in refused.stderr) == (1, True)
         server.kill()
         (server.data_dir / "delay").rename(tmp_path / "lost")
         done = ddmq(*restore)
@@ -268,8 +268,7 @@ def test_a_backup_put_into_an_empty_directory_fires_there(tmp_path: Path) -> Non
         again = add(server, "again", "--delay", "1h", "--every", "2h", "--times", "3")
         change(server, "fire", again)
         shown = server.admin("GET", "delay", "messages", again)
-        folder = str(tmp_path / "backup")
-        server.admin("POST", "delay", "backup", body={"folder": folder})
+        folder = server.admin("POST", "delay", "backup", body={"folder": "made"})["folder"]
     fresh = RealServer(tmp_path / "new")
     done = ddmq("delay", "restore", folder, "--data-dir", str(fresh.data_dir), "--json")
     assert done.returncode == 0, done.stderr
@@ -289,8 +288,9 @@ def test_a_backup_put_into_an_empty_directory_fires_there(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_backup_holds_the_shards_of_all_processes(tmp_path: Path) -> None:
-    folder, new = tmp_path / "backup", tmp_path / "new" / "data"
+    new = tmp_path / "new" / "data"
     with running(tmp_path) as server:
+        folder = server.data_dir / "backups" / "of" / "today"
         for hours in range(1, 9):
             add(server, "x", "--delay", f"{hours}h")
         other = RealServer(tmp_path, command="delay-service")
@@ -301,7 +301,7 @@ def test_a_backup_holds_the_shards_of_all_processes(tmp_path: Path) -> None:
                 "both have some",
             )
             until(lambda: not other.admin("GET", "delay")["health"]["reason"], "it fires")
-            made = ddmq("delay", "backup", str(folder), "--admin", f"127.0.0.1:{other.ports['admin']}")
+            made = ddmq("delay", "backup", "of/today", "--admin", f"127.0.0.1:{other.ports['admin']}")
             assert made.returncode == 0, made.stderr
             status, said = other.ask("POST", "/delay/backup", {"folder": str(folder), "shards": [77]})
             assert (status, "try again" in said["error"]) == (503, True)
@@ -315,11 +315,11 @@ def test_a_backup_holds_the_shards_of_all_processes(tmp_path: Path) -> None:
 def test_a_backup_is_not_put_beside_another_log(tmp_path: Path) -> None:
     """Not beside that of another server, nor beside the log that a restore of it has begun: the same orders
     stand there in another sequence, and messages would be taken for fired."""
-    folder, new = str(tmp_path / "backup"), str(tmp_path / "new")
+    new = str(tmp_path / "new")
     with running(tmp_path / "old") as server:
         for hours in range(9, 0, -1):
             add(server, f"{hours}", "--delay", f"{hours}h")
-        server.admin("POST", "delay", "backup", body={"folder": folder})
+        folder = server.admin("POST", "delay", "backup", body={"folder": "made"})["folder"]
     with running(tmp_path / "other") as other:
         for hours in range(30):
             add(other, "x", "--delay", f"{hours + 1}h")
@@ -335,10 +335,10 @@ def test_a_backup_is_not_put_beside_another_log(tmp_path: Path) -> None:
 def test_a_restore_that_was_cut_short_is_not_taken_for_a_log(tmp_path: Path) -> None:
     with running(tmp_path / "old") as server:
         add(server, "tea", "--delay", "1h")
-        server.admin("POST", "delay", "backup", body={"folder": str(tmp_path / "backup")})
+        folder = server.admin("POST", "delay", "backup", body={"folder": "made"})["folder"]
     (tmp_path / "new" / "commitlog").mkdir(parents=True)
     (tmp_path / "new" / "delay-restore").mkdir()
-    refused = ddmq("delay", "restore", str(tmp_path / "backup"), "--data-dir", str(tmp_path / "new"))
+    refused = ddmq("delay", "restore", folder, "--data-dir", str(tmp_path / "new"))
     assert (refused.returncode, "was cut short" in refused.stderr) == (1, True), refused.stderr
 
 
@@ -358,7 +358,7 @@ def test_with_a_process_for_each_part_the_one_admin_port_answers(tmp_path: Path)
         status, found = server.ask("GET", "/delay/messages?topic=orders&count=5")
         assert (status, [row["id"] for row in found["messages"]]) == (200, [ident])
         assert server.ask("GET", "/delay/messages/nonsense")[0] == 400
-        assert server.admin("POST", "delay", "backup", body={"folder": str(tmp_path / "b")})["shards"] > 0
+        assert server.admin("POST", "delay", "backup", body={"folder": "b"})["shards"] > 0
 
 
 def test_a_message_is_named_by_its_uuid_too_and_the_list_can_be_copied(shell, topic, monkeypatch):

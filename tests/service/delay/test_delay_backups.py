@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from backend.file_log import open_log
 from backend.file_log.options import FileLogOptions
 from backend.records import QueueRef
-from ddmq.server.delay_backup import MANIFEST, Held, copy_shards
+from ddmq.server.delay_backup import MANIFEST, Held, backup_folder, copy_shards, make_backup
 from ddmq.server.delay_belongs import pages
 from ddmq.server.delay_restore import Restored, restore_backup
 from ddmq_common.clock import SystemClock
@@ -90,3 +92,41 @@ def test_a_page_ends_by_bytes_too() -> None:
     assert max(sizes) < (1 << 20) + (4 << 20)
     assert len(sizes) > 10
     assert sum(len(page) for page in pages(store)) == len(SIZES)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "/etc/made",
+        "../made",
+        "a/../../made",
+        "",
+        ".",
+        "/",
+        "\0",
+        None,
+        7,
+        "outside/made",
+        "circle",
+    ],
+)
+def test_backups_go_below_their_folder_alone(tmp_path: Path, given: object) -> None:
+    """Also through a symbolic link; and what is refused does not tell what is there."""
+    backups = tmp_path / "backups"
+    backups.mkdir()
+    (backups / "outside").symlink_to(tmp_path)
+    (backups / "circle").symlink_to("circle")
+    with pytest.raises(CallerError, match=f"backups go below {backups} on the server's machine") as refused:
+        backup_folder(given, backups)
+    assert "made" not in str(refused.value) or str(given) in str(refused.value)
+
+
+def test_a_backup_has_its_name_or_its_whole_path(tmp_path: Path) -> None:
+    backups = tmp_path / "backups"
+    assert backup_folder("today", backups) == backup_folder(str(backups / "today"), backups)
+    before = os.umask(0)
+    try:
+        make_backup(backups, backup_folder("today", backups), [], {}, 0)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (backups, backups / "today")] == [0o700, 0o700]

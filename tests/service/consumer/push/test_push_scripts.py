@@ -30,6 +30,11 @@ NESTED = "".join(f"{DIGITS}.all({name}, " for name in "abcdef") + "body.t.contai
 SPLIT = "body.a.split('').map(c, body.a).size() > 0"
 PATTERNS = "body.rules.exists(r, body.text.matches(r))"
 HOSTILE = {
+    "a body of very many elements": ("size(body.l) > 5", {"l": [[]] * 80_000}),
+    "a list gone through again and again": (
+        " || ".join(f"{-number} in body.l" for number in range(1, 200)),
+        {"l": [1] * 20_000},
+    ),
     "texts added to themselves": (DOUBLED, {"a": "x" * 1_000}),
     "nested literal lists": (NESTED, {"t": "x" * 250_000}),
     "a text split and copied": (SPLIT, {"a": "x" * 200_000}),
