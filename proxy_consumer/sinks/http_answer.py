@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 DONE_SLOWER, DONE_REFUSED, AGAIN_LATER = 1_000_000, 1_000_001, 1_000_002
-_NUMBER = re.compile(r"\s*[+-]?\d{1,18}(?:\.0*)?\s*\Z")
+_NUMBER = re.compile(r"[ \t\r\n]*[+-]?\d{1,18}(?:\.0*)?[ \t\r\n]*\Z")
 _SILENT = (None, "")
 
 

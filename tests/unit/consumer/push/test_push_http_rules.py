@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy_consumer.actions.job import Job
@@ -134,6 +134,7 @@ def test_what_an_answer_means(status: int, body: bytes, meaning: Meaning) -> Non
 
 
 @given(st.binary())
+@example(b"\x1c0")
 def test_no_answer_breaks_the_reader(body: bytes) -> None:
     assert read_answer(200, body).meaning in Meaning
     assert read_answer(200, msgspec.json.encode({"errno": body.decode("latin-1")})).meaning in Meaning
