@@ -140,6 +140,10 @@ class Pulls:
         if not self._runtime.config.auto_create_groups:
             self._answer_empty(pull)
             return None
+        if b"%" in request.groupId and self._directory.find(request.groupId) is None:
+            name = request.groupId.decode("utf-8", "replace")
+            self._throw(pull.call, Code.ILLEGAL_MESSAGE, instance_text(name))
+            return None
         try:
             name = request.groupId.decode()
             topic = request.topic.decode()
@@ -258,6 +262,16 @@ def pushed_text(group: Group, subscription: Subscription) -> str:
     return (
         f"group {group.name} does not pull topic {subscription.topic}: the proxy pushes it "
         f"(actions end with {subscription.config.actions[-1]})"
+    )
+
+
+def instance_text(name: str) -> str:
+    """Why a pull makes no group of a name that would be an instance's."""
+    base = name.partition("%")[0]
+    return (
+        f"group {name} does not exist, and a name with % is not made by a pull: it is an instance of a "
+        f"broadcasting group, and {base or name} is none (`ddmq group set {base or name} --topic TOPIC "
+        f"--model broadcasting`); `ddmq group create {name} --topic TOPIC` makes an ordinary group"
     )
 
 

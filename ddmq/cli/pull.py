@@ -77,7 +77,8 @@ def pull(
 ) -> None:
     """Take messages of TOPIC and acknowledge (or fail) them, until there are no more.
 
-    A group that does not exist is created and starts at the first message. Exit code 0 when there were none;
+    A group that does not exist is created and starts at the first message. GROUP%INSTANCE, any name for
+    INSTANCE, reads a broadcasting group from the newest message on. Exit code 0 when there were none;
     1 when the consumer proxy cannot be reached or, without --follow, when there is no such topic.
     """
     if no_ack and fail is not None:
@@ -110,6 +111,8 @@ def pull(
 
 def _nothing(client: AdminClient, topic: str, group: str) -> str:
     """No messages, and where those are that the group has not finished."""
+    if not _is_ordinary(client, group):
+        return f"no messages for instance {group}; it gets what comes from its first pull on (--follow waits)"
     subscriptions = client.get("groups", group)["subscriptions"]
     queues = [queue for each in subscriptions if each["topic"] == topic for queue in each["queues"]]
     notes = []
@@ -136,10 +139,17 @@ def _leave(message: Message) -> None:
     """Neither acknowledged nor failed."""
 
 
+def _is_ordinary(client: AdminClient, group: str) -> bool:
+    """Whether it is a group, or one to be made; GROUP%INSTANCE is an instance of a broadcasting group."""
+    return "%" not in group or any(row["group"] == group for row in client.get("groups"))
+
+
 def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_json: bool) -> None:
     """Raises ClickException for a topic that does not exist, unless somebody waits for it."""
     if not follow:
         client.get("topics", topic)
+    if not _is_ordinary(client, group):
+        return
     made = client.post("groups", group, body={"topics": [topic], "start": "first"})
     if not as_json and made.get("created"):
         hint(f"created group {group} on {topic}, starting at its first message")

@@ -41,6 +41,24 @@ def test_dead_letters_and_none(shell: Shell, topic: str) -> None:
     assert f"no dead letter of {topic} waits" in shell("dlq", "show", topic)
 
 
+def test_an_instance_of_a_broadcasting_group_is_pulled_without_making_a_group(
+    shell: Shell, topic: str
+) -> None:
+    shell("topic", "create", topic)
+    shell("group", "set", topic, "--topic", topic, "--model", "broadcasting")
+    shell("pull", topic, "--group", topic, code=1)
+    assert f"{topic}%INSTANCE" in shell.error
+    name = f"{topic}%me"
+    shell("pull", topic, "--group", name)
+    assert f"no messages for instance {name}; it gets what comes from its first pull on" in shell.error
+    shell("send", topic, "one")
+    assert "one" in shell("pull", topic, "--group", name)
+    assert "1 message, acknowledged" in shell.error
+    assert name not in {row["group"] for row in shell.json("group", "list")}
+    shell("pull", topic, "--group", f"ordinary%{topic}", code=1)
+    assert "a name with % is not made by a pull" in shell.error
+
+
 def test_blocked_keys_of_another_proxy_are_not_passed_over(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic)
     shell("group", "set", topic, "--topic", topic, "--order-key", "KEY")

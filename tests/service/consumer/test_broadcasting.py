@@ -183,12 +183,6 @@ def test_a_pull_by_the_groups_own_name_is_told_how(news: Rig) -> None:
     assert set(news.service._directory.groups[b"G"].subscriptions) == {b"T"}
 
 
-def test_a_percent_sign_alone_makes_no_instance(rig: Rig) -> None:
-    rig.topic()
-    assert rig.pull(group=b"G%one").result.messages == []
-    assert b"G%one" in rig.service._directory.groups
-
-
 def test_deleting_the_group_ends_the_pulls_of_its_instances(news: Rig) -> None:
     begun(news, "one")
     call = news.ask(group=b"G%one", linger=30_000)
@@ -196,3 +190,33 @@ def test_deleting_the_group_ends_the_pulls_of_its_instances(news: Rig) -> None:
     news.settle()
     news.advance(0.3)
     until(lambda: call.answered)
+
+
+@pytest.mark.parametrize("name", ["G%one", "H%one", "none%one", "%one", "G%"])
+@pytest.mark.parametrize("ours", [{}, {"clientId": b"me"}])
+def test_a_pull_as_an_instance_makes_no_ordinary_group(rig: Rig, name: str, ours: dict[str, bytes]) -> None:
+    for topic in ("T", "U"):
+        rig.topic(topic)
+        rig.subscribe("H", topic)
+    rig.subscribe("G")
+    call = rig.pull(group=name.encode(), **ours)
+    assert b"a name with % is not made by a pull" in call.outcome.error.message
+    assert [group.name for group in rig.service.groups()] == ["G", "H"]
+
+
+def test_the_instance_is_served_once_its_group_is_broadcasting(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    assert b"a name with % is not made" in pull(rig).outcome.error.message
+    rig.wait(rig.service.change_subscription("G", "T", {"model": "broadcasting"}))
+    rig.settle()
+    begun(rig, "one")
+    rig.send(1)
+    assert pull(rig).values == [b"m0"]
+
+
+def test_an_ordinary_group_of_such_a_name_goes_on(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe("G%one")
+    rig.send(1)
+    assert pull(rig).values == [b"m0"]
