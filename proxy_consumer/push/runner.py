@@ -81,15 +81,15 @@ class PushRunner(PullWaiter):
         self.subscription.group.serve()
 
     def stop(self) -> None:
-        """Take nothing new. What is with the sink ends and is stored; what waits for a try is let go."""
+        """Take nothing new. What is with the sink ends and is stored; what waits for a try is handed back."""
         self.stopped = True
         pushers = self.subscription.group.pushers
         if pushers.get(self.subscription.topic) is self:
             del pushers[self.subscription.topic]
         self._stand()
-        for _, _, pushed in self._parked:
+        parked, self._parked = [row[2] for row in self._parked], []
+        for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # of a chain the last first
             self._let_go(pushed)
-        self._parked.clear()
         self._close_when_empty()
 
     def deliver(self, delivery: Delivery) -> None:
@@ -200,8 +200,12 @@ class PushRunner(PullWaiter):
         self._settle_later(state)
 
     def _let_go(self, pushed: Pushed) -> None:
-        """Its lease runs out, or its queue has gone: it comes again, here or elsewhere."""
+        """Hand it back, uncounted, unless its queue has gone: it comes again at once, here or elsewhere."""
+        state = self._state(pushed)
         self._remember(pushed)
+        if self.subscription.holds(state):
+            self.subscription.buffer.take_back(state, [pushed.offset], [pushed.lease_id])
+            self._settle_later(state)
         self._leave(pushed.lease_id)
 
     def _leave(self, lease_id: int) -> None:

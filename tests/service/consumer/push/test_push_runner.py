@@ -112,6 +112,24 @@ def change(rig: PushRig, config: SubscriptionDefaults) -> None:
     rig.settle()
 
 
+@pytest.mark.parametrize("order_key", ["", "KEY", "QID"])
+def test_what_waits_for_a_try_goes_at_once_when_the_settings_are_mended(
+    rig: PushRig, receiver: Receiver, order_key: str
+) -> None:
+    rig.http("http://127.0.0.1:1/", order_key=order_key, ack_timeout_ms=3_600_000)  # nobody listens there
+    rig.put(*[b"%d" % number for number in range(5)], key=b"k")
+    until(lambda: rig.outcomes().get("again", 0) >= (1 if order_key else 5))
+    begun = rig.clock.monotonic()
+    mended = {"http": {"urls": [receiver.url()]}}
+    rig.wait(rig.service.change_subscription("G", "T", {"push": mended}))
+    rig.until_committed(5)
+    assert rig.clock.monotonic() == begun, "nobody waited for a lease to run out"
+    assert rig.counted("ddmq_lease_timeouts_total") == 0
+    assert sorted(seen.fields["params"] for seen in receiver.seen) == ["0", "1", "2", "3", "4"]
+    if order_key:
+        assert [seen.fields["params"] for seen in receiver.seen] == ["0", "1", "2", "3", "4"]
+
+
 def test_a_target_that_is_not_allowed_holds_the_subscription_back(receiver: Receiver) -> None:
     rig = PushRig(push_targets=())
     rig.http(receiver.url())
