@@ -23,7 +23,7 @@ class FileLogOptions:
     pending_max: int = 100_000  # requests waiting for the disk; more are refused
     body_bytes_max: int = 2 * MIB
     properties_bytes_max: int = 32 * 1024
-    topics_max: int = 10_000  # more are refused
+    topics_max: int = 10_000  # more are refused; of the system's own (retries, …) only 1,000 beyond it
     settings_max: int = 100_000  # more are refused
     waits_max: int = 100_000  # parked; more fail
     progress_max: int = 1_000_000  # (group, queue) pairs with progress; more are refused

@@ -25,7 +25,9 @@ from ddmq_common.errors import (
     NoSuchTopicError,
     RemoteError,
 )
+from ddmq_common.names import is_internal
 
+TOPICS_RESERVED = 1_000  # beyond topics_max, for topics of the system's own: retries, dead letters, …
 LATE = "the deadline passed before the request was handed to the disk; nothing was stored"
 UNKNOWN = "no answer from the disk by the deadline; what was sent may be stored or not"
 RECORD_OVERHEAD = 256  # bytes a record may take besides delivery bytes and key
@@ -212,8 +214,10 @@ class TopicRequest(Request):
 
     def _checked(self, info: TopicInfo, found: TopicInfo | None, more: int) -> TopicInfo:
         if info.incarnation == 0:
-            if len(self._state.topics) + more >= self.topics_max:
-                raise BoundReachedError(f"{self.topics_max} topics exist; that is the bound")
+            places = self.topics_max + is_internal(info.name) * TOPICS_RESERVED
+            count = len(self._state.topics) + more
+            if count >= places:
+                raise BoundReachedError(f"{count} topics exist, the bound is {places}")
             self._state.last_incarnation += 1
             return replace(info, incarnation=self._state.last_incarnation)
         check_change(info, found)

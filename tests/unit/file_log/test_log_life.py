@@ -104,6 +104,19 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_topics_of_clients_leave_places_for_the_systems_own(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, topics_max=2)
+    rig.make("a")
+    rig.make("b")
+    with pytest.raises(BoundReachedError, match="2 topics exist, the bound is 2"):
+        rig.make("c")
+    rig.make("%DLQ%g")
+    rig.make("%RETRY%g")
+    with pytest.raises(BoundReachedError):
+        rig.make("c")
+    rig.close()
+
+
 def test_topics_that_share_a_commit_are_bounded_together(tmp_path: Path) -> None:
     rig = Rig(tmp_path, topics_max=3)
     rig.make()
