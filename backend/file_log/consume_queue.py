@@ -61,10 +61,10 @@ class QueueFiles:
             data = data[len(chunk) :]
 
     def passes(self, ref: QueueRef, offset: int) -> bool:
-        """Whether there are entries from `offset` on. Opens nothing. Blocking."""
+        """Whether the file that `offset` belongs to has entries from there on. Opens nothing. Blocking."""
         index, at = divmod(offset, FILE_ENTRIES)
         size = self._storage.size(self._path(ref, index)) or 0
-        return size > at * ENTRY_BYTES or self._storage.size(self._path(ref, index + 1)) is not None
+        return size > at * ENTRY_BYTES
 
     def holds(self, ref: QueueRef, start: int, end: int) -> bool:
         """Whether the files are long enough for entries `[start, end)`. Opens nothing. Blocking."""

@@ -31,6 +31,7 @@ from backend.file_log.read.queries import Queries
 from backend.file_log.retention import Retention
 from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.start.checkpointer import Checkpointer
+from backend.file_log.start.last_limits import note_limits
 from backend.file_log.start.recovery import Recovered, Recovery
 from backend.file_log.state import QueueState
 from backend.file_log.storage import Storage
@@ -81,6 +82,7 @@ class Opened:
         self.tails = Tails(self.files, options)
         self.tails.left(self.state.queues())
         self._report(metrics)
+        note_limits(storage, folder, options.retention)
 
     def _fitted(self, options: FileLogOptions, disk_bytes: int) -> FileLogOptions:
         """On a small disk segments are smaller: only what is no longer written can be deleted."""

@@ -1,6 +1,7 @@
 """Retention, its holds and the index on a real log: what goes, what stays, what readers see then."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gevent
@@ -302,3 +303,20 @@ def test_entries_of_a_topic_that_nobody_reads_go_with_the_log(
         while not next(iter(house.log._state.queues())).min:
             gevent.sleep(0.001)
     house.log.close()
+
+
+def test_a_writer_with_other_limits_than_the_last_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(tmp_path, age_ms=10 * DAY_S * 1000)
+    house.log.close()
+    house.open().close()
+    assert "other limits" not in caplog.text
+    house.options = replace(
+        house.options, retention=RetentionOptions(cleaning_hour=None, log_bytes_max=SEGMENT)
+    )
+    house.open().close()
+    assert "age_ms 864000000 -> 259200000, log_bytes_max None -> 65536" in caplog.text
+    caplog.clear()
+    house.open().close()
+    assert "other limits" not in caplog.text
