@@ -30,7 +30,7 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
     if found["dead_letters_open"]:
         many = "" if found["dead_letters_open"] == 1 else "s"
         hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
-    for each in found["stalled"]:
+    for each in found.get("stalled", ()):  # a server of the release before does not tell
         say(stall_text(each))
     if found["blocked_keys"]:
         say("blocked keys")
@@ -87,8 +87,7 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
         "filter": "none" if each["filter"] == "*" else each["filter"],
         "lag": "every instance has a place of its own" if _is_broadcast(each) else lag,
         "in flight": each["in_flight"],
-        "retrying": cell(each["retrying"])
-        + (f", and {each['retry_lag']:,} due on the retry path" if each["retry_lag"] else ""),
+        "retrying": each["retrying"],
         "retry path": _retry_path(each),
         "became dead letters": cell(each["dead_letters"]) + " since this proxy started",
         "ack span": each["ack_span"],
@@ -116,8 +115,9 @@ def _retry_path(each: Mapping[str, Any]) -> str:
         return "not known just now"
     if not each["retry_waiting"]:
         return "nothing waits for a later retry"
-    oldest, soonest = age(each["retry_oldest_s"]), age(each["retry_next_s"])
-    return f"{waiting} wait for a later retry, the first since {oldest}, the next is due in {soonest}"
+    due, oldest = each["retry_lag"], age(each["retry_oldest_s"])
+    soonest = f"{due:,} of them are due now" if due else f"the next is due in {age(each['retry_next_s'])}"
+    return f"{waiting} failed and not finished, the first since {oldest}; {soonest}"
 
 
 def _is_broadcast(each: Mapping[str, Any]) -> bool:

@@ -32,8 +32,9 @@ FRAME_LINES = 6
 def lag(group: str | None, watch: bool, interval: float, admin: Address, as_json: bool) -> None:
     """How far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
 
-    "retrying" wait for one of the quick retries, "later" for one of the later ones, 10 s to 2 h apart.
-    Rates are over the last 5 to 10 seconds. `ddmq group show GROUP` goes into detail.
+    "retrying" wait for one of the quick retries. "later" are on the retry path: they wait for one of the
+    later retries, 10 s to 2 h apart, or such a retry is due. Rates are over the last 5 to 10 seconds.
+    `ddmq group show GROUP` goes into detail.
     """
     client = AdminClient(admin)
     rows = client.get("lag", group=group)
@@ -63,7 +64,7 @@ def _view(rows: Sequence[dict[str, Any]], height: int) -> Table:
 
 
 def retry_path(row: Mapping[str, Any]) -> str | None:
-    """How many messages wait in the delay levels for their retry; None where it is not known."""
+    """How many messages are on the retry path; None where it is not known."""
     if row.get("retry_waiting") is None:
         return None
     return ("" if row["retry_waiting_whole"] else "≥ ") + f"{row['retry_waiting']:,}"

@@ -114,11 +114,14 @@ def _nothing(client: AdminClient, topic: str, group: str) -> str:
     if not _is_ordinary(client, group):
         return f"no messages for instance {group}; it gets what comes from its first pull on (--follow waits)"
     subscriptions = client.get("groups", group)["subscriptions"]
-    queues = [queue for each in subscriptions if each["topic"] == topic for queue in each["queues"]]
+    own = [each for each in subscriptions if each["topic"] == topic]
+    queues = [queue for each in own for queue in each["queues"]]
     notes = []
     if in_flight := sum(queue["in_flight"] + queue["retrying"] for queue in queues):
         notes.append(f"{in_flight:,} are in flight or wait for their retry")
-    if elsewhere := sum(queue["lag"] for queue in queues if not queue["held"]):
+    if later := sum(each["retry_waiting"] or 0 for each in own):
+        notes.append(f"{later:,} failed and are on the retry path, `ddmq group show {group}` says until when")
+    if elsewhere := sum(queue["lag"] for queue in queues if queue["holder"] and not queue["held"]):
         notes.append(f"{elsewhere:,} are in queues that another consumer proxy holds")
     return f"no messages for group {group}" + "".join(f"; {note}" for note in notes)
 

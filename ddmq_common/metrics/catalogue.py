@@ -216,7 +216,7 @@ RETRY_WAITING = _metric(
     "ddmq_retry_waiting",
     "gauge",
     ("group", "topic"),
-    "Failed messages that wait in the delay levels for their retry.",
+    "Failed messages on the retry path: those that wait for a later retry, and those that are due.",
 )
 RETRY_WAITING_AGE = _metric(
     "ddmq_retry_waiting_age_ms",

@@ -15,7 +15,7 @@ Name = tuple[str, str]  # group, topic
 
 
 class RetryWaiting(NamedTuple):
-    """Messages of one subscription that wait in the delay levels. `since_ms`: when the first of them was
+    """Messages of one subscription that are on the retry path. `since_ms`: when the first of them was
     put on the retry path; `due_ms`: when the next is due; epoch milliseconds."""
 
     messages: int

@@ -41,15 +41,24 @@ def group_concerned(key: str) -> str | None:
 
 def retry_queue_of(runtime: Runtime, group: str, topic: str) -> QueueRef | None:
     """The retry queue of `topic` in `group`, from memory; None until one was needed."""
+    return retry_queues(runtime, group).get(topic)
+
+
+def retry_queues(runtime: Runtime, group: str) -> dict[str, QueueRef]:
+    """The retry queues of `group` by topic, from memory."""
     backend = runtime.backend
     info = backend.topic(retry_topic(group))
     if info is None or backend.setting(retry_key(group)) is None:
-        return None
+        return {}
     try:
-        number = _numbers(backend, group).get(topic)
+        numbers = _numbers(backend, group)
     except StorageError:
-        return None
-    return None if number is None or number >= info.queues else QueueRef(info.name, info.incarnation, number)
+        return {}
+    return {
+        topic: QueueRef(info.name, info.incarnation, number)
+        for topic, number in numbers.items()
+        if number < info.queues
+    }
 
 
 def _numbers(backend: Backend, group: str) -> dict[str, int]:

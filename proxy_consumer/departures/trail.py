@@ -151,3 +151,9 @@ def _number(system: Mapping[str, str], name: str) -> int:
     """0 for what is not there or is no number: a message is not held up by what it says of itself."""
     text = system.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def since_ms(record: StoredRecord) -> int:
+    """When a record of the retry path was put on it, epoch milliseconds; else when it was stored."""
+    since = record.system.get(SINCE, "")
+    return int(since) if since.isascii() and since.isdigit() else record.stored_ms

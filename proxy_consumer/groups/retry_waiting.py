@@ -1,4 +1,5 @@
-"""What waits in the delay levels for its retry: read from the levels themselves, whoever runs them.
+"""What is on the retry path: read from the delay levels themselves, whoever runs them, and from the retry
+topics, where it is once it is due, until it is finished.
 
 The levels' own progress says what has fired, the records say whose they are, so every proxy can tell, also
 after a restart. A look reads at most READS_MAX records; what it leaves is counted by the next one, and until
@@ -18,6 +19,7 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, RETRY_PREFIX, SCHEDULE_TOPIC
 from proxy_consumer.core.level_tally import LevelTally, Name, RetryWaiting, Span
 from proxy_consumer.departures import trail
+from proxy_consumer.groups.retry_due import RetryDue
 from proxy_consumer.runtime import Runtime
 
 LOOK_S = 1.0  # looks that follow sooner are answered with what the last one found
@@ -84,7 +86,9 @@ class RetryPaths:
                 read = self._runtime.backend.read(queue, span.offset, count, PAGE_BYTES)
                 read.then(partial(self._was_read, tally, span))
                 return
-        self._end(None)
+        due = RetryDue(self._runtime)
+        due.then(lambda _: self._end(due.error, due))
+        due.start()
 
     def _was_read(self, tally: LevelTally, span: Span, read: Completion[ReadBatch]) -> None:
         if read.error is not None:
@@ -101,11 +105,14 @@ class RetryPaths:
         tally.add(Span(span.offset, end), _rows(batch, end))
         self._read_on()
 
-    def _end(self, error: Exception | None) -> None:
+    def _end(self, error: Exception | None, due: RetryDue | None = None) -> None:
         asked, self._asked = self._asked, None
         found: dict[Name, RetryWaiting] = {}
-        for tally in self._tallies.values():
-            for name, waiting in tally.waiting().items():
+        parts = [tally.waiting() for tally in self._tallies.values()]
+        if due is not None and error is None:
+            parts.append(due.value)
+        for part in parts:
+            for name, waiting in part.items():
                 known = found.get(name)
                 found[name] = waiting if known is None else known.plus(waiting)
         whole = error is None and all(tally.missing() is None for tally in self._tallies.values())
@@ -126,9 +133,7 @@ def _rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]
             continue
         name = _name(record)
         if name is not None:
-            since = record.system.get(trail.SINCE, "")
-            since_ms = int(since) if since.isascii() and since.isdigit() else record.stored_ms
-            yield offset, name, RetryWaiting(1, since_ms, record.due_ms)
+            yield offset, name, RetryWaiting(1, trail.since_ms(record), record.due_ms)
 
 
 def _name(record: StoredRecord) -> Name | None:

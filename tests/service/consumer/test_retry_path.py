@@ -91,8 +91,17 @@ def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: House)
     until(lambda: told(house, "ddmq_retry_waiting") == 3)
     assert told(house, "ddmq_retry_waiting_age_ms") >= 200
     house.advance(11)
-    assert house.wait(house.service.retry_paths()).waiting == {}
+    until(lambda: told(house, "ddmq_retry_waiting") == 3)  # due, and nobody has taken them
+    due = house.wait(house.service.retry_paths()).waiting["G", "T"]
+    assert (due.messages, due.since_ms) == (3, waiting.since_ms)
+    assert due.due_ms <= house.clock.wall_ms()
+    answer = house.pull(clientId=b"c", count=10).result
+    assert told(house, "ddmq_retry_waiting") == 3
+    house.submit(IDL.ConsumeResult(context=answer.context, successOffsets=[0, 2], failOffsets=[]))
+    until(lambda: told(house, "ddmq_retry_waiting") == 1)
+    house.submit(IDL.ConsumeResult(context=answer.context, successOffsets=[1], failOffsets=[]))
     until(lambda: told(house, "ddmq_retry_waiting") == 0)
+    assert house.wait(house.service.retry_paths()).waiting == {}
 
 
 def told(house: House, metric: str) -> float:
