@@ -187,8 +187,11 @@ def cron_fault(expression: str, zone: str, now_ms: int) -> str | None:
         cron = Cron.of(expression, zone)
     except CronError as error:
         return str(error)
-    if cron.next_ms(now_ms) is None:
+    first = cron.next_ms(now_ms)
+    if first is None:
         return f"cron {expression!r} has no time within {HORIZON_YEARS} years; {_ALLOWED}"
+    if cron.next_ms(first) is None:
+        return f"cron {expression!r} has no second time within {HORIZON_YEARS} years of its first; {_ALLOWED}"
     return None
 
 

@@ -17,7 +17,7 @@ class DelayConfig:
     `levels`: the waits that property DELAY=n and retries mean, level 1 first, ascending. A change touches
     new messages only: each carries its own due time, and levels taken from the end are emptied.
     `read_*`: what one level holds in memory. `fire_*`: at most that much in one commit.
-    `refused_ms`: for so long a target that refuses a message holds up its level, then it is a dead letter.
+    `refused_ms`: for so long messages are put off whose target refuses them, then they are dead letters.
     `pause_*`: between two tries of what failed, doubling. `commit_timeout_ms`: of one commit.
 
     Any due time: `shards`: queues of the inner topic when it is made, for good. `dir`: where the

@@ -259,6 +259,12 @@ LEVELS_LOST = _metric(
 LEVELS_PENDING = _metric(
     "ddmq_levels_pending", "gauge", ("level",), "Messages waiting in a level this process holds."
 )
+LEVELS_PUT_OFF = _metric(
+    "ddmq_levels_put_off_total",
+    "counter",
+    ("level",),
+    "Messages put back into a level, because their topic was closed to sends when they were due.",
+)
 LEVELS_OVERDUE = _metric(
     "ddmq_levels_overdue_ms",
     "gauge",

@@ -23,7 +23,9 @@ class Counts:
         """They are durable in their topics, at `clock_ms` of the store's clock."""
         alive = 0
         for outlet in outlets:
-            if outlet.reason:
+            if outlet.put_off_ms:
+                self._metrics.cell(catalogue.LEVELS_PUT_OFF, str(level)).value += 1
+            elif outlet.reason:
                 self._metrics.cell(catalogue.LEVELS_DEAD, str(level), outlet.reason).value += 1
             else:
                 alive += 1

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backend.completion import Completion
-from backend.levels import real_record
+from backend.levels import real_record, schedule_record
 from backend.port import Backend
 from backend.records import NewRecord, ProgressDelta, TopicInfo
 from ddmq_common.clock import Clock
+from ddmq_common.levels import Levels
 from ddmq_common.names import LEVELS_GROUP
 from delay_service.levels.core.level import Fire, Level
 from delay_service.levels.core.targets import Outlet
@@ -27,6 +28,7 @@ class Firing:
         backend: Backend,
         clock: Clock,
         timeout_s: float,
+        levels: Levels,
         level: Level,
         fire: Fire,
         done: Callable[[Firing, Exception | None], None],
@@ -37,6 +39,7 @@ class Firing:
         self._clock = clock
         self._deadline = clock.monotonic() + timeout_s
         self._done = done
+        self._levels = levels
         self.epoch = level.epoch
         self._delta = ProgressDelta(
             LEVELS_GROUP, level.queue, level.epoch, level.generation, ((0, fire.end),)
@@ -56,16 +59,23 @@ class Firing:
 
     def _store(self) -> None:
         wall_ms = self._clock.wall_ms()
-        records = [_record(outlet, wall_ms) for outlet in self.fire.outlets]
+        records = [_record(outlet, wall_ms, self._levels) for outlet in self.fire.outlets]
         store(self._backend, records, self._delta, self._deadline, self._ended)
 
     def _ended(self, error: Exception | None) -> None:
         self._done(self, error)
 
 
-def _record(outlet: Outlet, wall_ms: int) -> NewRecord:
+def _record(outlet: Outlet, wall_ms: int, levels: Levels) -> NewRecord:
     if outlet.reason:
         return dead_letter(outlet, wall_ms)
     record = real_record(outlet.record)
+    if outlet.put_off_ms:
+        return schedule_record(record, _level_of(outlet.put_off_ms, levels), levels)
     record.queue_id = outlet.queue_id
     return record
+
+
+def _level_of(wait_ms: int, levels: Levels) -> int:
+    """The first level that waits so long, or the last."""
+    return next((level for level, wait in enumerate(levels.waits, 1) if wait >= wait_ms), len(levels))

@@ -168,8 +168,11 @@ class Runner:
 
     def _fire(self, fire: Fire) -> None:
         around = self._around
-        timeout_s = around.config.commit_timeout_ms / 1e3
-        Firing(around.backend, around.clock, timeout_s, self.level, fire, self._fire_ended).start()
+        config = around.config
+        timeout_s = config.commit_timeout_ms / 1e3
+        Firing(
+            around.backend, around.clock, timeout_s, config.table, self.level, fire, self._fire_ended
+        ).start()
 
     def _fire_ended(self, firing: Firing, error: Exception | None) -> None:
         around = self._around

@@ -24,7 +24,7 @@ from delay_service.levels.core.level import (
     State,
     WaitForData,
 )
-from delay_service.levels.core.targets import GONE, REFUSED, UNREADABLE, Look, Targets
+from delay_service.levels.core.targets import GONE, PUT_OFF_S_MIN, REFUSED, UNREADABLE, Look, Targets
 
 PATIENCE_S = 10.0
 TOPICS = ("a", "b", "c")
@@ -171,7 +171,7 @@ class LevelMachine(RuleBasedStateMachine):
         """All or nothing, as an engine with these topics decides it."""
         fire, self.fire = self.fire, None
         assert fire is not None
-        alive = [outlet for outlet in fire.outlets if not outlet.reason]
+        alive = [outlet for outlet in fire.outlets if not outlet.reason and not outlet.put_off_ms]
         gone = any(
             one.topic not in self.there or one.queue_id >= self.there[one.topic].queues for one in alive
         )
@@ -182,6 +182,10 @@ class LevelMachine(RuleBasedStateMachine):
             self.level.refused(fire, topic_gone=gone, now_s=self.now_s)
             return
         for outlet in fire.outlets:
+            if outlet.put_off_ms:
+                closed_s = self.now_s - self.closed_since[outlet.topic]
+                assert outlet.put_off_ms <= 1_000 * max(PUT_OFF_S_MIN, min(closed_s, PATIENCE_S))
+                self.message(outlet.topic, outlet.put_off_ms, len(outlet.record.delivery))
             self.agree(outlet.topic, outlet.reason)
             self.done.append((outlet.record.offset, outlet.topic, outlet.reason))
         self.level.fired(fire)

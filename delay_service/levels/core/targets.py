@@ -2,8 +2,10 @@
 
 What this process knows of a topic may be behind the engine, so a topic that looks gone or closed is first
 tried, alone; only what the engine refuses counts. A topic that is gone makes dead letters of its messages
-at once; one that refuses has `patience_s`, and holds up its level for as long. All levels share one Targets,
-so that they have that patience with a closed topic once, not once per message.
+at once; one that refuses has `patience_s`. All levels share one Targets, so that they have that patience with
+a closed topic once, not once per message. Meanwhile what is due for a closed topic is put off: it goes back
+into a level, for about as long again as the topic has been closed (so a message is written a handful of times
+at most), and holds up nobody else's. One record that an open topic refuses holds up its level.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import NamedTuple
 from backend.levels import REAL_QUEUE, REAL_TOPIC
 from backend.records import StoredRecord
 
+PUT_OFF_S_MIN = 5.0
 REMEMBERED_MAX = 10_000  # topics and records; past it all are forgotten and tried again
 GONE = "topic gone"
 REFUSED = "refused"
@@ -28,12 +31,14 @@ class Look(NamedTuple):
 
 
 class Outlet(NamedTuple):
-    """One record and where it goes: topic and queue, or with a `reason` to the dead letters."""
+    """One record and where it goes: topic and queue, with a `reason` to the dead letters, or back into a
+    level for at least `put_off_ms`, when that is not 0."""
 
     record: StoredRecord
     topic: str
     queue_id: int
     reason: str = ""
+    put_off_ms: int = 0
 
 
 class _View(NamedTuple):
@@ -79,7 +84,12 @@ class Targets:
         since = self._since.get(topic, self._since.get(_place(record)))
         if since is not None and now_s - since >= self._patience_s:
             return _View(outlet._replace(reason=REFUSED), False)
+        if topic in self._since:
+            return _View(outlet._replace(put_off_ms=self._put_off_ms(now_s - self._since[topic])), False)
         return _View(outlet, since is not None or not look.writable)
+
+    def _put_off_ms(self, closed_s: float) -> int:
+        return int(max(PUT_OFF_S_MIN, min(closed_s, self._patience_s - closed_s)) * 1_000)
 
     # --- what the engine said
 

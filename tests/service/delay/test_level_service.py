@@ -164,12 +164,15 @@ def test_a_closed_topic_has_a_minute_and_then_its_messages_are_dead_letters(rig:
     rig.change(replace(closed, writable=False))
     rig.advance(1)
     rig.advance(5)
-    assert bodies(rig) == [b"other level"], "its own level waits for it, in order"
-    for _ in range(20):
+    assert sorted(bodies(rig)) == [b"3", b"other level"], "neither its own level nor others wait for it"
+    for _ in range(10):
         rig.advance(5)
-    assert bodies(rig)[1:] == [b"3"]
+    assert rig.stored(DEAD) == []
+    for _ in range(5):
+        rig.advance(5)
     assert bodies(rig, DEAD) == [b"1", b"2"]
     assert rig.value("ddmq_levels_dead_total", reason="refused") == 2
+    assert rig.value("ddmq_levels_put_off_total") <= 2 * 6, "each is written a handful of times"
 
 
 def test_a_topic_that_opens_again_in_time_gets_its_messages(rig: Rig) -> None:
@@ -177,10 +180,12 @@ def test_a_topic_that_opens_again_in_time_gets_its_messages(rig: Rig) -> None:
     rig.send(1, [b"1", b"2"], "closed")
     rig.change(replace(closed, writable=False))
     rig.advance(1)
-    rig.advance(30)
+    for _ in range(6):
+        rig.advance(5)
     rig.change(closed)
-    rig.advance(5)
-    assert bodies(rig, "closed") == [b"1", b"2"]
+    for _ in range(6):
+        rig.advance(5)
+    assert bodies(rig, "closed") == [b"1", b"2"], "later by no more than it was closed"
     assert rig.stored(DEAD) == []
 
 

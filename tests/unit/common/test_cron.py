@@ -1,6 +1,6 @@
 """Cron expressions in time zones: what they mean, when clocks change too, and what is refused."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -185,3 +185,11 @@ def test_a_search_is_made_once(expression: str, zone: str, monkeypatch: pytest.M
     assert cron.next_ms(later) == search(cron, later)
     assert cron.next_ms(now) == first
     assert len(searched) == 3
+
+
+def test_a_cron_that_comes_once_and_then_never_is_refused() -> None:
+    now_ms = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1_000)
+    fault = cron_fault("0 0 29 2 */7", "UTC", now_ms)
+    assert fault is not None
+    assert "has no second time within 10 years of its first" in fault
+    assert cron_fault("0 0 29 2 *", "UTC", now_ms) is None
