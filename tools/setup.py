@@ -43,7 +43,7 @@ def main(folder):
     print("setup: installing what requirements.lock names")
     quiet = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     run(python, *quiet, "--require-hashes", "-r", "requirements.lock")
-    run(python, *quiet, "--no-deps", "--editable", ".")
+    run(python, *quiet, "--no-deps", "--no-build-isolation", "--editable", ".")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -127,11 +127,23 @@ def set_(
     if done["created"]:
         say(f"{name} consumes {topic}, from {done['settings']['start']}")
     for change in done["changed"]:
-        option = change["key"].replace("_", "-")
-        say(f"{option}: {shown(change['before'])} → {shown(change['after'])}")
+        for option, before, after in _parts(
+            change["key"].replace("_", "-"), change["before"], change["after"]
+        ):
+            say(f"{option}: {before} → {after}")
     if not done["created"] and not done["changed"]:
         say(f"nothing changes: {name} on {topic} has these settings already")
     return None
+
+
+def _parts(name: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
+    """What differs, one by one where a setting has parts: push.http.urls and not all of push."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        yield name, shown(before), shown(after)
+        return
+    for part in [*before, *(part for part in after if part not in before)]:
+        if before.get(part) != after.get(part):
+            yield from _parts(f"{name}.{part}", before.get(part), after.get(part))
 
 
 def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:

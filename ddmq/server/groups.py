@@ -62,7 +62,7 @@ def change(consumer: ConsumerService, group: str, topic: str, body: Mapping[str,
         "changed": _differences(done),
         "settings": values(done.after),
         "set_here": sorted(done.given),
-        "notes": _notes(group, topic, settings, done),
+        "notes": [*_notes(group, topic, settings, done), *_held_back(consumer, group, topic)],
     }
 
 
@@ -89,6 +89,11 @@ def _notes(group: str, topic: str, settings: Mapping[str, Any], done: Change) ->
             "order over the whole group: all queues of all its ordered topics belong to one proxy at a time"
         )
     return notes
+
+
+def _held_back(consumer: ConsumerService, group: str, topic: str) -> list[str]:
+    why = consumer.push_fault(group, topic)
+    return [f"the push is held back, its messages stay where they are: {why}"] if why else []
 
 
 def delete(consumer: ConsumerService, group: str, topic: str | None = None) -> None:

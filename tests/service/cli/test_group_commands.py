@@ -221,3 +221,12 @@ def test_show_names_clients_that_subscribe_differently(shell: Shell, topic: str)
         said = shell("group", "show", topic)
     assert "clients that subscribe differently" in said
     assert "forgetful" in said.partition("clients that subscribe differently")[2]
+
+
+def test_setting_a_push_shows_what_differs_and_that_it_is_held_back(shell: Shell, topic: str) -> None:
+    push = '{"http": {"urls": ["http://127.0.0.1:1/hook"]}}'
+    shell("group", "set", f"g-{topic}", "--topic", topic, "--actions", "AsyncHttp", "--push", push)
+    assert "the push is held back" in shell.error
+    assert "push_targets" in shell.error
+    said = shell("group", "set", f"g-{topic}", "--topic", topic, "--push", push.replace("hook", "other"))
+    assert [line.split(":")[0] for line in said.splitlines()] == ["push.http.urls"]
