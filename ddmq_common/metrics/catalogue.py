@@ -155,7 +155,8 @@ SKIPPED = _metric(
     "ddmq_skipped_total",
     "counter",
     ("group", "topic", "reason"),
-    "Messages finished undelivered: pressure traffic refused, filtered, missing from the log, expired.",
+    "Messages finished undelivered: pressure traffic refused, filtered, missing from the log, expired, "
+    "retried by a subscription that was deleted since.",
 )
 UNKEYED = _metric(
     "ddmq_unkeyed_total",

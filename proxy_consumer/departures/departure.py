@@ -97,7 +97,8 @@ class Departure:
             if grant.error is not None:
                 self._undertaker.failed(self, grant.error)
                 return
-            retried = retry_record(self._undertaker.group, grant.value.queue_id, record, trail)
+            undertaker, queue_id = self._undertaker, grant.value.queue_id
+            retried = retry_record(undertaker.group, queue_id, record, trail, undertaker.created_ms)
             scheduled = schedule_record(retried, level_of(self.step), runtime.levels)
             self._store(scheduled, len(runtime.levels))
 

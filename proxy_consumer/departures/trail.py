@@ -9,6 +9,7 @@ It stands in the record's system properties, which no client ever sees:
     retry-deliveries   deliveries in all, over every step
     retry-since-ms     when the quick retries were spent, epoch milliseconds
     retry-error        the last error text that a client gave, if any
+    retry-life         when its subscription was made, epoch milliseconds: one made anew later passes it over
 
 Message id, key, tag, value, born time, flags and the application's properties stay as they are, and so do
 system properties of others.
@@ -34,7 +35,8 @@ OFFSET = "retry-offset"
 DELIVERIES = "retry-deliveries"
 SINCE = "retry-since-ms"
 ERROR = "retry-error"
-OWN_NAMES = frozenset((STEPS, TOPIC, QUEUE, OFFSET, DELIVERIES, SINCE, ERROR))
+LIFE = "retry-life"
+OWN_NAMES = frozenset((STEPS, TOPIC, QUEUE, OFFSET, DELIVERIES, SINCE, ERROR, LIFE))
 
 LEVEL_BEFORE_FIRST_STEP = 2  # step 1 waits level 3, 10 s; step 16 waits level 18, 2 h
 ERROR_CHARS_MAX = 200
@@ -110,8 +112,17 @@ def attempts_before(system: Mapping[str, str]) -> int:
     return _number(system, DELIVERIES) if system else 0
 
 
-def retry_record(group: str, queue_id: int, record: StoredRecord, trail: Trail) -> NewRecord:
-    """The record for the group's retry topic, to be scheduled."""
+def is_of_another_life(system: Mapping[str, str], created_ms: int) -> bool:
+    """Whether a retried message failed in a subscription that was deleted since; those that do not say are
+    of this one."""
+    return LIFE in system and system[LIFE] != str(created_ms)
+
+
+def retry_record(
+    group: str, queue_id: int, record: StoredRecord, trail: Trail, created_ms: int = 0
+) -> NewRecord:
+    """The record for the group's retry topic, to be scheduled; `created_ms`: of its subscription."""
+    life = {LIFE: str(created_ms)} if created_ms else {}
     key, tags = key_and_tags(record)
     return NewRecord(
         retry_topic(group),
@@ -122,7 +133,7 @@ def retry_record(group: str, queue_id: int, record: StoredRecord, trail: Trail) 
         key,
         tags,
         record.flags,
-        system=foreign_system(record) | trail.system(),
+        system=foreign_system(record) | trail.system() | life,
     )
 
 

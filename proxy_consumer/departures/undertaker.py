@@ -95,6 +95,10 @@ class Undertaker:
     def config(self) -> SubscriptionDefaults:
         return self._subscription.config
 
+    @property
+    def created_ms(self) -> int:
+        return self._subscription.created_ms
+
     def retry_queue(self, topic: str) -> Completion[QueueRef]:
         """The retry queue of `topic`, given if need be; once, however many wait for it."""
         runtime = self._subscription.runtime

@@ -22,6 +22,7 @@ from proxy_consumer.groups.group import (
     decode_group,
     decode_subscription,
     group_key,
+    stored_subscription,
     subscription_key,
 )
 from proxy_consumer.groups.ordering import PARKED_PREFIX
@@ -134,8 +135,12 @@ class Directory:
         except ConfigError as error:
             log.error("subscription not loaded", extra={"error": str(error)})
             return
+        made = known is None
         if known is None:
-            self.group(name).add(topic, config).come_along()
+            known = self.group(name).add(topic, config)
+        known.created_ms = stored_subscription(key, value).created_ms
+        if made:
+            known.come_along()
         elif known.config != config:
             known.configure(config)
 

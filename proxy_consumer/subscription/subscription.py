@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING
 
 from backend.completion import Completion
 from backend.port import Sharing
-from backend.records import Bounds, ProgressView, QueueRef
+from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.errors import DrainingError
+from ddmq_common.metrics.catalogue import SKIPPED
 from ddmq_common.names import retry_qid, retry_topic
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.order.lane import OrderedLane
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, QueueState, ReadRequest
+from proxy_consumer.core.ranges import ranges_of
+from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, Purpose, QueueState, ReadRequest
 from proxy_consumer.departures.retry_queues import retry_queue_of
+from proxy_consumer.departures.trail import is_of_another_life
 from proxy_consumer.departures.undertaker import Undertaker
 from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharing_of, start_anew
 from proxy_consumer.results.commits import Part, ProgressCommit, collect, store_settings
@@ -61,6 +64,7 @@ class Subscription:
         self.config = config
         self.wake_at = NEVER
         self.creating = False
+        self.created_ms = 0  # epoch milliseconds as the settings have it; 0: not known yet
         self.removed = False  # deleted, here or elsewhere: it never joins again
         self.last_used = runtime.now()
         self.order = SubscriptionOrder(runtime, group, self)
@@ -386,6 +390,8 @@ class Subscription:
             self.buffer.read_failed(read.request)
             self._stall(state, read.error)
             return Loaded.TAIL
+        if state.retry_queue and read.request.purpose is Purpose.NEW:
+            self._pass_over_other_lives(state, read.value)
         now = self.runtime.now()
         loaded = self.buffer.loaded(read.request, read.value, now)
         if loaded is Loaded.TAIL:
@@ -398,6 +404,23 @@ class Subscription:
         if state.jobs.burials:
             self.settle_up((state,))
         return loaded
+
+    def _pass_over_other_lives(self, state: QueueState, batch: ReadBatch) -> None:
+        """What failed before the subscription was deleted, and made anew, is finished undelivered."""
+        if batch.status is not ReadStatus.DATA or not self.created_ms:
+            return
+        jobs, finished = state.jobs, state.jobs.ack_map.is_finished
+        gone = [
+            offset
+            for index, offset in enumerate(batch.offsets)
+            if is_of_another_life(batch.record(index).system, self.created_ms)
+            and not (finished(offset) or jobs.is_burying(offset))
+        ]
+        if gone:
+            jobs.skip(ranges_of(gone))
+            state.feed.finished_until = max(state.feed.finished_until, gone[-1] + 1)
+            cell = self.runtime.metrics.cell
+            cell(SKIPPED, self.group.name, self.topic, "subscription deleted").value += len(gone)
 
     def _stall(self, state: QueueState, error: Exception) -> None:
         if not isinstance(error, DrainingError):

@@ -104,6 +104,38 @@ def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: House)
     assert house.wait(house.service.retry_paths()).waiting == {}
 
 
+@pytest.mark.parametrize("topic", [None, "T"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_failed_before_the_subscription_was_deleted_does_not_come_to_one_made_anew(
+    house: House, topic: str | None, restarted: bool
+) -> None:
+    house.subscribe(config=FIRST)
+    house.send(2)
+    for _ in range(2):
+        house.fail()
+        house.advance(0.2)
+        house.fail()  # both are on the retry path, the second one's step comes due later
+    house.wait(house.service.delete_group("G", topic))
+    house.settle()
+    house.advance(1)
+    house.subscribe(config=SubscriptionDefaults(start="last", retry_intervals_ms=(100,)))
+    if restarted:
+        house.restart()
+    house.send(1)
+    new = house.fail()
+    house.advance(0.2)
+    assert house.fail().messages[0].value == new.messages[0].value
+    found = []
+    for _ in range(40):
+        house.advance(0.5)
+        call = house.ask(clientId=b"c", linger=20)
+        house.advance(0.1)
+        found += [message.attempt for message in call.result.messages]
+    assert found == [3], "its own message comes again, the two of before do not"
+    assert house.counted("ddmq_skipped_total", reason="subscription deleted") == 2
+    until(lambda: house.advance(0.6) or house.retry_progress() == 2)
+
+
 def told(house: House, metric: str) -> float:
     """What a gauge of G on T says a little later."""
     house.advance(1.1)
