@@ -2,6 +2,9 @@
 
 A key is JSON: "abc", 17, ["a","b"]. On a command line quotes are easily lost, so text that is not JSON is
 taken as a string, and so is a number (or true, null, …) when only that string is blocked.
+
+The key of a whole queue (order key QID) is shown as "TOPIC/QUEUE"; inside, the queue has the name that
+clients know it by. Either is understood.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +23,7 @@ from ddmq_common.errors import CallerError
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.stats import GroupSummary
 from proxy_consumer.order_keys.canonical import bounded, text_of_raw
+from proxy_consumer.order_keys.reader import QID
 from proxy_consumer.service import ConsumerService
 
 LIMIT_DEFAULT = 20
@@ -62,10 +66,31 @@ def act(consumer: ConsumerService, group: str, action: str, text: str) -> dict[s
     if action not in does:
         raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
     key = meant(consumer, group, readings(text))
-    stored = does[action](group, key)
+    shown = {internal: chain.key for internal, chain in whole_queues(consumer, group).items()}
+    inside = {chain: internal for internal, chain in shown.items()}
+    stored = does[action](group, inside.get(key, key))
     if stored is not None:
         stored.wait(WAIT_S)
-    return {"group": group, "key": key, "action": action}
+    return {"group": group, "key": shown.get(key, key), "action": action}
+
+
+class WholeQueue(NamedTuple):
+    """A queue that is one chain: its key as it is shown, and the offset that its next message gets."""
+
+    key: str
+    next_offset: int
+
+
+def whole_queues(consumer: ConsumerService, group: str) -> dict[str, WholeQueue]:
+    """The queues of a group whose order key is QID, by their keys as proxies compare them."""
+    return {
+        _canonical(json.dumps(f"{each.topic}/{queue.qid}")): WholeQueue(
+            _canonical(json.dumps(f"{each.topic}/{queue.queue_id}")), queue.next
+        )
+        for each in consumer.group_stats(group).wait(WAIT_S)
+        if each.config.order_key == QID
+        for queue in each.queues
+    }
 
 
 def meant(consumer: ConsumerService, group: str, candidates: list[str]) -> str:
@@ -96,7 +121,16 @@ def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, An
         BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False)
         for key in sorted(consumer.parked_keys(group) - there)
     ]
-    return [dataclasses.asdict(each) for each in found[:limit]]
+    queues = whole_queues(consumer, group) if found else {}
+    return [dataclasses.asdict(_shown(each, queues.get(each.key))) for each in found[:limit]]
+
+
+def _shown(row: BlockedKey, queue: WholeQueue | None) -> BlockedKey:
+    """With all that lies behind the head in a queue that is one chain: it waits, whether read or not."""
+    if queue is None:
+        return row
+    behind = 0 if row.offset < 0 else queue.next_offset - row.offset - 1
+    return dataclasses.replace(row, key=queue.key, waiting=max(row.waiting, behind), more=False)
 
 
 def known(consumer: ConsumerService, group: str) -> GroupSummary:

@@ -95,6 +95,26 @@ def test_a_parked_key_waits_until_it_is_replayed(stuck: Stuck) -> None:
     until(lambda: stuck.got[3:] == ["bad-1", "bad-2"], "it goes on where it was")
 
 
+def test_a_queue_as_key_is_named_by_its_number_with_all_that_waits_in_it(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic, "--queues", "1")
+    shell(
+        "group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "QID",
+        "--ordered-deliveries-max", "-1", "--ordered-interval-ms", "600000", "--retry-intervals-ms", "",
+    )  # fmt: skip
+    for number in range(6):
+        shell("send", topic, f"body-{number}")
+    shell("pull", topic, "--group", topic, "--count", "1", "--fail", "no such customer")
+    until(lambda: shell.json("group", "keys", topic), "the queue is blocked")
+    (key,) = shell.json("group", "keys", topic)
+    assert (key["key"], key["waiting"], key["more"]) == (f'"{topic}/0"', 5, False)
+    assert f'"{topic}/0"' in shell("group", "park", topic, f"{topic}/0")
+    (key,) = shell.json("group", "keys", topic)
+    assert (key["key"], key["state"]) == (f'"{topic}/0"', "parked")
+    shell("group", "replay", topic, f"{topic}/0")
+    bodies = shell("pull", topic, "--group", topic)
+    assert all(f"body-{number}" in bodies for number in range(6))
+
+
 def test_keys_that_are_parked_at_once_are_all_parked(shell: Shell, topic: str) -> None:
     shell("group", "set", topic, "--topic", topic, "--order-key", "KEY")
     names = [f"key-{number}" for number in range(24)]
