@@ -163,7 +163,7 @@ def test_messages_may_name_their_own_target_inside_the_allow_list(rig: PushRig, 
 
 def test_a_receiver_that_does_not_answer_is_an_error(rig: PushRig, receiver: Receiver) -> None:
     receiver.hold.clear()
-    rig.http(receiver.url(), timeout_ms=100)
+    rig.http(receiver.url(), timeout_ms=1_000)
     rig.put(b"x")
     until(lambda: rig.outcomes().get("again") == 1)
     receiver.hold.set()
