@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import gevent
+from gevent.lock import Semaphore
 
 from backend.file_log.core.retention import (
     Deletion,
@@ -104,6 +105,7 @@ class Retention:
         self._hour = hour
         self._settle: tuple[float, int] = (0.0, 0)  # until when, and the free bytes that end it before
         self._greenlet: gevent.Greenlet | None = None
+        self._round = Semaphore()  # what an older round measured must not come after a newer one's
 
     def start(self, interval_s: float = INTERVAL_S) -> None:
         """Look now, then every `interval_s`."""
@@ -125,7 +127,11 @@ class Retention:
             gevent.sleep(interval_s)
 
     def run_once(self, pause_s: float = 0.0) -> list[Deletion]:
-        """Measure, decide, delete; what was deleted. Blocks the calling greenlet, not the hub."""
+        """Measure, decide, delete; what was deleted. One at a time. Blocks the calling greenlet, not the hub."""
+        with self._round:
+            return self._run_round(pause_s)
+
+    def _run_round(self, pause_s: float) -> list[Deletion]:
         try:
             disk = Disk(*in_thread(self._storage.space, self._folder))
             freed = disk._replace(free=disk.free + in_thread(self._unfreed))

@@ -107,9 +107,11 @@ class Queries:
     def _searched(
         self, ask: Ask, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
     ) -> FileBatch | None:
+        answer = self._outcome(ask.queue, ask.offset)  # retention went on meanwhile
+        if answer is not None:
+            return answer
         if error is not None:
             raise error
-        self._check_open()
         return self._records(ask, completion, picked)
 
     def _records(self, ask: Ask, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
@@ -126,9 +128,11 @@ class Queries:
     def _warmed(
         self, ask: Ask, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
     ) -> FileBatch | None:
+        answer = self._outcome(ask.queue, ask.offset)
+        if answer is not None:
+            return answer
         if error is not None:
             raise error
-        self._check_open()
         return self._batch(ask, completion, picked)
 
     def _outcome(self, ref: QueueRef, offset: int) -> FileBatch | None:

@@ -1,5 +1,6 @@
 """Retention, its holds and the index on a real log: what goes, what stays, what readers see then."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -320,3 +321,55 @@ def test_a_writer_with_other_limits_than_the_last_says_so(
     caplog.clear()
     house.open().close()
     assert "other limits" not in caplog.text
+
+
+def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(house: House) -> None:
+    for _ in range(40):
+        house.send()
+    house.settle()
+    house.log.close()
+    house.open()  # nothing of it has been read: it is fetched in a thread
+    house.log._retention.stop()  # its own rounds
+    house.clock.advance(4 * DAY_S)
+    house.send()
+    house.settle()
+    reader = house.log._queries._reader
+    begun, gone = threading.Event(), threading.Event()
+
+    def warm(_: object) -> None:
+        begun.set()
+        assert gone.wait(60)
+
+    reader.warm = warm  # type: ignore[method-assign, assignment]
+    answer = house.log.read(house.ref("t"), 0, 10, 1 << 20)
+    with gevent.Timeout(60):
+        while not begun.is_set():
+            gevent.sleep(0.001)
+    assert house.clean() > 0
+    gone.set()
+    assert answer.wait(60).status is ReadStatus.OUT_OF_RANGE
+    assert house.log.damaged_pieces == 0
+
+
+def test_what_a_slow_round_measured_does_not_outlive_a_newer_one(house: House) -> None:
+    retention, storage = house.log._retention, house.storage
+    retention.stop()
+    begun, measured = threading.Event(), threading.Event()
+
+    def full_then_free(folder: str) -> Space:
+        if begun.is_set():
+            return Space(500 * GIB, 1000 * GIB)
+        begun.set()
+        assert measured.wait(60)
+        return Space(0, 1000 * GIB)
+
+    storage.space = full_then_free  # type: ignore[method-assign]
+    slow = gevent.spawn(retention.run_once)
+    with gevent.Timeout(60):
+        while not begun.is_set():
+            gevent.sleep(0.001)
+    newer = gevent.spawn(retention.run_once)
+    newer.join(0.1)
+    measured.set()
+    gevent.joinall([slow, newer], timeout=60, raise_error=True)
+    assert house.send() is AppendStatus.STORED
