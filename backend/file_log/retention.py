@@ -127,7 +127,7 @@ class Retention:
             gevent.sleep(interval_s)
 
     def run_once(self, pause_s: float = 0.0) -> list[Deletion]:
-        """Measure, decide, delete; what was deleted. One at a time. Blocks the calling greenlet, not the hub."""
+        """Measure, decide, delete; what was deleted. One round at a time. Blocks the greenlet only."""
         with self._round:
             return self._run_round(pause_s)
 

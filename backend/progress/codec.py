@@ -209,7 +209,11 @@ class _Reader:
         return DamagedError(f"{self._what} of {len(self._data)} bytes does not parse at {self._at}: {reason}")
 
     def byte(self) -> int:
-        return self.take(1)[0]
+        at = self._at
+        if at >= len(self._data):
+            raise self.damaged("1 bytes wanted, 0 are left")
+        self._at = at + 1
+        return self._data[at]
 
     def take(self, length: int) -> bytes:
         end = self._at + length
