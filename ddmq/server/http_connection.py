@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from http.client import HTTPException
 from typing import Any
 
 import gevent
@@ -84,6 +85,9 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             with gevent.Timeout(HEADER_S):
                 return bool(super().read_request(raw_requestline))
         except gevent.Timeout:
+            return False
+        except HTTPException as error:  # too many headers, or one that is too long
+            self.log_error("%s", error)
             return False
 
     def handle_one_response(self) -> None:

@@ -90,3 +90,11 @@ def test_at_the_bound_of_requests_at_work_others_are_told_so(
     assert len(server.connections) == 2
     for connection in busy:
         connection.close()
+
+
+@pytest.mark.parametrize("headers", [b"X-A: b\r\n" * 200, b"X-A: " + b"b" * 70_000 + b"\r\n"])
+def test_too_many_headers_are_refused_without_a_traceback(
+    server: AdminServer, headers: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(connect(server, ASK + headers + b"\r\n"))[:12] in (b"HTTP/1.1 400", b"")
+    assert "Traceback" not in capfd.readouterr().err
