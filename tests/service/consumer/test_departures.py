@@ -84,6 +84,7 @@ def test_a_spent_message_takes_the_first_step_and_is_finished_with_it() -> None:
         "retry-offset": "1",
         "retry-deliveries": "1",
         "retry-since-ms": str(rig.clock.wall_ms()),
+        "retry-life": str(rig.service.subscription_source("G", "T").created_ms),
     }
     assert (record.message_id, record.born_ms) == (bytes(15) + b"\x01", sent_ms)
     assert letters(rig) == []

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ddmq.cli.group_show import stall_text
 from ddmq.cli.output import body_fields, cell, reason, show_body, show_row_body
 from ddmq.cli.pull import _number
 from ddmq.cli.stats import view
@@ -118,3 +119,19 @@ def test_one_moment_has_no_rates() -> None:
     text = "\n".join(drawn(None, moment(0, 1, 1, 0)))
     assert "/s" not in text
     assert "group commit, write and fsync" in text
+
+
+@pytest.mark.parametrize(
+    ("queues", "held_up_by", "said"),
+    [
+        ([0, 3], [], "STALLED: queues 0, 3 of orders have messages, clients wait for them"),
+        ([2], [], "STALLED: queue 2 of orders has messages"),
+        ([2], [], "nothing in flight, retrying or parked explains it"),
+        ([0], ["old", "older"], "nobody pulls old, older: pull it, or delete the group's subscription"),
+    ],
+)
+def test_queues_that_stand_still_are_told_in_words(
+    queues: list[int], held_up_by: list[str], said: str
+) -> None:
+    each = {"topic": "orders", "queues": queues, "seconds": 95.0, "held_up_by": held_up_by}
+    assert said in stall_text(each)
