@@ -365,4 +365,10 @@ def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool
         say(f"{done.shards} shards restored beside the log in {data_dir}")
     else:
         say(f"{cell(done.messages)} messages wait in a new log in {data_dir}")
+    if done.damaged:
+        numbers = ", ".join(map(str, done.damaged))
+        raise click.ClickException(
+            f"the backup is damaged in shard {numbers}: what could be read is restored, the log says what"
+            " was left out"
+        )
     hint(f"start it: ddmq serve --data-dir {data_dir}")

@@ -120,10 +120,24 @@ def update(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
 @admin_option
 def delete(name: str, yes: bool, admin: Address) -> None:
     """Delete a topic and its messages; one created later under that name is a new one."""
+    client = AdminClient(admin)
+    waiting = _delayed(client, name)
     if not yes:
-        confirm(f"Delete topic {name} and every message in it?")
-    AdminClient(admin).delete("topics", name)
+        also = f" {waiting} delayed messages for it wait, and will be dead letters." if waiting else ""
+        confirm(f"Delete topic {name} and every message in it?{also}")
+    client.delete("topics", name)
     say(f"deleted {name}")
+    if waiting:
+        hint(f"note: {waiting} delayed messages for it wait: they are dead letters when due, unless a topic "
+             f"{name} is there again; ddmq delay cancel --topic {name} takes them back")  # fmt: skip
+
+
+def _delayed(client: AdminClient, name: str) -> int:
+    """How many delayed messages wait for this topic; 0 also where nobody knows."""
+    try:
+        return int(client.get("delay", "count", topic=name)["count"])
+    except click.ClickException:
+        return 0
 
 
 def _given(changes: dict[str, Any]) -> dict[str, Any]:

@@ -42,11 +42,13 @@ WORK = "delay-restore"  # the stores, while a new log is made of them
 
 
 class Restored(NamedTuple):
-    """What was done. `way`: "stores" or "new log"; `messages`: sent as orders, None for stores."""
+    """What was done. `way`: "stores" or "new log"; `messages`: sent as orders, None for stores. `damaged`:
+    shards of which not all could be read; the log says what was left out."""
 
     way: str
     shards: int
     messages: int | None
+    damaged: tuple[int, ...] = ()
 
 
 class Backup(NamedTuple):
@@ -85,11 +87,12 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
     if (data_dir / WORK).exists():
         raise CallerError(f"a restore into {data_dir} was cut short: what is there is a part; empty it first")
     if (data_dir / "commitlog").is_dir():
-        _as_stores(backup, data_dir, stores, log)
-        return Restored("stores", len(backup.shards), None)
+        damaged = _as_stores(backup, data_dir, stores, log)
+        return Restored("stores", len(backup.shards), None, damaged)
     if any(entry.name != BACKUPS for entry in _entries(data_dir)):
         raise CallerError(f"{data_dir} is not empty and has no log; choose an empty directory, or the log's")
-    return Restored("new log", len(backup.shards), _into_new_log(backup, data_dir, log))
+    count, damaged = _into_new_log(backup, data_dir, log)
+    return Restored("new log", len(backup.shards), count, damaged)
 
 
 def _refuse_beside_a_server(data_dir: Path) -> None:
@@ -103,24 +106,27 @@ def _refuse_beside_a_server(data_dir: Path) -> None:
         raise CallerError(f"a server runs over {data_dir}; stop it for the restore ({error})") from error
 
 
-def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> None:
+def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> tuple[int, ...]:
     """All of them or, when one fails, none: the folder was empty."""
     try:
         for number in backup.shards:
             restore(backup.folder / str(number), stores, number)
-        _check_log(backup, data_dir, stores, log)
+        return _check_log(backup, data_dir, stores, log)
     except DdmqError:
         shutil.rmtree(stores, ignore_errors=True)
         raise
 
 
-def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> None:
+def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> tuple[int, ...]:
+    """Which shards are damaged."""
+    damaged = []
     backend = open_shared(data_dir, log, clock=SystemClock(), metrics=Registry())
     try:
         for number in backup.shards:
             store = open_store(stores, number, 0)
             try:
                 why = foreign(store, number, backend)
+                damaged += [number] if store.damage is not None else []
             finally:
                 store.close()
             if why is not None:
@@ -130,6 +136,7 @@ def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions
                 )
     finally:
         backend.close()
+    return tuple(damaged)
 
 
 def _filled(folder: Path) -> bool:
@@ -140,7 +147,8 @@ def _entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> int:
+def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> tuple[int, tuple[int, ...]]:
+    """How many messages were sent, and which shards are damaged."""
     make_private(data_dir)
     clock = SystemClock()
     work = data_dir / WORK
@@ -148,19 +156,20 @@ def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> int:
     try:
         queues = max(backup.shards, default=0) + 1
         _make(backend, clock, TopicInfo(DELAY_TOPIC, 0, queues, durability=Durability.DURABLE))
-        count = 0
+        count, damaged = 0, []
         for number in backup.shards:
             restore(backup.folder / str(number), work, number)
             store = open_store(work, number, 0)
             try:
                 count += _send_all(backend, clock, store, queues, log.request_bytes_max // 4)
+                damaged += [number] if store.damage is not None else []
             finally:
                 store.close()
         backend.drain(clock.monotonic() + WAIT_S).wait(WAIT_S)
     finally:
         backend.close()
     shutil.rmtree(work)
-    return count
+    return count, tuple(damaged)
 
 
 def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, bytes_max: int) -> int:

@@ -130,3 +130,17 @@ def test_a_backup_has_its_name_or_its_whole_path(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert [stat.S_IMODE(each.stat().st_mode) for each in (backups, backups / "today")] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize("beside_its_log", [False, True])
+def test_a_damaged_backup_is_restored_as_far_as_it_goes_and_says_so(
+    tmp_path: Path, beside_its_log: bool
+) -> None:
+    folder = backup(tmp_path)
+    for manifest in (folder / "0").glob("MANIFEST-*"):
+        manifest.unlink()
+    data = tmp_path / "data"
+    if beside_its_log:
+        open_log(data, LOG, clock=SystemClock(), metrics=Registry()).close()
+        (data / "commitlog").mkdir(exist_ok=True)
+    assert restore_backup(folder, data, None, LOG).damaged == (0,)
