@@ -28,10 +28,12 @@ from ddmq.cli.output import (
 )
 from ddmq.cli.values import NAME, Folder, Whole, known_host
 from ddmq.moments import shown
-from ddmq_client import ClientError, Consumer, Message
+from ddmq_client import ClientError, Consumer, Message, PullError, RangeReader
 
 GROUP_DEFAULT = "ddmq-cli"
 PATIENCE_MS = 2_000  # how long an empty pull waits before that means "no more"
+REACH_MS = 3_000  # how long a consumer proxy has for its first answer
+WHERE = "; `ddmq serve` starts one, --consumer HOST:PORT names another"
 TAIL_PAUSE_S = 0.2
 NOBODY = "no consumer proxy has answered"  # how the client begins what it says of that
 
@@ -89,6 +91,8 @@ def pull(
     proxy = known_host(consumer, "--consumer")
     if save_to is not None:
         _saving(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
+    if not follow:
+        _reach(proxy, group, topic)
     _subscribe(AdminClient(admin), topic, group, follow, as_json)
     try:
         with (
@@ -97,10 +101,7 @@ def pull(
         ):
             taken = _take(client, proxy, count, follow, ending, save_to, as_json)
     except ClientError as error:
-        where = (
-            "; `ddmq serve` starts one, --consumer HOST:PORT names another" if NOBODY in str(error) else ""
-        )
-        raise click.ClickException(f"{error}{where}") from error
+        raise click.ClickException(f"{error}{WHERE if NOBODY in str(error) else ''}") from error
     if not as_json:
         hint(
             f"{taken:,} message{'s' if taken != 1 else ''}, {ending.said}"
@@ -145,6 +146,15 @@ def _leave(message: Message) -> None:
 def _is_ordinary(client: AdminClient, group: str) -> bool:
     """Whether it is a group, or one to be made; GROUP%INSTANCE is an instance of a broadcasting group."""
     return "%" not in group or any(row["group"] == group for row in client.get("groups"))
+
+
+def _reach(proxy: str, group: str, topic: str) -> None:
+    """Raises ClickException unless a consumer proxy answers there: before it does nothing is made."""
+    try:
+        RangeReader(proxy, group, [topic], timeout_ms=REACH_MS).bounds()
+    except PullError as error:
+        if error.code is None:
+            raise click.ClickException(f"no consumer proxy at {proxy}: {error}{WHERE}") from error
 
 
 def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_json: bool) -> None:

@@ -182,6 +182,14 @@ def test_no_consumer_proxy(shell: Shell, nobody: str) -> None:
     assert "--consumer" in said
 
 
+@pytest.mark.parametrize("part", ["producer", "admin"])
+def test_a_pull_from_another_port_makes_nothing(shell: Shell, part: str) -> None:
+    address = f"127.0.0.1:{shell.server.ports[part]}"
+    said = shell.refused("pull", "owned", "--group", "elsewhere", "--consumer", address)
+    assert f"no consumer proxy at {address}" in said
+    assert "elsewhere" not in {row["group"] for row in shell.json("group", "list")}
+
+
 def test_not_an_admin_port(shell: Shell) -> None:
     address = f"127.0.0.1:{shell.server.ports['producer']}"
     assert shell.refused("stats", "--admin", address).startswith(f"{address} is not a ddmq admin port")
