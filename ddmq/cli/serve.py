@@ -120,7 +120,7 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
         raise click.ClickException(_said(error, process)) from error
     install_signals(process)
     if with_parent:
-        when_parent_ends(process.parent_ended)
+        when_parent_ends(process.parent_ended, process.others.hear)
     say(ready_line(process.addresses, config.serve.data_dir))
     process.run_until_stopped()
 

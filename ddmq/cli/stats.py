@@ -102,8 +102,11 @@ def _cut(title: str, columns: Sequence[str], rows: list[list[Any]], room: int) -
 
 
 def _health_line(now: Stats) -> str:
+    """Ready or not, and with --processes whose figures are not among those shown."""
     health = now["health"]
-    return plain("server: ready" if health["ready"] else f"server: NOT READY: {health['reason']}")
+    state = "ready" if health["ready"] else f"NOT READY: {health['reason']}"
+    silent = ", ".join(sorted(now.get("silent_parts", ())))
+    return plain(f"server: {state}{silent and f'; without figures of {silent}: no answer'}")
 
 
 def _topic_columns(before: Stats | None) -> list[str]:

@@ -34,9 +34,11 @@ from backend.records import StoredRecord
 from ddmq.server import dlq, dlq_changes, groups, queries, topics
 from ddmq.server.config import BACKUPS
 from ddmq.server.delay import DelayRoutes
+from ddmq.server.forwarding import FORWARDED
 from ddmq.server.group_routes import GroupRoutes
 from ddmq.server.http import Request, Router, Text
 from ddmq.server.message_state import MessageStates
+from ddmq.server.other_parts import OtherParts
 from ddmq_common.clock import Clock
 from ddmq_common.errors import UnsupportedError
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
@@ -52,6 +54,7 @@ class AdminApi:
     """The routes over one process's parts; `consumer` is None where that part runs elsewhere.
 
     `names`: what the server is called by those who reach it, beside loopback. `backups`: where backups go.
+    `others`: the processes whose counters belong to the answer as well.
     """
 
     def __init__(
@@ -64,12 +67,14 @@ class AdminApi:
         timers: DelayService | None = None,
         names: Iterable[str] = (),
         backups: Path = Path(BACKUPS),
+        others: OtherParts | None = None,
     ) -> None:
         self._backend = backend
         self._consumer = consumer
         self._metrics = metrics
         self._clock = clock
         self._health = health
+        self._others = others or OtherParts()
         self.groups = GroupRoutes(backend, self._consumer_here, metrics, clock)
         self._delay = DelayRoutes(backend, timers, clock, backups)
         self.router = Router(names)
@@ -97,7 +102,7 @@ class AdminApi:
             ("POST", "/dlq/{group}/purge"): lambda r: dlq_changes.purge(
                 self._backend, self._clock, r.path["group"], r.body
             ),
-            ("GET", "/stats"): lambda _: self._stats(),
+            ("GET", "/stats"): self._stats,
         }
         for (method, pattern), handler in (routes | self.groups.table() | self._delay.table()).items():
             self.router.add(method, pattern, handler)
@@ -185,12 +190,14 @@ class AdminApi:
         count = min(request.number("count", 20), dlq.SHOWN_MAX)
         return dlq.show(self._backend, request.path["group"], dlq.choice_of(request.query), start, count)
 
-    def _stats(self) -> Any:
+    def _stats(self, request: Request) -> Any:
+        if FORWARDED in request.query:
+            return {"counters": self._metrics.snapshot()}
         found: dict[str, Any] = {"health": self._health()._asdict(), "at_ms": self._clock.wall_ms()}
         found["topics"] = queries.topics(self._backend, internal=True)
         if self._consumer is not None:
             found["groups"] = groups.rows(self._backend, self._consumer, self._clock)
-        found["counters"] = self._metrics.snapshot()
+        found["counters"], found["silent_parts"] = self._others.merged(self._metrics.snapshot())
         return found
 
 

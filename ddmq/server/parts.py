@@ -32,6 +32,7 @@ from ddmq.server.http_connection import AdminServer
 from ddmq.server.hub import HubWatch
 from ddmq.server.levels import SchedulerWatch
 from ddmq.server.open_files import raise_open_files, within
+from ddmq.server.other_parts import OtherParts
 from ddmq.server.samples.writer import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError
@@ -59,6 +60,7 @@ class ServerProcess:
         self.parts = tuple(part for part in PARTS if part in set(parts))
         self.clock = clock or SystemClock()
         self.metrics = Registry()
+        self.others = OtherParts()
         self.addresses: dict[str, Address] = {}
         self.backend: Backend | None = None
         self.producer: ProducerService | None = None
@@ -203,7 +205,15 @@ class ServerProcess:
         names = (address.host, socket.gethostname(), *self.config.serve.admin_names)
         backups = self.config.serve.backups
         api = AdminApi(
-            backend, self.consumer, self.metrics, self.clock, self.health, self.timers, names, backups
+            backend,
+            self.consumer,
+            self.metrics,
+            self.clock,
+            self.health,
+            self.timers,
+            names,
+            backups,
+            self.others,
         )
         if self.consumer is not None:
             HubTicker(rates.PERIOD_S, api.groups.sample).start()

@@ -1,7 +1,8 @@
 """`ddmq serve --processes`: each part as its own process over one directory, watched by this one.
 
 The consumer proxy's process holds the public admin port, because the live state of groups is there; the
-others' own admin ports are 100 and 200 above it, or free ones, and said in the log. A part that dies is
+others' own admin ports are 100 and 200 above it, or free ones, said in the log and to that process, which
+asks them for what they count. A part that dies is
 started again after a pause that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed on
 to all, a second one kills. When this one is killed the parts drain and end (parent.py).
 """
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from select import select
 from types import FrameType
@@ -28,6 +30,7 @@ from ddmq.address import Address, parse, ready_line
 from ddmq.server import logs
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.hangup import hold_hangup, let_hangup
+from ddmq.server.other_parts import told_line
 from ddmq_common.private_folder import UMASK
 
 READY_WITHIN_S = 30.0
@@ -46,6 +49,7 @@ class Part:
         self.name = name
         self.arguments = arguments
         self.ready = threading.Event()
+        self.when_ready: Callable[[], None] = lambda: None  # called just before, in a thread
         self.addresses: dict[str, Address] = {}
         self.child: subprocess.Popen[str] | None = None
         self.started_at = 0.0  # monotonic seconds
@@ -73,7 +77,15 @@ class Part:
                 self.addresses = {key: parse(value) for key, value in pairs if key != "data-dir"}
                 self._keep_ports()
                 log.info("part ready", extra={"part": self.name, "admin": str(self.addresses["admin"])})
+                self.when_ready()
                 self.ready.set()
+
+    def tell(self, lines: str) -> None:
+        """Write to its standard input, where parent.py reads."""
+        assert self.child is not None
+        assert self.child.stdin is not None
+        with suppress(BrokenPipeError):  # it died: its next life is told when it is ready
+            os.write(self.child.stdin.fileno(), lines.encode())
 
     def _keep_ports(self) -> None:
         """Where port 0 was asked for, the next life takes the port of this one."""
@@ -104,11 +116,24 @@ class Wakes:
 
 
 class Supervisor:
-    """Starts the parts, starts them again when they die, stops them together."""
+    """Starts the parts, starts them again when they die, stops them together.
+
+    The first of them holds the public admin port.
+    """
 
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
         self.stopping = False
+        self._telling = threading.Lock()
+        for part in parts:
+            part.when_ready = self._introduce
+
+    def _introduce(self) -> None:
+        """Tell the first part where the admin APIs of the others are, as far as that is known."""
+        public, *others = self.parts
+        with self._telling:
+            lines = [told_line(part.name, part.addresses["admin"]) for part in others if part.addresses]
+            public.tell("".join(lines))
 
     def start(self) -> None:
         """Until all are ready, or it is to stop. Raises ClickException when a part is not ready in time."""

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.scenarios.real_server import PATIENCE_S, RealServer, running, until, write_config
+from tests.scenarios.real_server import PATIENCE_S, RealServer, ddmq, running, until, write_config
 
 
 def test_health_and_metrics(server: RealServer) -> None:
@@ -168,3 +168,28 @@ def test_hangup_reaches_every_process(tmp_path: Path) -> None:
         assert json.dumps(server.log).count("INFO ddmq.server: stopped") == 3
     finally:
         server.end()
+
+
+def send_latencies(server: RealServer) -> int:
+    """Of how many sends `/stats` tells, once every part answers; else 0."""
+    stats = server.admin("GET", "stats")
+    rows = stats["counters"].get("ddmq_send_latency_us", [])
+    return 0 if stats["silent_parts"] else sum(row["count"] for row in rows)
+
+
+@pytest.mark.slow
+def test_stats_tell_of_every_process(tmp_path: Path) -> None:
+    with running(tmp_path, processes=True) as server:
+        where = ("--producer", f"127.0.0.1:{server.ports['producer']}")
+        assert ddmq("send", "orders", "hello", *where).returncode == 0
+        assert until(lambda: send_latencies(server), "the producer proxy's send") == 1
+        shown = ddmq("stats", "--admin", f"127.0.0.1:{server.ports['admin']}").stdout
+        assert "send, request to answer" in shown
+        producer = server.part_pids()["producer"]
+        os.kill(producer, signal.SIGSTOP)
+        silent = server.admin("GET", "stats")["silent_parts"]
+        os.kill(producer, signal.SIGCONT)
+        assert "producer" in silent
+        os.kill(server.part_pids()["consumer"], signal.SIGKILL)
+        until(lambda: "part died" in server.log and server.log.count("part ready") == 4, "it is back")
+        assert until(lambda: send_latencies(server), "it knows the others again") == 1
