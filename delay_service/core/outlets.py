@@ -81,8 +81,13 @@ def later(message: Pending, occurrence: int, due_ms: int) -> Pending:
 
 def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> Pending | None:
     """What waits when the log says that everything below occurrence `fired` has been fired. Raises as
-    `outlet`."""
+    `outlet`.
+
+    Of `fire_once` the very next one does, also where it was missed meanwhile: it is the one that fires.
+    """
     order = decode_order(message.order)
+    if order.schedule is not None and order.schedule.catch_up == "fire_once":
+        now_ms = 0
     put_off_ms = message.due_ms if message.occurrence == fired - 1 else 0
     found = next_after(order, fired - 1, now_ms, catch_up_max, put_off_ms)
     return None if found is None else later(message, found.occurrence, found.due_ms)

@@ -83,6 +83,17 @@ def test_how_many_missed_ones_fire_is_a_setting() -> None:
     assert [one.due_ms for one in plan.changes.added] == [NOW - 9 * 3_000]
 
 
+def test_a_fire_that_only_the_log_knows_of_does_not_swallow_the_next() -> None:
+    """`fire_once`: the second delivery was missed while the store was away; it comes, once."""
+    schedule = Schedule(period_ms=60_000, repeat=5)
+    order = encode_order(DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
+    acks = AckMap(0)
+    acks.attempt(7, 1)
+    plan = lanes_over(waiting(order, NOW - 100_000), acks).plan(NOW)
+    assert plan.changes is not None
+    assert [one.due_ms for one in plan.changes.added] == [NOW - 40_000]
+
+
 def test_a_rescheduled_one_is_late_by_its_new_due_time() -> None:
     """`skip`: its first due time is long past, the one that it was given is not."""
     schedule = Schedule(period_ms=60_000, repeat=5, catch_up="skip")
