@@ -28,11 +28,17 @@ from ddmq.cli.output import (
 )
 from ddmq.cli.values import NAME, Folder, Whole, known_host
 from ddmq.moments import shown
-from ddmq_client import ClientError, Consumer, Message, PullError, RangeReader
+from ddmq_client import ClientError, Consumer, Message, PullError
+from ddmq_client.core.addresses import Address as ProxyAddress
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.transport import CallFailed
+from ddmq_client.net.connection import Connection
+from ddmq_client.wire.consuming import read_stats, stats_frame
+from ddmq_client.wire.producing import ProxyFault
 
 GROUP_DEFAULT = "ddmq-cli"
 PATIENCE_MS = 2_000  # how long an empty pull waits before that means "no more"
-REACH_MS = 3_000  # how long a consumer proxy has for its first answer
+REACH_S = 3.0  # how long a consumer proxy has for its first answer
 WHERE = "; `ddmq serve` starts one, --consumer HOST:PORT names another"
 TAIL_PAUSE_S = 0.2
 NOBODY = "no consumer proxy has answered"  # how the client begins what it says of that
@@ -92,7 +98,7 @@ def pull(
     if save_to is not None:
         _saving(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
     if not follow:
-        _reach(proxy, group, topic)
+        _reach(consumer, group)
     _subscribe(AdminClient(admin), topic, group, follow, as_json)
     try:
         with (
@@ -148,13 +154,20 @@ def _is_ordinary(client: AdminClient, group: str) -> bool:
     return "%" not in group or any(row["group"] == group for row in client.get("groups"))
 
 
-def _reach(proxy: str, group: str, topic: str) -> None:
+def _reach(consumer: Address, group: str) -> None:
     """Raises ClickException unless a consumer proxy answers there: before it does nothing is made."""
+    connection = Connection(ProxyAddress(consumer.host, consumer.port))
     try:
-        RangeReader(proxy, group, [topic], timeout_ms=REACH_MS).bounds()
-    except PullError as error:
-        if error.code is None:
-            raise click.ClickException(f"no consumer proxy at {proxy}: {error}{WHERE}") from error
+        payload, number = connection.call(
+            lambda _, number: stats_frame(group, number), time.monotonic() + REACH_S
+        )
+        read_stats(payload, number)
+    except (CallFailed, FrameError, ProxyFault) as error:
+        raise click.ClickException(f"no consumer proxy at {connection.name}: {error}{WHERE}") from error
+    except PullError:
+        pass  # it refuses, so it is one
+    finally:
+        connection.close()
 
 
 def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_json: bool) -> None:

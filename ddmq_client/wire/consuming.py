@@ -19,6 +19,7 @@ from ddmq_client.wire.specs import Specs
 PULL = b"pull"
 SUBMIT = b"submit"
 SETTLE = b"settle"
+STATS = b"getConsumeStats"
 SPECS = Specs()
 SPECS.register(
     idl.Message,
@@ -43,6 +44,9 @@ _SETTLE_ARGS = SPECS.register(idl.ConsumerService.settle_args)
 _SETTLE_RESULT = SPECS.register(idl.ConsumerService.settle_result)
 _SUBMIT_ARGS = SPECS.register(idl.ConsumerService.submit_args)
 _SUBMIT_RESULT = SPECS.register(idl.ConsumerService.submit_result)
+_STATS_REQUEST: Any = SPECS.register(idl.ConsumeStatsRequest)[0]
+_STATS_ARGS = SPECS.register(idl.ConsumerService.getConsumeStats_args)
+_STATS_RESULT = SPECS.register(idl.ConsumerService.getConsumeStats_result)
 
 
 class PullSettings(NamedTuple):
@@ -100,6 +104,19 @@ def submit_frame(parcel: Parcel, sequence_id: int) -> bytes:
     args = _SUBMIT_ARGS[0]()
     args.result = _linked(parcel)
     return frames.framed((frames.call_head(SUBMIT, sequence_id), encode(args, _SUBMIT_ARGS)))
+
+
+def stats_frame(group: str, sequence_id: int) -> bytes:
+    """A request for a group's offsets: it makes nothing, and only a consumer proxy answers it."""
+    args = _STATS_ARGS[0]()
+    args.request = _STATS_REQUEST()
+    args.request.group = group
+    return frames.framed((frames.call_head(STATS, sequence_id), encode(args, _STATS_ARGS)))
+
+
+def read_stats(payload: bytes, sequence_id: int) -> None:
+    """That it was answered; PullError, ProxyFault or FrameError."""
+    _raise_refusal(decode(payload, answer_at(payload, STATS, sequence_id), _STATS_RESULT))
 
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
