@@ -23,7 +23,7 @@ def quick(name: str, folder: Path) -> str:
         env=dict(os.environ, DDMQ_BENCH_DIR=str(folder)),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert found.returncode == 0, found.stdout + found.stderr
@@ -31,12 +31,14 @@ def quick(name: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_is_right(name: str, tmp_path: Path) -> None:
     assert re.search("^== T", quick(name, tmp_path), re.MULTILINE)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_delays_side_by_side_are_right(tmp_path: Path) -> None:
     """With those of the other systems that are installed here."""
     assert "\n| ours, storm |" in quick("delay_peers", tmp_path)

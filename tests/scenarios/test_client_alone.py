@@ -41,7 +41,7 @@ def thrift_packages() -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_client_is_a_distribution_of_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
     subprocess.run([sys.executable, str(ROOT / "tools" / "client_wheel.py"), str(folder)], check=True)

@@ -19,10 +19,10 @@ from ddmq_client import OutgoingMessage, Producer
 from metrics_job.sparksource import DdmqSource
 from tests.scenarios.real_server import RealServer, running, until, write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = 600
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0
 
 
 @pytest.fixture(scope="module")
