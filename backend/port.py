@@ -182,6 +182,7 @@ class Backend(ABC):
     ) -> Completion[ReadBatch]:
         """Up to `count_max` records from `offset`; at least one, then until `bytes_max` of delivery bytes.
 
+        A batch may hold fewer than there are; what follows is read from its `next_offset`.
         With `tags`, records whose tag hash (backend.tag_hash) is not among them are passed over without
         reading their bodies; `next_offset` lies behind those, also where the answer is NONE. One call
         passes over at most tag_hash.PASSED_MAX records, so that nobody waits for a long search: it then

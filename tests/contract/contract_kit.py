@@ -22,6 +22,7 @@ from backend.records import (
     ProgressView,
     QueueRef,
     ReadBatch,
+    ReadStatus,
     StoredRecord,
     TopicInfo,
 )
@@ -134,8 +135,12 @@ class Kit:
         return done(self.backend.read(queue, offset, count_max, bytes_max))
 
     def stored(self, queue: QueueRef, offset: int = 0) -> list[StoredRecord]:
-        batch = self.read(queue, offset)
-        return [batch.record(index) for index in range(len(batch.offsets))]
+        """All records from `offset` on: a batch may end before the queue does."""
+        records: list[StoredRecord] = []
+        while (batch := self.read(queue, offset)).status is ReadStatus.DATA:
+            records += [batch.record(index) for index in range(len(batch.offsets))]
+            offset = batch.next_offset
+        return records
 
     def progress(self, group: str, queue: QueueRef) -> ProgressView:
         return done(self.backend.progress(group, [queue]))[0]
