@@ -23,9 +23,8 @@ def lane(found: list[int], skipped: int) -> Any:
         batch=SimpleNamespace(positions=[-1, *found]),
     )
     feed = SimpleNamespace(current=lambda: (run, skipped))
-    return SimpleNamespace(
-        state=SimpleNamespace(feed=feed, faulty=set()), key_of=None, busy={}, deliverable=[]
-    )
+    state = SimpleNamespace(feed=feed, faulty=set(), jobs=SimpleNamespace(out={}))
+    return SimpleNamespace(state=state, key_of=None, busy={}, deliverable=[])
 
 
 @given(positions, st.integers(1, 30), st.data())

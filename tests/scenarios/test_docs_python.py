@@ -53,9 +53,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
             started.admin("POST", "topics", topic, body={"queues": 4})
         for group, settings in GROUPS.items():
             started.admin("POST", "groups", group, "topics", "orders", body=settings)
-        with Producer(f"127.0.0.1:{started.ports['producer']}") as producer:
-            for number in range(8):
-                producer.send("orders", f"order {number}", key=str(number), tags="created")
         yield started
 
 
@@ -64,6 +61,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 def test_it_runs(block: str, server: RealServer, tmp_path: Path) -> None:
     for part, port in (("producer", 9613), ("consumer", 9713), ("admin", 9813)):
         block = block.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
+    with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
+        for number in range(12):  # more than a program takes that ends by itself
+            producer.send("orders", f"order {number}", key=str(number), tags="created")
     program = subprocess.Popen(
         [sys.executable, "-u", "-c", block],
         cwd=tmp_path,
