@@ -42,6 +42,7 @@ class Runtime:
         self.lease_ids: Iterator[int] = count((random.getrandbits(LEASE_ID_BITS) << 16) + 1)
         self.held: Counter = Count()  # bytes read and not delivered, all subscriptions
         self.open_commits = 0
+        self.stopping = False  # every queue is given up, or about to be: none is taken any more
         self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → see Results.apply
         self.give_up: Callable[[Waiter], None] = lambda _: None  # answer a waiting pull empty
         self.pull_fault: Callable[[Any], str | None] = lambda _: None  # why a Group may not be pulled from

@@ -136,6 +136,7 @@ class ConsumerService:
         leased = any(each.buffer.budget.leased for each in self._directory.subscriptions())
         if leased and now < self._drain_until:
             return
+        self._runtime.stopping = True
         self._directory.stop()
         if self._runtime.open_commits == 0 or now >= self._drain_until + 1.0:
             self._ticker.stop()

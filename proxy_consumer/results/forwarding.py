@@ -3,8 +3,10 @@
 A client may bring its results over any connection. What this proxy does not hold is looked up (`holders`
 of the backend) and sent on by the Thrift method `submit`, with our address in the field `forwardedBy`: a
 call that carries it is never passed on again, so results cannot run in circles. Queues between two owners,
-and holders that do not answer, end in TryLaterError: the client sends its results again. A topic that
-nobody holds queues of has no leases either: its results are ignored and counted.
+and holders that do not answer, end in TryLaterError: the client sends its results again.
+
+Queues that nobody holds may have been let go by a proxy that stopped as planned, with word of what clients
+have: whoever gets their results takes them up, as for a pull, and judges them when they are sent again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.records import QueueRef
-from ddmq_common.errors import DdmqError, TryLaterError
+from ddmq_common.errors import DdmqError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import FORWARDED
 from ddmq_common.names import RETRY_PREFIX, retry_topic
 from proxy_consumer.groups.group import Group
@@ -122,8 +124,8 @@ class Forwarding:
                     f"who holds queue {_text(context.qid)} is not known: {holders}"
                 )
             elif not holders:
-                self._nobody.value += 1
-                group.unknown_queue.value += 1
+                self._known.pop(_place(group, context), None)
+                error = error or self._take_up(group, context)
             elif holders.get(context.qid, self._runtime.address) in ("", self._runtime.address):
                 self._between.value += 1
                 self._known.pop(_place(group, context), None)
@@ -133,6 +135,17 @@ class Forwarding:
             else:
                 by_address.setdefault(holders[context.qid], []).append(result)
         self._submit(by_address, error, done)
+
+    def _take_up(self, group: Group, context: Any) -> Exception | None:
+        """Nobody holds any queue of the topic; None where results of it are ignored."""
+        if self._runtime.stopping:
+            return DrainingError("this proxy is shutting down; send the results again")
+        subscription = group.subscriptions.get(context.topic)
+        if subscription is None or not subscription.take_up():
+            self._nobody.value += 1
+            group.unknown_queue.value += 1
+            return None
+        return TryLaterError(f"this proxy takes queue {_text(context.qid)} up; send the results again")
 
     def _submit(self, by_address: Mapping[str, list[Any]], error: Exception | None, done: Done) -> None:
         left = len(by_address)

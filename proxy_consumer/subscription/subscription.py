@@ -136,6 +136,13 @@ class Subscription:
                 if not other.joined and not other.creating:
                     other.join_alone()
 
+    def take_up(self) -> bool:
+        """Results came of queues that nobody holds: take ours, as for a pull; False where nobody pulls."""
+        if self.creating or self.config.pushed or self.runtime.pull_fault(self.group) is not None:
+            return False
+        self.use(self.runtime.now())
+        return True
+
     def come_along(self) -> None:
         """Take part at once where topics that share its chains deliver already."""
         members = self.group.ordering.members()

@@ -16,6 +16,7 @@ import pytest
 from consumer_rig import IDL, Rig
 
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.service import ConsumerService
 
 TOPICS = {"T": 3, "U": 1}
 MESSAGES = 12
@@ -25,6 +26,8 @@ Place = tuple[bytes, bytes, int]
 
 class House(Rig):
     """Two proxies over one backend; what clients have, by place."""
+
+    started = 0
 
     def __init__(self, order_key: str) -> None:
         super().__init__()
@@ -49,6 +52,12 @@ class House(Rig):
 
         put(self, key, json.dumps({"k": key}), queue, topic)
 
+    def start(self) -> ConsumerService:
+        service = super().start()
+        self.started += 1
+        service.advertise(f"127.0.0.1:{self.started}")
+        return service
+
     def use(self, proxy: Any) -> None:
         self.service, self.handlers = proxy
 
@@ -67,6 +76,7 @@ class House(Rig):
         for proxy in self.proxies():
             self.use(proxy)
             calls += [self.ask(topic=name.encode(), count=count, clientId=b"c") for name in self.names]
+        self.settle(lambda: all(call.answered for call in calls))
         for _ in range(4):
             self.turn()
         for call in calls:
@@ -81,16 +91,14 @@ class House(Rig):
             assert place not in self.done or context.topic in self.forgotten, (place, "came again")
             self.have[place] = (context, message.leaseId, message.offset)
 
-    def acknowledge(self) -> None:
-        """All of it, every other one as an old client does, at the proxy that holds the queue."""
-        for number, (place, (context, lease, offset)) in enumerate(sorted(self.have.items(), key=str)):
+    def acknowledge(self, count: int | None = None) -> None:
+        """So many, every other one as an old client does, at the proxy that holds the queue."""
+        for number, (place, (context, lease, offset)) in enumerate(
+            sorted(self.have.items(), key=str)[:count]
+        ):
             leases = [lease] if number % 2 else None
             for _ in range(100):
-                holder = self.holder(context)
-                if holder is None:
-                    self.pull_nothing()
-                    continue
-                self.use(holder)
+                self.use(self.holder(context) or self.proxies()[-1])  # where nobody holds it: at either
                 call = self.call("submit", self.submitted(context, offset, leases))
                 for _ in range(40):
                     if call.answered:
@@ -98,11 +106,11 @@ class House(Rig):
                     self.turn()
                 if call.answered and call.outcome.error is None:
                     break
-                self.pull_nothing()
+                self.turn()
             else:
                 raise AssertionError(f"no answer for {place}")
             self.done.add(place)
-        self.have.clear()
+            del self.have[place]
 
     def holder(self, context: Any) -> Any:
         for proxy in self.proxies():
@@ -186,15 +194,14 @@ class House(Rig):
         if self.second is not None:
             self.second[0]._directory.stop()
             self.second = None
-            self.pull_nothing()
 
     def restart(self) -> None:
         """The first proxy is stopped as planned, its clients do not wait, and another takes its place."""
+        self.first[0]._runtime.stopping = True
         self.first[0]._directory.stop()
         self.settle()
         self.start()
         self.first = (self.service, self.handlers)
-        self.pull_nothing()
 
 
 CHANGES: list[Callable[[House], None]] = [
@@ -217,9 +224,11 @@ def run(order_key: str, one: Callable[[House], None], other: Callable[[House], N
     house = House(order_key)
     house.fill()
     house.pull_all()
+    assert house.have
     one(house)
     house.pull_all()
     other(house)
+    house.acknowledge(2)  # before anybody pulls again
     house.pull_all()
     house.acknowledge()
     for _ in range(60):
@@ -228,6 +237,10 @@ def run(order_key: str, one: Callable[[House], None], other: Callable[[House], N
         if len(house.done) == MESSAGES + ("V" in house.names):
             break
     assert len(house.done) == MESSAGES + ("V" in house.names), sorted(house.done)
+    house.clock.advance(31)  # no lease is left that could run out
+    for _ in range(2):
+        house.pull_all()
+    assert not house.have
     house.close()
 
 

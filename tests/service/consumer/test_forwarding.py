@@ -124,10 +124,14 @@ def test_a_queue_that_does_not_exist_is_ignored(pair: Pair, queue: int) -> None:
     assert pair.there.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 1
 
 
-def test_nobody_holds_anything(pair: Pair) -> None:
+def test_what_nobody_holds_is_taken_up(pair: Pair) -> None:
+    pair.here.service._directory.groups[b"G"].subscriptions[b"T"].leave()
     pair.holders = {}
+    call = pair.submit(pair.there, result([0]))
+    assert b"takes queue R_default_a_0 up" in call.outcome.error.message
+    until(lambda: pair.there.service._directory.groups[b"G"].held)
     assert pair.submit(pair.there, result([0])).result is True
-    assert pair.there.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 1
+    assert pair.here.progress().committed == 1
 
 
 def test_the_lookup_fails(pair: Pair) -> None:

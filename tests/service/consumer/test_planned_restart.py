@@ -1,0 +1,171 @@
+"""A consumer proxy that is stopped as planned, and its successor.
+
+No acknowledgement is answered and lost, however long handlers work and whoever asks first afterwards, and
+nothing is handled twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+from consumer_rig import IDL, METHODS, Rig, result, until
+from virtual_time import run
+
+from ddmq_client import Message
+from ddmq_client.aio import AsyncConsumer
+from proxy_consumer.config import SubscriptionDefaults
+from tests.service.consumer.test_client_queue import PROXY, Handlers, ready
+from tests.service.consumer.test_retry_path import FIRST, House
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "qid": {"order_key": "QID"},
+    "queue": {"order_key": "KEY", "order_scope": "queue"},
+    "group": {"order_key": "KEY"},
+}
+ADDRESS = "127.0.0.1:1"  # as a server has one
+
+
+def stop(rig: Rig) -> None:
+    """Planned; clients have more to do than it waits for."""
+    drained = rig.service.drain(rig.clock.monotonic() + 10)
+    for _ in range(40):
+        rig.advance(0.05)
+    assert drained.done
+
+
+def acknowledgement(call: Any, *, ours: bool) -> Any:
+    leases = [message.leaseId for message in call.result.messages] if ours else None
+    context = call.result.context
+    return IDL.ConsumeResult(context=context, successOffsets=call.offsets, successLeases=leases)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("order", list(ORDERS))
+def test_what_comes_to_the_one_that_goes_or_first_to_the_next_one_counts(order: str, ours: bool) -> None:
+    rig = Rig()
+    rig.service.advertise(ADDRESS)
+    rig.topic()
+    rig.subscribe(config=SubscriptionDefaults(start="first", chain_batch=1, **ORDERS[order]))
+    rig.send(2)
+    calls = [rig.pull(count=1, clientId=b"c" if ours else None) for _ in range(2)]
+    given = [acknowledgement(call, ours=ours) for call in calls if call.offsets]
+    stop(rig)
+    for each in given:
+        assert b"send the results again" in rig.submit(each).outcome.error.message
+    rig.start().advertise(ADDRESS)
+    assert b"send the results again" in rig.submit(given[0]).outcome.error.message, "nobody has pulled yet"
+    rig.settle()
+    assert all(rig.submit(each).result is True for each in given)
+    assert rig.progress().committed == len(given)
+    rig.advance(31)
+    assert rig.pull(clientId=b"d").offsets == list(range(len(given), 2))
+    rig.close()
+
+
+def test_the_pull_that_brings_them_is_refused_once() -> None:
+    rig = Rig()
+    rig.service.advertise(ADDRESS)
+    rig.topic()
+    rig.subscribe()
+    rig.send(2)
+    given = acknowledgement(rig.pull(count=1, clientId=b"c"), ours=True)
+    stop(rig)
+    rig.start().advertise(ADDRESS)
+    assert b"send the results again" in rig.pull(result=given, clientId=b"c").outcome.error.message
+    rig.settle()
+    assert rig.pull(result=given, clientId=b"c").offsets == [1]
+    assert rig.progress().committed == 1
+    rig.close()
+
+
+def test_what_came_over_the_retry_path_counts_as_well() -> None:
+    house = House()
+    house.service.advertise(ADDRESS)
+    house.topic()
+    house.subscribe(config=FIRST)
+    house.send(1)
+    house.fail()
+    house.advance(0.2)
+    house.fail()
+    house.advance(11)
+    call = house.pull(clientId=b"c")
+    assert b"%RETRY%" in call.result.context.qid
+    stop(house)
+    house.start().advertise(ADDRESS)
+    given = acknowledgement(call, ours=True)
+    assert house.submit(given).outcome.error is not None
+    house.settle()
+    assert house.submit(given).result is True
+    assert house.retry_progress() == 1
+    house.close()
+
+
+def test_what_is_acknowledged_too_late_is_told_also_where_nobody_holds_the_queue() -> None:
+    """After kill -9 there is no word of what clients have; they hear that it did not count."""
+    rig = Rig()
+    rig.service.advertise(ADDRESS)
+    rig.topic()
+    rig.subscribe()
+    rig.send(1)
+    given = acknowledgement(rig.pull(clientId=b"c"), ours=True)
+    rig.restart()
+    rig.service.advertise(ADDRESS)
+    assert rig.submit(given).outcome.error is not None
+    rig.settle()
+    call = rig.call("settle", METHODS["settle"].args[0](request=IDL.SettleRequest(result=given)))
+    until(lambda: call.answered)
+    assert [late.offsets for late in call.result.late] == [[0]]
+    rig.close()
+
+
+def test_results_of_a_broadcasting_group_are_nobodys() -> None:
+    rig = Rig()
+    rig.service.advertise(ADDRESS)
+    rig.topic()
+    rig.subscribe(config=SubscriptionDefaults(model="broadcasting"))
+    assert rig.submit(result([0])).result is True
+    assert rig.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 1
+    rig.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_planned_restarts_under_load_repeat_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers work for longer than the proxy waits for them; each message is handled once."""
+    random, ordered, count = Random(seed), seed % 2 == 1, 40
+    rig = ready(count, ordered)
+    rig.service.advertise(ADDRESS)
+    handlers = Handlers(ordered)
+
+    async def handle(message: Message) -> None:
+        await handlers.handle(message, random.choice([0.01, 0.3, 1.5, 4.0]))
+
+    async def work() -> None:
+        consumer = AsyncConsumer(
+            PROXY, "G", "T", handler=handle, concurrency=6, max_batch=random.choice([1, 8, 32]), linger_ms=200
+        )
+        await consumer.start()
+        for _ in range(4):
+            await asyncio.sleep(random.random() * 3)
+            drained = rig.service.drain(rig.clock.monotonic() + 10)
+            while not drained.done:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(random.choice([0.0, 0.5]))  # other parts of the server stop, too
+            rig.start().advertise(ADDRESS)
+        for _ in range(1_000):
+            await asyncio.sleep(0.1)
+            if len(handlers.done) == count:
+                break
+        assert await consumer.stop()
+        assert consumer.counts().late == 0, f"seed {seed}"
+
+    run(rig, work(), monkeypatch)
+    rig.advance(31)
+    assert set(handlers.calls.values()) == {1}, f"seed {seed}"
+    assert len(handlers.calls) == count, f"seed {seed}"
+    assert rig.progress().committed == count, f"seed {seed}"
+    assert rig.counted("ddmq_lease_timeouts_total") == 0, f"seed {seed}"
+    rig.close()
