@@ -237,6 +237,7 @@ class Fire:
             self._not_fired(firing, error)
         else:
             self._lanes.settled(firing.outlets, False)
+            self._holding.doubt("fire", error)
 
     def _fired(self, firing: Firing) -> None:
         holding, outlets = self._holding, firing.outlets

@@ -1,7 +1,7 @@
 """One shard in the hands of its owner: its store and what the log says of it.
 
 `Holding.write` is the only way into the store, so that the lanes hear of everything that waits anew. What
-cannot go on by itself is told once through `doubt`: the claim to the shard is then given up and had anew.
+cannot go on by itself is told once through `doubt`: the shard is opened anew, or our claim to it had anew.
 All that runs on the hub for a shard runs under `safely`: whatever it raises, a read of the store that failed
 or a mistake of ours, ends in `doubt` too, so that no shard ever stops without a word.
 """
@@ -17,7 +17,7 @@ from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DdmqError
+from ddmq_common.errors import DdmqError, FencedError, RemoteError
 from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_GROUP, FIRED_GROUP
 from delay_service.config import DelayConfig
 from delay_service.core.intake import INGESTED, Intake
@@ -26,6 +26,7 @@ from delay_service.counts import DelayCounts
 from delay_service.store.port import Changes, DelayStore
 
 log = logging.getLogger("ddmq.delay")
+CLAIM_ERRORS = (FencedError, RemoteError)  # the shard is someone else's, or nobody knows what was committed
 GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tried again
 
 
@@ -73,7 +74,8 @@ class Generations:
 
 
 class Holding:
-    """See the module's text. `doubt(error)` is called at most once. `reread_to`: as Intake's.
+    """See the module's text. `doubt(error)` is called at most once; `claim_doubt`: what came later and leaves
+    our claim in doubt too. `reread_to`: as Intake's.
     `woken(due_ms)`: something waits anew, the earliest of it until then."""
 
     def __init__(
@@ -94,6 +96,7 @@ class Holding:
         self.store = store
         self.acks = acks
         self.running = True
+        self.claim_doubt: Exception | None = None
         self.woken: Callable[[int], None] = _nobody
         self._doubt = doubt
         self._closed_until: dict[str, float] = {}
@@ -159,11 +162,13 @@ class Holding:
         return True
 
     def doubt(self, what: str, error: Exception) -> None:
-        """Our claim, or our store, is in doubt."""
+        """Our claim, our store, or what we know of it, is in doubt."""
         self.around.counts.failed(what, error)
         if self.running:
             self.running = False
             self._doubt(error)
+        elif isinstance(error, CLAIM_ERRORS):
+            self.claim_doubt = error
 
     def taken(self, start: int, end: int) -> ProgressDelta:
         """Orders in [start, end) are in the store, durably."""

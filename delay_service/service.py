@@ -1,9 +1,9 @@
 """DelayService: messages with any due time, of the shards that this process owns.
 
 It makes the inner topic, joins the delay group (so that several processes share the shards, each with one
-owner) and runs a Shard for each that it is granted. When nobody knows what became of a commit, or a store
-fails, the group is left and joined again: the new epoch keeps the old commit out, or the progress that is
-then read has it. docs/decisions/0010 tells why a message fires once.
+owner) and runs a Shard for each that it is granted. When nobody knows what became of a commit, the group is
+left and joined again: the new epoch keeps the old commit out, or the progress that is then read has it. A
+store that fails is its shard's own affair. docs/decisions/0010 tells why a message fires once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from delay_service.holding import Around
 from delay_service.levels.alarm import Alarm, HubAlarm
 from delay_service.overdue import Overdue
 from delay_service.quota import Quota
-from delay_service.shard import Opener, Shard
+from delay_service.shard import CALM_S, RETRY_S, Opener, Shard
 
 log = logging.getLogger("ddmq.delay")
-RETRY_S = 0.2  # pause after the topic or the group could not be had, or a claim was given up; the latter …
-CALM_S = 60.0  # … doubles, up to `pause_ms_max`, when the last time was less than this ago
 LOOK_S = 1.0  # between two looks at how much waits
 TIDY_LOOKS = 30  # looks between two times that the stores give back disk space
 
@@ -235,7 +233,7 @@ class DelayService:
             self._end(queue, how)
 
     def _doubted(self, shard: Shard, error: Exception) -> None:
-        """Our claim to a shard, or its store, is in doubt: a new epoch decides."""
+        """Our claim to a shard is in doubt: a new epoch decides."""
         if self._stopping or self._shards.get(shard.queue) is not shard:
             return
         log.warning("the delay shards are given up and had anew: %s", error)

@@ -4,6 +4,9 @@ Opening, in this order: our epoch goes into the group of fired messages, which k
 fires out; then its progress is read, so it is whole; then the store is opened in a native thread. Orders are
 taken in from where the store stands, and nothing fires before all orders that were there at the grant are in
 the store: a cancel that came in time counts.
+
+What fails at work, a store or a mistake of ours, ends here: what is under way ends, the store is closed, and
+the shard is opened anew under the same epoch. Only a claim that is in doubt is the service's to renew.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ import gevent
 from backend.completion import Completion
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
-from ddmq_common.errors import DdmqError, FencedError, RemoteError, StorageError
+from ddmq_common.errors import DdmqError, StorageError
 from ddmq_common.names import DELAY_GROUP, FIRED_GROUP
 from ddmq_common.native_threads import in_thread, nothing, off_hub
 from delay_service.core.intake import INGESTED
 from delay_service.fire import Fire
-from delay_service.holding import Around, Generations, Holding
+from delay_service.holding import CLAIM_ERRORS, Around, Generations, Holding
 from delay_service.ingest import Ingest, taken_in
 from delay_service.levels.alarm import Alarm
 from delay_service.store.port import DelayStore
@@ -31,7 +34,8 @@ log = logging.getLogger("ddmq.delay")
 T = TypeVar("T")
 Opener = Callable[[QueueRef, int], DelayStore]
 """Opens the store of a shard for the owner with this epoch; blocks. Raises StorageError."""
-RETRY_S = 0.2  # pause after opening failed for a reason that passes, doubling
+RETRY_S = 0.2  # pause after opening or work failed for a reason that passes, doubling …
+CALM_S = 60.0  # … as long as the last time was less than this ago
 
 
 class Shard:
@@ -65,7 +69,9 @@ class Shard:
         self._fire: Fire | None = None
         self._ingest: Ingest | None = None
         self._opening = self._stopped = self._closing = self._tidying = False
+        self._alarm = alarms()  # ends the pause before it is opened anew
         self._pause_s = RETRY_S
+        self._failed_at = float("-inf")
 
     # --- opening
 
@@ -79,30 +85,44 @@ class Shard:
 
     def _open(self) -> None:
         try:
-            while not self._stopped and self.holding is None:
-                self._try_to_open()
+            if not self._stopped:
+                self._load()
+        except Exception as error:
+            self._not_opened(error)
         finally:
             self._opening = False
             self._close_when_idle()
 
-    def _try_to_open(self) -> None:
-        try:
-            self._load()
-        except Exception as error:
-            self.why = str(error) or type(error).__name__
-            self._around.counts.failed("open", error)
-            unexpected = None if isinstance(error, DdmqError | OSError) else error
-            log.warning(
-                "delay shard %d cannot be opened, tried again: %s", self.queue.queue_id, self.why,
-                exc_info=unexpected,
-            )  # fmt: skip
-            self._put_back()
-            if isinstance(error, FencedError | RemoteError) and not self._stopped:
-                self._stopped = True
-                self._doubt(self, error)
-            else:
-                gevent.sleep(self._pause_s)
-                self._pause_s = min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)
+    def _not_opened(self, error: Exception) -> None:
+        self.why = str(error) or type(error).__name__
+        self._around.counts.failed("open", error)
+        unexpected = None if isinstance(error, DdmqError | OSError) else error
+        log.warning(
+            "delay shard %d cannot be opened, tried again: %s", self.queue.queue_id, self.why,
+            exc_info=unexpected,
+        )  # fmt: skip
+        self._put_back()
+        self._go_on(error if isinstance(error, CLAIM_ERRORS) else None)
+
+    def _go_on(self, doubt: Exception | None) -> None:
+        """It is closed: open it anew after a pause, unless there is doubt whose it is."""
+        if self._stopped:
+            return
+        if doubt is not None:
+            self._stopped = True
+            self._doubt(self, doubt)
+            return
+        now = self._around.clock.monotonic()
+        if now - self._failed_at >= CALM_S:
+            self._pause_s = RETRY_S
+        self._alarm.set(self._pause_s, self._open_anew)
+        self._pause_s = min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)
+        self._failed_at = now
+
+    def _open_anew(self) -> None:
+        if not self._stopped and not self._opening and self.holding is None:
+            self._opening = True
+            gevent.spawn(self._open)
 
     def _put_back(self) -> None:
         """The store is opened anew the next time: it may have failed, and then refuses everything."""
@@ -145,7 +165,7 @@ class Shard:
             generations,
             store,
             acks,
-            lambda error: self._doubt(self, error),
+            self._failed,
             taken.committed or 0,
         )
         fire = Fire(holding, self._alarms(), self._settled)
@@ -200,6 +220,32 @@ class Shard:
     def _settled(self) -> None:
         if self._ingest is not None:
             self._ingest.go()
+        self._put_back_when_idle()
+        self._close_when_idle()
+
+    # --- what failed
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, CLAIM_ERRORS) or self._stopped:
+            self._doubt(self, error)
+            return
+        self.why = str(error) or type(error).__name__
+        log.warning("delay shard %d is opened anew: %s", self.queue.queue_id, self.why)
+        self._stop_work()
+        self._put_back_when_idle()
+
+    def _put_back_when_idle(self) -> None:
+        """Close what failed, once nothing of it is under way."""
+        failed = self.holding is not None and not self.holding.running
+        if failed and self.idle and not self._stopped:
+            self._opening = True
+            gevent.spawn(self._open_later)
+
+    def _open_later(self) -> None:
+        doubt = None if self.holding is None else self.holding.claim_doubt
+        self._put_back()
+        self._opening = False
+        self._go_on(doubt)
         self._close_when_idle()
 
     # --- the end
@@ -207,11 +253,15 @@ class Shard:
     def stop(self) -> None:
         """Begin nothing more; what is under way ends, then the store is closed. May be called twice."""
         self._stopped = True
+        self._alarm.stop()
+        self._stop_work()
+        self._close_when_idle()
+
+    def _stop_work(self) -> None:
         if self._fire is not None:
             self._fire.stop()
         if self._ingest is not None:
             self._ingest.stop()
-        self._close_when_idle()
 
     def abandon(self) -> None:
         """As `stop`; what is under way will not be told to the store any more: the log has it."""

@@ -12,13 +12,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import gevent
 import pytest
-from delay_rig import PATIENCE_S, Disks, KeptStore, Rig
+from delay_rig import PATIENCE_S, Disks, KeptStore, Rig, uuid_of
 
-from backend.records import QueueRef
+from backend.completion import Completion
+from backend.memory import MemoryBackend
+from backend.records import CommitBatch, QueueRef
+from ddmq_common.clock import ManualClock
+from ddmq_common.delay_id import shard_of
 from ddmq_common.delay_order import SCHEDULE, Schedule
-from ddmq_common.errors import DamagedError, StorageError
+from ddmq_common.errors import DamagedError, RemoteError, StorageError
 from ddmq_common.names import OUTCOME_TOPIC
+from delay_service.config import DelayConfig
 from delay_service.store.port import DelayStore
 
 CALLS = (
@@ -99,6 +105,22 @@ class FaultyDisks(Disks):
             raise KINDS[self.kind]()
 
 
+class HeldBackend(MemoryBackend):
+    """Commits of what fires never reach it while it `holds`; the test ends them."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.clock = clock
+        self.holds = False
+        self.held: list[Completion[None]] = []
+
+    def commit(self, batch: CommitBatch, deadline: float, *rest: Any) -> Any:
+        if self.holds and batch.records:
+            self.held.append(Completion())
+            return self.held[-1]
+        return super().commit(batch, deadline, *rest)
+
+
 def run(fails_at: int, kind: str) -> tuple[Rig, FaultyDisks]:
     """One of everything, and what was delivered."""
     disks = FaultyDisks(fails_at, kind)
@@ -164,3 +186,87 @@ def test_any_call_fails(kind: str) -> None:
     rig.close()
     for place in range(1, len(disks.calls) + 1):
         check(*run(place, kind))
+
+
+class BrokenDisks(FaultyDisks):
+    """The store of shard 0 alone fails, and cannot be opened until `broken` ends."""
+
+    def __init__(self) -> None:
+        super().__init__(1, "storage")
+        self.broken = False
+        self.refused = 0
+
+    def open(self, queue: QueueRef, epoch: int) -> DelayStore:
+        if queue.queue_id:
+            return Disks.open(self, queue, epoch)
+        if self.broken:
+            self.refused += 1
+            raise StorageError("the disk says no")
+        return super().open(queue, epoch)
+
+
+def numbers_of(shard: int, count: int) -> list[int]:
+    """Messages that this shard of two keeps."""
+    return [number for number in range(1, 100) if shard_of(uuid_of(number), 2) == shard][:count]
+
+
+def test_a_shard_that_fails_is_opened_anew_alone() -> None:
+    disks = BrokenDisks()
+    rig = Rig(DelayConfig(shards=2), disks=disks)
+    try:
+        rig.make("orders")
+        now = rig.clock.wall_ms()
+        here, there = numbers_of(0, 1), numbers_of(1, 2)
+        for number in here:
+            rig.add(number, now + 1_000)
+        rig.add(there[0], now + 1_000)
+        rig.settle()
+        epochs = {number: shard.epoch for number, shard in rig.service.shards.items()}
+        other = rig.service.shards[1]
+        disks.armed = disks.broken = True
+        rig.advance(1)
+        rig.until(lambda: rig.alarms.ring() or disks.refused, "the shard is opened anew")
+        rig.settle()
+        assert rig.service.health().reason == "delay shard 0 does not fire: the disk says no"
+        assert rig.bodies() == [b"%d" % there[0]]
+        rig.add(there[1], now + 1_500)
+        rig.advance(1)
+        assert rig.bodies() == [b"%d" % number for number in there], "the other one goes on"
+        disks.broken = False
+        rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
+        assert rig.service.shards[1] is other
+        assert {number: shard.epoch for number, shard in rig.service.shards.items()} == epochs
+        rig.ring()
+        assert sorted(rig.bodies()) == sorted(b"%d" % number for number in here + there)
+    finally:
+        rig.close()
+
+
+def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
+    """A store fails while a commit is under way, of which nobody hears: opened anew under the old epoch, it
+    could fire what that commit fires yet."""
+    disks = FaultyDisks(1, "storage")
+    backend = HeldBackend(ManualClock())
+    rig = Rig(backend=backend, clock=backend.clock, disks=disks)
+    try:
+        rig.make("orders")
+        now = rig.clock.wall_ms()
+        rig.add(1, now + 1_000)
+        rig.settle()
+        epoch = rig.service.shards[0].epoch
+        backend.holds = True
+        rig.clock.advance(1)
+        rig.until(lambda: rig.alarms.ring() or backend.held, "a commit is under way")
+        disks.armed = True
+        rig.add(2, now + 60_000)
+        rig.until(lambda: disks.failed_call, "the store has failed")
+        gevent.sleep(0)
+        assert not rig.service.shards[0].idle, "the commit is waited for"
+        backend.holds = False
+        backend.held.pop().fail(RemoteError("no answer"))
+        rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
+        assert rig.service.shards[0].epoch > epoch
+        rig.ring()
+        assert rig.bodies() == [b"1"]
+    finally:
+        rig.close()
