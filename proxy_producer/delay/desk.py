@@ -158,10 +158,14 @@ class DelayDesk:
 
     def _careful(self, call: Call, message: Any, deadline: float) -> None:
         """Anything legal, and whatever is wrong with what is not."""
-        self._decide(call, asked_of(message, self._wall_ms()), deadline)
+        self._decide(call, asked_of(message, self._next_ms()), deadline)
+
+    def _next_ms(self) -> int:
+        """The end of this millisecond: a delay that counts from it is never early."""
+        return self._wall_ms() + 1
 
     def _decide(self, call: Call, asked: Asked, deadline: float) -> None:
-        now_ms = self._wall_ms()
+        now_ms = self._next_ms()
         rules = self._rules._replace(shards=max(self._rules.shards, self.inner.queues))
         topic, fault = self._intake.look(asked, rules, now_ms)
         if fault is NO_DELAY_SERVICE and self.presence.look_again(

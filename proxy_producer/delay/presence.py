@@ -1,9 +1,10 @@
 """Is there a delay service that would fire what this proxy takes? Asked for code 21, from a cache.
 
 The backend is asked who holds the shards, when this proxy starts and now and then while delay requests come.
-As long as it has not answered, or cannot, the answer is yes: an order is durable all the same. Once a service
-has been seen, none for a short time is a takeover, not an absence. Before a request is refused the backend is
-asked again, so that a service that has just begun is noticed.
+As long as it has not answered, or cannot, the answer is yes: an order is durable all the same. Where a
+service has ever run, as its inner topic tells, none for a short time is a takeover or a restart, not an
+absence; we may have started first. Before a request is refused the backend is asked again, so that a service
+that has just begun is noticed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ WAITERS_MAX = 1_000
 
 
 class Presence:
-    """Of one producer proxy. `grace_s`: so long a service that was seen may be away."""
+    """Of one producer proxy. `grace_s`: so long a service may be away."""
 
     __slots__ = (
-        "_absent_since", "_ask_at", "_asking", "_backend", "_grace_s", "_heard_at", "_monotonic", "_seen",
+        "_absent_since", "_ask_at", "_asking", "_backend", "_grace_s", "_heard_at", "_monotonic", "_ran",
         "_waiting",
     )  # fmt: skip
 
@@ -36,7 +37,7 @@ class Presence:
         self._monotonic = clock.monotonic
         self._grace_s = grace_s
         self._absent_since: float | None = None
-        self._seen = False
+        self._ran = False
         self._asking = False
         self._ask_at = 0.0
         self._heard_at = 0.0
@@ -49,7 +50,7 @@ class Presence:
         if now >= self._ask_at and not self._asking:
             self._ask(now)
         since = self._absent_since
-        return since is not None and (not self._seen or now - since > self._grace_s)
+        return since is not None and (not self._ran or now - since > self._grace_s)
 
     def look_again(self, call: Callable[[], object]) -> bool:
         """True: `call` follows, when `absent` is as good as new; False: it is already."""
@@ -65,7 +66,7 @@ class Presence:
         if self._backend.topic(DELAY_TOPIC) is None:
             self._heard({}, now)  # nobody can hold a shard of it
             return
-        self._asking = True
+        self._ran = self._asking = True
         try:
             self._backend.holders(DELAY_GROUP, DELAY_TOPIC, now + ANSWER_S).then(self._answered)
         except DdmqError:
@@ -80,7 +81,6 @@ class Presence:
 
     def _heard(self, holders: Mapping[QueueRef, str], now: float) -> None:
         if holders:
-            self._seen = True
             self._absent_since = None
         elif self._absent_since is None:
             self._absent_since = now

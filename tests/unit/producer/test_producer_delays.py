@@ -252,8 +252,17 @@ def test_our_adds_are_told_that_they_are_added(rig):
 
 
 def test_a_delay_counts_from_now(rig):
+    rig.clock.advance(0.000_9)
     ask(rig, timestamp=None, delayMs=90_000)
-    assert rig.order().due_ms == rig.clock.wall_ms() + 90_000
+    assert rig.order().due_ms == NOW_MS + 90_001, "a part of a millisecond is rounded up"
+
+
+def test_the_longest_delay_is_taken_at_any_part_of_a_second(rig):
+    rig.clock.advance(0.999_9)
+    ask(rig, timestamp=None, delayMs=62 * 86_400_000)
+    assert rig.order().due_ms == NOW_MS + 62 * 86_400_000 + 1_000
+    ask(rig, timestamp=None, delayMs=62 * 86_400_000 + 1_000)
+    assert rig.calls[-1].answer.code == 33
 
 
 class TestSchedules:
@@ -276,7 +285,7 @@ class TestSchedules:
         self.schedule(rig, delayMs=5_000, periodMs=60_000, repeat=-1, occurrencesMax=9, catchUp=b"all")
         order = rig.order()
         assert order.schedule == Schedule(5_000, 60_000, -1, occurrences_max=9, catch_up="all")
-        assert order.due_ms == rig.clock.wall_ms() + 5_000
+        assert order.due_ms == NOW_MS + 5_001
 
     @pytest.mark.parametrize(
         ("fields", "code", "text"),
@@ -338,17 +347,26 @@ class TestPresence:
         until(lambda: not call.open or len(rig.backend.sent) > before)
         return not call.open and call.answer.code == 21
 
-    def test_nobody_holds_the_shards(self):
-        rig = Rig(TOPICS)
-        until(lambda: not rig.proxy._delay.presence._asking)
+    def test_none_has_ever_run(self):
+        rig = Rig(TOPICS[:3])
         rig.clock.advance(1.0)
         assert self.refused(rig)
         assert self.refused(rig)
         assert not rig.backend.sent
 
+    def test_a_proxy_that_starts_first_takes_orders_until_the_service_runs_again(self):
+        rig = Rig(TOPICS)
+        until(lambda: rig.proxy._delay.presence._absent_since is not None)
+        rig.clock.advance(9.0)
+        assert not self.refused(rig)
+        rig.clock.advance(2.0)
+        assert self.refused(rig)
+
     def test_one_that_has_just_begun_is_noticed(self):
         rig = Rig(TOPICS)
-        until(lambda: not rig.proxy._delay.presence._asking)
+        until(lambda: rig.proxy._delay.presence._absent_since is not None)
+        rig.clock.advance(11.0)
+        assert self.refused(rig)
         shards = Shards(rig.backend)
         until(lambda: shards.held)
         rig.clock.advance(0.1)
