@@ -39,6 +39,7 @@ from ddmq.server.group_routes import GroupRoutes
 from ddmq.server.http import Request, Router, Text
 from ddmq.server.message_state import MessageStates
 from ddmq.server.other_parts import OtherParts
+from ddmq.server.pace import breathe, paced
 from ddmq_common.clock import Clock
 from ddmq_common.errors import UnsupportedError
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
@@ -126,7 +127,7 @@ class AdminApi:
         for part in self._metrics.exposition_pieces():
             parts.append(part)
             spent += time.thread_time() - began
-            gevent.sleep(0)
+            breathe()
             began = time.thread_time()
         return b"".join(parts), spent
 
@@ -169,7 +170,7 @@ class AdminApi:
         """Rows, which share what an answer may hold; with `group=` each says what became of it there."""
         share = queries.ANSWER_BYTES_MAX // max(len(found), 1)
         whole = len(found) == 1 or "offset" in query
-        rows = [queries.message_row(record, None if whole else share) for record in found]
+        rows = [queries.message_row(record, None if whole else share) for record in paced(found)]
         if "group" not in query:
             return rows
         live = None if self._consumer is None else self._consumer.message_state
@@ -192,12 +193,12 @@ class AdminApi:
 
     def _stats(self, request: Request) -> Any:
         if FORWARDED in request.query:
-            return {"counters": self._metrics.snapshot()}
+            return {"counters": self._metrics.snapshot(paced)}
         found: dict[str, Any] = {"health": self._health()._asdict(), "at_ms": self._clock.wall_ms()}
         found["topics"] = queries.topics(self._backend, internal=True)
         if self._consumer is not None:
             found["groups"] = groups.rows(self._backend, self._consumer, self._clock)
-        found["counters"], found["silent_parts"] = self._others.merged(self._metrics.snapshot())
+        found["counters"], found["silent_parts"] = self._others.merged(self._metrics.snapshot(paced))
         return found
 
 

@@ -19,6 +19,7 @@ from backend.progress.ack_map import OFFSET_END
 from ddmq.server.delay_backup import Held, backup_folder, copy_shards, make_backup
 from ddmq.server.forwarding import FORWARDED, ask_other
 from ddmq.server.http import Request
+from ddmq.server.pace import paced
 from ddmq.server.queries import WAIT_S, body_fields
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
@@ -140,7 +141,7 @@ class DelayRoutes:
         after = None if cursor is None else cursor.after_in(held.number)
         while page := in_thread(held.store.scan, topic, start, end, PAGE, after, PAGE_BYTES):
             after = page[-1].key
-            for message in page:
+            for message in paced(page):
                 yield Cursor(message.due_ms, held.number, message.offset), message
 
     def _count(self, request: Request) -> dict[str, Any]:

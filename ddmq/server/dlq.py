@@ -14,6 +14,7 @@ from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.errors import NoSuchGroupError
+from ddmq.server.pace import paced
 from ddmq.server.queries import ANSWER_BYTES_MAX, READ_BYTES_MAX, WAIT_S, queues_of
 from ddmq_common.errors import CallerError
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
@@ -90,7 +91,7 @@ class Open:
 def rows(backend: Backend) -> list[dict[str, Any]]:
     """One row a group that has a dead-letter topic, groups with open letters first."""
     found = []
-    for name in sorted(backend.topics()):
+    for name in paced(sorted(backend.topics())):
         if name.startswith(DLQ_PREFIX):
             found.append(_row(backend, name.removeprefix(DLQ_PREFIX)))
     return sorted(found, key=lambda row: row["letters"] == 0)
@@ -149,7 +150,7 @@ def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -
         at = span.at
         while at < span.end and len(found) < count and at - span.at < SCANNED_MAX:
             letters, at = read_letters(backend, span._replace(at=at), each)
-            for letter in letters:
+            for letter in paced(letters):
                 if choice.takes(letter):
                     found.append(letter_row(letter))
                     size += sum(map(len, found[-1]["properties"].values())) + len(found[-1]["error"])

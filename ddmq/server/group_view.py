@@ -15,6 +15,7 @@ from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, TopicInfo
 from ddmq.server import keys
 from ddmq.server.dlq import rows as dead_letter_rows
+from ddmq.server.pace import paced
 from ddmq.server.queries import WAIT_S
 from ddmq.server.rates import Rates
 from ddmq.settings import BY_NAME
@@ -137,7 +138,7 @@ class GroupView:
         if group is not None:
             keys.known(self._consumer, group)
         wanted = [each.name for each in self._consumer.groups() if group in (None, each.name)]
-        found = [each for name in wanted for each in self._consumer.group_stats(name).wait(WAIT_S)]
+        found = [each for name in paced(wanted) for each in self._consumer.group_stats(name).wait(WAIT_S)]
         found.sort(key=lambda each: (-each.lag, each.group, each.topic))
         retries = RetryPathView(self._consumer, self._clock)
         return [
@@ -145,7 +146,7 @@ class GroupView:
             | retries.row(each.group, each.topic)
             | self._per_second(each)
             | {"lag_age_s": self._oldest_s(each) if at < AGED_MAX else None}
-            for at, each in enumerate(found)
+            for at, each in enumerate(paced(found))
         ]
 
     def _oldest_s(self, each: SubscriptionStats) -> float | None:
@@ -182,7 +183,7 @@ class GroupView:
         holders = self._holders(group, topic)
         queues = [
             self._queue(each, queue, holders, with_age=index < AGES_MAX)
-            for index, queue in enumerate(each.queues)
+            for index, queue in enumerate(paced(each.queues))
         ]
         ages = [queue["lag_age_s"] for queue in queues if queue["lag_age_s"] is not None]
         found = self._consumer.subscription_source(group, topic)

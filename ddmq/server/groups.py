@@ -9,6 +9,7 @@ from backend.port import Backend
 from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.group_view import RetryPathView, open_letters, row, values
 from ddmq.server.keys import known
+from ddmq.server.pace import paced
 from ddmq.server.queries import WAIT_S
 from ddmq.settings import BY_NAME
 from ddmq_common import names
@@ -22,7 +23,7 @@ def rows(backend: Backend, consumer: ConsumerService, clock: Clock) -> list[dict
     """One row a subscription, over all groups. `dead_letters_open`: of its whole group."""
     retries, letters = RetryPathView(consumer, clock), open_letters(backend)
     found: list[dict[str, Any]] = []
-    for group in consumer.groups():
+    for group in paced(consumer.groups()):
         own = {"dead_letters_open": letters.get(group.name, 0)}
         for each in consumer.group_stats(group.name).wait(WAIT_S):
             found.append(row(each) | own | retries.row(each.group, each.topic))

@@ -3,14 +3,15 @@
 A route is `METHOD /literal/{name}/…` and a function `(Request) -> value`; the value is sent as JSON.
 CallerError → 400 (NoSuchTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
 RemoteError → 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so
-handlers may wait on completions; a long answer is encoded in pieces, between which others run. What
-http_checks.py refuses reaches no handler.
+handlers may wait on completions; a long answer is encoded in pieces, between which others run, and whose
+turn it is to get one pace.py says. What http_checks.py refuses reaches no handler.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
 
@@ -19,11 +20,14 @@ import msgspec
 
 from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.http_checks import JSON, Refusal, refusal
+from ddmq.server.pace import Account, breathe
 from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError, TryLaterError
 
 BODY_BYTES_MAX = 1 << 20
 BODY_S = 30.0  # for a whole body to come
-PIECE_BYTES = 256 << 10  # of an answer that are encoded before others run
+PIECE_BYTES = 256 << 10  # of an answer
+CHANGE_S = 0.002  # processor time that the backend takes for a change
+NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
 _STATUS = {
     200: "200 OK", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
     405: "405 Method Not Allowed", 408: "408 Request Timeout", 411: "411 Length Required",
@@ -98,10 +102,7 @@ class Router:
             if refused is not None:
                 _log_refused(environ, refused)
                 raise _HttpError(*refused)
-            value = self._dispatch(environ)
-            if isinstance(value, Text):
-                return value.status, value.content_type, [value.payload]
-            return 200, JSON, _pieces(value)
+            return self._dispatch(environ)
         except _HttpError as error:
             return _said(error.status, str(error))
         except (NoSuchTopicError, NoSuchGroupError) as error:
@@ -114,7 +115,7 @@ class Router:
             log.exception("admin request failed")
             return _said(500, f"internal error: {type(error).__name__}: {error}")
 
-    def _dispatch(self, environ: Mapping[str, Any]) -> Any:
+    def _dispatch(self, environ: Mapping[str, Any]) -> tuple[int, str, Sequence[bytes]]:
         method = environ["REQUEST_METHOD"].replace("HEAD", "GET")
         parts = [unquote(part) for part in _raw_path(environ).strip("/").split("/")]
         known_path = False
@@ -124,11 +125,26 @@ class Router:
                 continue
             known_path = True
             if route_method == method:
-                return handler(Request(variables, _query(environ), _body(environ)))
+                request = Request(variables, _query(environ), _body(environ))
+                with _turn(environ, "/" + "/".join(pattern)):
+                    return _encoded(handler(request))
         if known_path:
             raise _HttpError(405, f"{method} is not for /{'/'.join(parts)}")
         known = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))
         raise _HttpError(404, f"no such path: /{'/'.join(parts)}; there are {known}")
+
+
+def _turn(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
+    """Until it is this request's turn, and then during its answer where that is a listing."""
+    account: Account | None = environ.get("ddmq.account")
+    if account is None:
+        return nullcontext()
+    if environ["REQUEST_METHOD"] != "POST" and pattern not in NO_LISTINGS:
+        return account.turn()
+    account.pause()
+    if environ["REQUEST_METHOD"] == "POST":
+        account.owe(CHANGE_S)
+    return nullcontext()
 
 
 class _HttpError(Exception):
@@ -192,24 +208,32 @@ def _read(source: Any, length: int) -> bytes:
         raise late from error
 
 
+def _encoded(value: Any) -> tuple[int, str, Sequence[bytes]]:
+    if isinstance(value, Text):
+        return value.status, value.content_type, [value.payload]
+    return 200, JSON, _pieces(value)
+
+
 def _pieces(value: Any) -> list[bytes]:
-    """The value as JSON; others run between its pieces."""
+    """The value as JSON; others run between its parts."""
     pieces, piece = [], bytearray()
     for part in _parts(value):
-        piece += part
-        if len(piece) >= PIECE_BYTES:
-            pieces.append(bytes(piece))
+        if len(piece) + len(part) > PIECE_BYTES:
+            pieces += [bytes(piece), part]
             piece.clear()
-            gevent.sleep(0)
+        else:
+            piece += part
+        breathe()
     return [*pieces, bytes(piece)]
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    if isinstance(value, dict):
+    """What holds nothing that holds more, such as the row of a listing, is one part."""
+    if isinstance(value, dict) and any(each and isinstance(each, dict | list) for each in value.values()):
         for index, (key, each) in enumerate(value.items()):
             yield (b"," if index else b"{") + msgspec.json.encode(str(key)) + b":"
             yield from _parts(each)
-        yield b"}" if value else b"{}"
+        yield b"}"
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield b"," if index else b"["

@@ -17,6 +17,7 @@ from backend.port import Backend
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq.moments import WALL_MS_MIN, moment, shown
 from ddmq.server.errors import NoSuchGroupError
+from ddmq.server.pace import paced
 from ddmq.server.queries import WAIT_S, known_topic, queues_of
 from ddmq_common.clock import Clock
 from ddmq_common.config.loader import Place, build
@@ -97,7 +98,7 @@ def show(backend: Backend, group: str, topic: str | None) -> list[dict[str, Any]
     for name in topics:
         _check(backend, group, name)
     found = [name for name in topics if topic is not None or backend.topic(name) is not None]
-    return [_row(name, each) for name in found for each in standings(backend, group, name)]
+    return [_row(name, each) for name in found for each in paced(standings(backend, group, name))]
 
 
 def _row(topic: str, each: Standing) -> dict[str, Any]:

@@ -95,21 +95,24 @@ class Registry:
         """The histograms by family: the live ones, by the values of the metric's labels."""
         return [(family.metric, family.cells) for family in self._histograms.values()]
 
-    def snapshot(self) -> dict[str, list[dict[str, Any]]]:
-        """Every cell as plain data: labels with `value`, or with count, mean, p50, p99 and max."""
+    def snapshot(
+        self, paced: Callable[[Iterable[Any]], Iterable[Any]] = iter
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Every cell as plain data: labels with `value`, or with count, mean, p50, p99 and max.
+
+        With `paced`, which goes through cells, others may run meanwhile.
+        """
         self.fill()
         found: dict[str, list[dict[str, Any]]] = {}
-        for numbers in self._numbers.values():
-            metric = numbers.metric
+        for metric, cells in self.numbers():
             found[metric.name] = [
                 dict(zip(metric.labels, labels, strict=True)) | {"value": cell.value}
-                for labels, cell in numbers.cells.items()
+                for labels, cell in paced(list(cells.items()))
             ]
-        for histograms in self._histograms.values():
-            metric = histograms.metric
+        for metric, seen in self.histograms():
             found[metric.name] = [
                 dict(zip(metric.labels, labels, strict=True)) | histogram.summary()
-                for labels, histogram in histograms.cells.items()
+                for labels, histogram in paced(list(seen.items()))
             ]
         return found
 

@@ -1,0 +1,133 @@
+"""The processor time of the admin API: clients of the proxies find the event loop free most of the time.
+
+An address owes the processor time that its requests took, over all of its connections, and each second
+takes SHARE_S off that. Who owes more than OWED_S waits before a request is answered, and in the middle of an
+answer: a long listing calls `breathe` as it goes, so it holds the loop for slices alone. Of the listings of
+one address one is made at a time. A person or a scraper owes so little that they never wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import gevent
+from gevent.lock import BoundedSemaphore
+
+from ddmq_common.errors import TryLaterError
+from ddmq_rpc.server import address_of
+
+SLICE_S = 0.001
+SHARE_S = 0.2  # of each second
+OWED_S = 0.1
+MORE_S = 0.01  # in the middle of an answer, so that it is not all waiting
+TURN_S = 10.0  # for the listings before this one
+YIELD_S = 1e-4  # long enough for what has come in to be seen
+T = TypeVar("T")
+
+
+class Account:
+    """What one address owes. `clock`: seconds from any start."""
+
+    def __init__(self, clock: Any = time.monotonic) -> None:
+        self.connections = 0
+        self._clock = clock
+        self._owed, self._at = 0.0, clock()
+        self._listing = BoundedSemaphore()
+
+    @property
+    def owed(self) -> float:
+        """Seconds, as of now."""
+        now = self._clock()
+        self._owed, self._at = max(0.0, self._owed - (now - self._at) * SHARE_S), now
+        return self._owed
+
+    def owe(self, seconds: float) -> None:
+        """Processor time was used."""
+        self._owed = self.owed + seconds
+
+    def pause(self) -> None:
+        """Wait until no more than OWED_S is owed."""
+        while (over := self.owed - OWED_S) > 0:
+            gevent.sleep(over / SHARE_S)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Make a listing, when those that were asked for before are made."""
+        if not self._listing.acquire(timeout=TURN_S):
+            raise TryLaterError("too many answers are being made for this address; try again")
+        try:
+            self.pause()
+            yield
+        finally:
+            self._listing.release()
+
+
+class Accounts:
+    """The addresses that are connected, or owe."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Account] = {}
+
+    @contextmanager
+    def connected(self, host: str) -> Iterator[Account]:
+        """The account of a connection's address while it lasts."""
+        address = address_of(host)
+        account = self._known.get(address)
+        if account is None:
+            self._known = {name: each for name, each in self._known.items() if each.connections or each.owed}
+            account = self._known[address] = Account()
+        account.connections += 1
+        try:
+            yield account
+        finally:
+            account.connections -= 1
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no types
+    """Owes to `account` the processor time that it takes, from each switch to it until it gives way."""
+
+    account: Account | None = None
+    since = 0.0
+
+    def switch(self, *given: Any) -> Any:
+        """Let it go on."""
+        return self._on(super().switch, *given)
+
+    def throw(self, *given: Any) -> Any:
+        """Let it go on with an exception."""
+        return self._on(super().throw, *given)
+
+    def _on(self, go: Any, *given: Any) -> Any:
+        self.since = time.thread_time()
+        try:
+            return go(*given)
+        finally:
+            if self.account is not None:
+                self.account.owe(time.thread_time() - self.since)
+
+
+def breathe(more_s: float = 0.0) -> None:
+    """For the steps of a long answer: let others run once a slice is used up. `more_s`: processor time that
+    was used for this answer by others. Outside of a request it does nothing."""
+    current = gevent.getcurrent()
+    if not isinstance(current, PacedGreenlet) or current.account is None:
+        return
+    account = current.account
+    account.owe(more_s)
+    if time.thread_time() - current.since > SLICE_S:
+        gevent.sleep(YIELD_S)
+    if account.owed > OWED_S + MORE_S:
+        account.pause()
+
+
+def paced(items: Iterable[T]) -> Iterator[T]:
+    """The items; others may run between them."""
+    for each in items:
+        yield each
+        breathe()
