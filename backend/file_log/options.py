@@ -8,6 +8,7 @@ from backend.file_log.core.retention import RetentionOptions
 from ddmq_common.errors import ConfigError
 
 MIB = 1 << 20
+SEGMENT_BYTES_MIN = 4 << 10  # smaller ones are a file for nearly each record
 SEGMENT_BYTES_MAX = 2048 * MIB  # the index has 32 bits for a position inside a segment
 
 
@@ -50,9 +51,10 @@ class FileLogOptions:
                     f"log: {name} is {getattr(self, name)}; allowed: at least body_bytes_max,"
                     f" {self.body_bytes_max}, or such a message could never be stored"
                 )
-        if self.segment_bytes > SEGMENT_BYTES_MAX:
+        if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:
             raise ConfigError(
-                f"log: segment_bytes is {self.segment_bytes}; allowed: at most {SEGMENT_BYTES_MAX}"
+                f"log: segment_bytes is {self.segment_bytes}; "
+                f"allowed: {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
             )
 
     @property

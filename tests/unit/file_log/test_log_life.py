@@ -227,8 +227,9 @@ def test_a_record_that_cannot_be_stored_is_refused_alone(rig: Rig, change: dict,
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match="segment_bytes is 0"):
         FileLogOptions(segment_bytes=0)
-    with pytest.raises(ConfigError, match="segment_bytes"):
-        FileLogOptions(segment_bytes=1 << 40)
+    for size in (10, 4095, 1 << 40):
+        with pytest.raises(ConfigError, match=f"segment_bytes is {size}; allowed: 4096 to 2147483648"):
+            FileLogOptions(segment_bytes=size)
 
 
 # --- the end, and the next start
