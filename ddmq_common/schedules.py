@@ -19,6 +19,7 @@ from ddmq_common.delay_order import Schedule
 CATCH_UPS = ("fire_once", "all", "skip")
 OVERLAP_MAX = 8
 PERIOD_MS_MIN = 1_000
+DAY_MS = 86_400_000
 _SERIES_LOOKED_AT_MAX = 8 * OVERLAP_MAX  # more than overlap on a day on which the clocks change
 
 
@@ -26,7 +27,7 @@ class ScheduleLimits(NamedTuple):
     """What the configuration allows. `delay_ms_max`: how far ahead a first delivery, a delay or a period may
     lie; a cron's own times are not bounded by it. `occurrences_max`: of `repeat` and of the cap."""
 
-    delay_ms_max: int = 62 * 86_400_000
+    delay_ms_max: int = 62 * DAY_MS
     occurrences_max: int = 1_000_000
     period_ms_min: int = PERIOD_MS_MIN
 
@@ -69,7 +70,8 @@ def cron_delivery_after(schedule: Schedule, first_due: int, after_ms: int) -> in
 
 def _numbers_fault(schedule: Schedule, limits: ScheduleLimits) -> str | None:
     if not 0 <= schedule.delay_ms <= limits.delay_ms_max:
-        return f"the delay is {schedule.delay_ms} ms; allowed: 0 to {limits.delay_ms_max}"
+        longest = f"{limits.delay_ms_max}, which is {limits.delay_ms_max / DAY_MS:.6g} days"
+        return f"the delay is {schedule.delay_ms} ms; allowed: 0 to {longest}"
     if not -1 <= schedule.repeat <= limits.occurrences_max:
         return f"repeat is {schedule.repeat}; allowed: -1 (without end) to {limits.occurrences_max}"
     if not 0 <= schedule.occurrences_max <= limits.occurrences_max:

@@ -101,7 +101,8 @@ def timestamp_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Re
         Code.DELAY_TIMESTAMP,
         "delay_timestamp",
         given,
-        f"allowed: epoch seconds from {TIMESTAMP_S_MIN} to {latest}, which is {rules.delay_s_max} s from now",
+        f"allowed: epoch seconds from {TIMESTAMP_S_MIN} to {latest}, which is {rules.delay_s_max} s"
+        f" ({rules.delay_s_max / 86_400:.6g} days) from now",
     )
 
 

@@ -12,7 +12,7 @@ LIMITS = ScheduleLimits(delay_ms_max=86_400_000, occurrences_max=1_000, period_m
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        (Schedule(delay_ms=-1), "the delay is -1 ms; allowed: 0 to 86400000"),
+        (Schedule(delay_ms=-1), "the delay is -1 ms; allowed: 0 to 86400000, which is 1 days"),
         (Schedule(delay_ms=86_400_001), "the delay is 86400001 ms"),
         (Schedule(repeat=-2, period_ms=500), "repeat is -2"),
         (Schedule(repeat=1_001, period_ms=500), "repeat is 1001"),
