@@ -1,14 +1,14 @@
-"""Moments as people write them: epoch milliseconds, ISO 8601, or so long ago."""
+"""Moments as people write them: epoch milliseconds, ISO 8601, or so far from now."""
 
 from __future__ import annotations
 
 import datetime
 import re
 
-ALLOWED = "epoch milliseconds, a time like 2026-11-21T12:00+01:00, or so long ago: -2h, -90s, -1d12h"
+ALLOWED = "epoch milliseconds, a time like 2026-11-21T12:00+01:00, or so far from now: -2h, +90s, +1d12h"
 WALL_MS_MIN = 1_000_000_000_000  # September 2001; where an offset may stand too, smaller numbers are offsets
 WALL_MS_MAX = 253_370_764_800_000  # the year 9999, which calendars end with
-_AGO = re.compile(r"-(\d{1,9}(ms|s|m|h|d))+\Z")
+_FROM_NOW = re.compile(r"[-+](\d{1,9}(ms|s|m|h|d))+\Z")
 DURATION_ALLOWED = "numbers with units ms, s, m, h, d, as in 90s, 1h30m or 2d"
 _SPAN = re.compile(r"(\d{1,9}(ms|s|m|h|d))+\Z")
 _STEP = re.compile(r"(\d+)(ms|s|m|h|d)")
@@ -22,9 +22,9 @@ def moment(text: str, now_ms: int, *, local: bool = False) -> int:
     """
     if text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= WALL_MS_MAX:
         return int(text)
-    if _AGO.match(text):
-        ago = sum(int(count) * _UNIT_MS[unit] for count, unit in _STEP.findall(text))
-        return max(0, now_ms - ago)
+    if is_relative(text):
+        away = duration(text[1:])
+        return min(max(0, now_ms + (away if text[0] == "+" else -away)), WALL_MS_MAX)
     try:
         found = datetime.datetime.fromisoformat(text)
         if found.tzinfo is None and not local:
@@ -45,7 +45,7 @@ def duration(text: str) -> int:
 
 def is_relative(text: str) -> bool:
     """Whether it counts from now."""
-    return _AGO.match(text) is not None
+    return _FROM_NOW.match(text) is not None
 
 
 def shown(wall_ms: int) -> str:

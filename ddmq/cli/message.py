@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import json_option, print_facts, print_json, print_table, show_row_body
 from ddmq.cli.values import NAME, Whole
 from ddmq.moments import shown
+
+MESSAGE_ID = re.compile(r"[0-9a-fA-F]{32}\Z")
 
 
 @click.command()
@@ -57,6 +60,10 @@ def message(
         query["time_ms"] = parse_moment(moment, "--time")
     if sum(value is not None for name, value in query.items() if name != "queue") > 1:
         raise click.UsageError("choose one of --id, --key, --offset, --time")
+    if message_id is not None and not MESSAGE_ID.match(message_id):
+        raise click.UsageError(
+            f"--id {message_id!r} is not a message id (32 hex digits, as send prints them)"
+        )
     client = AdminClient(admin)
     if topic is not None and queue is not None:
         rows = list(_from_offset(client, topic, query, count, group))

@@ -24,7 +24,7 @@ _FIRST = [
     click.option(
         "--at",
         metavar="TIME",
-        help="At this moment: 2026-11-21T09:00 (local, or in --zone), …Z, …+01:00, or epoch milliseconds.",
+        help="At this moment: 2026-11-21T09:00 (local or in --zone), …Z, …+01:00, +2h or epoch milliseconds.",
     ),
 ]
 _REPEATS = [

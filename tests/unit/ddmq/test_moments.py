@@ -21,6 +21,9 @@ NOW = 1_800_000_000_000
         ("-250ms", NOW - 250),
         ("-5m", NOW - 300_000),
         ("-999999999d", 0),
+        ("+2h", NOW + 7_200_000),
+        ("+1d12h", NOW + 129_600_000),
+        ("+999999999d", WALL_MS_MAX),
         ("9999-12-31T23:59Z", WALL_MS_MAX),
         (str(WALL_MS_MAX), WALL_MS_MAX),
     ],
@@ -31,10 +34,11 @@ def test_what_is_a_moment(text: str, found: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-", "-2", "2h", "-2x", "yesterday", "-1h-2m", "2026-13-01T00:00Z", "٣", "9" * 30, "9" * 15, "-2h "],
-)
+    ["", "-", "+", "-2", "2h", "-2x", "+-2h", "-1h-2m", "yesterday", "tomorrow", "2026-13-01T00:00Z", "٣",
+     "9" * 30, "9" * 15, "-2h "],
+)  # fmt: skip
 def test_what_is_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"allowed: epoch milliseconds, a time like .*, or so long ago"):
+    with pytest.raises(ValueError, match=r"allowed: epoch milliseconds, a time like .*, or so far from now"):
         moment(text, NOW)
 
 
@@ -48,6 +52,7 @@ def test_a_zone_is_wanted_unless_this_machines_is_meant() -> None:
 
 def test_relative_ones_are_known() -> None:
     assert is_relative("-2h")
+    assert is_relative("+2h")
     assert not is_relative("2026-11-21")
 
 
