@@ -6,6 +6,7 @@ Each check answers ok, warning or failed with the remedy; exit code 1 when one f
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -32,6 +33,7 @@ OK, WARNING, FAILED = "ok", "warning", "failed"
 SERVERS = 2  # producer and consumer proxy in one process
 SLOW_SYNC_MS = 10.0
 SYNC_ROUNDS = 20
+SERVER_RUNS = "a ddmq server runs there"
 NEEDED = (  # beside what the command line itself is made of
     "gevent", "thrift.protocol.fastbinary", "thriftpy2", "google_crc32c", "yaml",
     "prometheus_client", "jsonpath_ng", "cel_expr_python", "rocksdict", "cronsim", "tzdata",
@@ -72,10 +74,12 @@ def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> Non
 def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]:
     """Every finding, in the order people care. Where the log lives, a wrong configuration does not tell."""
     yield python()
-    libraries = [library(name) for name in NEEDED]
-    yield from libraries
-    if any(finding.status == FAILED for finding in libraries):
+    missing = [finding for finding in map(library, NEEDED) if finding.status == FAILED]
+    yield from missing
+    if missing:
         return  # the servers' own modules, which know the rest, cannot be loaded
+    yield Finding("libraries", OK, f"all {len(NEEDED)} there")
+    yield report()
     from ddmq.server.config import Configuration, load_folder
 
     config, fault = Configuration(), ""
@@ -90,8 +94,13 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]
         yield Finding("configuration", FAILED, fault, "correct it; conf/ has commented examples")
         return
     yield Finding("configuration", OK, str(config_dir) if config_dir else "defaults")
-    for part in ("producer", "consumer", "admin"):
-        yield port(part, config.serve.address(part))
+    admin = port("admin", config.serve.address("admin"))
+    for part in ("producer", "consumer"):
+        found = port(part, config.serve.address(part))
+        if found.status == WARNING and admin.found.partition(": ")[2].startswith(SERVER_RUNS):
+            found = Finding(found.check, OK, f"{config.serve.address(part)}: taken, while that server runs")
+        yield found
+    yield admin
 
 
 def disk(data_dir: Path, config: Configuration) -> Iterator[Finding]:
@@ -102,9 +111,24 @@ def disk(data_dir: Path, config: Configuration) -> Iterator[Finding]:
 
 
 def python() -> Finding:
-    """The interpreter."""
-    version = platform.python_version()
-    return Finding("python", OK, version)
+    """The interpreter, and which release of ours it runs."""
+    return Finding("python", OK, f"{platform.python_version()}, ddmq-proxy {_installed('ddmq-proxy')}")
+
+
+def report() -> Finding:
+    """Whether `ddmq report` can run; a server does without."""
+    version = _installed("pyspark")
+    if not version:
+        return Finding("ddmq report", OK, "not installed", "pip install 'ddmq-proxy[spark]' adds it")
+    return Finding("ddmq report", OK, f"with Spark {version}")
+
+
+def _installed(package: str) -> str:
+    """Its version; empty when it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def library(name: str) -> Finding:
@@ -195,7 +219,7 @@ def port(part: str, address: Address) -> Finding:
         probe.bind((address.host, address.port))
     except OSError as error:
         if part == "admin" and (said := _running(address)):
-            return Finding(f"{part} port", OK, f"{address}: a ddmq server runs there, {said}")
+            return Finding(f"{part} port", OK, f"{address}: {SERVER_RUNS}, {said}")
         remedy = f"a running server's own, or choose another with --{part} HOST:PORT"
         return Finding(f"{part} port", WARNING, f"{address}: {reason(error)}", remedy)
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from ddmq_common.plain_text import json_plain, plain
 
 BODY_SHOWN = 2_000  # characters of a text body that people are shown
 BYTES_SHOWN = 24  # bytes of a binary one
+_NUMBER = re.compile(r"(≥ )?[\d,]+(\.\d+)?\+?\Z")
 WIDE = 200  # columns where the output is no terminal
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -97,22 +99,50 @@ def show(renderable: Any, *, wide: bool = False) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], whole: str = "") -> Table:
-    """A table whose numeric cells are right-aligned. `whole`: the column that is never wrapped."""
+    """A table without lines, its numbers right-aligned and never wrapped, as the column `whole`.
+
+    Where it does not fit the terminal, its headings take several lines before a cell does.
+    """
     rows = list(rows)
-    built = Table(title=Text(plain(title)) if title else None, title_justify="left", header_style="bold")
+    built = Table(
+        title=Text(plain(title), "bold") if title else None, title_justify="left", header_style="bold",
+        box=None, pad_edge=False,
+    )  # fmt: skip
+    named = [column.replace("_", " ") for column in columns]
+    widths = [_width(rows, index) for index in range(len(columns))]
+    if sum(max(len(name), width) + 2 for name, width in zip(named, widths, strict=True)) > _room():
+        named = _stacked(named)
     for index, column in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        numeric = _numeric(rows, index)
+        unbroken = max(widths[index], *map(len, named[index].split("\n"))) if numeric else widths[index]
         built.add_column(
-            column.replace("_", " "), justify="right" if numeric else "left", overflow="fold",
-            no_wrap=column == whole, min_width=_width(rows, index) if column == whole else None,
+            named[index], justify="right" if numeric else "left", overflow="fold",
+            min_width=unbroken if numeric or column == whole else None, no_wrap=column == whole,
         )  # fmt: skip
     for row in rows:
         built.add_row(*(Text(cell(value)) for value in row))
     return built
 
 
+def _stacked(named: Sequence[str]) -> list[str]:
+    """Headings one word a line, all with their last line at the bottom."""
+    split = [name.replace(" ", "\n").replace("/", "\n/").split("\n") for name in named]
+    lines = max(map(len, split), default=1)
+    return ["\n".join([*[""] * (lines - len(words)), *words]) for words in split]
+
+
 def _width(rows: Sequence[Sequence[Any]], index: int) -> int:
     return max((len(cell(row[index])) for row in rows), default=1)
+
+
+def _numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
+    """Whether numbers stand there, also ones with a word such as 14+ or ≥ 3."""
+    known = [cell(row[index]) for row in rows if row[index] is not None]
+    return bool(known) and all(_NUMBER.match(text) for text in known)
+
+
+def _room() -> int:
+    return console(wide=True).width
 
 
 def cell(value: Any) -> str:

@@ -1,12 +1,14 @@
 """`ddmq doctor` looks at what `ddmq serve` would use with the same options, and names a missing library."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ddmq.cli.doctor import FAILED, NEEDED, OK, Finding, examine
+from ddmq.address import Address
+from ddmq.cli.doctor import FAILED, NEEDED, OK, WARNING, Finding, examine
 
 
 def findings(data_dir: Path | None, config_dir: Path | None) -> dict[str, Finding]:
@@ -41,6 +43,30 @@ def test_the_marks_are_the_configurations(conf: Path) -> None:
     (conf / "file_log.yaml").write_text(f"retention:\n{always}")
     found = findings(None, conf)["disk space"]
     assert (found.status, found.remedy[:23]) == (FAILED, "sends are refused under")
+
+
+def test_libraries_that_are_there_are_one_line_and_versions_are_told(conf: Path) -> None:
+    found = findings(None, conf)
+    assert found["libraries"].found == f"all {len(NEEDED)} there"
+    assert not [check for check in found if check.startswith("library ")]
+    assert ", ddmq-proxy " in found["python"].found
+    assert found["ddmq report"].status == OK
+
+
+@pytest.mark.parametrize(("running", "status"), [("ready", OK), ("", WARNING)])
+def test_taken_ports_are_as_they_should_be_while_a_server_runs(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, running: str, status: str
+) -> None:
+    def asked(address: Address) -> str:
+        return running
+
+    monkeypatch.setattr("ddmq.cli.doctor._running", asked)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = "".join(f"{part}: 127.0.0.1:{port}\n" for part in ("producer", "consumer", "admin"))
+        (conf / "ddmq.yaml").write_text(f"data_dir: {conf / 'log'}\n{ports}")
+        found = findings(None, conf)
+    assert [found[f"{part} port"].status for part in ("producer", "consumer", "admin")] == [status] * 3
 
 
 @pytest.mark.parametrize("name", [name for name in NEEDED if name != "thrift.protocol.fastbinary"])

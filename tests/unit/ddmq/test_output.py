@@ -1,12 +1,14 @@
 """Bodies, tables and the view of `ddmq stats`, as people read them."""
 
+import re
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from ddmq.cli.group_show import stall_text
-from ddmq.cli.output import body_fields, cell, reason, show_body, show_row_body
+from ddmq.cli.lag import COLUMNS, _cells
+from ddmq.cli.output import body_fields, cell, reason, show_body, show_row_body, table
 from ddmq.cli.pull import _number
 from ddmq.cli.stats import view
 
@@ -81,6 +83,24 @@ def drawn(*arguments: Any) -> list[str]:
     return captured.get().splitlines()
 
 
+def test_a_table_of_lag_fits_a_terminal_with_a_line_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddmq.cli.output.WIDE", 80)
+    row = {
+        "group": "billing", "topic": "orders", "lag": 12_345, "lag_age_s": 1_607.0, "in_flight": 1_024,
+        "retrying": 10, "retry_waiting": 3, "retry_waiting_whole": False, "delivered_per_s": 4_096.5,
+        "acked_per_s": 4_096.5,
+    }  # fmt: skip
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(table("", COLUMNS, _cells([row])))
+    lines = [" ".join(line.split()) for line in captured.get().splitlines()]
+    assert lines == [
+        "in delivered acked",
+        "group topic lag oldest flight retrying later /s /s",
+        "billing orders 12,345 26 m 47 s 1,024 10 ≥ 3 4,096.5 4,096.5",
+    ]
+
+
 @pytest.mark.parametrize("height", [24, 40, 60])
 def test_the_view_fits_the_terminal(height: int) -> None:
     lines = drawn(moment(0, 30, 30, 0), moment(2_000, 30, 30, 10), height)
@@ -102,7 +122,7 @@ def test_the_view_fits_with_every_latency_there_is(height: int) -> None:
 def test_a_latency_is_one_row_that_names_the_worst() -> None:
     text = "\n".join(drawn(None, moment(0, 1, 1, 0)))
     assert "send, request to answer (worst: t3000)" in text
-    row = next(line for line in text.splitlines() if "t3000" in line).replace("│", " ").split()
+    row = next(line for line in text.splitlines() if "t3000" in line).split()
     assert row[-4:] == ["9", "0.5", "3.0", "2.5"]
     assert "event loop" not in text, "nothing was observed"
     assert "commit_bytes" not in text, "not a time"
@@ -110,7 +130,7 @@ def test_a_latency_is_one_row_that_names_the_worst() -> None:
 
 def test_the_busiest_come_first_with_their_rates() -> None:
     lines = drawn(moment(0, 3, 3, 0), moment(2_000, 3, 3, 10), 60)
-    rows = [line.replace("│", " ").split() for line in lines if line.startswith("│")]
+    rows = [line.split() for line in lines if re.match(r"[tg]\d ", line)]
     assert rows[:3] == [["t2", "4", "10", "10.0"], ["t1", "4", "10", "5.0"], ["t0", "4", "10", "0.0"]]
     assert [(row[0], row[-1]) for row in rows[3:6]] == [("g1", "5.0"), ("g2", "0.0"), ("g0", "0.0")]
 
