@@ -1,8 +1,9 @@
-"""What keeps dead letters from being deleted for three days, whatever the reason to clean.
+"""Which segments hold dead letters under three days: these stay, whatever the reason to clean.
 
 Asked by retention at each round, in its greenlet. Over the port only, so it knows no files. Cheap: a
 queue's oldest young letter is remembered until it is three days old, and an empty queue is looked at
-again only when something was appended to it.
+again only when something was appended to it. All of a round is answered as of its beginning: store times
+ascend with log positions, so what is behind a young letter is young, and no letter goes before an older one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from backend.file_log.core.retention import Hold
+from backend.file_log.core.retention import Hold, Letters, Segment
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus
 from ddmq_common.clock import Clock
@@ -20,30 +21,51 @@ KEEP_MS = 3 * 24 * 3_600_000
 WAIT_S = 30.0
 
 
-class _Oldest(NamedTuple):
-    """The oldest young letter of one queue; position -1: there was none when the queue ended at `next`."""
+class _Letter(NamedTuple):
+    """One letter; position -1: there is none."""
 
+    offset: int
     position: int
     stored_ms: int
+
+
+class _Oldest(NamedTuple):
+    """The oldest young letter of one queue that ended at `next`."""
+
+    letter: _Letter
     next: int
 
 
-class DeadLetterHolds:
-    """Call it for the holds. `keep_ms`: how long a dead letter stays at least. Raises as the port does."""
+_NONE = _Letter(0, -1, 0)
+
+
+class DeadLetters:
+    """Call it once a round. `keep_ms`: how long a dead letter stays at least. Raises as the port does."""
 
     def __init__(self, backend: Backend, clock: Clock, keep_ms: int = KEEP_MS) -> None:
         self._backend = backend
         self._clock = clock
         self._keep_ms = keep_ms
         self._known: dict[QueueRef, _Oldest] = {}
+        self._newest: dict[tuple[int, QueueRef], _Letter] = {}  # by segment, of the round before
 
-    def __call__(self) -> list[Hold]:
+    def __call__(self) -> Letters:
         young_from_ms = self._clock.wall_ms() - self._keep_ms + 1
         self._known = {ref: self._oldest(ref, end, young_from_ms) for ref, end in self._queues()}
-        positions = [oldest.position for oldest in self._known.values() if oldest.position >= 0]
-        if not positions:
-            return []
-        return [Hold(min(positions), f"dead letters under {self._keep_ms / 86_400_000:g} days")]
+        before, self._newest = self._newest, {}
+
+        def held(segment: Segment) -> Hold | None:
+            for ref, oldest in self._known.items():
+                letter = oldest.letter
+                if 0 <= letter.position < segment.start:
+                    key = segment.start, ref
+                    known = before.get(key) or self._last_before(ref, oldest, segment.end)
+                    letter = self._newest[key] = known
+                if segment.start <= letter.position < segment.end and letter.stored_ms >= young_from_ms:
+                    return Hold(letter.position, f"dead letters under {self._keep_ms / 86_400_000:g} days")
+            return None
+
+        return held
 
     def _queues(self) -> Iterator[tuple[QueueRef, int]]:
         refs = [
@@ -60,11 +82,27 @@ class DeadLetterHolds:
 
     def _oldest(self, ref: QueueRef, end: int, young_from_ms: int) -> _Oldest:
         known = self._known.get(ref)
-        if known is not None and (known.stored_ms >= young_from_ms or (-1, end) == known[::2]):
-            return known
+        if known is not None and (known.letter.stored_ms >= young_from_ms or known == (_NONE, end)):
+            return known._replace(next=end)
         offset = self._backend.offset_for_time(ref, young_from_ms).wait(WAIT_S)
+        return _Oldest(self._letter(ref, offset, end), end)
+
+    def _letter(self, ref: QueueRef, offset: int, end: int) -> _Letter:
+        """The first one from an offset on."""
         if offset < end:
             batch = self._backend.read(ref, offset, 1, 0).wait(WAIT_S)
             if batch.status is ReadStatus.DATA and batch.offsets:
-                return _Oldest(batch.positions[0], batch.record(0).stored_ms, end)
-        return _Oldest(-1, 0, end)
+                return _Letter(batch.offsets[0], batch.positions[0], batch.record(0).stored_ms)
+        return _NONE
+
+    def _last_before(self, ref: QueueRef, oldest: _Oldest, position: int) -> _Letter:
+        """The newest letter before a log position that is behind the oldest."""
+        found, high = oldest.letter, oldest.next
+        while found.offset + 1 < high:
+            middle = (found.offset + 1 + high) // 2
+            letter = self._letter(ref, middle, oldest.next)
+            if 0 <= letter.position < position:
+                found = letter
+            else:
+                high = middle
+        return found

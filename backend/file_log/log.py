@@ -18,7 +18,7 @@ from backend.completion import Completion
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.retention import Gate, Hold
-from backend.file_log.dead_letters import DeadLetterHolds
+from backend.file_log.dead_letters import DeadLetters
 from backend.file_log.level_holds import LevelHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
@@ -73,13 +73,14 @@ class FileLog(Backend):
         self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
         self._queries = opened.make_queries(options, self._writer)
         self._checkpoints = opened.make_checkpointer(self._writer, metrics)
-        self._retention = opened.make_retention(options, clock, self._writer.store_clock, metrics, self.holds)
+        self._retention = opened.make_retention(
+            options, clock, self._writer.store_clock, metrics, self.holds, DeadLetters(self, clock)
+        )
         self._waits = Waits(options.waits_max, self._writer.guarded)
         self._ownership = Ownership(
             self.commit, opened.state, clock, self._later, self._tick_on, options.topics_max
         )
         self._holders: list[Callable[[], Iterable[Hold]]] = [
-            DeadLetterHolds(self, clock),
             LevelHolds(self),
             LevelHolds(self, DELAY_TOPIC, DELAY_GROUP, "orders that the delay service has not stored"),
         ]

@@ -21,7 +21,7 @@ from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
 from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES
-from backend.file_log.core.retention import Hold
+from backend.file_log.core.retention import Hold, Letters
 from backend.file_log.core.retention import Segment as OldSegment
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
@@ -161,6 +161,7 @@ class Opened:
         store_clock: StoreClock,
         metrics: Registry,
         holds: Callable[[], Iterable[Hold]],
+        letters: Callable[[], Letters],
     ) -> Retention:
         """Retention over the segments."""
         return Retention(
@@ -169,7 +170,9 @@ class Opened:
             options.retention,
             self._old_segments,
             self._release,
+            lambda old: self.segments.keep(old.start),
             holds,
+            letters,
             clock,
             store_clock,
             metrics,
@@ -195,16 +198,14 @@ class Opened:
 
     def _old_segments(self) -> list[OldSegment]:
         return [
-            OldSegment(segment.start, segment.end, segment.disk_bytes(), segment.last_ms)
+            OldSegment(segment.start, segment.end, segment.disk_bytes(), segment.last_ms, segment.kept)
             for segment in self.segments.segments
         ]
 
     def _release(self, old: OldSegment) -> Callable[[], None]:
-        """Take the oldest segment out of view; the call that removes its files."""
-        if len(self.segments.segments) < 2 or self.segments.first_position != old.start:
-            raise StorageError(f"segment {old.start} is not the oldest of several; it stays")
-        segment = self.segments.drop_first()
-        first, lowest = self.segments.first_position, self._queries.lowest()
+        """Take a segment out of view; the call that removes its files."""
+        segment = self.segments.drop(old.start)
+        lowest = self._queries.lowest()
 
         def remove() -> None:
             with self._unfreed_lock:
@@ -214,15 +215,15 @@ class Opened:
             self.storage.sync_folder(self.segments.folder)
             self.index.index.drop(segment.start)
             found = lowest()
-            for queue, offset in found:
+            for queue, offset, _ in found:
                 if offset // FILE_ENTRIES > queue.min // FILE_ENTRIES:
                     self.files.drop_below(queue.ref, offset)
-            self._loop.run_callback_threadsafe(self._raise_lowest, found, first)
+            self._loop.run_callback_threadsafe(self._raise_lowest, found)
 
         return remove
 
-    def _raise_lowest(self, found: Sequence[tuple[QueueState, int]], first: int) -> None:
-        for queue, offset in found:
+    def _raise_lowest(self, found: Sequence[tuple[QueueState, int, int]]) -> None:
+        for queue, offset, first in found:
             queue.min, queue.min_at = max(queue.min, offset), max(queue.min_at, first)
             self.state.changed_topics.add(queue.ref.topic)
 

@@ -5,6 +5,8 @@ The decision is core/retention.py's. Rules:
   and only then are the files removed, in a native thread, with a pause after each.
 * Space freed may show late (a reader process still holds the file): until half of it has shown, or
   SETTLE_S have passed, low disk space is no reason to delete more.
+* What holds young dead letters is kept for them alone when something behind it goes: durably first, and
+  then the log begins behind it.
 * Every deletion is logged with its reason and counted; so is every failure, and what a hold keeps.
 """
 
@@ -23,6 +25,7 @@ from backend.file_log.core.retention import (
     Gate,
     Held,
     Hold,
+    Letters,
     Moment,
     Reason,
     RetentionOptions,
@@ -56,6 +59,8 @@ SETTLE_S = 30.0
 
 Release = Callable[[Segment], Callable[[], None]]
 """On the hub: take the segment out of the log's view; gives the blocking call that removes its files."""
+Keep = Callable[[Segment], Callable[[], Callable[[], None]]]
+"""Gives the blocking call that keeps a segment for dead letters alone; and that what notes it, on the hub."""
 
 
 def local_hour(wall_ms: int) -> int:
@@ -67,7 +72,8 @@ class Retention:
     """One log's retention.
 
     `segments()`: ascending, the last one live. `holds()`: what may not go (the progress snapshot, delay
-    records not stored, dead letters under 3 days, …). `deleted(segment, reason)` follows each deletion.
+    records not stored, …), nor anything behind it; `letters()`: what dead letters under 3 days hold, asked
+    once a round. `deleted(segment, reason)` follows each deletion.
     `unfreed()`: bytes deleted that the disk does not show yet because others have the files open. Blocking.
     """
 
@@ -78,7 +84,9 @@ class Retention:
         options: RetentionOptions,
         segments: Callable[[], Sequence[Segment]],
         release: Release,
+        keep: Keep,
         holds: Callable[[], Iterable[Hold]],
+        letters: Callable[[], Letters],
         clock: Clock,
         store_clock: StoreClock,
         registry: Registry,
@@ -96,7 +104,9 @@ class Retention:
         self._folder = folder
         self._segments = segments
         self._release = release
+        self._keep = keep
         self._holds = holds
+        self._letters = letters
         self._clock = clock
         self._store_clock = store_clock
         self._registry = registry
@@ -135,14 +145,14 @@ class Retention:
         try:
             disk = Disk(*in_thread(self._storage.space, self._folder))
             freed = disk._replace(free=disk.free + in_thread(self._unfreed))
-            holds = list(self._holds())
+            holds, letters = list(self._holds()), self._letters()
+            segments = self._segments()
+            wanted, held = deletions(segments, self._moment(freed), self.options, holds, letters)
         except (OSError, DdmqError) as error:
             self._failed("nothing is deleted from %s this time: %s", self._folder, error)
             return []
         self._store_clock.watch(self._registry.cell(LOG_CLOCK_AHEAD))
-        segments = self._segments()
         self._registry.cell(LOG_BYTES).value = sum(segment.bytes_on_disk for segment in segments)
-        wanted, held = deletions(segments, self._moment(freed), self.options, holds)
         self._note_held(held)
         self._set_gate(disk)
         done: list[Deletion] = []
@@ -161,16 +171,20 @@ class Retention:
         return Moment(now_ms, self._hour(now_ms), disk, settling, self._store_clock.now_ms())
 
     def _begin_settling(self, disk: Disk, done: list[Deletion]) -> None:
-        freed = sum(deletion.segment.bytes_on_disk for deletion in done)
+        freed = sum(deletion.segment.bytes_on_disk for deletion in done if not deletion.keep)
         if freed:
             self._settle = (self._clock.monotonic() + SETTLE_S, disk.free + freed // 2)
 
     def _delete(self, deletion: Deletion) -> bool:
-        segment, reason = deletion
+        segment, reason, keep = deletion
         try:
+            if keep:
+                in_thread(self._keep(segment))()
+                log.info("segment %d is kept for dead letters alone: %s", segment.start, reason.name.lower())
+                return True
             in_thread(self._release(segment))
         except (OSError, DdmqError) as error:
-            self._failed("cannot delete segment %d: %s", segment.start, error)
+            self._failed("segment %d cannot go: %s", segment.start, error)
             return False
         self._registry.cell(LOG_SEGMENTS_DELETED, reason.name.lower()).value += 1
         log.info(

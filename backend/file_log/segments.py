@@ -5,6 +5,8 @@ Rules:
   bytes count. Nothing reads a mapped byte at or past `end`: behind a cut it may be gone, and a process
   that touches it dies. Nor one that `view` was not asked for: its page may be unreadable, with the same end.
 * Creating and cutting block; adding to and removing from the set is done on the hub, by one owner.
+* A segment whose time has come but that holds young dead letters is *kept*: for them alone, under another
+  name. Kept ones stand before all others, with holes between them; the log begins behind them.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ import errno
 import mmap
 import os
 from bisect import bisect_right
+from collections.abc import Callable
 from contextlib import closing, suppress
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from backend.file_log.core import names
 from backend.file_log.core.frame import FRAME_BYTES, unpack_frame
 from backend.file_log.core.salting import UNSALTED
 from backend.file_log.storage import PAGE_BYTES, File, Storage
+from ddmq_common.errors import StorageError
+from ddmq_common.names import DLQ_PREFIX
 
 SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more behind a segment's end is given back
 
@@ -27,7 +32,7 @@ SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more behind a segment
 class Segment:
     """One file of the commit log."""
 
-    __slots__ = ("_map", "end", "file", "last_ms", "path", "salt", "start")
+    __slots__ = ("_map", "end", "file", "kept", "last_ms", "path", "salt", "start")
 
     def __init__(self, start: int, end: int, path: str, file: File, salt: int = 0) -> None:
         self.start = start
@@ -35,6 +40,7 @@ class Segment:
         self.path = path
         self.file = file
         self.salt = salt  # of all its CRCs; 0: none
+        self.kept = False  # for its dead letters alone
         self.last_ms = 0  # store time of its newest record, or a little later
         self._map: mmap.mmap | None = None
 
@@ -95,24 +101,41 @@ class SegmentSet:
         self.salting = UNSALTED  # to be set before segments are opened or made
         self.starts: list[int] = []
         self.segments: list[Segment] = []
+        self._kept = 0  # so many of them, the first ones
 
     def load(self) -> None:
         """Open what is there. Segments not known yet are added, so members call it again."""
-        found = [names.parse_segment(name) for name in self.storage.list(self.folder)]
-        starts = [start for start in found if start is not None]
+        paths, ends = self._found()
+        starts = sorted(paths)
         known = dict(zip(self.starts, self.segments, strict=True))
         for start in [start for start, segment in known.items() if segment.file.deleted()]:
             known.pop(start).close()  # another file may have its name
-        segments = [known.pop(start) if start in known else self._open(start) for start in starts]
+        segments = [
+            known.pop(start) if start in known else self._open(start, paths[start]) for start in starts
+        ]
         for gone in known.values():
             gone.close()
         for segment, after in pairwise(segments):
             segment.end = min(after.start, segment.start + segment.file.size())
             segment.last_ms = segment.last_ms or self._first_ms(after)
-        self.starts, self.segments = starts, segments
+        kept = list(takewhile(lambda segment: segment.start in ends, segments))
+        for segment in kept:
+            segment.path, segment.end, segment.kept = paths[segment.start], ends[segment.start], True
+        self.starts, self.segments, self._kept = starts, segments, len(kept)
 
-    def _open(self, start: int) -> Segment:
-        path = self.path(start)
+    def _found(self) -> tuple[dict[int, str], dict[int, int]]:
+        """Files by start, and the ends of the kept ones."""
+        paths: dict[int, str] = {}
+        ends: dict[int, int] = {}
+        for name in self.storage.list(self.folder):
+            start, kept = names.parse_segment(name), names.parse_kept(name)
+            if kept is not None:
+                start, ends[kept[0]] = kept
+            if start is not None:
+                paths[start] = f"{self.folder}/{name}"
+        return paths, ends
+
+    def _open(self, start: int, path: str) -> Segment:
         file = self.storage.open(path)
         return self._segment(start, start + file.size(), path, file)
 
@@ -143,8 +166,19 @@ class SegmentSet:
 
     @property
     def first_position(self) -> int:
-        """Where the log starts; 0 when there is none."""
-        return self.starts[0] if self.starts else 0
+        """Where the log starts, without what is kept; 0 when there is none."""
+        if self._kept < len(self.starts):
+            return self.starts[self._kept]
+        return self.segments[-1].end if self.segments else 0
+
+    def first_of(self, topic: str) -> int:
+        """Where it starts for a topic: dead letters also stand in what is kept."""
+        return self.starts[0] if self._kept and topic.startswith(DLQ_PREFIX) else self.first_position
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing, what is kept apart."""
+        return self._kept == len(self.segments)
 
     def locate(self, position: int) -> Segment | None:
         """The segment that holds a log position, None when it was deleted or is not there yet."""
@@ -224,13 +258,45 @@ class SegmentSet:
         self.starts.append(segment.start)
         self.segments.append(segment)
 
-    def drop_first(self) -> Segment:
-        """Take the oldest out of the set; its file stays."""
-        self.starts.pop(0)
-        return self.segments.pop(0)
+    def drop(self, start: int) -> Segment:
+        """Take a kept one, or the oldest of the others, out of the set; its file stays.
+
+        Raises StorageError for any other, and for the last.
+        """
+        index = self._goes(start)
+        self.starts.pop(index)
+        segment = self.segments.pop(index)
+        self._kept -= segment.kept
+        return segment
+
+    def keep(self, start: int) -> Callable[[], Callable[[], None]]:
+        """For dead letters alone, from now on: the oldest that is not kept yet; raises as `drop`.
+
+        Gives what renames its file durably (blocking), and that what notes it, for the hub.
+        """
+        segment = self.segments[self._goes(start)]
+        path = f"{self.folder}/{names.kept_name(segment.start, segment.end)}"
+
+        def rename() -> Callable[[], None]:
+            self.storage.rename(segment.path, path)
+            segment.path = path
+            self.storage.sync_folder(self.folder)
+            return note
+
+        def note() -> None:
+            segment.kept = True
+            self._kept += 1
+
+        return rename
+
+    def _goes(self, start: int) -> int:
+        index = bisect_right(self.starts, start) - 1
+        if not 0 <= index <= self._kept or self.starts[index] != start or index == len(self.starts) - 1:
+            raise StorageError(f"segment {start} is not the oldest of several; it stays")
+        return index
 
     def close(self) -> None:
         """All files."""
         for segment in self.segments:
             segment.close()
-        self.starts, self.segments = [], []
+        self.starts, self.segments, self._kept = [], [], 0

@@ -27,6 +27,18 @@ def parse_segment(name: str) -> int | None:
     return int(name) if len(name) == 20 and name.isascii() and name.isdecimal() else None
 
 
+def kept_name(start: int, end: int) -> str:
+    """Of a segment that is kept for its dead letters alone; what followed it may be gone."""
+    return f"{start:020d}-{end:020d}"
+
+
+def parse_kept(name: str) -> tuple[int, int] | None:
+    """The log positions `[start, end)`, None for what is no such segment."""
+    start, _, end = name.partition("-")
+    found = parse_segment(start), parse_segment(end)
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+
 class QueueFile(NamedTuple):
     """Name of one consume-queue file."""
 

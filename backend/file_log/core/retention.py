@@ -1,11 +1,13 @@
 """Which segments may go, why, and whether the disk still takes sends. Pure: facts in, a decision out.
 
 Rules:
-* Only a prefix of the log is ever deleted, oldest first, and never the live segment.
+* The log is deleted oldest first, and never the live segment.
 * Age: the newest record is older than the limit; in the cleaning hour, or at any time under pressure.
 * Size: the log is larger than its limit; at once.
 * Disk: free space is under the cleaning mark; at once, even what has not expired.
 * A hold keeps the segment it points into and all after it, whatever the reason to delete them.
+* Young dead letters keep their own segments: what is behind them goes, and then these stay for the dead
+  letters alone ("kept"), until those are old. As long as nothing behind goes, they stay as they are.
 * Under the refusal mark client sends are refused; what the system owes (acks, retries, fires) goes on
   from the space that is left, down to the reserve, where nothing is written any more.
 docs/retention.md is the table for people.
@@ -13,7 +15,7 @@ docs/retention.md is the table for people.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -66,6 +68,7 @@ class Segment(NamedTuple):
     end: int
     bytes_on_disk: int
     newest_ms: int  # store time of its last record
+    kept: bool = False  # for its dead letters alone
 
 
 class Hold(NamedTuple):
@@ -84,10 +87,11 @@ class Reason(IntEnum):
 
 
 class Deletion(NamedTuple):
-    """One segment to delete."""
+    """One segment to delete, or (`keep`) to be kept for its dead letters alone from now on."""
 
     segment: Segment
     reason: Reason
+    keep: bool = False
 
 
 class Held(NamedTuple):
@@ -137,23 +141,40 @@ class Moment(NamedTuple):
     store_ms: int = 0
 
 
+Letters = Callable[[Segment], Hold | None]
+"""What young dead letters in a segment hold. Asked only about segments that would go."""
+
+
 def deletions(
-    segments: Sequence[Segment], moment: Moment, options: RetentionOptions, holds: Iterable[Hold]
+    segments: Sequence[Segment],
+    moment: Moment,
+    options: RetentionOptions,
+    holds: Iterable[Hold],
+    letters: Letters = lambda _: None,
 ) -> tuple[list[Deletion], Held | None]:
     """What to delete now, oldest first, and what a hold kept. `segments` ascend; the last one is live."""
     lowest = min(holds, default=None)
     free, log_bytes = moment.disk.free, sum(segment.bytes_on_disk for segment in segments)
     chosen: list[Deletion] = []
+    passed: list[Deletion] = []  # they hold dead letters, and nothing behind them goes yet
+    held = None
     for segment in segments[:-1]:
         reason = _reason(segment, moment, options, free, log_bytes)
-        if reason is None:
+        if reason is None and not segment.kept:
             break
-        if lowest is not None and segment.end > lowest.position:
-            return chosen, Held(segment, reason, lowest)
-        chosen.append(Deletion(segment, reason))
-        free += segment.bytes_on_disk
-        log_bytes -= segment.bytes_on_disk
-    return chosen, None
+        hold = lowest if lowest is not None and segment.end > lowest.position else letters(segment)
+        if hold is not None and reason is not None:
+            held = held or Held(segment, reason, hold)
+        if hold is None:
+            chosen += [*passed, Deletion(segment, Reason.AGE if reason is None else reason)]
+            passed = []
+            free += segment.bytes_on_disk
+            log_bytes -= segment.bytes_on_disk
+        elif hold is lowest:
+            break
+        elif not segment.kept:
+            passed.append(Deletion(segment, reason or Reason.AGE, keep=True))
+    return chosen, held
 
 
 def _reason(

@@ -68,7 +68,10 @@ class AttachedIndex:
         """The log's segments, `[start, end)`."""
         segments = self._segments.segments
         ends = [*self._segments.starts[1:], segments[-1].end]
-        return [(segment.start, end) for segment, end in zip(segments, ends, strict=True)]
+        return [
+            (segment.start, segment.end if segment.kept else end)
+            for segment, end in zip(segments, ends, strict=True)
+        ]
 
     # --- start and end
 

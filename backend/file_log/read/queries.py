@@ -194,29 +194,31 @@ class Queries:
 
     def bounds_of(self, queue: QueueState) -> Bounds:
         """Of one queue; the oldest offset is found anew after segments were deleted."""
-        first = self._segments.first_position
+        first = self._segments.first_of(queue.ref.topic)
         if queue.min_at < first:
             queue.min = self._first_offset(queue, lambda row: row[0] >= first)
             queue.min_at = first
         return Bounds(queue.min, queue.visible)
 
-    def lowest(self) -> Callable[[], list[tuple[QueueState, int]]]:
-        """Of all queues whose oldest offset may have gone with deleted segments: which it is now.
+    def lowest(self) -> Callable[[], list[tuple[QueueState, int, int]]]:
+        """Of all queues whose oldest offset may have gone with deleted segments: which it is now, and where
+        the log starts for them.
 
         Call it on the hub, and what it gives in a native thread.
         """
-        first = self._segments.first_position
+        first_of = self._segments.first_of
         views = [
-            (queue, QueueView(queue.ref, queue.min, queue.visible, queue.flushed, bytes(queue.tail)))
+            (queue, QueueView(queue.ref, queue.min, queue.visible, queue.flushed, bytes(queue.tail)), first)
             for queue in self._state.queues()
-            if queue.min_at < first and queue.min < queue.visible
+            if queue.min_at < (first := first_of(queue.ref.topic)) and queue.min < queue.visible
         ]
 
-        def find() -> list[tuple[QueueState, int]]:
+        def find() -> list[tuple[QueueState, int, int]]:
             found = []
-            for queue, view in views:
+            for queue, view, first in views:
                 with suppress(OSError, DdmqError):  # asked again when somebody reads it
-                    found.append((queue, self._first_offset(view, lambda row: row[0] >= first)))
+                    lowest = self._first_offset(view, lambda row, first=first: row[0] >= first)  # type: ignore[misc]
+                    found.append((queue, lowest, first))
             return found
 
         return find
@@ -262,7 +264,7 @@ class Queries:
             record = self._reader.record_at(row[0])
             if record is not None:
                 return record.stored_ms >= wall_ms
-            return False if row[0] < self._segments.first_position else None
+            return False if row[0] < self._segments.first_of(ref.topic) else None
 
         return lambda: self._first_offset(view, is_late_enough)
 
@@ -350,7 +352,7 @@ class Queries:
 
     def _neighbours(self, queue: QueueState, offset: int) -> tuple[int, int]:
         """Log positions between which the record of `offset` lies."""
-        low, high, step, end = self._segments.first_position, self._limit(), NEIGHBOURS, offset
+        low, high, step, end = self._segments.first_of(queue.ref.topic), self._limit(), NEIGHBOURS, offset
         before: list[int] = []
         while not before and end > queue.min:
             start = max(queue.min, end - step)

@@ -41,7 +41,7 @@ from backend.file_log.storage import Storage, is_full
 from backend.progress.codec import decode_delta
 from backend.records import QueueRef, TopicInfo
 from ddmq_common.errors import DamagedError
-from ddmq_common.names import QUEUES_DEFAULT
+from ddmq_common.names import DLQ_PREFIX, QUEUES_DEFAULT
 
 log = logging.getLogger(__name__)
 FLUSH_BYTES = 8 << 20  # entries in memory before they go to their files; the rest goes when the log is open
@@ -107,9 +107,9 @@ class Recovery:
         if salting is not None:
             if format_fault:
                 write_format(self._storage, self._directory, salting)
-        elif not self._segments.segments:
+        elif self._segments.empty:
             salting = self._set_salting(start)
-        if not self._segments.segments:
+        if self._segments.empty:
             self._segments.add(self._segments.create(start, self._options.segment_bytes))
         if self._headless:
             self._report_headless(start)
@@ -119,6 +119,8 @@ class Recovery:
             self._go_on_salted(end)
         self._known = self._state.last_incarnation
         rebuilt = self._rebuild_missing(min(start, end))
+        if self._headless:
+            self._apply_letters(start)
         self._apply(start, end)
         self._keep_finished()
         self._finish_queues()
@@ -137,6 +139,8 @@ class Recovery:
         """Below the log position `start` nothing is walked, but whether the files are there is seen."""
         at = self._segments.first_position
         for segment in self._segments.segments:
+            if segment.kept:
+                continue  # what was behind it was deleted
             self._report_hole(at, min(segment.start, start))
             at = segment.end
         self._report_hole(at, start)
@@ -200,12 +204,20 @@ class Recovery:
             else:
                 self._report_bad(item, "no sound header")
 
+    def _apply_letters(self, end: int) -> None:
+        """What is kept has dead letters; all else that it says may have been changed by what is gone."""
+        for item in self.items(self._segments.starts[0], end):
+            if isinstance(item, Record) and item.kind == Kind.MESSAGE and item.topic.startswith(DLQ_PREFIX):
+                self._apply_message(item)
+
     def items(self, start: int, end: int) -> Iterator[Frame | Record | Bad]:
         """What the log holds in `[start, end)`, over all segments; Bad where there is none."""
         at = start
         for segment in self._segments.segments:
             low, high = max(start, segment.start), min(end, segment.end)
             if low < high:
+                if segment.start <= self._segments.first_position:
+                    at = low  # what was between kept ones was deleted
                 for first, after in segment.readable(low, high):
                     if at < first:
                         yield Bad(at, first)
@@ -354,20 +366,28 @@ class Recovery:
         if not missing:
             return 0
         log.warning("consume queues of %d queues are added again from the log", len(missing))
-        for item in self.items(self._segments.first_position, end):
+        oldest: dict[QueueRef, int] = {}
+        whole = True
+        for item in self.items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == Kind.MESSAGE:
-                self._refill(missing, item)
+                self._refill(missing, oldest, item)
+            whole = whole and not isinstance(item, Bad)
         for queue in self._state.queues():
             offset = missing.get(queue.ref, queue.flushed)
             if offset < queue.flushed:
                 self._files.write(queue.ref, offset, GAP_ENTRY * (queue.flushed - offset))
+            if whole and queue.ref in missing:  # else what is not there may be damaged, not deleted
+                queue.min = oldest.get(queue.ref, queue.flushed)
         return len(missing)
 
-    def _refill(self, missing: dict[QueueRef, int], record: Record) -> None:
+    def _refill(self, missing: dict[QueueRef, int], oldest: dict[QueueRef, int], record: Record) -> None:
         ref = QueueRef(record.topic, record.incarnation, record.queue_id)
         expected = missing.get(ref)
         if expected is None or record.offset < expected:
             return
+        if record.position < self._segments.first_of(record.topic):
+            return  # kept for dead letters alone
+        oldest.setdefault(ref, record.offset)
         entries = GAP_ENTRY * (record.offset - expected) + pack_entry(record)
         self._files.write(ref, expected, entries)
         missing[ref] = record.offset + 1

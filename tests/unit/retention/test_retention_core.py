@@ -97,6 +97,47 @@ def test_a_hold_on_what_would_stay_anyway_is_not_reported() -> None:
     assert deletions(log_of(1, 0), at(), RetentionOptions(), [Hold(0, "x")]) == ([], None)
 
 
+LETTERS = Hold(5, "dead letters under 3 days")
+
+
+@pytest.mark.parametrize(
+    ("lettered", "kept", "expected"),
+    [
+        ({0}, set(), [(0, True), (1, False), (2, False), (3, False)]),
+        ({1}, set(), [(0, False), (1, True), (2, False), (3, False)]),
+        ({1, 2, 4}, set(), [(0, False), (1, True), (2, True), (3, False), (4, True), (5, False)]),
+        ({0, 1, 2, 3, 4, 5}, set(), []),  # nothing would be won
+        ({2, 3, 4, 5}, set(), [(0, False), (1, False)]),
+        ({0, 1}, {0, 1}, [(2, False), (3, False), (4, False)]),
+        ({1}, {0, 1}, [(0, False), (2, False), (3, False)]),
+        (set(), {0, 1}, [(0, False), (1, False), (2, False)]),
+    ],
+)
+def test_dead_letters_keep_their_own_segments_alone(
+    lettered: set[int], kept: set[int], expected: list[tuple[int, bool]]
+) -> None:
+    segments = [one._replace(kept=one.start // GIB in kept) for one in log_of(6, 5, 4, 3, 2, 1, 0)]
+    small = RetentionOptions(log_bytes_max=4 * GIB)
+    chosen, held = deletions(
+        segments, at(), small, [], lambda one: LETTERS if one.start // GIB in lettered else None
+    )
+    assert [(one.segment.start // GIB, one.keep) for one in chosen] == expected
+    assert (held is not None) == bool(lettered), "what holds is told"
+
+
+def test_kept_segments_go_once_their_letters_are_old_whatever_the_disk() -> None:
+    segments = [one._replace(kept=one.start == 0) for one in log_of(6, 5, 0)]
+    assert deletions(segments, at(), PLAIN, [], lambda _: LETTERS) == ([], None)
+    assert deletions(segments, at(), PLAIN, [], lambda _: None) == ([Deletion(segments[0], AGE)], None)
+
+
+def test_another_hold_stops_before_anything_is_kept_for_letters() -> None:
+    segments = log_of(6, 5, 4, 0)
+    chosen, held = deletions(segments, at(), TWO_GIB, [Hold(GIB, "snapshot")], lambda _: LETTERS)
+    assert chosen == []
+    assert held is not None
+
+
 def test_marks_are_the_smaller_of_bytes_and_share() -> None:
     assert marks(RetentionOptions(), 1000 * GIB) == Marks(20 * GIB, 2 * GIB, 256 * MIB)
     assert marks(RetentionOptions(), 10 * GIB) == Marks(10 * GIB // 4, GIB, 10 * GIB // 100)

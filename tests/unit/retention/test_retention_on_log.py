@@ -11,7 +11,7 @@ import pytest
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.core.retention import GIB, RetentionOptions
-from backend.file_log.dead_letters import DeadLetterHolds
+from backend.file_log.dead_letters import DeadLetters
 from backend.file_log.storage import Space, Storage
 from backend.records import AppendStatus, NewRecord, QueueRef, ReadStatus, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
@@ -52,6 +52,7 @@ class House:
         self.log = open_log(
             self.directory, self.options, clock=self.clock, metrics=Registry(), storage=self.storage
         )
+        self.log._retention.stop()  # its own rounds; `clean` is one
         return self.log
 
     def deadline(self) -> float:
@@ -78,7 +79,11 @@ class House:
         return self.log.find(topic, key=key, count_max=10_000).wait(60)
 
     def segments(self) -> list[int]:
-        return sorted(int(path.name) for path in (self.directory / "commitlog").glob("[0-9]*"))
+        names = sorted(path.name for path in (self.directory / "commitlog").glob("[0-9]*"))
+        return [int(name[:20]) for name in names]
+
+    def kept(self) -> list[int]:
+        return [int(path.name[:20]) for path in sorted((self.directory / "commitlog").glob("*-0*"))]
 
     def clean(self) -> int:
         return len(self.log._retention.run_once())
@@ -196,20 +201,162 @@ def test_young_dead_letters_hold_their_segment(tmp_path: Path) -> None:
     house.log.close()
 
 
-def test_dead_letters_are_looked_for_again_only_when_needed(house: House) -> None:
-    holds = DeadLetterHolds(house.log, house.clock)
-    assert holds() == []
-    house.send(DLQ)
-    first = holds()
-    assert len(first) == 1
-    house.clock.advance(2 * DAY_S)
-    house.send(DLQ)
-    assert holds() == first
-    house.clock.advance(DAY_S + 1)
-    second = holds()
-    assert second[0].position > first[0].position
-    house.clock.advance(3 * DAY_S)
-    assert holds() == []
+LETTERS_AT = (3, 20, 21, 50)  # of 80 messages
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[House]:
+    """Only two segments may stay; four dead letters lie in three others."""
+    made = House(tmp_path, log_bytes_max=2 * SEGMENT)
+    for number in range(80):
+        made.send(DLQ if number in LETTERS_AT else "t")
+    made.settle()
+    yield made
+    made.log.close()
+
+
+def letters(house: House) -> list[tuple[int, int]]:
+    """Offset and number of all dead letters that are served, read as a group reads."""
+    low, high = house.bounds(DLQ)
+    found: list[tuple[int, int]] = []
+    while low < high:
+        batch = house.log.read(house.ref(DLQ), low, 10, 1 << 20).wait(60)
+        assert batch.status is ReadStatus.DATA
+        found += [
+            (offset, int.from_bytes(batch.record(at).message_id, "big"))
+            for at, offset in enumerate(batch.offsets)
+        ]
+        low = batch.next_offset
+    return found
+
+
+ALL_LETTERS = [(offset, number + 1) for offset, number in enumerate(LETTERS_AT)]
+
+
+def assert_only_letters_are_left_of_what_went(house: House) -> None:
+    assert letters(house) == ALL_LETTERS
+    assert sorted(record.offset for record in house.found(DLQ)) == [0, 1, 2, 3]
+    low, high = house.bounds()
+    assert low > 65
+    batch = house.log.read(house.ref("t"), low, 100, 1 << 20).wait(60)
+    assert batch.offsets[0] == low
+    assert house.log.read(house.ref("t"), 1, 10, 1).wait(60).status is ReadStatus.OUT_OF_RANGE
+    assert high > low
+    assert house.log.damaged_pieces == 0
+
+
+def test_dead_letters_keep_their_own_segments_and_what_is_between_goes(kept: House) -> None:
+    before = kept.segments()
+    assert kept.clean() > 0
+    gone = [start for start in before if start not in kept.segments()]
+    assert len(kept.kept()) == 3
+    assert len(kept.segments()) == 4, "and the one that is written"
+    assert any(start > kept.kept()[0] for start in gone)
+    assert_only_letters_are_left_of_what_went(kept)
+    kept.settle()
+    kept.log.close()
+    kept.open()
+    assert len(kept.kept()) == 3
+    assert_only_letters_are_left_of_what_went(kept)
+    assert kept.clean() == 0
+    kept.clock.advance(3 * DAY_S + 1)
+    assert kept.clean() == 3
+    assert kept.kept() == []
+    assert letters(kept) == []
+
+
+def test_a_queue_of_dead_letters_that_is_deleted_keeps_nothing(kept: House) -> None:
+    kept.clean()
+    kept.log.delete_topic(DLQ, kept.deadline()).wait(60)
+    assert kept.clean() == 3
+    assert kept.kept() == []
+
+
+def test_kept_dead_letters_survive_the_loss_of_every_view(kept: House) -> None:
+    kept.clean()
+    kept.settle()
+    low = kept.bounds()
+    kept.log.close()
+    for path in (kept.directory / "consumequeue").rglob("*-*"):
+        path.unlink()
+    kept.open()
+    assert_only_letters_are_left_of_what_went(kept)
+    kept.log.close()
+    for name in ("checkpoint", "checkpoint.old"):
+        (kept.directory / name).unlink()
+    kept.open()
+    assert kept.log.damaged_pieces == 1, "what the checkpoint alone had is lost, and this is said"
+    assert letters(kept) == ALL_LETTERS
+    assert kept.bounds() == low
+
+
+def test_entries_that_are_made_again_do_not_bring_back_what_expired(kept: House) -> None:
+    for state in kept.log._state.queues():
+        state.min, state.min_at = 0, 1 << 40  # as nobody had asked before the checkpoint
+    kept.settle()
+    kept.clean()
+    kept.log.close()
+    for path in (kept.directory / "consumequeue").rglob("*-*"):
+        path.unlink()
+    kept.open()
+    assert_only_letters_are_left_of_what_went(kept)
+
+
+def test_a_crash_between_keeping_and_deleting_loses_nothing(
+    kept: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError("no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kept.storage, "remove", refuse)
+        kept.clean()
+    assert len(kept.kept()) == 1
+    kept.log.close()
+    kept.open()
+    assert letters(kept) == ALL_LETTERS
+    assert kept.log.damaged_pieces == 0
+    kept.clean()
+    assert_only_letters_are_left_of_what_went(kept)
+
+
+def test_a_lost_segment_is_told_from_what_went_between_kept_ones(kept: House) -> None:
+    kept.clean()
+    kept.settle()
+    for _ in range(20):
+        kept.send()
+    kept.settle()
+    plain = [start for start in kept.segments() if start not in kept.kept()]
+    kept.log.close()
+    (kept.directory / "commitlog" / f"{plain[1]:020d}").unlink()
+    kept.open()
+    assert kept.log.damaged_pieces == 1
+    assert letters(kept) == ALL_LETTERS
+
+
+def test_dead_letters_are_looked_for_again_only_when_needed(
+    kept: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = DeadLetters(kept.log, kept.clock)
+
+    def held() -> list[int]:
+        answer, full = look(), kept.log._opened._old_segments()[:-1]
+        return [at for at, segment in enumerate(full) if answer(segment) is not None]
+
+    first = held()
+    assert len(first) == 3
+    with monkeypatch.context() as blind:
+        blind.setattr(kept.log, "read", None)
+        assert held() == first
+    kept.clock.advance(2 * DAY_S)
+    for topic in (DLQ, *(10 * "t")):
+        kept.send(topic)
+    second = held()
+    assert second[:-1] == first
+    kept.clock.advance(DAY_S + 1)
+    assert held() == second[-1:]
+    kept.clock.advance(3 * DAY_S)
+    assert held() == []
 
 
 def test_a_full_disk_refuses_clients_and_keeps_the_reserve(house: House) -> None:
@@ -330,7 +477,6 @@ def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(
     house.settle()
     house.log.close()
     house.open()  # nothing of it has been read: it is fetched in a thread
-    house.log._retention.stop()  # its own rounds
     house.clock.advance(4 * DAY_S)
     house.send()
     house.settle()

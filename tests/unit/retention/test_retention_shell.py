@@ -39,7 +39,9 @@ class House:
         self.free = 500 * GIB
         self.freeing = True
         self.broken: OSError | None = None
+        self.unkeepable = False
         self.holds: list[Hold] = []
+        self.letters: dict[int, Hold] = {}
         self.events: list[tuple[str, int]] = []
         now = self.clock.wall_ms()
         self.segments = [Segment(n * GIB, (n + 1) * GIB, GIB, now) for n in range(segments)]
@@ -49,7 +51,9 @@ class House:
             options or RetentionOptions(cleaning_hour=None),
             lambda: self.segments,
             self.release,
+            self.keep,
             lambda: self.holds,
+            lambda: lambda segment: self.letters.get(segment.start // GIB),
             self.clock,
             StoreClock(self.clock, 0),
             self.registry,
@@ -58,6 +62,20 @@ class House:
             ),
             hour=lambda _: 12,
         )
+
+    def keep(self, segment: Segment) -> Callable[[], Callable[[], None]]:
+        def rename() -> Callable[[], None]:
+            if self.unkeepable:
+                raise OSError("no")
+            self.events.append(("renamed", segment.start // GIB))
+            return note
+
+        def note() -> None:
+            at = self.segments.index(segment)
+            self.segments[at] = segment._replace(kept=True)
+            self.events.append(("kept", segment.start // GIB))
+
+        return rename
 
     def release(self, segment: Segment) -> Callable[[], None]:
         self.segments = [one for one in self.segments if one != segment]
@@ -82,6 +100,21 @@ def test_released_on_the_hub_then_removed_then_told() -> None:
     assert house.events == [("released", 0), ("removed", 0), ("deleted AGE", 0)]
     assert house.registry.cell(LOG_SEGMENTS_DELETED, "age").value == 1
     assert house.retention.run_once() == []
+
+
+def test_what_is_kept_for_dead_letters_is_kept_before_anything_behind_it_goes() -> None:
+    house = House(4, RetentionOptions(cleaning_hour=None, log_bytes_max=2 * GIB))
+    house.letters[0] = Hold(5, "dead letters")
+    house.unkeepable = True
+    assert house.retention.run_once() == []
+    assert house.events == [], "it could not be kept, so nothing goes"
+    house.unkeepable = False
+    house.retention.run_once()
+    assert [event for event in house.events if "deleted" not in event[0]] == [
+        ("renamed", 0), ("kept", 0), ("released", 1), ("removed", 1), ("released", 2), ("removed", 2),
+    ]  # fmt: skip
+    assert house.registry.cell(LOG_SEGMENTS_HELD).value == 1
+    assert house.registry.cell(LOG_SEGMENTS_DELETED, "size").value == 2
 
 
 def test_low_space_deletes_until_there_is_enough() -> None:

@@ -16,7 +16,7 @@ from backend.file_log.sessions.election import Election, Opened
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.member.local import LocalReads, local_reads
 from backend.file_log.sessions.wire.protocol import SessionLimits
-from backend.records import QueueRef, ReadStatus, TopicInfo
+from backend.records import QueueRef, ReadStatus, StoredRecord, TopicInfo
 from backend.tag_hash import tag_hash
 from ddmq_common.metrics.registry import Registry
 
@@ -217,6 +217,39 @@ def test_an_idle_member_gives_up_what_the_writer_has_deleted(pair: Pair) -> None
     bounds = done(pair.member.bounds([queue]))[0]
     assert bounds is not None
     assert len(pair.bodies(queue, bounds.min)) == 120 - bounds.min > 0
+
+
+@pytest.mark.parametrize("open_before", [True, False])
+def test_dead_letters_in_kept_segments_are_read_from_the_files(pair: Pair, open_before: bool) -> None:
+    queue, letters = pair.make(), pair.make("%DLQ%g")
+    for number in range(40):
+        sent = record("%DLQ%g" if number in (10, 30) else "orders", body=b"%d".ljust(30_000) % number)
+        done(pair.member.append([sent], soon()))
+    if open_before:
+        assert len(pair.bodies(queue)) == 38
+    opened, member = pair.logs[0]._opened, pair.member.current
+    assert isinstance(member, MemberBackend)
+    for old in opened._old_segments()[:-2]:
+        lettered = any(one.position in range(old.start, old.end) for one in letters_of(pair))
+        if lettered:
+            opened.segments.keep(old.start)()()
+        else:
+            opened._release(old)()
+    member.on_ping()
+    assert opened._close_unfreed() == 0
+    bounds = done(pair.member.bounds([queue]))[0]
+    assert bounds is not None
+    assert bounds.min > 30
+    pair.asked = 0
+    assert [body[-30_000:].split()[0] for body in pair.bodies(letters)] == [b"10", b"30"]
+    assert len(pair.bodies(queue, bounds.min)) == 38 - bounds.min > 0
+    assert pair.asked == 2, "for the ends of both"
+
+
+def letters_of(pair: Pair) -> list[StoredRecord]:
+    letters = QueueRef("%DLQ%g", pair.logs[0].topics()["%DLQ%g"].incarnation, 0)
+    batch = done(pair.logs[0].read(letters, 0, 10, 1 << 20))
+    return [batch.record(at) for at in range(len(batch.offsets))]
 
 
 def test_a_segment_made_anew_under_the_same_name_is_opened_again(pair: Pair) -> None:

@@ -91,7 +91,7 @@ class LocalReads:
         if self._closed:
             return
         self._files.close_deleted()
-        if segments and (segments[0].file.deleted() or segments[-1].file.deleted()):
+        if any(segment.file.deleted() for segment in segments):
             self._loaded_at = float("-inf")
             self._load_segments()
 
