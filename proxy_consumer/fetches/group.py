@@ -15,11 +15,10 @@ from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.holding import HeldTopic
 from proxy_consumer.filters.gates import gate_for
-from proxy_consumer.groups.group import Group
+from proxy_consumer.groups.group import BROADCASTING, Group
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
 
-BROADCASTING = "broadcasting"
 Offsets = dict[bytes, dict[bytes, int]]
 
 
@@ -108,11 +107,6 @@ class FetchedGroup:
     def _target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
         wanted = fetch.call.args.request.maxBatchSize
         return read_target(self._runtime, self.group, queue, offset, asked, wanted)
-
-
-def is_broadcasting(group: Group) -> bool:
-    """Whether any topic of the group is broadcast."""
-    return any(each.config.model == BROADCASTING for each in group.subscriptions.values())
 
 
 def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | None) -> list[QueueRef]:

@@ -21,7 +21,7 @@ from proxy_consumer.fetches.answers import pulled
 from proxy_consumer.fetches.core.instance import Instance
 from proxy_consumer.fetches.fetch import Fetch, Plan
 from proxy_consumer.fetches.gathering import Target
-from proxy_consumer.fetches.group import broadcast_queues, is_broadcasting
+from proxy_consumer.fetches.group import broadcast_queues
 from proxy_consumer.filters.gates import gate_for
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group
@@ -104,7 +104,7 @@ class Instances:
     def pull(self, call: Call) -> bool:
         """Whether this pull was one of an instance; it is answered, or will be."""
         request = call.args.request
-        group = self._group_of(request.groupId)
+        group = self._directory.instance_of(request.groupId)
         if group is None:
             return False
         now = self._runtime.now()
@@ -122,16 +122,6 @@ class Instances:
         served.instance.seen_at = now
         self._run(call, served, now)
         return True
-
-    def _group_of(self, name: bytes) -> Group | None:
-        """The broadcasting group of an instance's name."""
-        at = name.find(b"%", 1)
-        while at > 0:
-            group = self._directory.find(name[:at])
-            if group is not None and is_broadcasting(group):
-                return group
-            at = name.find(b"%", at + 1)
-        return None
 
     def _run(self, call: Call, served: Served, now: float) -> None:
         config = self._runtime.config

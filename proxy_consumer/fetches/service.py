@@ -23,10 +23,10 @@ from proxy_consumer.fetches.acks import Acks
 from proxy_consumer.fetches.exact import ExactFetches
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target
-from proxy_consumer.fetches.group import BROADCASTING, FetchedGroup, is_broadcasting
+from proxy_consumer.fetches.group import FetchedGroup
 from proxy_consumer.fetches.instances import Instances
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import Group
+from proxy_consumer.groups.group import BROADCASTING, Group
 from proxy_consumer.runtime import Runtime, log
 
 IDS_MAX = 1_000  # consumer ids of one group at one proxy
@@ -134,7 +134,7 @@ class Fetches:
 
     def pull_fault(self, group: Group) -> str | None:
         """Why a group may not be pulled from now, or None."""
-        if is_broadcasting(group):
+        if group.broadcasting:
             return (
                 f"group {group.name} is broadcasting: every instance gets everything, from its own place; "
                 f"fetch, or pull as group {group.name}%INSTANCE (any name of your own for INSTANCE)"

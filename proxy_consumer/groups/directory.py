@@ -63,6 +63,16 @@ class Directory:
         """One group."""
         return self.groups.get(name)
 
+    def instance_of(self, name: bytes) -> Group | None:
+        """The broadcasting group that GROUP%INSTANCE is an instance of."""
+        at = name.find(b"%", 1)
+        while at > 0:
+            group = self.groups.get(name[:at])
+            if group is not None and group.broadcasting:
+                return group
+            at = name.find(b"%", at + 1)
+        return None
+
     def named(self, name: str) -> Group:
         """One group. Raises CallerError when there is none."""
         group = self.groups.get(name.encode())
@@ -175,6 +185,11 @@ class Directory:
             raise CallerError(f"topic {topic!r} is internal; nobody subscribes to it")
         config = self._runtime.config
         group = self.groups.get(name.encode())
+        if group is None and (base := self.instance_of(name.encode())) is not None:
+            raise CallerError(
+                f"{name} is an instance of the broadcasting group {base.name}, to be pulled from as it is; "
+                "an ordinary group needs another name"
+            )
         if group is None and len(self.groups) >= config.groups_max:
             raise BoundReachedError(f"there are {len(self.groups)} groups; groups_max is {config.groups_max}")
         if group is not None and len(group.subscriptions) >= config.subscriptions_per_group_max:

@@ -35,6 +35,7 @@ GROUP_PREFIX = "group/"
 SUBSCRIPTION_PREFIX = "subscription/"
 RESET_PREFIX = "reset/"
 SOURCE_LOG = "log"
+BROADCASTING = "broadcasting"
 
 
 class PullWaiter(Waiter):
@@ -92,6 +93,11 @@ class Group:
         """It is not ours any more."""
         if self.held.get(held.key) is held:
             del self.held[held.key]
+
+    @property
+    def broadcasting(self) -> bool:
+        """Whether any of its topics is broadcast."""
+        return any(each.config.model == BROADCASTING for each in self.subscriptions.values())
 
     # --- order keys
 

@@ -10,6 +10,7 @@ from fetch_calls import ack, ask, fetch, shown, values
 
 from backend.records import NewRecord
 from ddmq_common.delivery import encode
+from ddmq_common.errors import CallerError
 from ddmq_rpc.api import Wire
 from proxy_consumer.fetches import instances as module
 
@@ -220,3 +221,13 @@ def test_an_ordinary_group_of_such_a_name_goes_on(rig: Rig) -> None:
     rig.subscribe("G%one")
     rig.send(1)
     assert pull(rig).values == [b"m0"]
+
+
+@pytest.mark.parametrize("name", ["G%one", "G%one%two", "G%"])
+def test_no_ordinary_group_is_made_of_an_instances_name(news: Rig, name: str) -> None:
+    with pytest.raises(CallerError, match="is an instance of the broadcasting group G"):
+        news.service.subscribe(name, "T")
+    with pytest.raises(CallerError, match="is an instance of the broadcasting group G"):
+        news.service.change_subscription(name, "T", {"order_key": "KEY"})
+    assert [group.name for group in news.service.groups()] == ["G"]
+    news.subscribe("H%one")  # H is no broadcasting group
