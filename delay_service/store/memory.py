@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ddmq_common.errors import StorageError, UnsupportedError
 from delay_service.core.weight import weight
-from delay_service.store.port import UNBOUNDED, Changes, DelayStore, DueKey, IdState, Pending
+from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Page, Pending
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -139,29 +139,22 @@ class MemoryStore(DelayStore):
         self._check()
         return sorted(self._aside)
 
-    def scan(
-        self,
-        topic: str | None,
-        from_ms: int,
-        to_ms: int,
-        limit: int,
-        after: DueKey | None = None,
-        bytes_max: int = UNBOUNDED,
-    ) -> list[Pending]:
+    def scan(self, page: Page) -> list[Pending]:
         self._check()
+        topic, from_ms, to_ms, limit, after, bytes_max = page
         walks = (ordered.behind(after) for ordered in (self._due, *self._aside.values()))
         found = (
             message
             for message in merge(*walks, key=lambda message: message.key)
             if from_ms <= message.due_ms < to_ms and topic in (None, message.topic)
         )
-        page: list[Pending] = []
+        messages: list[Pending] = []
         for message in islice(found, limit):
-            page.append(message)
+            messages.append(message)
             bytes_max -= len(message.delivery)
             if bytes_max <= 0:
                 break
-        return page
+        return messages
 
     def counts(self) -> Mapping[str, int]:
         return self._counts

@@ -56,6 +56,18 @@ class Pending(NamedTuple):
         return DueKey(self.due_ms, self.offset)
 
 
+class Page(NamedTuple):
+    """Which pending messages are asked for: of `topic` (None: all), with `from_ms` ≤ due_ms < `to_ms`, behind
+    `after`; `limit` at most, and none behind the one that reaches `bytes_max`."""
+
+    topic: str | None
+    from_ms: int
+    to_ms: int
+    limit: int
+    after: DueKey | None = None
+    bytes_max: int = UNBOUNDED
+
+
 class IdKind(IntEnum):
     """What is known of an id."""
 
@@ -134,17 +146,8 @@ class DelayStore(ABC):
         """Topics with messages put aside."""
 
     @abstractmethod
-    def scan(
-        self,
-        topic: str | None,
-        from_ms: int,
-        to_ms: int,
-        limit: int,
-        after: DueKey | None = None,
-        bytes_max: int = UNBOUNDED,
-    ) -> list[Pending]:
-        """Pending messages of a topic (None: all) with `from_ms` ≤ due_ms < `to_ms`, in order: `limit` at
-        most, and none behind the one that reaches `bytes_max`. Empty: there are none."""
+    def scan(self, page: Page) -> list[Pending]:
+        """Pending messages, also those put aside, in order. Empty: there are none."""
 
     @abstractmethod
     def counts(self) -> Mapping[str, int]:
