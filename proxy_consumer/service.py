@@ -91,6 +91,7 @@ class ConsumerService:
         self._fetches.start()
         self._pushers.start()
         self._runtime.metrics.add_collector(self._gauges.fill)
+        self._gauges.stalled.start()
         if timer:
             self._ticker.start()
 
@@ -287,7 +288,7 @@ class ConsumerService:
         return self._pulls.consistency.differences(group)
 
     def stalled(self, group: str) -> list[Stall]:
-        """Queues of a group that stand still though clients wait, as of the last look at the metrics."""
+        """Queues of a group that stand still though clients wait, as of the last look."""
         return self._gauges.stalled.of(group, self._directory.named(group).subscriptions.values())
 
     def clients(self, group: str) -> list[GroupClient]:

@@ -92,7 +92,7 @@ class Gauges:
         self._cells: dict[Name, tuple[Cell, ...]] = {}
         self._oldest = Oldest(runtime, self._aged)
         self._unheld = Unheld(runtime, self._told)
-        self.stalled = Stalled(runtime, fetched)
+        self.stalled = Stalled(runtime, directory.subscriptions, fetched)
         self._shares: dict[Name, Share] = {}
         self._looked_at = float("-inf")
         self._asking = False
@@ -143,7 +143,6 @@ class Gauges:
         self._shares = shares
         self._oldest.look_up(row for share in shares.values() for row in _late(share))
         self._show(unknown)
-        self.stalled.look(self._directory.subscriptions())
 
     def _told(self, subscription: Subscription, rows: list[Row]) -> None:
         """Nobody holds it, as is known by now; or, without rows, somebody does."""

@@ -5,6 +5,8 @@ neither the committed offset nor what is finished behind it has moved for STALLE
 that is meant to be so: messages in flight, retrying or parked, a limit that is reached, a queue that another
 proxy holds (it tells of that one itself). Where a topic of a group-wide scope has messages that nobody pulls,
 it is named: the others of its group wait behind them.
+
+It looks by itself, whether or not anybody asks for the metrics, and logs what begins to stand still.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from backend.completion import Completion
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
+from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats, subscription_stats
-from proxy_consumer.runtime import Runtime
+from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.subscription import Subscription
 
+LOOK_S = 5.0
 STALLED_S = 30.0
 WAITED_S = 15.0  # a client between two pulls waits all the same
 CHECKS_MAX = 100  # subscriptions a look, in turn
@@ -53,22 +57,34 @@ class Watched:
         self.looked_at = float("-inf")
         self.lag = False
         self.queues: dict[int, Seen] = {}
+        self.told: set[int] = set()  # the queues that the log has been told of
 
 
 class Stalled:
-    """The watch over all subscriptions of one proxy; `look` follows each look of the gauges."""
+    """The watch over all subscriptions of one proxy. Also a task of the agenda."""
 
-    def __init__(self, runtime: Runtime, fetched: Callable[[str, str], Collection[QueueRef]]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        subscriptions: Callable[[], Iterable[Subscription]],
+        fetched: Callable[[str, str], Collection[QueueRef]],
+    ) -> None:
         self._runtime = runtime
+        self._subscriptions = subscriptions
         self._fetched = fetched
         self._known: dict[Name, Watched] = {}
+        self.wake_at = NEVER
 
-    def look(self, subscriptions: Iterable[Subscription]) -> None:
+    def start(self) -> None:
+        """Look from now on."""
+        self._runtime.agenda.set(self, self._runtime.now() + LOOK_S)
+
+    def due(self, now: float) -> None:
         """See who is waited for, and ask where those stand; the answers are taken in as they come."""
-        now = self._runtime.now()
-        here = {(each.group.name, each.topic): each for each in subscriptions}
+        self.start()
+        here = {(each.group.name, each.topic): each for each in self._subscriptions()}
         for name in self._known.keys() - here.keys():
-            self._show(name, 0)
+            self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = 0
             del self._known[name]
         for name, each in here.items():
             if is_waited_for(each):
@@ -82,7 +98,7 @@ class Stalled:
                 wanted.append((known.looked_at, name))
             elif known.queues:
                 known.queues = {}
-                self._show(name, 0)
+                self._show(here[name], known, now)
         for _, name in sorted(wanted)[:CHECKS_MAX]:
             self._known[name].looked_at = now
             self._check(here[name])
@@ -136,7 +152,7 @@ class Stalled:
                     seen = Seen(row.committed, row.ack_span, now)
                     last = before.get(row.queue_id, seen)
                     known.queues[row.queue_id] = last if last[:2] == seen[:2] else seen
-        self._show(name, len(self._stalled(known, now)))
+        self._show(subscription, known, now)
 
     def _explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
         """Whether a queue stands still because it is meant to."""
@@ -175,8 +191,19 @@ class Stalled:
         """The queues that have stood still for long enough, and since when."""
         return {number: seen.since for number, seen in known.queues.items() if seen.since + STALLED_S <= now}
 
-    def _show(self, name: Name, count: int) -> None:
-        self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = count
+    def _show(self, subscription: Subscription, known: Watched, now: float) -> None:
+        name, since = (subscription.group.name, subscription.topic), self._stalled(known, now)
+        self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = len(since)
+        told = {"group": name[0], "topic": name[1], "queues": sorted(since or known.told)}
+        if since.keys() - known.told:
+            why = {
+                "seconds": int(now - min(since.values())),
+                "held_up_by": list(self._unpulled(subscription)),
+            }
+            log.warning("queues stand still though clients wait for their messages", extra=told | why)
+        elif known.told and not since:
+            log.info("queues stand still no more", extra=told)
+        known.told = set(since)
 
 
 def is_waited_for(subscription: Subscription) -> bool:

@@ -21,11 +21,12 @@ def settings(order_key: str = "") -> SubscriptionDefaults:
 
 
 def wait_and_look(rig: Rig, topic: str = "T") -> float:
-    """A client waits for the topic for longer than a queue may stand still; the gauge at the end."""
+    """A client waits for the topic for longer than a queue may stand still; the gauge at the end.
+
+    Nobody asks for the metrics meanwhile.
+    """
     for _ in range(LOOKS):
         rig.ask(topic=topic.encode(), linger=900)
-        rig.settle()
-        rig.metrics.fill()
         rig.settle()
         rig.advance(1.0)
     return rig.metrics.cell(STALLED_QUEUES, "G", topic).value
@@ -95,16 +96,25 @@ def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(rig: R
     assert of(rig).buffer.budget.leased > 0
 
 
-def test_what_comes_again_is_not_told_any_more(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_again_is_not_told_any_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.topic()
     rig.subscribe(config=settings())
     with monkeypatch.context() as patched:
         never_delivers(rig, patched)
         rig.send(2)
+        caplog.clear()
+        caplog.set_level("INFO", "ddmq.consumer")
         assert wait_and_look(rig) == 1
     rig.submit(result(rig.pull().offsets))
     assert wait_and_look(rig) == 0
     assert rig.service.stalled("G") == []
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if text.startswith("queues stand")] == [
+        "queues stand still though clients wait for their messages",
+        "queues stand still no more",
+    ]
 
 
 def test_a_topic_that_nobody_pulls_is_named_where_it_holds_up_the_others(rig: Rig) -> None:
