@@ -131,7 +131,7 @@ class ConsumerConfig:
     `read_ahead_*`: messages read but not yet delivered, per read and over all subscriptions.
     `advertise`: HOST:PORT where other proxies reach this one, when it is not where it listens (NAT).
     `idle_ms`: after that long without a pull, and nothing leased, a subscription gives up its queues.
-    `push_targets`: hosts, addresses and networks that AsyncHttp and Redis may connect to; empty = none.
+    `push_targets`: hosts, addresses, networks and URLs that AsyncHttp and Redis may use; empty = none.
     `push_files_dir`: where File writes ("" = nowhere); at `push_files_bytes_max` its messages fail.
     """
 

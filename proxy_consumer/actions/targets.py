@@ -1,7 +1,8 @@
 """URLs that are pushed to, and which of them may be: the allow-list `push_targets` of a proxy.
 
 An entry is a host name (`hooks.example`), a domain with everything below it (`*.example`), an address or a
-network (`10.1.0.0/16`), each with `:PORT` if only that port is meant (IPv6 in brackets then).
+network (`10.1.0.0/16`), each with `:PORT` if only that port is meant (IPv6 in brackets then). Or it is a URL
+(`https://hooks.example/in/`): then HTTP alone, that scheme and port, and this path with those below it.
 A host that is given by name is allowed by name only, whatever address it has: no answer of a name server can
 open another door. An empty list allows nothing.
 """
@@ -12,7 +13,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from proxy_consumer.actions.config import HttpConfig
 
@@ -83,23 +84,35 @@ def check_http(config: HttpConfig) -> None:
 
 
 class _Entry(NamedTuple):
-    """One entry of the allow-list; exactly one of `network` and `host` is set. Port None: all."""
+    """One entry of the allow-list; exactly one of `network` and `host` is set. Port None: all. Scheme and
+    path: of an entry that is a URL."""
 
     network: Network | None
     host: str
     port: int | None
+    scheme: str = ""
+    path: str = ""
+
+    def is_above(self, url: Url) -> bool:
+        """Whether the URL has this entry's scheme, and its path or one below it."""
+        path = url.target.partition("?")[0]
+        below = self.path if self.path.endswith("/") else self.path + "/"
+        return url.scheme == self.scheme and (path == self.path or path.startswith(below)) and _plain(path)
 
 
 class AllowList:
-    """Decides whether a host and port may be connected to."""
+    """Decides whether a host and port may be connected to, and a URL asked for."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         """Raises ValueError that names the bad entry."""
-        self._entries = [_entry(text.strip().lower()) for text in entries]
-        self._known: dict[tuple[str, int], bool] = {}
+        self._entries = [_entry(text.strip()) for text in entries]
+        self._known: dict[tuple[str, int], list[_Entry]] = {}
 
     def allows(self, host: str, port: int) -> bool:
-        """Whether the list has an entry for it."""
+        """Whether the list has an entry for it, whatever is asked for there."""
+        return not all(entry.scheme for entry in self._matching(host, port))
+
+    def _matching(self, host: str, port: int) -> list[_Entry]:
         known = self._known.get((host, port))
         if known is None:
             if len(self._known) >= KNOWN_MAX:
@@ -107,25 +120,47 @@ class AllowList:
             known = self._known[host, port] = self._find(host, port)
         return known
 
-    def _find(self, host: str, port: int) -> bool:
+    def _find(self, host: str, port: int) -> list[_Entry]:
         address = _address(host)
-        return any(
-            entry.port in (None, port)
-            and (_inside(address, entry.network) if entry.network is not None else _named(host, entry.host))
+        return [
+            entry
             for entry in self._entries
-        )
+            if entry.port in (None, port)
+            and (_inside(address, entry.network) if entry.network is not None else _named(host, entry.host))
+        ]
 
     def fault(self, host: str, port: int) -> str | None:
         """Why it may not be connected to, and what to do; None when it may."""
-        if self.allows(host, port):
+        return None if self.allows(host, port) else _not_among(f"{host}:{port}")
+
+    def url_fault(self, url: Url) -> str | None:
+        """The same for a URL."""
+        found = self._matching(url.host, url.port)
+        if any(not entry.scheme or entry.is_above(url) for entry in found):
             return None
-        return (
-            f"{host}:{port} is not among push_targets of the proxy; "
-            "the operator may add it in proxy_consumer.yaml"
-        )
+        return _not_among(f"{url.host}:{url.port}" + (url.target.partition("?")[0][:200] if found else ""))
+
+
+def _not_among(target: str) -> str:
+    return f"{target} is not among push_targets of the proxy; the operator may add it in proxy_consumer.yaml"
+
+
+def _plain(path: str) -> bool:
+    """Whether no server takes the path for one further up, however often it decodes it."""
+    raw, before = path.encode(), b""
+    while raw != before:
+        raw, before = unquote_to_bytes(raw), raw
+    try:
+        parts = raw.decode().replace("\\", "/").split("/")
+    except UnicodeDecodeError:
+        return False
+    return not any(part.partition(";")[0].strip("\0\t ") in (".", "..") for part in parts)
 
 
 def _entry(text: str) -> _Entry:
+    if "://" in text:
+        return _url_entry(text)
+    text = text.lower()
     for host, port in ((text, None), _with_port(text)):
         try:
             return _Entry(ipaddress.ip_network(host), "", port)
@@ -137,6 +172,18 @@ def _entry(text: str) -> _Entry:
             f"push_targets: {text!r} is no host name, *.domain, address or network, with or without :PORT"
         )
     return _Entry(None, host, port)
+
+
+def _url_entry(text: str) -> _Entry:
+    try:
+        url = parse_url(text)
+    except ValueError as error:
+        raise ValueError(f"push_targets: {error}") from error
+    if "?" in url.target or not _plain(url.target):
+        raise ValueError(f"push_targets: {text!r} has a query or dots in its path; a plain path is wanted")
+    return _entry(f"[{url.host}]" if ":" in url.host else url.host)._replace(
+        port=url.port, scheme=url.scheme, path=url.target
+    )
 
 
 def _with_port(text: str) -> tuple[str, int | None]:

@@ -51,7 +51,7 @@ class HttpSink:
     @property
     def fault(self) -> str | None:
         """The first of its URLs that the proxy may not connect to, as push_targets are now."""
-        faults = (self._allowed().fault(url.host, url.port) for url in self._urls)
+        faults = (self._allowed().url_fault(url) for url in self._urls)
         return next((fault for fault in faults if fault is not None), None)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class HttpSink:
         named = http_request.callback_urls(pushed.job) if self._config.allow_callback else []
         urls = [parse_url(text) for text in named] if named else self._urls
         for url in urls:
-            fault = self._allowed().fault(url.host, url.port)
+            fault = self._allowed().url_fault(url)
             if fault is not None:
                 raise ValueError(fault)
         if pushed.first < 0:

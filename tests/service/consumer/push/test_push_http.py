@@ -161,6 +161,17 @@ def test_messages_may_name_their_own_target_inside_the_allow_list(rig: PushRig, 
     assert any("not among push_targets" in value for value in rig.dead()[0][1].values())
 
 
+def test_a_message_names_no_path_outside_of_one_that_is_listed(receiver: Receiver) -> None:
+    rig = PushRig(push_targets=(receiver.url("/hooks/"),))
+    rig.http(receiver.url("/hooks/usual"))
+    for path in ("/hooks/x", "/hooks/%2e%2e/admin"):
+        rig.put(b"x", properties={b"carrera_http_callback_url": receiver.url(path).encode()})
+    rig.until_moved(lambda: rig.progress().committed == 2)
+    assert [seen.path for seen in receiver.seen] == ["/hooks/x"]
+    assert any("not among push_targets" in value for value in rig.dead()[0][1].values())
+    rig.close()
+
+
 def test_a_receiver_that_does_not_answer_is_an_error(rig: PushRig, receiver: Receiver) -> None:
     receiver.hold.clear()
     rig.http(receiver.url(), timeout_ms=1_000)

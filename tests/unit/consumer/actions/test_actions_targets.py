@@ -36,10 +36,78 @@ def test_the_allow_list(entries: list[str], host: str, port: int, allowed: bool)
     assert (known.fault(host, port) is None) is allowed
 
 
-@pytest.mark.parametrize("entry", ["http://x/", "10.0.0.0/99", "a b", "", "*", "x/24"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "http://x/?a=b",
+        "http://x/a/../b",
+        "http://a b/",
+        "ftp://x/",
+        "http://x y",
+        "10.0.0.0/99",
+        "a b",
+        "",
+        "*",
+        "x/24",
+    ],
+)
 def test_bad_entries_are_named(entry: str) -> None:
     with pytest.raises(ValueError, match="push_targets"):
         ConsumerConfig(push_targets=(entry,))
+
+
+@pytest.mark.parametrize(
+    ("entry", "url", "allowed"),
+    [
+        ("https://H.example/hooks/", "https://h.example/hooks/", True),
+        ("https://h.example/hooks/", "https://h.example/hooks/a/b%20c?x=/../y", True),
+        ("https://h.example/hooks/", "https://h.example:443/hooks/..a/.b/c..", True),
+        ("https://h.example/hooks/", "https://h.example/hooks", False),
+        ("https://h.example/hooks/", "https://h.example/hooksX", False),
+        ("https://h.example/hooks/", "https://h.example/HOOKS/a", False),
+        ("https://h.example/hooks/", "https://h.example/", False),
+        ("https://h.example/hooks/", "http://h.example:443/hooks/a", False),
+        ("https://h.example/hooks/", "https://h.example:444/hooks/a", False),
+        ("https://h.example/hooks/", "https://g.example/hooks/a", False),
+        ("https://h.example/hooks/", "https://h.example/x/../hooks/a", False),
+        ("https://h.example/hooks/", "https://h.example/x?/hooks/", False),
+        ("https://h.example/hooks", "https://h.example/hooks", True),
+        ("https://h.example/hooks", "https://h.example/hooks/a", True),
+        ("https://h.example/hooks", "https://h.example/hooks?a", True),
+        ("https://h.example/hooks", "https://h.example/hooksX", False),
+        ("https://*.example", "https://h.example/any", True),
+        ("http://10.0.0.1:8080/in/", "http://10.0.0.1:8080/in/a", True),
+        ("http://[::1]:8080/in/", "http://[::1]:8080/in/a", True),
+        ("http://[::1]:8080/in/", "http://[::1]:8080/out", False),
+        *(
+            ("https://h.example/hooks/", f"https://h.example/hooks/{up}admin", False)
+            for up in (
+                "../",
+                "./../",
+                "a/../../",
+                "../../",
+                "%2e%2e/",
+                ".%2E/",
+                "..%2f",
+                "..%5c",
+                "..\\",
+                "%252e%252e%252f",
+                "..;/",
+                "..;a=b/",
+                "%2e%2e%3b/",
+                "%c0%ae%c0%ae/",
+                "..%00/",
+                "..%20/",
+            )
+        ),
+    ],
+)
+def test_an_entry_that_is_a_url_allows_paths_below_it(entry: str, url: str, allowed: bool) -> None:
+    known = AllowList([entry])
+    parsed = parse_url(url)
+    assert (known.url_fault(parsed) is None) is allowed
+    assert not known.allows(parsed.host, parsed.port), "what is no HTTP is not meant"
+    assert AllowList([entry, parsed.host]).url_fault(parsed) is None
 
 
 @pytest.mark.parametrize(
