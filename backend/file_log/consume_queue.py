@@ -62,17 +62,17 @@ class QueueFiles:
 
     def passes(self, ref: QueueRef, offset: int) -> bool:
         """Whether the file that `offset` belongs to has entries from there on. Opens nothing. Blocking."""
-        index, at = divmod(offset, FILE_ENTRIES)
-        size = self._storage.size(self._path(ref, index)) or 0
-        return size > at * ENTRY_BYTES
+        return self.fit(ref, offset, offset)[1]
 
-    def holds(self, ref: QueueRef, start: int, end: int) -> bool:
-        """Whether the files are long enough for entries `[start, end)`. Opens nothing. Blocking."""
-        for index in range(start // FILE_ENTRIES, -(-end // FILE_ENTRIES) if end > start else 0):
-            needed = min(end - index * FILE_ENTRIES, FILE_ENTRIES) * ENTRY_BYTES
-            if (self._storage.size(self._path(ref, index)) or 0) < needed:
-                return False
-        return True
+    def fit(self, ref: QueueRef, start: int, end: int) -> tuple[bool, bool]:
+        """Whether the files are long enough for entries `[start, end)`, and whether the last goes on behind
+        them. Opens nothing. Blocking."""
+        last, at = divmod(end, FILE_ENTRIES)
+        size = self._storage.size(self._path(ref, last)) or 0
+        whole = end <= start or size >= at * ENTRY_BYTES
+        for index in range(start // FILE_ENTRIES, last):
+            whole = whole and (self._storage.size(self._path(ref, index)) or 0) >= FILE_ENTRIES * ENTRY_BYTES
+        return whole, size > at * ENTRY_BYTES
 
     def cut(self, ref: QueueRef, offset: int) -> None:
         """Remove the entries from `offset` on. Blocking."""

@@ -56,11 +56,11 @@ class TopicState:
         "durability", "durable", "incarnation", "info", "name_bytes", "name_size", "queues", "writable",
     )  # fmt: skip
 
-    def __init__(self, info: TopicInfo) -> None:
+    def __init__(self, info: TopicInfo, queues: list[QueueState]) -> None:
         self.name_bytes = info.name.encode()
         self.name_size = len(self.name_bytes)
         self.incarnation = info.incarnation
-        self.queues: list[QueueState] = []
+        self.queues = queues
         self.change(info)
 
     def change(self, info: TopicInfo) -> None:
@@ -99,15 +99,18 @@ class LogState:
         for topic in self.topics.values():
             yield from topic.queues
 
-    def apply_topic(self, info: TopicInfo) -> None:
-        """Create it, or change the living one of the same incarnation; a newer incarnation replaces it."""
+    def apply_topic(self, info: TopicInfo, queues: list[QueueState] | None = None) -> None:
+        """Create it, or change the living one of the same incarnation; a newer incarnation replaces it.
+
+        `queues`: of a new one, as far as they are known.
+        """
         found = self.topics.get(info.name)
         self.last_incarnation = max(self.last_incarnation, info.incarnation)
         if found is not None and found.info.incarnation == info.incarnation:
             found.change(info)
         elif found is None or found.info.incarnation < info.incarnation:
             self.apply_topic_deleted(info.name, info.incarnation - 1)
-            self.topics[info.name] = TopicState(info)
+            self.topics[info.name] = TopicState(info, queues or [])
 
     def apply_topic_deleted(self, name: str, incarnation: int) -> TopicState | None:
         """Forget it and its progress; harmless when a newer one lives."""

@@ -181,11 +181,12 @@ def _restore_topic(state: LogState, content: bytes) -> None:
     name = content[1:end].decode()
     end += 8
     info = decode_topic(name, incarnation, content[end : end + length])
-    state.apply_topic(info)
-    queues = state.topics[name].queues
-    bounds = list(_BOUNDS.iter_unpack(content[end + length :]))
-    for queue_id, (low, after) in enumerate(bounds[: len(queues)]):
-        queues[queue_id] = QueueState(QueueRef(name, incarnation, queue_id), low, after)
+    bounds = islice(_BOUNDS.iter_unpack(content[end + length :]), info.queues)
+    queues = [
+        QueueState(QueueRef(name, incarnation, queue_id), low, after)
+        for queue_id, (low, after) in enumerate(bounds)
+    ]
+    state.apply_topic(info, queues)
 
 
 def load_checkpoint(storage: Storage, directory: str) -> tuple[Checkpoint | None, list[str]]:

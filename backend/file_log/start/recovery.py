@@ -86,6 +86,7 @@ class Recovery:
         self._headless = False  # the log's beginning was deleted, and what it said is in no checkpoint
         self._known = 0  # incarnations up to this one were given before the checkpoint
         self._deleted: set[int] = set()  # incarnations deleted since
+        self._fitting: set[QueueState] = set()  # their files had no entries from behind the checkpoint
 
     def run(self) -> Recovered:
         """All of it. Raises StorageError when the directory cannot be used."""
@@ -345,7 +346,7 @@ class Recovery:
             if self._bad:
                 self._keep_lost(queue)
             queue.visible = queue.assigned
-            if self._files.passes(queue.ref, queue.assigned):
+            if queue not in self._fitting and self._files.passes(queue.ref, queue.assigned):
                 self._files.cut(queue.ref, queue.assigned)
 
     def _keep_lost(self, queue: QueueState) -> None:
@@ -359,35 +360,38 @@ class Recovery:
 
     def _rebuild_missing(self, end: int) -> int:
         """Fill files that are shorter than the checkpoint says, or gone, from the log below it."""
-        missing: dict[QueueRef, int] = {}
+        missing: dict[QueueRef, tuple[QueueState, int]] = {}
         for queue in self._state.queues():
-            if not self._files.holds(queue.ref, queue.min, queue.flushed):
-                missing[queue.ref] = queue.min
+            whole, passing = self._files.fit(queue.ref, queue.min, queue.assigned)
+            if not passing:
+                self._fitting.add(queue)
+            if not whole:
+                missing[queue.ref] = queue, queue.assigned
+                queue.flushed = queue.assigned = queue.min
         if not missing:
             return 0
         log.warning("consume queues of %d queues are added again from the log", len(missing))
-        oldest: dict[QueueRef, int] = {}
-        whole = True
+        sound = True
         for item in self.items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == Kind.MESSAGE:
-                self._refill(missing, oldest, item)
-            whole = whole and not isinstance(item, Bad)
-        for queue in self._state.queues():
-            offset = missing.get(queue.ref, queue.flushed)
-            if offset < queue.flushed:
-                self._files.write(queue.ref, offset, GAP_ENTRY * (queue.flushed - offset))
-            if whole and queue.ref in missing:  # else what is not there may be damaged, not deleted
-                queue.min = oldest.get(queue.ref, queue.flushed)
+                self._refill(missing, item, sound)
+            sound = sound and not isinstance(item, Bad)
+        for queue, after in missing.values():
+            self._add_gaps(queue, after, sound)
         return len(missing)
 
-    def _refill(self, missing: dict[QueueRef, int], oldest: dict[QueueRef, int], record: Record) -> None:
-        ref = QueueRef(record.topic, record.incarnation, record.queue_id)
-        expected = missing.get(ref)
-        if expected is None or record.offset < expected:
+    def _refill(self, missing: dict[QueueRef, tuple[QueueState, int]], record: Record, sound: bool) -> None:
+        queue, after = missing.get(QueueRef(record.topic, record.incarnation, record.queue_id), (None, 0))
+        if queue is None or not queue.assigned <= record.offset < after:
             return
         if record.position < self._segments.first_of(record.topic):
             return  # kept for dead letters alone
-        oldest.setdefault(ref, record.offset)
-        entries = GAP_ENTRY * (record.offset - expected) + pack_entry(record)
-        self._files.write(ref, expected, entries)
-        missing[ref] = record.offset + 1
+        self._add_gaps(queue, record.offset, sound)
+        self._add_entry(queue, pack_entry(record))
+
+    def _add_gaps(self, queue: QueueState, end: int, sound: bool) -> None:
+        """Up to an offset; `sound`: so far the log is, and what a queue lacks at first was deleted."""
+        if sound and queue.assigned == queue.min:
+            queue.min = queue.flushed = queue.assigned = end
+        while queue.assigned < end:
+            self._add_entry(queue, GAP_ENTRY)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,16 @@ SYNCS_MAX = 20  # of one checkpoint: the file system, the index, the checkpoint 
 
 
 class CountedFile(File):
-    """Counts its syncs."""
+    """Counts its syncs. `full`: asked before each write."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("counts", "full")
     counts: Counter[str]
+    full: Callable[[], bool]
+
+    def pwrite(self, data: bytes, offset: int) -> None:
+        if self.full():
+            raise OSError(errno.ENOSPC, "no space")
+        super().pwrite(data, offset)
 
     def sync(self) -> None:
         self.counts["sync"] += 1
@@ -43,11 +50,13 @@ class CountedStorage(Storage):
     def __init__(self, whole: bool = True) -> None:
         self.counts: Counter[str] = Counter()
         self.whole = whole
+        self.full = False  # for consume queues
 
     def open(self, path: str, *, write: bool = False) -> File:
         self.counts["open"] += "/consumequeue/" in path
         file = CountedFile(path, super().open(path, write=write).fd)
         file.counts = self.counts
+        file.full = lambda: self.full and "/consumequeue/" in path
         return file
 
     def list(self, folder: str) -> Sequence[str]:
@@ -119,6 +128,24 @@ def many(tmp_path: Path) -> Iterator[Many]:
     found = Many(tmp_path / "log")
     yield found
     found.log.close()
+
+
+def test_missing_consume_queues_do_not_need_a_disk_with_space(many: Many, tmp_path: Path) -> None:
+    many.checkpoint()
+    many.send(b"second")
+    shutil.rmtree(many.directory / "consumequeue")
+    many.storage.full = True
+    log = many.killed(tmp_path / "killed")
+    assert log.recovered.rebuilt_queues == len(many.refs)
+    assert many.bodies(log) == {(b"first", b"second")}
+    assert done(log.append([record(b"third", many.refs[0].topic)], many.soon))[0].offset == 2
+    many.storage.full = False
+    log.close()
+    again = many.open(tmp_path / "killed")
+    assert again.recovered.rebuilt_queues == 0
+    assert (b"first", b"second", b"third") in many.bodies(again)
+    assert log.damaged_pieces == again.damaged_pieces == 0
+    again.close()
 
 
 def test_a_checkpoint_syncs_many_queues_at_one_go(many: Many) -> None:
