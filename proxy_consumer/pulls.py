@@ -148,7 +148,7 @@ class Pulls:
             name = request.groupId.decode()
             topic = request.topic.decode()
             config = stated(request, self._runtime.config.defaults)
-            return self._directory.subscribe(name, topic, config)[0]
+            return self._directory.subscribe_on_use(name, topic, config)[0]
         except UnicodeDecodeError as error:
             self._throw(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
         except ValueError as error:

@@ -16,6 +16,7 @@ from backend.port import Backend
 from backend.records import TopicInfo
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
+from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_producer.config import ProducerConfig, RateLimit
 from proxy_producer.core.limits import Gate
 from proxy_producer.core.outcomes import refusal_of
@@ -120,6 +121,7 @@ class TopicTable:
         self._counts = counts
         self._random = random
         self._creations: dict[str, _Creation] = {}
+        self._creation_rate = creations(clock.monotonic())
         self._proxy_gate = self._gate("this proxy", config.rate)
         self.default_limits = self._limits(None)
         self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
@@ -172,6 +174,9 @@ class TopicTable:
         if len(self._creations) >= config.creations_max:
             what = f"topic {name!r} does not exist and {config.creations_max} topics are being created"
             return refusal(Code.BUSY, "creations_max", what, "send it again (creations_max)")
+        if self._creation_rate.wait_s(1, self._clock.monotonic()):
+            what = f"topic {name!r} does not exist and sends have created many topics just now"
+            return refusal(Code.BUSY, "creations_rate", what, f"send it again; {CREATIONS_PER_S} a second")
         return None
 
     def create(self, name: str, waiter: Waiter) -> None:
@@ -181,6 +186,7 @@ class TopicTable:
             creation.waiters.append(waiter)
             return
         creation = self._creations[name] = _Creation(self, name, waiter)
+        self._creation_rate.take(1)
         info = TopicInfo(name, 0, self._config.queues_default)
         deadline = self._clock.monotonic() + self._config.timeout_ms_max / 1_000
         try:

@@ -209,7 +209,7 @@ class Fetches:
         try:
             name = request.groupId.decode()
             for topic in request.topics:
-                self._directory.subscribe(name, topic.decode(), wanted)
+                self._directory.subscribe_on_use(name, topic.decode(), wanted)
         except (UnicodeDecodeError, ValueError) as error:
             self._refuse(call, Code.ILLEGAL_MESSAGE, f"the group cannot be made: {error}")
             return None

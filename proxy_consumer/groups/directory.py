@@ -9,6 +9,7 @@ from backend.completion import Completion, failed
 from backend.records import AppendResult, CommitBatch
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
+from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.departures.retry_queues import group_concerned
 from proxy_consumer.filters.expressions import check_stated
@@ -37,6 +38,7 @@ class Directory:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.groups: dict[bytes, Group] = {}
+        self._creation_rate = creations(runtime.now())
         self._stop_watching: Callable[[], None] | None = None
 
     def start(self) -> None:
@@ -197,6 +199,22 @@ class Directory:
                 f"group {name} has {len(group.subscriptions)} subscriptions; "
                 f"subscriptions_per_group_max is {config.subscriptions_per_group_max}"
             )
+
+    def subscribe_on_use(
+        self, name: str, topic: str, config: SubscriptionDefaults
+    ) -> tuple[Subscription, Completion[None]]:
+        """As `subscribe`, for a client that names group and topic. Raises BoundReachedError where clients
+        have made many just now."""
+        group = self.groups.get(name.encode())
+        if group is None or topic.encode() not in group.subscriptions:
+            self.check(name, topic)
+            if self._creation_rate.wait_s(1, self._runtime.now()):
+                raise BoundReachedError(
+                    f"group {name} does not consume {topic} yet, and clients have made many subscriptions "
+                    f"just now; {CREATIONS_PER_S} a second are made: try again"
+                )
+            self._creation_rate.take(1)
+        return self.subscribe(name, topic, config)
 
     def subscribe(
         self,

@@ -1,36 +1,10 @@
-"""Rate limits: token buckets with reservations, and the gates of one topic made of them.
-
-A bucket may be overdrawn: whoever draws is told how long to wait until its tokens have come. Later
-callers wait longer, so those who wait go in the order in which they came. Time is an argument.
-"""
+"""Rate limits: the gates of one topic, made of token buckets. Time is an argument."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-
-class TokenBucket:
-    """`rate` tokens per second, at most `burst` of them saved up; starts full."""
-
-    __slots__ = ("at", "burst", "rate", "tokens")
-
-    def __init__(self, rate: float, burst: float, now: float) -> None:
-        self.rate = rate
-        self.burst = max(burst, 1.0)
-        self.tokens = self.burst
-        self.at = now
-
-    def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may go; takes nothing. From a full bucket any amount may."""
-        if now > self.at:
-            self.tokens = min(self.burst, self.tokens + (now - self.at) * self.rate)
-            self.at = now
-        missing = min(amount, self.burst) - self.tokens
-        return missing / self.rate if missing > 0 else 0.0
-
-    def take(self, amount: float) -> None:
-        """Draw, also what has not come yet; call `wait_s` first."""
-        self.tokens -= amount
+from ddmq_common.token_bucket import TokenBucket
 
 
 class Gate:

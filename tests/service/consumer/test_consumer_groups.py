@@ -11,6 +11,7 @@ from consumer_rig import IDL, METHODS, Rig, result
 
 from backend.completion import Completion
 from backend.records import CommitBatch, TopicInfo
+from ddmq_common import token_bucket
 from ddmq_common.config.loader import Overlay, load
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import ConsumerConfig, GroupEntry, GroupsFile, SubscriptionDefaults
@@ -100,6 +101,24 @@ def test_groups_are_bounded() -> None:
     assert rig.pull(b"A", b"U").outcome.error.code == 15
     with pytest.raises(BoundReachedError):
         rig.service.subscribe("C", "T")
+    rig.close()
+
+
+def test_clients_that_invent_groups_get_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_bucket, "CREATIONS_AT_ONCE", 2)
+    rig = Rig()
+    rig.topic()
+    rig.ask(b"A")
+    rig.ask(b"B")
+    refused = rig.pull(b"C").outcome.error
+    assert refused.code == 15
+    assert b"clients have made many subscriptions just now" in refused.message
+    assert rig.pull(b"A", b"U").outcome.error.code == 15
+    rig.service.subscribe("operator", "T")
+    rig.ask(b"A")
+    rig.clock.advance(1.5 / token_bucket.CREATIONS_PER_S)
+    rig.ask(b"C")
+    assert {group.name for group in rig.service.groups()} == {"A", "B", "C", "operator"}
     rig.close()
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_producer.core.limits import Gate, TokenBucket, longest
+from ddmq_common.token_bucket import TokenBucket
+from proxy_producer.core.limits import Gate, longest
 
 
 @given(

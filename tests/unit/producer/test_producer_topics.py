@@ -5,6 +5,7 @@ from producer_rig import Rig, message, until
 from backend.records import TopicInfo
 from ddmq_common.errors import BoundReachedError, StorageError
 from ddmq_common.metrics import catalogue
+from ddmq_common.token_bucket import CREATIONS_PER_S
 
 
 def held(**config):
@@ -105,6 +106,21 @@ def test_creations_at_the_same_time_are_bounded():
     assert [result.code for result in batch.answer] == [0, 15]
     make(rig)
     assert rig.send(topic=b"c").open
+
+
+def test_who_invents_names_gets_slow(monkeypatch):
+    monkeypatch.setattr("ddmq_common.token_bucket.CREATIONS_AT_ONCE", 2)
+    rig = held()
+    for name in (b"a", b"b", b"a"):
+        assert rig.send(topic=name).open
+    answer = rig.send(topic=b"c").answer
+    assert answer.code == 15
+    assert "'c' does not exist and sends have created many topics just now" in answer.msg
+    assert len(rig.backend.creations) == 2
+    rig.advance(1.5 / CREATIONS_PER_S)
+    assert rig.send(topic=b"c").open
+    assert rig.code(topic=b"d") == 15
+    assert rig.send().open, "topics that are there are not concerned"
 
 
 def test_a_batch_cannot_go_past_the_bound_either():

@@ -1,0 +1,39 @@
+"""Rate limits: token buckets with reservations.
+
+A bucket may be overdrawn: whoever draws is told how long to wait until its tokens have come. Later
+callers wait longer, so those who wait go in the order in which they came. Time is an argument.
+"""
+
+from __future__ import annotations
+
+CREATIONS_AT_ONCE = 1_000
+CREATIONS_PER_S = 20
+
+
+class TokenBucket:
+    """`rate` tokens per second, at most `burst` of them saved up; starts full."""
+
+    __slots__ = ("at", "burst", "rate", "tokens")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self.rate = rate
+        self.burst = max(burst, 1.0)
+        self.tokens = self.burst
+        self.at = now
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until `amount` may go; takes nothing. From a full bucket any amount may."""
+        if now > self.at:
+            self.tokens = min(self.burst, self.tokens + (now - self.at) * self.rate)
+            self.at = now
+        missing = min(amount, self.burst) - self.tokens
+        return missing / self.rate if missing > 0 else 0.0
+
+    def take(self, amount: float) -> None:
+        """Draw, also what has not come yet; call `wait_s` first."""
+        self.tokens -= amount
+
+
+def creations(now: float) -> TokenBucket:
+    """Of what clients make by naming it, topics or subscriptions: who invents names gets slow."""
+    return TokenBucket(CREATIONS_PER_S, CREATIONS_AT_ONCE, now)
