@@ -75,13 +75,13 @@ class Pulls:
         pull = Pull(self, call, topic, request.maxBatchSize or (1 << 31), request.clientId is not None)
         if request.result is not None:
             try:
-                parts, late = self._results.apply(request.result)
+                applied = self._results.apply(request.result)
             except TryLaterError as error:
                 self._throw(call, code_of(error), f"the results are not stored: {error}")
                 return
-            pull.late = late if pull.ours else ()
-            if parts or self._results.forwarding.waiting:
-                self._results.store(parts, lambda error: self._stored(pull, error))
+            pull.late = applied.late if pull.ours else ()
+            if applied.parts or self._results.forwarding.waiting:
+                self._results.store(applied, lambda error: self._stored(pull, error))
                 return
         self._take(pull)
 

@@ -168,21 +168,21 @@ class ConsumerService:
     def _store(self, call: Call, result: Any, answer: Callable[[Sequence[Any]], None]) -> None:
         """Take results in; `answer` with the LateResults once the others are durable."""
         try:
-            parts, late = self._results.apply(result)
+            applied = self._results.apply(result)
         except TryLaterError as error:
             answers.throw(call, code_of(error), f"the results are not stored: {error}")
             return
-        if not parts and not self._results.forwarding.waiting:
-            answer(late)
+        if not applied.parts and not self._results.forwarding.waiting:
+            answer(applied.late)
             return
 
         def stored(error: Exception | None) -> None:
             if error is None:
-                answer(late)
+                answer(applied.late)
             else:
                 answers.throw(call, code_of(error), f"the results are not stored: {error}")
 
-        self._results.store(parts, stored)
+        self._results.store(applied, stored)
 
     def get_consume_stats(self, call: Call) -> None:
         """Committed and next offset per queue; an unknown group or topic gives an empty list."""

@@ -6,7 +6,7 @@ call that carries it is never passed on again, so results cannot run in circles.
 and holders that do not answer, end in TryLaterError: the client sends its results again.
 
 Queues that nobody holds may have been let go by a proxy that stopped as planned, with word of what clients
-have: whoever gets their results takes them up, as for a pull, and judges them when they are sent again.
+have: whoever gets their results takes them up, as for a pull, and the results count when it holds them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from backend.records import QueueRef
 from ddmq_common.errors import DdmqError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import FORWARDED
 from ddmq_common.names import RETRY_PREFIX, retry_topic
+from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.groups.group import Group
 from proxy_consumer.results.peers import Peers
 from proxy_consumer.runtime import Runtime
@@ -26,9 +27,12 @@ from proxy_consumer.runtime import Runtime
 HOLDERS_AGE_S = 1.0
 HOLDERS_MAX = 1_000  # lookups remembered
 LOOKUP_S = 2.0
+TAKE_UP_S = 2.0  # for that long results wait for queues that are taken up
+LOOK_S = 0.005
 _RETRY_PART = f"_{RETRY_PREFIX}_".encode()  # of retry qids only
 
 Done = Callable[[Exception | None], None]
+Taken = tuple[Group, Any]  # a result of one of its queues
 _Holders = dict[bytes, str]  # qid → address
 
 
@@ -38,7 +42,7 @@ class Forwarding:
     def __init__(self, runtime: Runtime, peers: Peers | None = None) -> None:
         self._runtime = runtime
         self._peers = peers or Peers(runtime)
-        self._taken: list[tuple[Group, Any]] = []
+        self._taken: list[Taken] = []
         self._known: dict[tuple[str, bytes], tuple[float, _Holders]] = {}
         self._done = runtime.metrics.cell(FORWARDED, "forwarded")
         self._nobody = runtime.metrics.cell(FORWARDED, "nobody holds it")
@@ -66,8 +70,11 @@ class Forwarding:
             return False
         return self._runtime.qid(QueueRef(topic, info.incarnation, int(number))).encode() == qid
 
-    def send(self, done: Done) -> None:
-        """Pass on what was taken; `done` gets the first error, None when all is answered."""
+    def send(self, judge: Callable[[list[Taken], Done], None], done: Done) -> None:
+        """Pass on what was taken; `done` gets the first error, None when all is answered.
+
+        `judge` takes in the results of queues that this proxy has taken up.
+        """
         taken, self._taken = self._taken, []
         places = {_place(group, result.context) for group, result in taken}
         left = len(places)
@@ -78,7 +85,7 @@ class Forwarding:
             found[place] = holders
             left -= 1
             if left == 0:
-                self._dispatch(taken, found, done)
+                self._dispatch(taken, found, judge, done)
 
         for place in places:
             self._holders(place, looked_up)
@@ -110,11 +117,13 @@ class Forwarding:
 
     def _dispatch(
         self,
-        taken: list[tuple[Group, Any]],
+        taken: list[Taken],
         found: Mapping[tuple[str, bytes], _Holders | Exception],
+        judge: Callable[[list[Taken], Done], None],
         done: Done,
     ) -> None:
         by_address: dict[str, list[Any]] = {}
+        taken_up: list[Taken] = []
         error: Exception | None = None
         for group, result in taken:
             context = result.context
@@ -125,7 +134,13 @@ class Forwarding:
                 )
             elif not holders:
                 self._known.pop(_place(group, context), None)
-                error = error or self._take_up(group, context)
+                if self._runtime.stopping:
+                    error = error or DrainingError("this proxy is shutting down; send the results again")
+                elif (wanted := group.subscriptions.get(context.topic)) is not None and wanted.take_up():
+                    taken_up.append((group, result))
+                else:
+                    self._nobody.value += 1
+                    group.unknown_queue.value += 1
             elif holders.get(context.qid, self._runtime.address) in ("", self._runtime.address):
                 self._between.value += 1
                 self._known.pop(_place(group, context), None)
@@ -134,18 +149,11 @@ class Forwarding:
                 )
             else:
                 by_address.setdefault(holders[context.qid], []).append(result)
-        self._submit(by_address, error, done)
-
-    def _take_up(self, group: Group, context: Any) -> Exception | None:
-        """Nobody holds any queue of the topic; None where results of it are ignored."""
-        if self._runtime.stopping:
-            return DrainingError("this proxy is shutting down; send the results again")
-        subscription = group.subscriptions.get(context.topic)
-        if subscription is None or not subscription.take_up():
-            self._nobody.value += 1
-            group.unknown_queue.value += 1
-            return None
-        return TryLaterError(f"this proxy takes queue {_text(context.qid)} up; send the results again")
+        if not taken_up:
+            self._submit(by_address, error, done)
+            return
+        waiting = TakingUp(self._runtime, taken_up, judge, done)
+        self._submit(by_address, error, waiting.passed_on)
 
     def _submit(self, by_address: Mapping[str, list[Any]], error: Exception | None, done: Done) -> None:
         left = len(by_address)
@@ -170,6 +178,43 @@ class Forwarding:
     def close(self) -> None:
         """Close the connections; what is under way fails."""
         self._peers.close()
+
+
+class TakingUp:
+    """Results of queues that this proxy takes up, until it holds them. Also a task of the agenda."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        taken: list[Taken],
+        judge: Callable[[list[Taken], Done], None],
+        done: Done,
+    ) -> None:
+        self.wake_at = NEVER
+        self._runtime = runtime
+        self._taken = taken
+        self._judge = judge
+        self._done = done
+        self._until = runtime.now() + TAKE_UP_S
+        self._error: Exception | None = None
+
+    def passed_on(self, error: Exception | None) -> None:
+        """The other results of the call are answered."""
+        self._error = error
+        self.due(self._runtime.now())
+
+    def due(self, now: float) -> None:
+        """Take the results in where all their queues are held, else look again a little later."""
+        unheld = [
+            each for group, each in self._taken if (each.context.topic, each.context.qid) not in group.held
+        ]
+        if not unheld:
+            self._judge(self._taken, lambda error: self._done(error or self._error))
+        elif now < self._until and not self._runtime.stopping:
+            self._runtime.agenda.set(self, now + LOOK_S)
+        else:
+            qid = _text(unheld[0].context.qid)
+            self._done(TryLaterError(f"queue {qid} is between two owners; send the results again"))
 
 
 def _place(group: Group, context: Any) -> tuple[str, bytes]:

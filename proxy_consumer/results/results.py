@@ -18,7 +18,7 @@ from proxy_consumer.core.steps import QueueState
 from proxy_consumer.departures.trail import error_text
 from proxy_consumer.groups.group import Group
 from proxy_consumer.results.commits import Part, ProgressCommit, collect
-from proxy_consumer.results.forwarding import Forwarding
+from proxy_consumer.results.forwarding import Done, Forwarding, Taken
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.reads import Held
 
@@ -97,8 +97,12 @@ class Results:
                 raise TryLaterError("this proxy does not hold the queue any more; send the results again")
             result = result.nextResult
 
-    def store(self, parts: list[Part], done: Callable[[Exception | None], None]) -> None:
-        """Make `parts` durable and pass on what others hold; `done` with the first error, or None."""
+    def store(self, applied: Applied, done: Done) -> None:
+        """Make its parts durable and pass on what others hold; `done` with the first error, or None.
+
+        What is passed on may turn out to be ours: then `applied.late` has become longer when `done` runs.
+        """
+        parts = applied.parts
         if not self.forwarding.waiting:
             ProgressCommit(self._runtime, parts, done).start()
             return
@@ -111,9 +115,24 @@ class Results:
             if left == 0:
                 done(error)
 
-        self.forwarding.send(one)
+        self.forwarding.send(lambda taken, judged: self._judge(taken, applied.late, judged), one)
         if parts:
             ProgressCommit(self._runtime, parts, one).start()
+
+    def _judge(self, taken: list[Taken], late: list[Any], done: Done) -> None:
+        """Take in results of queues that are held here by now."""
+        touched: dict[int, Held] = {}
+        for group, result in taken:
+            held = group.held[result.context.topic, result.context.qid]
+            missed = self._apply_one(held, result, self._runtime.now())
+            if missed:
+                late.append(_late(held, missed))
+            touched[id(held)] = held
+        parts = self._collect(touched)
+        if parts:
+            ProgressCommit(self._runtime, parts, done).start()
+        else:
+            done(None)
 
     def _held(self, result: Any, given: int) -> Held | None:
         """The queue that a result's context names, if it is ours."""

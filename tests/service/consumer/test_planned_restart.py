@@ -11,12 +11,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from consumer_rig import IDL, METHODS, Rig, result, until
+from consumer_rig import IDL, METHODS, Rig, result
 from virtual_time import run
 
 from ddmq_client import Message
 from ddmq_client.aio import AsyncConsumer
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.subscription.subscription import Subscription
 from tests.service.consumer.test_client_queue import PROXY, Handlers, ready
 from tests.service.consumer.test_retry_path import FIRST, House
 
@@ -43,6 +44,18 @@ def acknowledgement(call: Any, *, ours: bool) -> Any:
     return IDL.ConsumeResult(context=context, successOffsets=call.offsets, successLeases=leases)
 
 
+def submit(rig: Rig, given: Any) -> Any:
+    call = rig.call("submit", METHODS["submit"].args[0](result=given))
+    return answered(rig, call)
+
+
+def answered(rig: Rig, call: Any) -> Any:
+    for _ in range(10):
+        rig.advance(0.01)
+    assert call.answered
+    return call
+
+
 @pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.parametrize("order", list(ORDERS))
 def test_what_comes_to_the_one_that_goes_or_first_to_the_next_one_counts(order: str, ours: bool) -> None:
@@ -55,18 +68,16 @@ def test_what_comes_to_the_one_that_goes_or_first_to_the_next_one_counts(order: 
     given = [acknowledgement(call, ours=ours) for call in calls if call.offsets]
     stop(rig)
     for each in given:
-        assert b"send the results again" in rig.submit(each).outcome.error.message
+        assert b"send the results again" in submit(rig, each).outcome.error.message
     rig.start().advertise(ADDRESS)
-    assert b"send the results again" in rig.submit(given[0]).outcome.error.message, "nobody has pulled yet"
-    rig.settle()
-    assert all(rig.submit(each).result is True for each in given)
+    assert all(submit(rig, each).result is True for each in given), "nobody has pulled yet"
     assert rig.progress().committed == len(given)
     rig.advance(31)
     assert rig.pull(clientId=b"d").offsets == list(range(len(given), 2))
     rig.close()
 
 
-def test_the_pull_that_brings_them_is_refused_once() -> None:
+def test_a_pull_that_brings_them_gets_what_comes_next() -> None:
     rig = Rig()
     rig.service.advertise(ADDRESS)
     rig.topic()
@@ -75,8 +86,6 @@ def test_the_pull_that_brings_them_is_refused_once() -> None:
     given = acknowledgement(rig.pull(count=1, clientId=b"c"), ours=True)
     stop(rig)
     rig.start().advertise(ADDRESS)
-    assert b"send the results again" in rig.pull(result=given, clientId=b"c").outcome.error.message
-    rig.settle()
     assert rig.pull(result=given, clientId=b"c").offsets == [1]
     assert rig.progress().committed == 1
     rig.close()
@@ -96,10 +105,7 @@ def test_what_came_over_the_retry_path_counts_as_well() -> None:
     assert b"%RETRY%" in call.result.context.qid
     stop(house)
     house.start().advertise(ADDRESS)
-    given = acknowledgement(call, ours=True)
-    assert house.submit(given).outcome.error is not None
-    house.settle()
-    assert house.submit(given).result is True
+    assert submit(house, acknowledgement(call, ours=True)).result is True
     assert house.retry_progress() == 1
     house.close()
 
@@ -114,11 +120,26 @@ def test_what_is_acknowledged_too_late_is_told_also_where_nobody_holds_the_queue
     given = acknowledgement(rig.pull(clientId=b"c"), ours=True)
     rig.restart()
     rig.service.advertise(ADDRESS)
-    assert rig.submit(given).outcome.error is not None
-    rig.settle()
     call = rig.call("settle", METHODS["settle"].args[0](request=IDL.SettleRequest(result=given)))
-    until(lambda: call.answered)
+    answered(rig, call)
     assert [late.offsets for late in call.result.late] == [[0]]
+    rig.close()
+
+
+def test_results_wait_for_a_queue_that_does_not_come_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    rig.service.advertise(ADDRESS)
+    rig.topic()
+    rig.subscribe()
+    monkeypatch.setattr(Subscription, "join_alone", lambda *_: None)
+    call = rig.call("submit", METHODS["submit"].args[0](result=result([0])))
+    rig.settle()
+    rig.advance(1.9)
+    assert not call.answered
+    rig.advance(0.1)
+    assert b"between two owners" in call.outcome.error.message
     rig.close()
 
 
