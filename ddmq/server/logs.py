@@ -1,7 +1,7 @@
 """One event, one line on standard error: text for people, JSON for programs. No secrets, no bodies.
 
 What others wrote into names and errors stays inside its line; the lines of a traceback are indented, so that
-none of them passes for an event.
+none of them passes for an event. Nor does anybody fill the disk with them: see Bounded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import msgspec
 
 from ddmq_common.plain_text import json_plain, plain
 
+ALIKE_MAX = 200
+ALIKE_S = 10.0
 _PLAIN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -54,8 +56,33 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return "".join(f"\n  {plain(line)}" for line in formatter.formatException(record.exc_info).split("\n"))
 
 
+class Bounded(logging.Filter):
+    """Lines of one kind, which one place in the code writes: ALIKE_MAX in ALIKE_S. The last one before others
+    are left out says so, and the first one afterwards how many it were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: dict[tuple[str, int], int] = {}
+        self._left_out: dict[tuple[str, int], int] = {}
+        self._since = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is written."""
+        if not 0 <= record.created - self._since < ALIKE_S:
+            self._left_out |= {kind: n - ALIKE_MAX for kind, n in self._counts.items() if n > ALIKE_MAX}
+            self._counts, self._since = {}, record.created
+        kind = record.pathname, record.lineno
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        if count == 1 and kind in self._left_out:
+            record.left_out_before = self._left_out.pop(kind)
+        if count == ALIKE_MAX:
+            record.further_ones = f"left out for up to {ALIKE_S:g} s"
+        return count <= ALIKE_MAX
+
+
 def set_up(level: str, style: str) -> None:
     """Send the project's log lines to standard error."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Bounded())
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,41 @@
+"""Nobody fills the disk with lines of the log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from ddmq.server import logs
+from ddmq.server.logs import ALIKE_MAX, ALIKE_S, Bounded, extras
+
+
+def record(line: int, at: float) -> logging.LogRecord:
+    made = logging.LogRecord("ddmq.x", logging.WARNING, "x.py", line, f"told at {at}", None, None)
+    made.created = at
+    return made
+
+
+def test_lines_of_one_kind_are_bounded_and_counted() -> None:
+    bounded, start = Bounded(), 1_700_000_000.0
+    flood = [record(7, start + number / 1_000) for number in range(ALIKE_MAX + 50)]
+    written = [each for each in flood if bounded.filter(each)]
+    assert written == flood[:ALIKE_MAX]
+    assert [extras(each) for each in written[:-1]] == [{}] * (ALIKE_MAX - 1)
+    assert extras(written[-1]) == {"further_ones": f"left out for up to {ALIKE_S:g} s"}
+    assert bounded.filter(record(8, start + 1)), "others are written"
+
+    other = record(8, start + ALIKE_S)
+    assert bounded.filter(other)
+    assert extras(other) == {}
+    again = record(7, start + ALIKE_S + 1)
+    assert bounded.filter(again)
+    assert extras(again) == {"left_out_before": 50}
+    assert bounded.filter(record(7, start - 60)), "a clock that is put back stops nothing"
+
+
+def test_the_log_of_a_server_has_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[logging.Handler] = []
+    monkeypatch.setattr(logs.logging, "basicConfig", lambda **kw: given.extend(kw["handlers"]))
+    logs.set_up("info", "text")
+    assert [type(each) for each in given[0].filters] == [Bounded]
