@@ -21,10 +21,11 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddmq_common.errors import DamagedError
+from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks import Batch, Pair, Recovery, Rocks, RocksOptions, repair
 from ddmq_common.rocks_log import after_gap
 from delay_service.core.weight import weight
@@ -134,13 +135,16 @@ def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> D
     clone_files(source, work)
     (work / MARK_FILE).unlink(missing_ok=True)
     old = _open_at_any_price(work, options)
-    new = Rocks(target, options)
     try:
-        lost = _copy(old, new, target / LOST_FILE)
-        new.sync()
+        new = Rocks(target, options)
+        try:
+            lost = _copy(old, new, target / LOST_FILE)
+            new.sync()
+        finally:
+            new.close()
     finally:
-        old.close()
-        new.close()
+        with suppress(StorageError):  # it is thrown away; its damage may show once more here
+            old.close()
     shutil.rmtree(work)
     return Damage(reason, lost, target / LOST_FILE)
 

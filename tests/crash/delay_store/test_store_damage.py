@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from ddmq_common.errors import DamagedError
+from ddmq_common.rocks import Rocks
 from delay_service.store.copies import MARK_FILE, copy_name
 from delay_service.store.opening import open_store
 from delay_service.store.port import DueKey, IdKind, Page, Pending
@@ -142,3 +143,25 @@ def test_a_salvage_cut_short_keeps_the_damaged_copy(whole: Image, tmp_path: Path
     assert not old.exists()
     assert old.with_name(old.name + ".damaged").is_dir()
     store.close()
+
+
+def test_damage_that_shows_again_when_the_old_files_are_closed(
+    whole: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB may meet it in the background. The salvage is complete by then, and no file stays open: the
+    shard could not be opened in this process otherwise."""
+    image = whole.again(tmp_path / "image")
+    for file in image.copy.glob("MANIFEST-*"):
+        file.write_bytes(bytes(file.stat().st_size))
+    close = Rocks.close
+
+    def closed(self: Rocks) -> None:
+        close(self)
+        if self.folder.name == "work":
+            raise DamagedError("a block does not match its checksum")
+
+    monkeypatch.setattr(Rocks, "close", closed)
+    for _ in range(2):
+        store = open_store(image.folder, SHARD, 2, SMALL)
+        assert everything(store) == messages_of(image, image.written)
+        store.close()

@@ -115,7 +115,7 @@ class Rig:
             self.backend, self.config, self.metrics, self.clock, self.disks.open, alarms=self.alarms
         )
         self.service.start()
-        self.until(self.ready, "every shard fires")
+        self.until(lambda: self.ready() or self.alarms.ring(), "every shard fires")
 
     def ready(self) -> bool:
         return len(self.service.shards) == self.config.shards and self.service.health().ready
