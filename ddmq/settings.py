@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from proxy_consumer.config import SubscriptionDefaults
@@ -103,6 +104,16 @@ def shown(value: Any) -> str:
     return "''" if value == "" else str(value)
 
 
+def differences(name: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
+    """What differs, one by one where a setting has parts: push.http.urls and not all of push."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        yield name, shown(before), shown(after)
+        return
+    for part in [*before, *(part for part in after if part not in before)]:
+        if before.get(part) != after.get(part):
+            yield from differences(f"{name}.{part}", before.get(part), after.get(part))
+
+
 def _kind(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return "numbers" if typing.get_args(hint)[0] is int else "words"
@@ -119,7 +130,8 @@ def _table() -> tuple[Setting, ...]:
         rules = field.metadata
         choices = tuple(rules.get("choices") or ())
         bounds = (rules.get("min"), rules.get("max"), choices)
-        rows.append(Setting(field.name, _kind(hints[field.name]), metavar, what, field.default, *bounds))
+        default = getattr(SubscriptionDefaults(), field.name)
+        rows.append(Setting(field.name, _kind(hints[field.name]), metavar, what, default, *bounds))
     return tuple(rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -23,6 +24,15 @@ admin_option = click.option(
     envvar="DDMQ_ADMIN",
     help="Admin address of the server (or DDMQ_ADMIN).",
 )
+
+
+class NotThere(click.ClickException):
+    """The server answered, and has nothing of that name."""
+
+
+def admin_address() -> Address:
+    """For commands that do without --admin."""
+    return ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
 
 
 class AdminClient:
@@ -54,7 +64,8 @@ class AdminClient:
         status, payload = self._exchange(method, target, body)
         answer = self._decode(payload, status)
         if status >= 400:
-            raise click.ClickException(str(answer.get("error", f"HTTP status {status}")))
+            kind = NotThere if status == 404 else click.ClickException
+            raise kind(str(answer.get("error", f"HTTP status {status}")))
         return answer
 
     def _exchange(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:

@@ -23,7 +23,7 @@ from ddmq.cli.output import (
     show_body,
     show_row_body,
 )
-from ddmq.cli.values import NAME, Folder, Whole
+from ddmq.cli.values import NAME, TOPIC, Folder, Whole
 from ddmq.cli.when import first_options, when, when_options
 from ddmq.moments import shown
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
@@ -57,7 +57,7 @@ def delay() -> None:
 
 
 @delay.command("add", short_help="Send messages that are delivered later.")
-@click.argument("topic", type=NAME)
+@click.argument("topic", type=TOPIC)
 @click.argument("bodies", nargs=-1, required=True)
 @when_options
 @click.option("--key", help="Message key.")
@@ -84,12 +84,12 @@ def add(
     if not wanted:
         raise click.UsageError("say when: --delay 90s, --at TIME, --cron FIELDS or --every DURATION")
     messages = (OutgoingMessage(topic, body, key, tags) for body in bodies)
-    add_all(producer, timeout_ms, messages, wanted, as_json)
+    add_all(producer, timeout_ms, topic, messages, wanted, as_json)
 
 
 @delay.command("cancel", short_help="Take messages back.")
 @click.argument("ids", type=NAME, nargs=-1)
-@click.option("--topic", type=NAME, help="All that wait for this topic, also what repeats without end.")
+@click.option("--topic", type=TOPIC, help="All that wait for this topic, also what repeats without end.")
 @timeout_option
 @producer_option
 @admin_option
@@ -202,7 +202,7 @@ def _tell(
 
 
 @delay.command("list", short_help="What waits, by due time.")
-@click.argument("topic", type=NAME, required=False)
+@click.argument("topic", type=TOPIC, required=False)
 @click.option("--from", "start", help="Due at this moment or later: 2026-11-21T12:00 (local), epoch ms.")
 @click.option("--to", "end", help="Due before this moment.")
 @click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
@@ -279,7 +279,7 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @delay.command("count", short_help="How many wait.")
-@click.argument("topic", type=NAME, required=False)
+@click.argument("topic", type=TOPIC, required=False)
 @click.option("--from", "start", help="Due at this moment or later: 2026-11-21T12:00 (local), epoch ms.")
 @click.option("--to", "end", help="Due before this moment.")
 @admin_option

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from ddmq.address import Address
+from ddmq.cli.admin_client import AdminClient, NotThere, admin_address
 from ddmq.cli.output import hint, print_json, say
 from ddmq.cli.values import known_host
 from ddmq.cli.when import shown, zone_of
 from ddmq_client import CancelOutcome, ClientError, DelayResult, DelayStatus, OutgoingMessage, Producer
 
 SHOWN_MAX = 20
+ADMIN_TIMEOUT_S = 1.0  # what is told by the way is not waited for longer
 
 
 def client_of(address: Address, timeout_ms: int) -> Producer:
@@ -25,9 +28,29 @@ def client_of(address: Address, timeout_ms: int) -> Producer:
         raise click.ClickException(str(error)) from error
 
 
+@contextmanager
+def new_topic_told(topic: str) -> Iterator[None]:
+    """Say that what is sent meanwhile made its topic, where the admin port knows: a misspelt one is seen."""
+    client = AdminClient(admin_address(), timeout_s=ADMIN_TIMEOUT_S)
+    new = False
+    with suppress(click.ClickException):
+        try:
+            client.get("topics", topic)
+        except NotThere:
+            new = True
+    try:
+        yield
+    finally:
+        if new:
+            with suppress(click.ClickException):
+                made = client.get("topics", topic)
+                hint(f"created topic {topic} with {made['queues']} queues")
+
+
 def add_all(
     producer: Address,
     timeout_ms: int,
+    topic: str,
     messages: Iterable[OutgoingMessage],
     wanted: dict[str, Any],
     as_json: bool,
@@ -35,7 +58,7 @@ def add_all(
     """Send them; say when they are due and what their ids are. Exit code 1 when one is not stored."""
     stored = failed = 0
     rows: list[dict[str, Any]] = []
-    with client_of(producer, timeout_ms) as client:
+    with new_topic_told(topic), client_of(producer, timeout_ms) as client:
         for message in messages:
             row = _added(client, message, wanted)
             stored, failed = stored + (row["error"] is None), failed + (row["error"] is not None)

@@ -11,7 +11,7 @@ from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import cell, confirm, hint, json_option, print_json, print_table, say, show_body
-from ddmq.cli.values import NAME, Whole
+from ddmq.cli.values import GROUP, TOPIC, Whole
 from ddmq.moments import shown
 
 COLUMNS = ("group", "letters", "oldest", "stored")
@@ -24,7 +24,7 @@ def dlq() -> None:
 
 
 @dlq.command("list", short_help="How many dead letters each group has.")
-@click.argument("group", type=NAME, required=False)
+@click.argument("group", type=GROUP, required=False)
 @admin_option
 @json_option
 def list_letters(group: str | None, admin: Address, as_json: bool) -> None:
@@ -48,11 +48,11 @@ def list_letters(group: str | None, admin: Address, as_json: bool) -> None:
 
 
 @dlq.command("show", short_help="A group's dead letters: why, from where.")
-@click.argument("group", type=NAME)
+@click.argument("group", type=GROUP)
 @click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
 @click.option("--from", "start", type=Whole(0), help="Offset in the dead-letter topic to begin at.")
 @click.option("--reason", help="Only those: failed, timed-out, …")
-@click.option("--topic", type=NAME, help="Only those that come from this topic.")
+@click.option("--topic", type=TOPIC, help="Only those that come from this topic.")
 @click.option(
     "--since", help="Only those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
 )
@@ -98,11 +98,11 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
 
 
 @dlq.command("resend", short_help="Send dead letters to their topics again.")
-@click.argument("group", type=NAME)
+@click.argument("group", type=GROUP)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
 @click.option("--offset", "offsets", multiple=True, type=Whole(0), help="This one; may be repeated.")
 @click.option("--reason", help="Those that died of this: failed, timed-out, …")
-@click.option("--topic", type=NAME, help="Those that come from this topic.")
+@click.option("--topic", type=TOPIC, help="Those that come from this topic.")
 @click.option("--since", help="Those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
 @admin_option
@@ -165,7 +165,7 @@ def _say_resent(group: str, sent: Counter[str], *, dry_run: bool) -> None:
 
 
 @dlq.command("purge", short_help="Be done with dead letters, unsent.")
-@click.argument("group", type=NAME)
+@click.argument("group", type=GROUP)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
 @click.option("--before", help="Those stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

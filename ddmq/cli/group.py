@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -15,8 +15,8 @@ from ddmq.cli.lag import retry_path
 from ddmq.cli.moments import parse_start
 from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
 from ddmq.cli.settings import given, setting_name, settings_options
-from ddmq.cli.values import NAME, Whole
-from ddmq.settings import shown
+from ddmq.cli.values import GROUP, TOPIC, Whole
+from ddmq.settings import differences
 
 COLUMNS = (
     "group", "topic", "lag", "in_flight", "retrying", "later", "dead", "ack_span", "waiters", "order_key"
@@ -51,7 +51,7 @@ def _row(each: Mapping[str, Any]) -> list[Any]:
 
 
 @group.command("show", short_help="One group in full, with its blocked keys.")
-@click.argument("name", type=NAME)
+@click.argument("name", type=GROUP)
 @click.option("--keys", default=20, show_default=True, type=Whole(1, 1000), help="Blocked keys at most.")
 @click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
 @admin_option
@@ -66,11 +66,11 @@ def show(name: str, keys: int, settings: bool, admin: Address, as_json: bool) ->
 
 
 @group.command("create", short_help="Create a group, or add subscriptions.")
-@click.argument("name", type=NAME)
+@click.argument("name", type=GROUP)
 @click.option(
     "--topic",
     "topics",
-    type=NAME,
+    type=TOPIC,
     multiple=True,
     required=True,
     help="Topic to subscribe to; may be repeated.",
@@ -96,8 +96,8 @@ def create(name: str, topics: tuple[str, ...], admin: Address, as_json: bool, **
 
 
 @group.command("set", short_help="Make or change a subscription: order, filter, …")
-@click.argument("name", type=NAME, metavar="GROUP")
-@click.option("--topic", type=NAME, required=True, help="The subscription to make or change.")
+@click.argument("name", type=GROUP, metavar="GROUP")
+@click.option("--topic", type=TOPIC, required=True, help="The subscription to make or change.")
 @settings_options
 @click.option(
     "--unset",
@@ -127,7 +127,7 @@ def set_(
     if done["created"]:
         say(f"{name} consumes {topic}, from {done['settings']['start']}")
     for change in done["changed"]:
-        for option, before, after in _parts(
+        for option, before, after in differences(
             change["key"].replace("_", "-"), change["before"], change["after"]
         ):
             say(f"{option}: {before} → {after}")
@@ -136,24 +136,14 @@ def set_(
     return None
 
 
-def _parts(name: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
-    """What differs, one by one where a setting has parts: push.http.urls and not all of push."""
-    if not isinstance(before, dict) or not isinstance(after, dict):
-        yield name, shown(before), shown(after)
-        return
-    for part in [*before, *(part for part in after if part not in before)]:
-        if before.get(part) != after.get(part):
-            yield from _parts(f"{name}.{part}", before.get(part), after.get(part))
-
-
 def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
     for missing in sorted(set(topics) - {row["topic"] for row in client.get("topics", internal=1)}):
         hint(f"note: topic {missing!r} does not exist yet; the group consumes it once it does")
 
 
 @group.command("delete", short_help="Delete a group, or one subscription.")
-@click.argument("name", type=NAME)
-@click.option("--topic", type=NAME, help="This subscription alone.")
+@click.argument("name", type=GROUP)
+@click.option("--topic", type=TOPIC, help="This subscription alone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
 def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
@@ -169,7 +159,7 @@ def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
 
 
 @group.command("keys", short_help="Keys that are blocked: since when, and why.")
-@click.argument("name", type=NAME, metavar="GROUP")
+@click.argument("name", type=GROUP, metavar="GROUP")
 @click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
 @admin_option
 @json_option
@@ -195,7 +185,7 @@ def _act(name: str, key: str, action: str, admin: Address) -> Any:
 def key_command(command: Any) -> Any:
     """What park, skip and replay take."""
     arguments = (
-        click.argument("name", type=NAME, metavar="GROUP"),
+        click.argument("name", type=GROUP, metavar="GROUP"),
         click.argument("key"),
         admin_option,
         json_option,

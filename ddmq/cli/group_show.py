@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ddmq.cli.lag import retry_path
 from ddmq.cli.output import cell, hint, print_facts, print_table, say
 from ddmq.moments import age
-from ddmq.settings import shown
+from ddmq.settings import BY_NAME, differences, shown
 
 QUEUE_COLUMNS = (
     "queue", "committed", "next", "lag", "oldest", "in_flight", "retrying", "ack_span", "holder"
@@ -98,7 +100,8 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
         "settings from": "ddmq group set" if each["source"] == "log" else each["source"],
     }
     names = each["settings"] if all_settings else each["set_here"]
-    facts |= {"  " + name.replace("_", "-"): shown(each["settings"][name]) for name in names}
+    for name in names:
+        facts |= _setting(name.replace("_", "-"), each["settings"][name], whole=all_settings)
     if each["push_fault"]:
         facts["PUSH HELD BACK"] = each["push_fault"]
     if each["inconsistent"]:
@@ -107,6 +110,14 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
             "this subscription has"
         )
     return facts
+
+
+def _setting(name: str, value: Any, *, whole: bool) -> dict[str, str]:
+    """`whole`: of one with parts also those that are the program's default."""
+    if whole or not isinstance(value, dict):
+        return {"  " + name: shown(value)}
+    default = msgspec.json.decode(msgspec.json.encode(BY_NAME[name].default))
+    return {"  " + part: after for part, _, after in differences(name, default, value)}
 
 
 def _retry_path(each: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import console, hint, json_option, print_json, print_table, table
-from ddmq.cli.values import NAME, Number
+from ddmq.cli.values import GROUP, Number
 from ddmq.moments import age
 
 COLUMNS = ("group", "topic", "lag", "oldest", "in flight", "retrying", "later", "delivered/s", "acked/s")
@@ -21,7 +21,7 @@ FRAME_LINES = 6
 
 
 @click.command()
-@click.argument("group", type=NAME, required=False)
+@click.argument("group", type=GROUP, required=False)
 @click.option("--watch", is_flag=True, help="Keep showing until interrupted.")
 @click.option(
     "--interval", default=2.0, show_default=True, type=Number(0.1, 60),

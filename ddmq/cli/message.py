@@ -12,14 +12,14 @@ from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import json_option, print_facts, print_json, print_table, show_row_body
-from ddmq.cli.values import NAME, Whole
+from ddmq.cli.values import GROUP, NAME, TOPIC, Whole
 from ddmq.moments import shown
 
 MESSAGE_ID = re.compile(r"[0-9a-fA-F]{32}\Z")
 
 
 @click.command()
-@click.argument("topic", type=NAME, required=False)
+@click.argument("topic", type=TOPIC, required=False)
 @click.option(
     "--id", "message_id", type=NAME, help="The 32 hex digits that send printed; TOPIC may be left out."
 )
@@ -29,7 +29,7 @@ MESSAGE_ID = re.compile(r"[0-9a-fA-F]{32}\Z")
 @click.option(
     "--time", "moment", help="From this moment on: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds."
 )
-@click.option("--group", type=NAME, help="Say what became of each message for this consumer group.")
+@click.option("--group", type=GROUP, help="Say what became of each message for this consumer group.")
 @click.option("--count", default=10, show_default=True, type=Whole(1, 1000), help="At most.")
 @admin_option
 @json_option

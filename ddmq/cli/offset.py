@@ -10,7 +10,7 @@ import click
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
-from ddmq.cli.values import NAME, Whole
+from ddmq.cli.values import GROUP, TOPIC, Whole
 from ddmq.moments import ALLOWED, is_relative, moment
 
 SHOW_COLUMNS = (
@@ -33,8 +33,8 @@ def offset() -> None:
 
 
 @offset.command("show")
-@click.argument("group", type=NAME)
-@click.option("--topic", type=NAME, help="This topic alone.")
+@click.argument("group", type=GROUP)
+@click.option("--topic", type=TOPIC, help="This topic alone.")
 @admin_option
 @json_option
 def show(group: str, topic: str | None, admin: Address, as_json: bool) -> None:
@@ -51,8 +51,8 @@ def show(group: str, topic: str | None, admin: Address, as_json: bool) -> None:
 
 
 @offset.command("reset")
-@click.argument("group", type=NAME)
-@click.option("--topic", type=NAME, required=True, help="A topic that GROUP consumes.")
+@click.argument("group", type=GROUP)
+@click.option("--topic", type=TOPIC, required=True, help="A topic that GROUP consumes.")
 @click.option(
     "--to",
     required=True,

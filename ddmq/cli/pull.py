@@ -26,7 +26,7 @@ from ddmq.cli.output import (
     show_body,
     show_row_body,
 )
-from ddmq.cli.values import NAME, Folder, Whole, known_host
+from ddmq.cli.values import GROUP, TOPIC, Folder, Whole, known_host
 from ddmq.moments import shown
 from ddmq_client import ClientError, Consumer, Message, PullError
 from ddmq_client.core.addresses import Address as ProxyAddress
@@ -52,9 +52,9 @@ class Ending(NamedTuple):
 
 
 @click.command()
-@click.argument("topic", type=NAME)
+@click.argument("topic", type=TOPIC)
 @click.option(
-    "--group", type=NAME, default=GROUP_DEFAULT, show_default=True, help="Consumer group to take part in."
+    "--group", type=GROUP, default=GROUP_DEFAULT, show_default=True, help="Consumer group to take part in."
 )
 @click.option("--count", type=Whole(1), help="Stop after that many messages.")
 @click.option("--follow", is_flag=True, help="Keep waiting for more, until interrupted.")
@@ -266,7 +266,7 @@ def _saving(path: Path, does: Callable[[Path], object]) -> None:
 
 
 @click.command()
-@click.argument("topic", type=NAME)
+@click.argument("topic", type=TOPIC)
 @click.option(
     "--count",
     default=10,

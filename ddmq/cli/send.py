@@ -20,9 +20,9 @@ from rich.progress import (
 )
 
 from ddmq.address import ADDRESS, PRODUCER, Address
-from ddmq.cli.delayed import add_all, client_of
+from ddmq.cli.delayed import add_all, client_of, new_topic_told
 from ddmq.cli.output import console, hint, json_option, print_json, say
-from ddmq.cli.values import NAME, Whole
+from ddmq.cli.values import TOPIC, Whole
 from ddmq.cli.when import when, when_options
 from ddmq_client import OutgoingMessage, Producer, SendResult, UnknownOutcomeError
 from ddmq_client.idl.codes import DELAY_PROPERTY
@@ -32,7 +32,7 @@ WINDOW = 500  # messages a request when many are sent
 
 
 @click.command()
-@click.argument("topic", type=NAME)
+@click.argument("topic", type=TOPIC)
 @click.argument("bodies", nargs=-1)
 @click.option("--file", "files", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Send this file as one message; may be repeated.")  # fmt: skip
@@ -99,13 +99,13 @@ def send(
     if known == 0:
         raise click.UsageError("nothing to send: give a BODY, --file, --lines or --stdin")
     if wanted:
-        add_all(producer, timeout_ms, messages, wanted, as_json)
+        add_all(producer, timeout_ms, topic, messages, wanted, as_json)
         return
     waiting = threading.Timer(
         PATIENCE_S, hint, [f"no answer from {producer} yet; trying for {timeout_ms:,} ms"]
     )
     waiting.daemon = True
-    with client_of(producer, timeout_ms) as client:
+    with new_topic_told(topic), client_of(producer, timeout_ms) as client:
         report = _send_all(client, messages, known, as_json, waiting)
     if as_json:
         print_json(report.as_json())

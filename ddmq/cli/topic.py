@@ -9,7 +9,7 @@ import click
 from ddmq.address import Address
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table, say
-from ddmq.cli.values import NAME, Whole
+from ddmq.cli.values import TOPIC, Whole
 from ddmq_common.names import DELAY_DIALECTS
 
 
@@ -73,7 +73,7 @@ def list_topics(internal: bool, admin: Address, as_json: bool) -> None:
 
 
 @topic.command("show")
-@click.argument("name", type=NAME)
+@click.argument("name", type=TOPIC)
 @admin_option
 @json_option
 def show(name: str, admin: Address, as_json: bool) -> None:
@@ -88,7 +88,7 @@ def show(name: str, admin: Address, as_json: bool) -> None:
 
 
 @topic.command("create")
-@click.argument("name", type=NAME)
+@click.argument("name", type=TOPIC)
 @settings_options
 @admin_option
 @json_option
@@ -99,7 +99,7 @@ def create(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
 
 
 @topic.command("update")
-@click.argument("name", type=NAME)
+@click.argument("name", type=TOPIC)
 @settings_options
 @admin_option
 @json_option
@@ -115,7 +115,7 @@ def update(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
 
 
 @topic.command("delete")
-@click.argument("name", type=NAME)
+@click.argument("name", type=TOPIC)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
 def delete(name: str, yes: bool, admin: Address) -> None:

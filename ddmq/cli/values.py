@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ddmq.address import Address
 from ddmq.cli.output import reason
@@ -22,6 +23,25 @@ class Name(click.ParamType[str]):
         if not value:
             self.fail("'' is empty; allowed: 1 character or more", param, ctx)
         return str(value)
+
+
+class Known(Name):
+    """A name that may be one of those the server knows: the shell completes it."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from ddmq.cli.admin_client import AdminClient, admin_address
+
+        client = AdminClient(ctx.params.get("admin") or admin_address(), timeout_s=1.0)
+        try:
+            names = {row[self._kind] for row in client.get(self._kind + "s")}
+        except click.ClickException:
+            return []
+        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
 class Whole(click.IntRange):
@@ -71,3 +91,4 @@ def known_host(address: Address, option: str) -> str:
 
 
 NAME = Name()
+TOPIC, GROUP = Known("topic"), Known("group")

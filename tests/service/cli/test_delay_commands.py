@@ -28,6 +28,7 @@ def exists(shell: Any, topic: str) -> bool:
 
 
 def test_remind_me_in_90_seconds_no_cancel_that_every_weekday_at_9_in_shanghai(shell, topic):
+    shell("topic", "create", topic)
     said = shell("delay", "add", topic, "tea", "--delay", "90s")
     found = re.search(r"due .* \(in 1 m (30|29) s\), id (\S+)", said)
     assert found, said

@@ -228,5 +228,7 @@ def test_setting_a_push_shows_what_differs_and_that_it_is_held_back(shell: Shell
     shell("group", "set", f"g-{topic}", "--topic", topic, "--actions", "AsyncHttp", "--push", push)
     assert "the push is held back" in shell.error
     assert "push_targets" in shell.error
+    named = {line.split()[0] for line in shell("group", "show", f"g-{topic}").splitlines()}
+    assert {name for name in named if name.startswith(("actions", "push"))} == {"actions", "push.http.urls"}
     said = shell("group", "set", f"g-{topic}", "--topic", topic, "--push", push.replace("hook", "other"))
     assert [line.split(":")[0] for line in said.splitlines()] == ["push.http.urls"]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from click.shell_completion import ShellComplete
+
+from ddmq.cli.root import root
 from ddmq_client import Consumer
 from tests.scenarios.real_server import RealServer, until
 from tests.service.cli.conftest import Shell
@@ -57,6 +61,28 @@ def test_an_instance_of_a_broadcasting_group_is_pulled_without_making_a_group(
     assert name not in {row["group"] for row in shell.json("group", "list")}
     shell("pull", topic, "--group", f"ordinary%{topic}", code=1)
     assert "a name with % is not made by a pull" in shell.error
+
+
+@pytest.mark.parametrize("later", [(), ("--delay", "1h")])
+def test_a_topic_that_a_send_makes_is_told_once(shell: Shell, topic: str, later: tuple[str, ...]) -> None:
+    for told in (True, False):
+        shell("send", topic, "one", *later)
+        assert (f"created topic {topic} with 4 queues" in shell.error) is told
+    shell("delay", "add", f"{topic}-added", "one", "--delay", "1h")
+    assert f"created topic {topic}-added" in shell.error
+
+
+def test_the_shell_completes_topics_and_groups_of_the_server(shell: Shell, topic: str) -> None:
+    def completed(*words: str) -> list[str]:
+        found = ShellComplete(root, {}, "ddmq", "_DDMQ_COMPLETE").get_completions(list(words[:-1]), words[-1])
+        return [item.value for item in found]
+
+    shell("topic", "create", topic)
+    shell("group", "set", f"{topic}-g", "--topic", topic)
+    assert completed("send", topic[:-2]) == [topic]
+    assert completed("pull", topic, "--group", topic[:-2]) == [f"{topic}-g"]
+    assert completed("lag", "no-such") == []
+    assert completed("lag", "--admin", "127.0.0.1:1", topic) == [], "nobody answers there"
 
 
 def test_blocked_keys_of_another_proxy_are_not_passed_over(shell: Shell, topic: str) -> None:
