@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 
 from backend.capabilities import Capabilities
 from backend.records import TopicInfo
-from ddmq_common.errors import BoundReachedError, CallerError, NoSuchTopicError, UnsupportedError
+from ddmq_common.errors import BoundReachedError, CallerError, FencedError, NoSuchTopicError, UnsupportedError
 from ddmq_common.names import topic_fault
 
 QUEUES_MAX = 65_536  # of one topic
@@ -41,6 +41,13 @@ def check_settings(
     fresh = sum(value is not None and key not in there for key, value in changes.items())
     if fresh and len(there) + fresh > settings_max:
         raise BoundReachedError(f"{settings_max} settings are the bound")
+
+
+def check_absent(there: Container[str], keys: Sequence[str], ahead: Container[str] = ()) -> None:
+    """Raises FencedError for a setting that is there; `ahead`: keys of commits that are not applied yet."""
+    for key in keys:
+        if key in there or key in ahead:
+            raise FencedError(f"setting {key!r} is there already")
 
 
 def check_read(offset: int, count_max: int, bytes_max: int) -> None:

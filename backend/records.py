@@ -231,8 +231,12 @@ class ProgressView:
 
 @dataclass(frozen=True, slots=True)
 class CommitBatch:
-    """All or nothing where the engine is `atomic`. `settings`: key → value, None deletes."""
+    """All or nothing where the engine is `atomic`. `settings`: key → value, None deletes.
+
+    `absent`: settings that must not be there before it; refused with FencedError when one is.
+    """
 
     records: Sequence[NewRecord] = ()
     progress: Sequence[ProgressDelta] = ()
     settings: Mapping[str, bytes | None] = field(default_factory=dict)
+    absent: Sequence[str] = ()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backend.capabilities import Durability
-from backend.checks import check_change, check_settings
+from backend.checks import check_absent, check_change, check_settings
 from backend.memory.queues import Entry, MemoryBatch, MemoryQueue
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
@@ -115,6 +115,7 @@ class MemoryStore:
                 raise error
             size += len(record.delivery)
         check_settings(self.settings, batch.settings, self._entries_max)
+        check_absent(self.settings, batch.absent)
         for delta in batch.progress:
             self.progress.apply(delta)
         self._put_settings(batch.settings)

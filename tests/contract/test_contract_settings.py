@@ -5,6 +5,7 @@ from __future__ import annotations
 from contract_kit import Kit, done, until
 
 from backend.records import CommitBatch
+from ddmq_common.errors import FencedError
 
 
 def test_set_change_and_delete(kit: Kit) -> None:
@@ -67,3 +68,19 @@ def test_settings_ride_with_records_and_progress(kit: Kit) -> None:
     results = kit.commit([kit.new("orders")], settings={"a": b"1"})
     assert [result.offset for result in results] == [0]
     assert kit.backend.setting("a") == b"1"
+
+
+def test_what_must_be_absent_is_made_once(kit: Kit) -> None:
+    """Also of those that are under way together; of what is refused nothing is stored."""
+    made = [
+        kit.backend.commit(CommitBatch(settings={"k": b"%d" % n, "by": b"%d" % n}, absent=["k"]), kit.soon)
+        for n in range(5)
+    ]
+    until(lambda: all(each.done for each in made), "all answered")
+    stored = [n for n, each in enumerate(made) if each.error is None]
+    assert len(stored) == 1
+    assert all(isinstance(each.error, FencedError) for each in made if each.error is not None)
+    assert (kit.backend.setting("k"), kit.backend.setting("by")) == (b"%d" % stored[0],) * 2
+    kit.commit(settings={"k": None})
+    done(kit.backend.commit(CommitBatch(settings={"k": b"again"}, absent=["k", "other"]), kit.soon))
+    assert kit.backend.setting("k") == b"again"

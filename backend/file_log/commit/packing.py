@@ -48,7 +48,7 @@ class PackedFrame:
 
     __slots__ = (
         "applies", "batch_id", "columns", "count", "data", "durable", "end", "fences", "position", "requests",
-        "stored_ms", "sync", "topics", "topics_more", "touched",
+        "settings", "stored_ms", "sync", "topics", "topics_more", "touched",
     )  # fmt: skip
 
     def __init__(self, position: int, batch_id: int, durable: int, stored_ms: int) -> None:
@@ -65,6 +65,7 @@ class PackedFrame:
         self.columns: tuple[list[int], list[str], list[bytes], list[bytes]] = ([], [], [], [])
         self.applies: list[Callable[[], None]] = []
         self.fences: dict[Key, Fence] = {}  # left behind by progress in this frame
+        self.settings: set[str] = set()  # that this frame sets or deletes
         self.topics: dict[str, TopicInfo | None] = {}  # as this frame leaves them; None = deleted
         self.topics_more = 0  # made by this frame, less those that it deletes
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from backend.capabilities import Durability
-from backend.checks import check_change, check_settings
+from backend.checks import check_absent, check_change, check_settings
 from backend.completion import Completion
 from backend.file_log.commit.packing import FramePacker, Results, refused
 from backend.file_log.core.record import FLAG_DELETED, Kind
@@ -121,6 +121,7 @@ class CommitRequest(Request):
         failed = next((result.error for result in self.results if result.error is not None), None)
         assert failed is None, f"a record was refused after its check: {failed}"
         packer.frame.fences.update(fences)
+        packer.frame.settings.update(self.batch.settings)
         for delta, data in zip(self.batch.progress, self.encoded, strict=True):
             self._pack_delta(packer, delta, data)
         for key, value in self.batch.settings.items():
@@ -138,6 +139,7 @@ class CommitRequest(Request):
             if error is not None:
                 raise error
         check_settings(state.settings, self.batch.settings, self.options.settings_max)
+        check_absent(state.settings, self.batch.absent, packer.frame.settings)
         return fences
 
     def _pack_delta(self, packer: FramePacker, delta: ProgressDelta, data: bytes) -> None:

@@ -62,11 +62,13 @@ def test_commits() -> None:
             ProgressDelta("g", QUEUE, 4, 3, [], [], 1 << 60),
         ],
         {"group/g": b"\x00x", "gone": None},
+        ["group/g"],
     )
     left, found = codec.decode_commit(codec.encode(codec.commit_row(batch, 1)))
     assert left == 1
     assert list(found.progress) == list(batch.progress)
     assert found.settings == batch.settings
+    assert found.absent == batch.absent
     assert fields(found.records[0]) == fields(RECORD)
 
 

@@ -130,7 +130,7 @@ def decode_results(body: Body) -> tuple[int, list[AppendResult]]:
 
 QueueRow = tuple[str, int, int]
 DeltaRow = tuple[str, QueueRow, int, int, list[tuple[int, int]], list[tuple[int, int]], int | None]
-CommitRow = tuple[int, list[RecordRow], list[DeltaRow], dict[str, bytes | None]]
+CommitRow = tuple[int, list[RecordRow], list[DeltaRow], dict[str, bytes | None], list[str]]
 _decode_commit: Callable[[Body], CommitRow] = decoder(CommitRow)
 
 
@@ -140,17 +140,18 @@ def commit_row(batch: CommitBatch, left_ms: int) -> CommitRow:
         (d.group, d.queue, d.epoch, d.generation, list(d.finished), list(d.attempts), d.reset_to)
         for d in batch.progress
     ]
-    return left_ms, [record_row(record) for record in batch.records], deltas, dict(batch.settings)
+    records = [record_row(record) for record in batch.records]
+    return left_ms, records, deltas, dict(batch.settings), list(batch.absent)
 
 
 def decode_commit(body: Body) -> tuple[int, CommitBatch]:
     """(milliseconds left, the batch)."""
-    left_ms, rows, deltas, settings = _decode_commit(body)
+    left_ms, rows, deltas, settings, absent = _decode_commit(body)
     progress = [
         ProgressDelta(group, QueueRef(*queue), epoch, generation, finished, attempts, reset_to)
         for group, queue, epoch, generation, finished, attempts, reset_to in deltas
     ]
-    return left_ms, CommitBatch(records_from(rows), progress, settings)
+    return left_ms, CommitBatch(records_from(rows), progress, settings, absent)
 
 
 # --- topics, bounds, progress, capabilities

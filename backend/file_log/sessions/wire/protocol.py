@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = "ddmq-session"
-VERSION = 2
+VERSION = 3
 HEAD = struct.Struct("<IBI")
 IDENT_MAX = 0xFFFF_FFFF
 TIMEOUT_MS_MAX = 86_400_000  # what a deadline further away is cut to
