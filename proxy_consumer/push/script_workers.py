@@ -2,7 +2,8 @@
 
 At most WORKERS_MAX processes, started when one is first needed; more tasks wait for one of them. One that is
 over its memory or processor time ends by itself; one that does not answer in time is killed. Either is a
-script error of that message, is counted, and the next task gets a new process.
+script error of that message, is counted, and the next task gets a new process. So does the same task when its
+process was killed by somebody else, which says nothing about the message.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import time
 from typing import Any
 
 import gevent
@@ -27,6 +28,9 @@ from proxy_consumer.actions.script import FILTERED, ScriptError
 from proxy_consumer.push.script_worker import CPU_S_MAX, LENGTH, MEMORY_BYTES_MAX, Answer, Task
 
 WORKERS_MAX = 2
+TRIES_MAX = 2  # of a task whose process is killed by others
+END_S_MAX = 0.2  # for a process whose socket is closed to end by itself
+LOOK_S = 0.002
 ANSWER_S_MAX = 30.0  # on a machine so busy that its processor time does not run out
 _ANSWERS = msgspec.msgpack.Decoder(Answer)
 
@@ -56,13 +60,15 @@ class _Worker:
             data += more
         return bytes(data)
 
-    def end(self) -> int:
-        """Kill it, if it has not ended by itself; its exit code, negative for a signal."""
+    def end(self, patience_s: float = END_S_MAX) -> int:
+        """Kill it, if it has not ended by itself; its exit code, negative for a signal. Others run on."""
         self.sock.close()
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(0.2)
-        self._process.kill()
-        return self._process.wait()
+        give_up = time.monotonic() + patience_s
+        while (code := self._process.poll()) is None:
+            if time.monotonic() >= give_up:
+                self._process.kill()
+            gevent.sleep(LOOK_S)
+        return code
 
 
 class ScriptWorkers:
@@ -106,6 +112,14 @@ class ScriptWorkers:
         return CONTINUE
 
     def _ask(self, task: bytes) -> Answer:
+        for _ in range(TRIES_MAX):
+            answer = self._try(task)
+            if answer is not None:
+                return answer
+        raise ScriptError("its process was killed again and again, by none of ours")
+
+    def _try(self, task: bytes) -> Answer | None:
+        """None when somebody killed the process. Raises ScriptError."""
         worker = self._idle.pop() if self._idle else _Worker()
         sound = False
         try:
@@ -113,19 +127,24 @@ class ScriptWorkers:
                 answer = worker.ask(task)
             sound = True
             return answer
-        except (gevent.Timeout, OSError, EOFError):
-            raise ScriptError(self._why(worker)) from None
+        except gevent.Timeout:
+            self._ended.value += 1
+            worker.end(0.0)
+            raise ScriptError(f"it did not answer within {ANSWER_S_MAX:g} s and was ended") from None
+        except (OSError, EOFError):
+            self._ended.value += 1
+            code = worker.end()
+            if code in (-signal.SIGKILL, -signal.SIGTERM):
+                return None
+            raise ScriptError(_why(code)) from None
         finally:
             if sound and not self._closed:
                 self._idle.append(worker)
             else:
                 worker.end()
 
-    def _why(self, worker: _Worker) -> str:
-        self._ended.value += 1
-        code = worker.end()
-        if code == -signal.SIGPROF:
-            return f"it takes more than {CPU_S_MAX:g} s of processor time and was ended"
-        if code == -signal.SIGKILL:
-            return f"it did not answer within {ANSWER_S_MAX:g} s and was ended"
-        return f"its process ended ({code}), most likely for want of more than {MEMORY_BYTES_MAX >> 20} MiB"
+
+def _why(code: int) -> str:
+    if code == -signal.SIGPROF:
+        return f"it takes more than {CPU_S_MAX:g} s of processor time and was ended"
+    return f"its process ended ({code}), most likely for want of more than {MEMORY_BYTES_MAX >> 20} MiB"

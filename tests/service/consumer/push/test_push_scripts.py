@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -22,7 +24,8 @@ from proxy_consumer.actions.json_body import parse
 from proxy_consumer.actions.script import CHEAP_WORK_MAX, Script, ScriptError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.gate import Refusal
-from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers
+from proxy_consumer.push import script_workers
+from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers, _Worker
 
 DOUBLED = "[body.a]" + ".map(a, a+a+a+a+a+a+a+a)" * 9 + ".size() > 0"
 DIGITS = "[0,1,2,3,4,5,6,7,8,9]"
@@ -121,6 +124,40 @@ def test_processes_are_few_and_kept(workers: ScriptWorkers) -> None:
     tasks = [gevent.spawn(workers.run, config, message({"a": 1}), True) for _ in range(20)]
     gevent.joinall(tasks, timeout=30, raise_error=True)
     assert len(workers._idle) <= WORKERS_MAX
+
+
+def test_a_task_whose_process_is_killed_gets_another(workers: ScriptWorkers, registry: Registry) -> None:
+    """As the system does that is short of memory. What is idle, or at work, is replaced."""
+    config, started = ScriptConfig(filter="body.a == 1"), []
+
+    class Killed(_Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            started.append(self)
+            if len(started) in mortal:
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script_workers, "_Worker", Killed)
+        mortal = {1}
+        assert workers.run(config, message({"a": 1}), True).ending is Ending.CONTINUE
+        assert registry.cell(SCRIPTS_ENDED).value == 1
+        os.kill(started[1]._process.pid, signal.SIGKILL)
+        mortal = {3}
+        with pytest.raises(ScriptError, match="killed again and again"):
+            workers.run(config, message({"a": 1}), True)
+        assert len(started) == 3
+        assert workers.run(config, message({"a": 2}), True).ending is Ending.FINISH
+
+
+def test_others_go_on_while_a_process_ends() -> None:
+    worker = _Worker()
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    beats: list[int] = []
+    heart = gevent.spawn(lambda: [(beats.append(0), gevent.sleep(0.001)) for _ in range(100_000)])
+    assert worker.end() == -signal.SIGKILL
+    heart.kill()
+    assert len(beats) > 5
 
 
 @pytest.mark.slow
