@@ -8,10 +8,14 @@ proxy in front sees other requests than this server.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from ipaddress import IPv6Address
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
+_AUTHORITY = re.compile(
+    r"(?:\[([0-9A-Fa-f:.]+)(?:%[\w.%-]+)?\]|([^\[\]:@/?#\\\s]+))(?::[0-9]{0,5})?", re.ASCII
+)
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 JSON = "application/json"
 
@@ -44,9 +48,8 @@ def _host(environ: Mapping[str, Any], names: Iterable[str]) -> Refusal | None:
     given = environ.get("HTTP_HOST")
     if given is None:
         return None  # no browser leaves it out
-    own = {*LOOPBACK_NAMES, *(name.lower() for name in names), environ.get("ddmq.own_address", "")} - {""}
-    host = _host_of(given)
-    if host is None or host.rstrip(".") not in own:
+    own = {*LOOPBACK_NAMES, *map(_plain, names), _plain(environ.get("ddmq.own_address", ""))} - {""}
+    if _host_of(given) not in own:
         return Refusal(
             403,
             f"Host is {given[:100]!r}, no name of this server, which is {', '.join(sorted(own))}; "
@@ -56,14 +59,17 @@ def _host(environ: Mapping[str, Any], names: Iterable[str]) -> Refusal | None:
 
 
 def _host_of(authority: str) -> str | None:
-    """The host of HOST or HOST:PORT in lower case, without brackets; None where it is none."""
+    """The host of HOST or HOST:PORT, of [V6] too, as `_plain` has it; None where it is none."""
+    found = _AUTHORITY.fullmatch(authority)
+    return None if found is None else _plain(found[1] or found[2])
+
+
+def _plain(host: str) -> str:
+    """In lower case; an IPv6 address as it is mostly written, without its zone."""
     try:
-        parts = urlsplit(f"//{authority}")
-        found = parts.hostname
-        _ = parts.port
+        return str(IPv6Address(host.partition("%")[0]))
     except ValueError:
-        return None
-    return found if found and parts.netloc == authority and "@" not in authority else None
+        return host.lower().rstrip(".")
 
 
 def _origin(environ: Mapping[str, Any]) -> Refusal | None:

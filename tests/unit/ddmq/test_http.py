@@ -8,6 +8,7 @@ import pytest
 
 from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.http import BODY_BYTES_MAX, Request, Router, Text
+from ddmq.server.http_checks import refusal
 from ddmq_common.errors import CallerError, NoSuchTopicError, StorageError, TryLaterError
 
 
@@ -78,3 +79,31 @@ def test_bad_bodies(body: bytes, status: str) -> None:
 def test_text_answers_keep_their_status() -> None:
     router = router_with(lambda _: Text("text/plain", b"no", 503))
     assert call(router, "GET", "/topics/a") == ("503 Service Unavailable", b"no")
+
+
+@pytest.mark.parametrize(
+    ("host", "taken"),
+    [
+        ("localhost", True),
+        ("LOCALHOST.:9813", True),
+        ("[::1]", True),
+        ("[::1]:9813", True),
+        ("[0:0:0:0:0:0:0:1]:9813", True),
+        ("[fe80::1]", True),
+        ("[FE80::1%25eth0]:9813", True),
+        ("[fd00::17]", True),
+        ("[fe80::2]", False),
+        ("[::1]evil.example", False),
+        ("evil.example[::1]", False),
+        ("evil.example[::1]:80", False),
+        ("[::1", False),
+        ("::1", False),
+        ("localhost:80:80", False),
+        ("evil@localhost", False),
+        ("localhost\n", False),
+        ("", False),
+    ],
+)
+def test_a_host_is_one_of_ours_whole(host: str, taken: bool) -> None:
+    environ = {"REQUEST_METHOD": "GET", "HTTP_HOST": host, "ddmq.own_address": "fe80::1%eth0"}
+    assert (refusal(environ, ["fd00:0::17"]) is None) is taken
