@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from backend.completion import Completion
+from backend.completion import Completion, failed
+from ddmq_common.errors import DdmqError
 
 T = TypeVar("T")
 
@@ -30,6 +31,26 @@ def gather(parts: Sequence[Completion[T]]) -> Completion[list[T]]:
     for part in parts:
         part.then(one)
     return whole
+
+
+def followed(first: Completion[Any], then: Callable[[], Completion[T]]) -> Completion[T]:
+    """What `then` comes to, begun when `first` has succeeded; or the error of the first."""
+    done: Completion[T] = Completion()
+
+    def pass_on(second: Completion[T]) -> None:
+        if second.error is None:
+            done.succeed(second.value)
+        else:
+            done.fail(second.error)
+
+    def begin(found: Completion[Any]) -> None:
+        try:
+            (then() if found.error is None else failed(found.error)).then(pass_on)
+        except DdmqError as error:
+            done.fail(error)
+
+    first.then(begin)
+    return done
 
 
 def all_of(parts: Sequence[Completion[Any]]) -> Completion[None]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backend.completion import Completion, succeeded
 from backend.records import CommitBatch
 from ddmq_common.config.loader import Overlay, Place, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
-from proxy_consumer.completions import all_of
+from proxy_consumer.completions import all_of, followed
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
 from proxy_consumer.filters.expressions import check_stated
 from proxy_consumer.groups.group import (
@@ -69,7 +69,7 @@ class Changes:
         if stored is None:
             wanted = overlay(SubscriptionDefaults, settings, where(group, topic))
             _check_size(group, topic, wanted.given)
-            return self._make(group, topic, wanted)
+            return self._make(group, topic, wanted, lambda: self.change(group, topic, settings, unset))
         if stored.source != SOURCE_LOG:
             raise CallerError(owned(group, topic, stored.source))
         kept = {name: value for name, value in stored.given.items() if name not in unset}
@@ -82,10 +82,23 @@ class Changes:
         done = self._store_alone(group, topic, stored._replace(given=wanted.given))
         return _then(done, Change(before, after, wanted.given))
 
-    def _make(self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults]) -> Completion[Change]:
-        after = wanted.over(self._runtime.config.defaults)
-        made = self._directory.subscribe(group, topic, after, given=wanted.given)[1]
-        return _then(made, Change(None, after, wanted.given))
+    def _make(
+        self,
+        group: str,
+        topic: str,
+        wanted: Overlay[SubscriptionDefaults],
+        change: Callable[[], Completion[Change]],
+    ) -> Completion[Change]:
+        """`change` follows where a client's pull has made it otherwise at the same moment."""
+        config = wanted.over(self._runtime.config.defaults)
+
+        def made() -> Completion[Change]:
+            stored = self.stored(group, topic)
+            if stored is None or stored.given == _as_stored(wanted.given):
+                return succeeded(Change(None, config, wanted.given))
+            return change()
+
+        return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], made)
 
     def _before(self, stored: Stored) -> SubscriptionDefaults:
         """What was in force; the defaults where what is stored does not go together with them any more."""
@@ -142,13 +155,22 @@ class Changes:
         config = wanted.over(self._runtime.config.defaults)
         stored = self.stored(group, topic)
         if stored is None:
-            return self._directory.subscribe(group, topic, config, source, wanted.given)[1]
+            made = self._directory.subscribe(group, topic, config, source, wanted.given)[1]
+            return followed(made, lambda: self._declare_made(group, topic, wanted, source))
         was = overlay(SubscriptionDefaults, stored.given, where(group, topic))
         if was == wanted and stored.source == source:
             return succeeded(None)
         if config.sql != was.over(self._runtime.config.defaults).sql:
             check_stated(config.sql)
         return self._store(group, topic, Stored(wanted.given, stored.created_ms, source))
+
+    def _declare_made(
+        self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
+    ) -> Completion[Any]:
+        """A client's pull may have made it otherwise at the same moment."""
+        if self.stored(group, topic) is None:
+            return succeeded(None)
+        return self._declare_one(group, topic, wanted, source)
 
     def _release(self, group: str, topic: str, stored: Stored) -> Completion[Any]:
         facts = {"group": group, "topic": topic, "file": stored.source}
@@ -188,6 +210,10 @@ def _check_unset(settings: Mapping[str, Any], unset: Sequence[str]) -> None:
             raise CallerError(f"unset: {name!r} is not a setting; {hint}")
         if name in settings:
             raise CallerError(f"unset: {name!r} is set in the same request; do one of the two")
+
+
+def _as_stored(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return stored_subscription("", encode_subscription(given, 0, SOURCE_LOG)).given
 
 
 def _then(done: Completion[Any], value: Change) -> Completion[Change]:

@@ -1,5 +1,7 @@
 """Making a group, a subscription, and where it starts: one commit, durable before anything is delivered.
 
+Of two that make the same subscription at once, here or at two proxies, one does (`absent`).
+
 `start` applies to the queues that exist now: their committed offset is set by a reset in the same commit
 as the settings. Queues that appear later have no progress and start at their first message.
 """
@@ -115,7 +117,8 @@ class Creation:
         }
         if runtime.backend.setting(group_key(self._group)) is None:
             settings[group_key(self._group)] = encode_group(created_ms, self._source)
-        batch = CommitBatch(progress=resets, settings=settings)
+        absent = (subscription_key(self._group, self._topic),)
+        batch = CommitBatch(progress=resets, settings=settings, absent=absent)
         try:
             runtime.backend.commit(batch, runtime.commit_deadline()).then(self._committed)
         except DdmqError as error:

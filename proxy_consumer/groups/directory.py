@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from backend.completion import Completion, failed
+from backend.completion import Completion, failed, succeeded
 from backend.records import AppendResult, CommitBatch
-from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError
+from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_consumer.config import SubscriptionDefaults
@@ -39,6 +39,7 @@ class Directory:
         self._runtime = runtime
         self.groups: dict[bytes, Group] = {}
         self._creation_rate = creations(runtime.now())
+        self._making: dict[Subscription, Completion[None]] = {}
         self._stop_watching: Callable[[], None] | None = None
 
     def start(self) -> None:
@@ -227,24 +228,26 @@ class Directory:
         """Make a subscription (and its group); it delivers once the completion has succeeded.
 
         `given`: what it sets itself (None: what of `config` differs from the defaults).
-        Raises as `check` does. One that exists already is given back as it is.
+        Raises as `check` does. One that exists already, or is being made, is given back as it is.
         """
         group = self.groups.get(name.encode())
         known = None if group is None else group.subscriptions.get(topic.encode())
         made: Completion[None] = Completion()
         if known is not None:
-            made.succeed(None)
-            return known, made
+            return known, self._making.get(known) or succeeded(None)
         self.check(name, topic)
         check_stated(config.sql)
         group = self.group(name)
         subscription = group.add(topic, config)
         subscription.creating = True
+        self._making[subscription] = made
 
         def done(error: Exception | None) -> None:
             subscription.creating = False
-            if isinstance(error, FencedError) and self._exists(name, topic):
-                error = None  # another proxy made it at the same moment
+            del self._making[subscription]
+            if isinstance(error, FencedError):  # another proxy made it at the same moment
+                text = f"group {name} on topic {topic} is being made by another proxy just now; do it again"
+                error = None if self._exists(name, topic) else TryLaterError(text)
             if error is None:
                 if group.room.waiting_for(topic):
                     subscription.use(self._runtime.now())

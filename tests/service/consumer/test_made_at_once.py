@@ -1,0 +1,54 @@
+"""A subscription that a client's first pull and somebody's settings make at the same moment.
+
+Here or at two proxies, of a topic that is there or not yet: the settings that were said hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from consumer_rig import Rig, until
+
+from backend.completion import Completion
+from ddmq_common.config.loader import Place, overlay
+from proxy_consumer.config import GroupEntry, GroupsFile, SubscriptionDefaults
+from proxy_consumer.service import ConsumerService
+
+
+def set_by_command(service: ConsumerService) -> Completion[Any]:
+    return service.change_subscription("G", "T", {"order_key": "KEY", "start": "first"})
+
+
+def set_by_file(service: ConsumerService) -> Completion[Any]:
+    subscription = overlay(SubscriptionDefaults, {"order_key": "KEY", "start": "first"}, Place("", ""))
+    file = GroupsFile({"G": GroupEntry(topics={"T": subscription})})
+    return service.declare(file, "groups.yaml")
+
+
+@pytest.mark.parametrize("queues", [0, 2])
+@pytest.mark.parametrize("pull_first", [True, False])
+@pytest.mark.parametrize("proxies", [1, 2])
+@pytest.mark.parametrize("said", [set_by_command, set_by_file])
+def test_what_is_said_holds(
+    said: Callable[[ConsumerService], Completion[Any]], proxies: int, pull_first: bool, queues: int
+) -> None:
+    rig = Rig()
+    if queues:
+        rig.topic(queues=queues)
+    services = [rig.service, rig.start() if proxies == 2 else rig.service]
+    calls = []
+    if pull_first:
+        calls.append(rig.ask(linger=100, clientId=b"c"))
+    done = said(services[0])
+    if not pull_first:
+        calls.append(rig.ask(linger=100, clientId=b"c"))
+    until(lambda: done.done)
+    rig.settle()
+    assert done.error is None
+    for service in services:
+        assert service._directory.groups[b"G"].subscriptions[b"T"].config.order_key == "KEY"
+    rig.advance(0.2)
+    assert all(call.answered for call in calls)
+    rig.close()
