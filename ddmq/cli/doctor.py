@@ -119,7 +119,7 @@ def report() -> Finding:
     """Whether `ddmq report` can run; a server does without."""
     version = _installed("pyspark")
     if not version:
-        return Finding("ddmq report", OK, "not installed", "pip install 'ddmq-proxy[spark]' adds it")
+        return Finding("ddmq report", OK, "not installed", "in the source tree: pip install '.[spark]'")
     return Finding("ddmq report", OK, f"with Spark {version}")
 
 
@@ -137,7 +137,7 @@ def library(name: str) -> Finding:
         importlib.import_module(name)
     except ImportError as error:
         return Finding(
-            f"library {name}", FAILED, str(error), "run: make setup, or pip install ddmq-proxy again"
+            f"library {name}", FAILED, str(error), "run: make setup, or pip install . in the source tree"
         )
     return Finding(f"library {name}", OK, "there")
 

@@ -125,7 +125,8 @@ def need_packages() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise click.ClickException(
-            f"the report needs {', '.join(missing)}, not installed here: pip install 'ddmq-proxy[spark]'"
+            f"the report needs {', '.join(missing)}, not installed here; "
+            "in the source tree: pip install '.[spark]'"
         )
 
 

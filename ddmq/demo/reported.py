@@ -67,7 +67,7 @@ def report_of_the_run(data_dir: Path, out: Path, counted: list[Counted], killed_
     """Make, show and compare the report. True when the numbers are the same, or there is no Spark here."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        say(f"no report of this run: {', '.join(missing)} missing; pip install 'ddmq-proxy[spark]'")
+        say(f"no report of this run: {', '.join(missing)} missing; pip install '.[spark]' in the source tree")
         return True
     say("the report of this run: Spark reads what the servers counted")
     samples = data_dir / "metrics"
