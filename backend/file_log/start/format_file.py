@@ -82,11 +82,14 @@ def find_format(storage: Storage, directory: str) -> tuple[Salting | None, str]:
 def salting_without_file(storage: Storage, directory: str) -> Salting | None:
     """What the segments say; None: none of them has a salt. Raises StorageError, and NewerFormatError."""
     folder = f"{directory}/{names.COMMIT_LOG}"
-    starts = [start for start in map(names.parse_segment, storage.list(folder)) if start is not None]
+    found_names = storage.list(folder)
+    files = {start: name for name in found_names if (start := names.parse_segment(name)) is not None}
+    files |= {kept[0]: name for name in found_names if (kept := names.parse_kept(name)) is not None}
+    starts = sorted(files)
     unsalted = unknown = False
     since = starts[0] if starts else 0
     for start, after in zip(starts, [*starts[1:], 0], strict=False):
-        file = storage.open(f"{folder}/{names.segment_name(start)}")
+        file = storage.open(f"{folder}/{files[start]}")
         try:
             found = _salt_in(file, start)
             if found:

@@ -282,6 +282,11 @@ def test_kept_dead_letters_survive_the_loss_of_every_view(kept: House) -> None:
     kept.open()
     assert_only_letters_are_left_of_what_went(kept)
     kept.log.close()
+    (kept.directory / "format").unlink()
+    kept.open()
+    assert kept.log.damaged_pieces == 1, "the format file"
+    assert letters(kept) == ALL_LETTERS
+    kept.log.close()
     for name in ("checkpoint", "checkpoint.old"):
         (kept.directory / name).unlink()
     kept.open()
