@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from metrics_job.folders import Days, Folders, days_of, near
 from metrics_job.kept import notes_now, read_note, sort_days, write_note
 from metrics_job.minutes import Keep, minutes
 from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
-from metrics_job.session import session, settings_of_the_job
+from metrics_job.session import quiet_interrupt, session, settings_of_the_job
 from metrics_job.tables import (
     ANOMALIES_HOUR,
     COUNTERS_HOUR,
@@ -61,8 +62,9 @@ def run_batch(
     is not there or the range is empty.
     """
     wanted, goals = days_of(from_ms, to_ms), objectives.load_objectives(config)
+    own = spark is None and SparkSession.getActiveSession() is None
     spark = spark or session()
-    with settings_of_the_job(spark):
+    with settings_of_the_job(spark), quiet_interrupt(spark) if own else nullcontext():
         if again is None:
             again = not (from_ms is None and to_ms is None)
         return _run(spark, str(samples), str(out), wanted, goals, again)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from pyspark.sql import SparkSession
 
@@ -28,6 +32,7 @@ JAVA_MIN = 17
 MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit: its Java runs already
 GIB = 1 << 30
+CANCEL_S = 5.0  # for Java to take notice of Ctrl-C
 
 # Everything that decides what a timestamp means or what a write replaces; the same everywhere.
 ALWAYS = {
@@ -111,6 +116,36 @@ def settings_of_the_job(spark: SparkSession) -> Iterator[None]:
                 spark.conf.unset(key)
             else:
                 spark.conf.set(key, before)
+
+
+@contextmanager
+def quiet_interrupt(spark: SparkSession) -> Iterator[None]:
+    """Ctrl-C cancels what runs and is a KeyboardInterrupt, without what Spark and py4j say about it; for a
+    session that ends with it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def cancel() -> None:
+        spark.sparkContext.setLogLevel("OFF")
+        spark.sparkContext.cancelAllJobs()
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        cancelling = threading.Thread(target=cancel, daemon=True)  # this one's connection waits for an answer
+        cancelling.start()
+        cancelling.join(CANCEL_S)
+        raise KeyboardInterrupt
+
+    def told(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("KeyboardInterrupt")
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    logging.getLogger().addFilter(told)  # where py4j says it
+    try:
+        yield
+    finally:
+        logging.getLogger().removeFilter(told)
+        signal.signal(signal.SIGINT, before)
 
 
 def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:

@@ -178,9 +178,8 @@ def run(spark: SparkSession, what: Streaming, roll_up: RollUp, stopping: threadi
     query.stop()
 
 
-def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set; for the main thread."""
-    stopping = threading.Event()
+def stop_on_signals(stopping: threading.Event) -> None:
+    """SIGTERM and SIGINT set the event from now on; for the main thread. A new Spark session takes SIGINT."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         print("stopping after this batch", file=sys.stderr, flush=True)
@@ -188,4 +187,3 @@ def stop_on_signals() -> threading.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    return stopping

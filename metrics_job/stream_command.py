@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,7 +53,8 @@ def _within(number: type[Number], text: str, low: int, high: int) -> Number:
 
 def stream_command(options: argparse.Namespace) -> int:
     """Run until SIGTERM, SIGINT or, with --once, the last file: 0. 1 when a batch failed."""
-    stopping = stop_on_signals()
+    stopping = threading.Event()
+    stop_on_signals(stopping)
     what = Streaming(
         options.samples,
         options.out,
@@ -63,6 +65,7 @@ def stream_command(options: argparse.Namespace) -> int:
         options.files_max,
     )
     spark = session("ddmq-metrics-stream")
+    stop_on_signals(stopping)
     try:
         run(spark, what, roll_up(spark, what.out, options.config), stopping)
     except StreamingQueryException as error:
