@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
+OTHERS_MAX = 300  # rows of one list: a page is for reading
+
 
 class Cell(NamedTuple):
     """A table's cell with a class: number, good, bad."""
@@ -31,6 +33,20 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:
     head = "".join(_tag("th", name, cell.kind) for name, cell in zip(columns, first, strict=True))
     body = "".join("<tr>" + "".join(_tag("td", *cell) for cell in row) + "</tr>" for row in cells)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def first(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], shown: int) -> str:
+    """A table of the first ones; the others, of thousands the first hundreds, open on a click."""
+    top = table(columns, rows[:shown])
+    if len(rows) <= shown:
+        return top
+    return top + others(len(rows) - shown, table(columns, rows[shown : shown + OTHERS_MAX]))
+
+
+def others(count: int, inside: str) -> str:
+    """`… and 9 more`, and what opens under it, HTML already."""
+    said = f"… and {count:,} more" + (f", {OTHERS_MAX} of them here" if count > OTHERS_MAX else "")
+    return f"<details><summary>{said}</summary>{inside}</details>"
 
 
 def _tag(name: str, text: str, kind: str = "") -> str:

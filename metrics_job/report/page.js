@@ -30,14 +30,17 @@
       });
     } else {
       made.line = { color: colour(theme, role), width: 2, dash: role === "rest" ? "dot" : "solid" };
-      made.marker = { color: colour(theme, role), size: 5 };
+      var dots = given.meta.dots;
+      made.marker = { color: colour(theme, role), size: dots ? dots.map(function (one) { return 5 * one; }) : 5 };
     }
     return made;
   }
-  function layout(theme, given) {
+  var NARROW = 420, LEGEND = 18; // pixels: one name of a legend under the other, and how high each is
+  function layout(theme, given, names, width) {
+    var more = width < NARROW ? LEGEND * Math.max(0, names - 3) : 0;
     var axis = { gridcolor: theme.line, linecolor: theme.line, zerolinecolor: theme.line, automargin: true };
     return Object.assign({
-      height: 260, margin: { l: 10, r: 10, t: 10, b: 10 },
+      height: 260 + more, margin: { l: 10, r: 10, t: 10, b: 10 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: theme.soft, family: "system-ui, sans-serif", size: 12 },
       hoverlabel: { bgcolor: theme.card, bordercolor: theme.line, font: { color: theme.ink } },
@@ -52,7 +55,8 @@
   function draw(theme, width) {
     Object.keys(figures).forEach(function (name) {
       var place = document.getElementById(name), figure = figures[name];
-      Plotly.react(place, figure.data.map(trace.bind(null, theme)), Object.assign(layout(theme, figure.layout), width ? { width: width } : { autosize: true }),
+      var laid = layout(theme, figure.layout, figure.data.length, width || place.clientWidth);
+      Plotly.react(place, figure.data.map(trace.bind(null, theme)), Object.assign(laid, width ? { width: width } : { autosize: true }),
         { displayModeBar: false, responsive: true });
     });
   }

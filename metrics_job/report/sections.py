@@ -11,12 +11,13 @@ from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report, Times
 from metrics_job.report.core.health import SILENT, STOPPED, VANISHED, ProcessFacts, SloFacts
 from metrics_job.report.core.material import Waiting
-from metrics_job.report.core.offenders import Offenders
+from metrics_job.report.core.offenders import Offender, Offenders
 from metrics_job.report.html import Cell, number
 
 ROWS_SHOWN = 15
 BEHIND_SHOWN = 8
 TOPICS_SHOWN = 10
+OFFENDERS_SHOWN = 8
 NO_WEEK = "No earlier week to compare with: nothing was counted in the same hours seven days before."
 
 
@@ -150,17 +151,15 @@ def _behind(report: Report) -> str:
             number(words.count(round(row.finished_per_s, 2))),
             _drain(row),
         )
-        for row in ordered[:BEHIND_SHOWN]
+        for row in ordered
     ]
     still = sum(row.lag > 0 for row in rows)
     note = (
         f"{words.plural(still, 'subscription')} of {len(report.waiting):,} with messages waiting at the end. "
         "Time to drain: what is waiting over what is finished beyond what arrives."
     )
-    more = _more(len(ordered), BEHIND_SHOWN)
-    return html.section(
-        "waiting", "Who is behind", html.paragraph(note, "note"), html.table(columns, cells), more, wide=True
-    )
+    shown = html.first(columns, cells, BEHIND_SHOWN)
+    return html.section("waiting", "Who is behind", html.paragraph(note, "note"), shown, wide=True)
 
 
 def _drain(row: Waiting) -> Cell:
@@ -171,10 +170,6 @@ def _drain(row: Waiting) -> Cell:
     if row.time_to_drain_s is None:
         return Cell("keeps up")
     return Cell(words.span(row.time_to_drain_s))
-
-
-def _more(rows: int, shown: int = ROWS_SHOWN) -> str:
-    return html.paragraph(f"… and {rows - shown:,} more", "note") if rows > shown else ""
 
 
 def _times(times: Times, name: str, drawn: dict[str, Any]) -> str:
@@ -203,16 +198,10 @@ def _promises(report: Report) -> str:
         return html.section("promises", title, said, wide=True)
     missed = sum(not row.met for row in report.slo)
     note = f"{len(report.slo) - missed:,} kept, {missed:,} missed; judged by whole UTC days, the worst first."
-    cells = [_promise(row) for row in report.slo[:ROWS_SHOWN]]
+    cells = [_promise(row) for row in report.slo]
     columns = ("promise", "for", "promised", "reached", "counted", "days missed", "")
-    return html.section(
-        "promises",
-        title,
-        html.paragraph(note, "note"),
-        html.table(columns, cells),
-        _more(len(report.slo)),
-        wide=True,
-    )
+    shown = html.first(columns, cells, ROWS_SHOWN)
+    return html.section("promises", title, html.paragraph(note, "note"), shown, wide=True)
 
 
 def _promise(row: SloFacts) -> tuple[str | Cell, ...]:
@@ -236,7 +225,7 @@ def _topics(report: Report) -> str:
     fields = ("sent", "refused", "delivered", "redelivered", "acked", "failed", "dead_lettered", "fired")
     cells: list[tuple[str | Cell, ...]] = [
         (topic, *(number(words.count(getattr(totals, field))) for field in fields))
-        for topic, totals in busiest[:TOPICS_SHOWN]
+        for topic, totals in busiest
     ]
     columns = (
         "topic",
@@ -252,8 +241,7 @@ def _topics(report: Report) -> str:
     note = html.paragraph(
         "The busiest first; what consumers did is of all groups of a topic together.", "note"
     )
-    more = _more(len(busiest), TOPICS_SHOWN)
-    return html.section("topics", "Topics", note, html.table(columns, cells), more, wide=True)
+    return html.section("topics", "Topics", note, html.first(columns, cells, TOPICS_SHOWN), wide=True)
 
 
 def _offenders(lists: list[Offenders]) -> str:
@@ -266,15 +254,19 @@ def _offenders(lists: list[Offenders]) -> str:
 
 
 def _offender_list(found: Offenders) -> str:
-    most = max(row.value for row in found.rows) or 1
-    rows = "".join(
+    top, rest = found.rows[:OFFENDERS_SHOWN], found.rows[OFFENDERS_SHOWN:]
+    most = top[0].value or 1
+    shown = _bars(top, most) + (html.others(len(rest), _bars(rest[: html.OTHERS_MAX], most)) if rest else "")
+    return f"<div><h3>{escape(found.title)}</h3>{shown}</div>"
+
+
+def _bars(rows: list[Offender], most: float) -> str:
+    return "".join(
         f'<div class="offender"><i style="width:{row.value / most * 100:.1f}%"></i>'
         f'<span class="value">{escape(row.shown)}</span><span>{escape(row.name)}</span>'
         f"<small>{escape(row.note)}</small></div>"
-        for row in found.rows
+        for row in rows
     )
-    more = html.paragraph(f"… and {found.more:,} more", "note") if found.more else ""
-    return f"<div><h3>{escape(found.title)}</h3>{rows}{more}</div>"
 
 
 def _changes(report: Report) -> str:
@@ -302,14 +294,10 @@ def _anomalies(report: Report) -> str:
             number(words.count(row["value"])),
             number(words.count(row["usual"])),
         )
-        for row in report.anomalies[:ROWS_SHOWN]
+        for row in report.anomalies
     ]
     note = html.paragraph("Hours unlike the same weekday and hour of up to four former weeks:", "note")
-    return (
-        note
-        + html.table(("hour (UTC)", "metric", "of", "value", "usually"), cells)
-        + _more(len(report.anomalies))
-    )
+    return note + html.first(("hour (UTC)", "metric", "of", "value", "usually"), cells, ROWS_SHOWN)
 
 
 def _heat(report: Report, drawn: dict[str, Any]) -> str:
@@ -345,9 +333,7 @@ def _processes(report: Report) -> str:
         "of it when this was made, and of nobody after it. Gaps: also from an end to the next start.",
         "note",
     )
-    return html.section(
-        "processes", title, note, html.table(columns, cells[:ROWS_SHOWN]), _more(len(cells)), wide=True
-    )
+    return html.section("processes", title, note, html.first(columns, cells, ROWS_SHOWN), wide=True)
 
 
 def _ended(row: ProcessFacts) -> Cell:
@@ -361,13 +347,11 @@ def _ended(row: ProcessFacts) -> Cell:
 def _rejects(report: Report) -> str:
     cells = [
         (row["file"], row["reason"], number(f"{row['lines']:,}"), str(row["example"])[:200])
-        for row in report.rejects[:ROWS_SHOWN]
+        for row in report.rejects
     ]
     note = html.paragraph("Lines of sample files that were not understood and are in no number here.", "note")
     columns = ("file", "reason", "lines", "example")
-    return html.section(
-        "rejects", "Left out", note, html.table(columns, cells), _more(len(report.rejects)), wide=True
-    )
+    return html.section("rejects", "Left out", note, html.first(columns, cells, ROWS_SHOWN), wide=True)
 
 
 def _measured(report: Report) -> str:

@@ -118,7 +118,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     for row in rows[:ROWS_SHOWN]:
         built.add_row(*(Text(plain(value)) for value in row))
     if len(rows) > ROWS_SHOWN:
-        built.caption = f"… and {len(rows) - ROWS_SHOWN:,} more"
+        built.caption = f"… and {len(rows) - ROWS_SHOWN:,} more, on the page"
     return built
 
 

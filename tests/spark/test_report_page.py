@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from metrics_job.report import html
 from metrics_job.report.core.facts import report_of
 from metrics_job.report.core.span import span_of
 from metrics_job.report.page import page
@@ -138,3 +139,21 @@ def test_numbers_on_the_page_are_those_of_the_rows(tmp_path: Path) -> None:
     assert tiles["delivered"] == "12,346"
     assert tiles["acknowledged"] == "12,344"
     assert "All well." in text
+
+
+def test_what_is_left_out_of_a_list_opens_below_it(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for place in range(19):
+        writer.counter(at(60), "ddmq_sends_total", 100 - place, f"topic-{place}", detail="code=0")
+        writer.counter(at(60), "ddmq_sends_total", 100 - place, f"topic-{place}", detail="code=11")
+    text = made(writer.write())
+    topics, refused = re.findall(r"<summary>(… and [^<]*)</summary>(.*?)</details>", text, re.S)
+    assert (topics[0], refused[0]) == ("… and 9 more", "… and 11 more")
+    assert [f"topic-{place}" in topics[1] for place in (9, 10, 18)] == [False, True, True]
+    assert [f"topic-{place}<" in refused[1] for place in (7, 8, 18)] == [False, True, True]
+
+
+def test_of_thousands_the_first_are_on_the_page() -> None:
+    text = html.first(("topic",), [(f"topic-{place}",) for place in range(5000)], 10)
+    assert "… and 4,990 more, 300 of them here" in text
+    assert text.count("<td>") == 310

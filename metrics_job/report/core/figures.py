@@ -49,12 +49,25 @@ def _lines(lines: list[Line], roles: dict[str, str], unit: str, report: Report, 
         for line in lines
     ]
     layout = {
-        "xaxis": {"type": "category" if sparse else "date"},
+        "xaxis": _moments(lines, form) if sparse else _whole(report),
         "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "hovermode": "x unified",
         "barmode": "group",
     }
     return {"data": data, "layout": layout}
+
+
+def _moments(lines: list[Line], form: str) -> Figure:
+    """In order, whichever line has which of them."""
+    known = sorted({at for line in lines for at, _ in _known(line)})
+    names = [moment(at).strftime(form) for at in known]
+    return {"type": "category", "categoryorder": "array", "categoryarray": names}
+
+
+def _whole(report: Report) -> Figure:
+    """The whole range, so that charts can be compared, and what was not sampled shows."""
+    steps = report.span.steps()
+    return {"type": "date", "range": [_time(steps[0]), _time(steps[-1])]}
 
 
 def _known(line: Line) -> list[tuple[int, float]]:
@@ -72,15 +85,23 @@ def _sparse(line: Line, role: str, form: str) -> Figure:
 
 
 def _trace(line: Line, role: str) -> Figure:
+    """With a dot for each point, if they are few; else for those that stand alone, which no line shows."""
+    alone = [] if len(_known(line)) <= MARKERS_UP_TO else _alone(line.points)
     return {
         "name": _name(line),
-        "meta": {"role": role},
+        "meta": {"role": role, "dots": alone} if any(alone) else {"role": role},
         "type": "scatter",
-        "mode": "lines+markers" if len(_known(line)) <= MARKERS_UP_TO else "lines",
+        "mode": "lines" if alone and not any(alone) else "lines+markers",
         "x": [_time(at) for at, _ in line.points],
         "y": [_rounded(value) for _, value in line.points],
         "connectgaps": False,
     }
+
+
+def _alone(points: Points) -> list[int]:
+    """1 for a point between two that are not known, else 0."""
+    known = [False, *(value is not None for _, value in points), False]
+    return [int(known[at] and not known[at - 1] and not known[at + 1]) for at in range(1, len(known) - 1)]
 
 
 def _name(line: Line) -> str:

@@ -13,8 +13,6 @@ from metrics_job.report.core.buckets import merged, percentiles
 from metrics_job.report.core.material import Counted, Material
 from metrics_job.report.core.totals import STORED
 
-SHOWN = 8
-
 
 class Offender(NamedTuple):
     """One place, its number as shown, the number for comparing, and what belongs to it."""
@@ -27,11 +25,10 @@ class Offender(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offenders:
-    """One list, the worst first; `more` is how many were left out; `none` says so when there is none."""
+    """One list, the worst first; `none` says so when there is none."""
 
     title: str
     rows: list[Offender]
-    more: int
     none: str
 
 
@@ -57,8 +54,7 @@ def offenders(material: Material) -> list[Offenders]:
 
 
 def _list(title: str, found: Iterable[Offender], none: str) -> Offenders:
-    rows = sorted(found, key=lambda row: (-row.value, row.name))
-    return Offenders(title, rows[:SHOWN], max(0, len(rows) - SHOWN), none)
+    return Offenders(title, sorted(found, key=lambda row: (-row.value, row.name)), none)
 
 
 def _by_place(counters: Iterable[Counted], metric: str) -> dict[tuple[str, str], float]:
