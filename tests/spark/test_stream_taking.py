@@ -11,7 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from ddmq_common.metrics.samples.line import Line, encode
 from ddmq_common.metrics.samples.names import HOUR_MS, SampleName, folder, part
-from metrics_job.arrived import FANOUT, Arrived
+from metrics_job import arrived
+from metrics_job.arrived import Arrived
 from metrics_job.read import FILE, READER_OPTIONS
 from metrics_job.stream import Streaming, Taking, arrived_schema
 from metrics_job.tables import line_schema
@@ -107,16 +108,18 @@ def test_a_merged_hour_gives_only_what_never_came(rig: Rig) -> None:
     assert sorted(row["seq"] for row in lines.collect()) == list(range(6))
 
 
-@pytest.mark.slow
-def test_folders_are_merged_and_days_behind_the_window_deleted(rig: Rig) -> None:
-    many = FANOUT + 2
+def test_folders_are_merged_and_days_behind_the_window_deleted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fanout, many = 3, 5
+    monkeypatch.setattr(arrived, "FANOUT", fanout)
     rig.take(0, rig.file(B, {0: (NOON - 9 * DAY_MS, 1_000)}))
     for batch in range(1, many):
         rig.take(batch, rig.file(A, {batch: (NOON + batch, 1)}))
     assert rig.rolled[-1][1] == {None: many - 1}
     ranges = rig.arrived.ranges(many)
     assert ranges[0].first > 0, "the day nine days ago is still kept"
-    assert len(ranges) < FANOUT
+    assert len(ranges) < fanout
     assert rig.arrived.newest_ms(many) == NOON + many - 1
 
 
