@@ -144,7 +144,7 @@ def _with_arrivals(lags: DataFrame) -> DataFrame:
     begun = at - then < GROWTH_MIN_MS
     lag_then = F.when(begun, F.lag("lag", 2).over(before)).otherwise(F.lag("lag").over(before))
     apart = (at - F.when(begun, F.lag("at_ms", 2).over(before)).otherwise(then)) / 1000
-    growth = (F.col("lag") - lag_then) / apart
+    growth = F.try_divide(F.col("lag") - lag_then, apart)  # nothing new was told: no rate
     recent = F.when(apart <= MINUTES_APART_MAX * 60, F.col("finished_per_s") + growth)
     arrived = F.greatest(F.coalesce(recent, F.col("stored_per_s"), F.lit(0.0)), F.lit(0.0))
     return lags.withColumn("arrived_per_s", arrived)

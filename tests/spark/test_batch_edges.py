@@ -133,6 +133,13 @@ def lag_twice_a_minute(samples: Path) -> None:
         put(samples, end, "lag2", seq, interval(seq, end - 30_000, end, "lag2", "running", told))
 
 
+def lag_with_a_gap(samples: Path) -> None:
+    for seq, minute in enumerate((30, 34)):
+        end, of = ms(LAG, minute), {"labels": {"group": "g", "topic": "v"}}
+        told = interval(seq, end - 4 * MINUTE, end, "gap", "running", ({"metric": "ddmq_lag"} | of, 5))
+        put(samples, end, "gap", seq, told)
+
+
 def bad_lines(samples: Path) -> None:
     negative = line(0, 0, ms(BAD), -1, SENDS, "bad")
     put(samples, ms(BAD), "bad", 0, ["{", "[1]", negative.replace('"v":1', '"v":9'), negative])
@@ -167,6 +174,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copies,
         lag,
         lag_twice_a_minute,
+        lag_with_a_gap,
         bad_lines,
     ):
         case(folder)
@@ -304,6 +312,13 @@ def test_lag_tells_when_it_will_be_gone(out: Path) -> None:
 def test_lag_of_a_minute_is_its_last_and_its_highest(out: Path) -> None:
     rows = tables_read.rows(out, "lag_minute", ("start", "topic"), ("lag", "lag_max"))
     assert rows[(ms(LAG, 10), "u")] == (10.0, 900.0)
+
+
+def test_lag_that_nobody_told_for_minutes_is_as_it_was_and_has_no_rate(out: Path) -> None:
+    values = ("lag", "arrived_per_s", "time_to_drain_s")
+    rows = tables_read.rows(out, "lag_minute", ("start", "topic"), values)
+    found = {key[0]: row for key, row in rows.items() if key[1] == "v"}
+    assert found == {ms(LAG, minute): (5.0, 0.0, None) for minute in range(30, 35)}
 
 
 def test_objectives_are_judged_by_day(out: Path) -> None:
