@@ -27,6 +27,7 @@ T = TypeVar("T")
 _SIZE = re.compile(r"(\d+)\s*(KiB|MiB|GiB|TiB)\Z")
 _SIZE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
+_QUOTED = re.compile(r"(?<=['\"])[^'\"]{2,}(?=['\"])")
 _QUERY_VALUE = re.compile(r"([?&][^=&#]*=)[^&#]+")
 
 
@@ -96,9 +97,21 @@ def read(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        return _Located({}, {}) if node is None else _plain(node, Place(str(path), ""))
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{path}: is not YAML: {_yaml_fault(error)}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
-    return _Located({}, {}) if node is None else _plain(node, Place(str(path), ""))
+
+
+def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
+    """What and where, without the text that stands there: it may be a secret."""
+    parts = []
+    for said, mark in ((error.context, error.context_mark), (error.problem, error.problem_mark)):
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
+        if said:
+            parts.append(_QUOTED.sub("…", said) + where)
+    return ": ".join(parts)
 
 
 def _plain(node: Any, place: Place) -> Any:
@@ -144,7 +157,8 @@ def _fields(cls: type[Any], tree: Any, place: Place) -> dict[str, Any]:
     if isinstance(tree, Mapping):
         tree = _Located(dict(tree), {})
     if not isinstance(tree, _Located):
-        raise place.error(f"is {tree!r}; a mapping with the keys of {cls.__name__} is wanted")
+        shown = repr(tree) if isinstance(tree, int | float | None) else "text or a list"
+        raise place.error(f"is {shown}; a mapping with the keys of {cls.__name__} is wanted")
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
@@ -152,6 +166,11 @@ def _fields(cls: type[Any], tree: Any, place: Place) -> dict[str, Any]:
         here = place.child(key, tree.lines.get(key))
         if key not in fields:
             raise here.error(f"unknown key{_nearest(key, fields)}")
+        rules = fields[key].metadata
+        if rules.get("secret") and not isinstance(raw, str):
+            raise here.error("is no text, which is wanted; put what looks like a number in quotes")
+        if rules.get("urls") and not isinstance(raw, list | tuple):
+            raise here.error("is no list, which is wanted")
         values[key] = _value(raw, hints[key], here)
         _check(values[key], fields[key].metadata, here)
     return values

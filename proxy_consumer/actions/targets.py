@@ -45,20 +45,20 @@ class Url(NamedTuple):
 
 
 def parse_url(text: str) -> Url:
-    """Raises ValueError that quotes the URL."""
+    """Raises ValueError that quotes the URL, without its query, in which keys and tokens stand."""
+    said = text.partition("?")[0][:200]
     if _UNSAFE.search(text):
-        raise ValueError(f"URL {text[:200]!r} has blanks or characters that must be percent-encoded")
+        raise ValueError(f"URL {said!r} has blanks or characters that must be percent-encoded")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"URL {text[:200]!r}: {error}") from error
+        raise ValueError(f"URL {said!r}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"URL {text[:200]!r} is not http://HOST/… or https://HOST/…")
+        raise ValueError(f"URL {said!r} is not http://HOST/… or https://HOST/…")
     if len(parts.hostname) > HOST_CHARS_MAX:
         raise ValueError(
-            f"URL {text[:200]!r}: its host has {len(parts.hostname)} characters; "
-            f"allowed: at most {HOST_CHARS_MAX}"
+            f"URL {said!r}: its host has {len(parts.hostname)} characters; allowed: at most {HOST_CHARS_MAX}"
         )
     if "@" in parts.netloc:
         raise ValueError(f"URL for {parts.hostname!r} carries a user name; send it in a header instead")

@@ -98,3 +98,34 @@ class Linked:
 def test_values_in_the_query_of_a_url_are_masked() -> None:
     shown = resolved(Linked(("http://h/in?apikey=s3cret&x=&y=2#z", "http://h/in")))
     assert shown["urls"] == ("http://h/in?apikey=***&x=&y=***#z", "http://h/in")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token: 31337",
+        "token: [s3cret]",
+        "token: {s3cret: s3cret}",
+        "token: *s3cret",
+        "token: !s3cret x",
+        "token: 's3cret",
+        "token: s3cret: s3cret",
+        "token: 's3cret' s3cret",
+        'token: "s3cret\\s3cret"',
+        "token: s3cret\n\tport: 1",
+        "inner: [s3cret]",
+        "inner: s3cret",
+        "urls: http://h/in?apikey=s3cret",
+        "token: a\ntoken: s3cret",
+    ],
+)
+def test_what_is_wrong_is_told_without_a_secret(tmp_path: Path, text: str) -> None:
+    @dataclass(frozen=True)
+    class Private(Outer, Linked):
+        pass
+
+    with pytest.raises(ConfigError, match=r"proxy\.yaml") as caught:
+        load(write(tmp_path, text), Private)
+    for secret in ("s3cret", "31337"):
+        assert secret not in str(caught.value)
+    assert "\n" not in str(caught.value)

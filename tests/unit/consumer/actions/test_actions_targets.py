@@ -136,3 +136,10 @@ def test_a_host_is_no_longer_than_a_name_can_be() -> None:
     assert parse_url(f"http://{'h' * 253}/in").host == "h" * 253
     with pytest.raises(ValueError, match="its host has 254 characters; allowed: at most 253"):
         parse_url(f"http://{'h' * 254}/in")
+
+
+@pytest.mark.parametrize("text", ["http://h/a b?k=s3cret", "http://h:x/?k=s3cret", "ftp://h/?k=s3cret"])
+def test_what_is_wrong_is_told_without_the_query(text: str) -> None:
+    with pytest.raises(ValueError, match=r"URL '\w+://h") as caught:
+        parse_url(text)
+    assert "s3cret" not in str(caught.value)
