@@ -225,8 +225,7 @@ class AsyncDesk:
             self._intake.asked(count)
         if self.refusal is not None:
             raise self.refusal
-        if not self._parked:
-            self.first.check()
+        self.first.check(trying=self._parked > 0)
         return []
 
     def leave_loop(self) -> None:

@@ -349,8 +349,7 @@ class Desk:
             if not in_time:
                 if self.refusal is not None:
                     raise self.refusal
-                if not self._parked:
-                    self.first.check()
+                self.first.check(trying=self._parked > 0)
                 return []
             self._arrived.wait(deadline - time.monotonic())
 

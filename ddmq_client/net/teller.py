@@ -69,20 +69,23 @@ class FirstAnswer:
         """A pull brought no answer."""
         self.failure = error
 
-    def check(self) -> None:
-        """PullError as long as no proxy has answered and a pull has failed."""
-        if self.came or self.failure is None:
+    def check(self, trying: bool = False) -> None:
+        """PullError as long as no proxy has answered and a pull has failed; what another pull, which is
+        under way (`trying`), may still put right is no error yet."""
+        if self.came or self.failure is None or (trying and not self._is_wrong(self.failure)):
             return
         raise PullError(f"no consumer proxy has answered yet: {self._text(self.failure)}")
 
     def check_refusal(self) -> None:
         """PullError when the first pulls were refused for what they are, or no consumer proxy is there."""
-        if self.came or self.failure is None:
-            return
-        fault = isinstance(self.failure, ProxyFault) and self.failure.kind == UNKNOWN_METHOD
-        refused = isinstance(self.failure, PullError) and self.failure.code in _WRONG
-        if fault or refused:
-            self.check()
+        self.check(trying=True)
+
+    @staticmethod
+    def _is_wrong(error: BaseException) -> bool:
+        """Not for now only: another try would fail as well."""
+        if isinstance(error, ProxyFault):
+            return error.kind == UNKNOWN_METHOD
+        return isinstance(error, PullError) and error.code in _WRONG
 
     @staticmethod
     def _text(error: BaseException) -> str:
