@@ -64,6 +64,8 @@ class AdminClient:
         status, payload = self._exchange(method, target, body)
         answer = self._decode(payload, status)
         if status >= 400:
+            if not isinstance(answer, dict):
+                raise self._not_ours(f"status {status}, {payload[:40]!r}")
             kind = NotThere if status == 404 else click.ClickException
             raise kind(str(answer.get("error", f"HTTP status {status}")))
         return answer

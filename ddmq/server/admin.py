@@ -4,7 +4,7 @@
 |---|---|
 | GET /health · /ready | 200 while the process lives · 200 when it takes sends, else 503 with the reason |
 | GET /metrics | Prometheus text |
-| GET /topics?internal=0 · /topics/NAME | rows · one topic with its queues |
+| GET /topics?internal=0·count=·after= · /topics/NAME | rows · one topic with its queues |
 | POST /topics/NAME {create, queues, …} · DELETE /topics/NAME | the topic · {} |
 | GET /topics/NAME/messages?id=·key=·queue=&offset=·time_ms=·count=·group= | messages |
 | GET /messages/ID | the message with that id, in whatever topic |
@@ -89,13 +89,15 @@ class AdminApi:
             ("GET", "/health"): lambda _: {"alive": True} | self._health()._asdict(),
             ("GET", "/ready"): lambda _: self._ready(),
             ("GET", "/metrics"): lambda _: self._page(),
-            ("GET", "/topics"): lambda r: queries.topics(self._backend, internal=_flag(r, "internal")),
+            ("GET", "/topics"): lambda r: queries.topics(
+                self._backend, internal=_flag(r, "internal"), page=r.page()
+            ),
             ("GET", "/topics/{topic}"): lambda r: queries.topic_detail(self._backend, r.path["topic"]),
             ("POST", "/topics/{topic}"): self._post_topic,
             ("DELETE", "/topics/{topic}"): self._delete_topic,
             ("GET", "/topics/{topic}/messages"): self._messages,
             ("GET", "/messages/{id}"): self._message,
-            ("GET", "/dlq"): lambda _: dlq.rows(self._backend),
+            ("GET", "/dlq"): lambda r: dlq.rows(self._backend, r.page()),
             ("GET", "/dlq/{group}"): self._dead_letters,
             ("POST", "/dlq/{group}/resend"): lambda r: dlq_changes.resend(
                 self._backend, self._clock, r.path["group"], r.body

@@ -15,6 +15,7 @@ from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.pace import paced
+from ddmq.server.page import WHOLE, Page
 from ddmq.server.queries import ANSWER_BYTES_MAX, READ_BYTES_MAX, WAIT_S, queues_of
 from ddmq_common.errors import CallerError
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
@@ -88,13 +89,11 @@ class Open:
         return next((start for start, _ in self.runs(low, high)), high)
 
 
-def rows(backend: Backend) -> list[dict[str, Any]]:
-    """One row a group that has a dead-letter topic, groups with open letters first."""
-    found = []
-    for name in paced(sorted(backend.topics())):
-        if name.startswith(DLQ_PREFIX):
-            found.append(_row(backend, name.removeprefix(DLQ_PREFIX)))
-    return sorted(found, key=lambda row: row["letters"] == 0)
+def rows(backend: Backend, page: Page = WHOLE) -> list[dict[str, Any]]:
+    """One row a group that has a dead-letter topic: those with open letters first, but a page is by name."""
+    topics = (name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX))
+    found = [_row(backend, name) for name in paced(page.of(topics, str))]
+    return sorted(found, key=lambda row: row["letters"] == 0) if page == WHOLE else found
 
 
 def _row(backend: Backend, group: str) -> dict[str, Any]:

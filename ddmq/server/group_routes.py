@@ -45,8 +45,8 @@ class GroupRoutes:
     def table(self) -> dict[tuple[str, str], Callable[[Request], Any]]:
         """Method and path → handler."""
         return {
-            ("GET", "/groups"): lambda _: groups.rows(self._backend, self._consumer(), self._clock),
-            ("GET", "/lag"): lambda r: self._view().lag(r.query.get("group")),
+            ("GET", "/groups"): lambda r: groups.rows(self._backend, self._consumer(), self._clock, r.page()),
+            ("GET", "/lag"): lambda r: self._view().lag(r.query.get("group"), r.page().most),
             ("GET", "/groups/{group}"): self._detail,
             ("POST", "/groups/{group}"): self._create,
             ("DELETE", "/groups/{group}"): self._delete,

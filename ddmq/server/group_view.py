@@ -16,6 +16,7 @@ from backend.records import QueueRef, ReadStatus, TopicInfo
 from ddmq.server import keys
 from ddmq.server.dlq import rows as dead_letter_rows
 from ddmq.server.pace import paced
+from ddmq.server.page import COUNT_MAX
 from ddmq.server.queries import WAIT_S
 from ddmq.server.rates import Rates
 from ddmq.settings import BY_NAME
@@ -133,8 +134,8 @@ class GroupView:
             "blocked_keys_more": len(blocked) > keys_limit,
         }
 
-    def lag(self, group: str | None) -> list[dict[str, Any]]:
-        """How far behind subscriptions are, the furthest first; how long, for the first AGED_MAX of them."""
+    def lag(self, group: str | None, count: int = COUNT_MAX) -> list[dict[str, Any]]:
+        """How far behind `count` subscriptions are, the furthest first; how long, for the first AGED_MAX."""
         if group is not None:
             keys.known(self._consumer, group)
         wanted = [each.name for each in self._consumer.groups() if group in (None, each.name)]
@@ -146,7 +147,7 @@ class GroupView:
             | retries.row(each.group, each.topic)
             | self._per_second(each)
             | {"lag_age_s": self._oldest_s(each) if at < AGED_MAX else None}
-            for at, each in enumerate(paced(found))
+            for at, each in enumerate(paced(found[:count]))
         ]
 
     def _oldest_s(self, each: SubscriptionStats) -> float | None:

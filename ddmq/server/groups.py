@@ -10,6 +10,7 @@ from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.group_view import RetryPathView, open_letters, row, values
 from ddmq.server.keys import known
 from ddmq.server.pace import paced
+from ddmq.server.page import WHOLE, Page
 from ddmq.server.queries import WAIT_S
 from ddmq.settings import BY_NAME
 from ddmq_common import names
@@ -19,11 +20,13 @@ from proxy_consumer.groups.changes import Change, owned
 from proxy_consumer.service import ConsumerService
 
 
-def rows(backend: Backend, consumer: ConsumerService, clock: Clock) -> list[dict[str, Any]]:
-    """One row a subscription, over all groups. `dead_letters_open`: of its whole group."""
+def rows(
+    backend: Backend, consumer: ConsumerService, clock: Clock, page: Page = WHOLE
+) -> list[dict[str, Any]]:
+    """One row a subscription, by group; a page is of groups. `dead_letters_open`: of its whole group."""
     retries, letters = RetryPathView(consumer, clock), open_letters(backend)
     found: list[dict[str, Any]] = []
-    for group in paced(consumer.groups()):
+    for group in paced(page.of(consumer.groups(), lambda group: group.name)):
         own = {"dead_letters_open": letters.get(group.name, 0)}
         for each in consumer.group_stats(group.name).wait(WAIT_S):
             found.append(row(each) | own | retries.row(each.group, each.topic))

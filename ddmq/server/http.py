@@ -21,6 +21,7 @@ import msgspec
 from ddmq.server.errors import NoSuchGroupError
 from ddmq.server.http_checks import JSON, Refusal, refusal
 from ddmq.server.pace import Account, breathe
+from ddmq.server.page import COUNT_MAX, Page
 from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError, TryLaterError
 
 BODY_BYTES_MAX = 1 << 20
@@ -52,6 +53,10 @@ class Request(NamedTuple):
         if not text.isdecimal() or len(text) > 18:
             raise CallerError(f"{name} is {text!r}; a whole number of 0 or more is wanted")
         return int(text)
+
+    def page(self) -> Page:
+        """`after` and `count` of a listing."""
+        return Page(self.query.get("after", ""), self.number("count", COUNT_MAX))
 
 
 class Text(NamedTuple):

@@ -16,6 +16,7 @@ from backend.port import Backend
 from backend.records import Bounds, QueueRef, ReadStatus, StoredRecord, TopicInfo
 from ddmq.server.config import DURABILITY_WORDS
 from ddmq.server.pace import breathe, paced
+from ddmq.server.page import WHOLE, Page
 from ddmq_common import delivery, names
 from ddmq_common.errors import CallerError, NoSuchTopicError
 
@@ -59,10 +60,10 @@ def topic_row(info: TopicInfo) -> dict[str, Any]:
     }
 
 
-def topics(backend: Backend, *, internal: bool) -> list[dict[str, Any]]:
-    """Every topic with its message count."""
-    infos = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
-    infos.sort(key=lambda info: info.name)
+def topics(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[str, Any]]:
+    """Every topic with its message count, by name."""
+    some = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
+    infos = page.of(some, lambda info: info.name)
     found: list[dict[str, Any]] = []
     for start in paced(range(0, len(infos), TOPICS_AT_ONCE)):
         some = infos[start : start + TOPICS_AT_ONCE]

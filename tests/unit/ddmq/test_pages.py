@@ -1,0 +1,49 @@
+"""Listings come in parts, without a gap while others come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from backend.memory import MemoryBackend
+from backend.records import TopicInfo
+from ddmq.server.admin import AdminApi
+from ddmq.server.page import WHOLE, Page
+from ddmq_common.clock import ManualClock
+from ddmq_common.metrics.registry import Registry
+
+FAR = 1e12
+
+
+def test_a_page_goes_on_behind_a_name_that_may_have_gone() -> None:
+    names = ["d", "a", "c", "b"]
+    assert WHOLE.of(names, str) == ["a", "b", "c", "d"]
+    assert Page("", 2).of(names, str) == ["a", "b"]
+    assert Page("b", 2).of(names, str) == ["c", "d"]
+    names.remove("b")
+    assert Page("b", 2).of(names, str) == ["c", "d"]
+    assert Page("d", 2).of(names, str) == []
+
+
+@pytest.mark.parametrize(("path", "key"), [("/topics", "topic"), ("/dlq", "group")])
+def test_listings_in_parts_are_the_whole(path: str, key: str) -> None:
+    backend = MemoryBackend(ManualClock())
+    for number in range(5):
+        for prefix in ("t", "%DLQ%g"):
+            backend.put_topic(TopicInfo(f"{prefix}{number}", 0, 1), FAR).wait(5)
+    api = AdminApi(backend, None, Registry(), ManualClock(), backend.health)
+
+    def ask(query: str) -> Any:
+        environ = {"REQUEST_METHOD": "GET", "RAW_URI": path, "QUERY_STRING": query}
+        return msgspec.json.decode(b"".join(api.router(environ, lambda status, headers: None)))
+
+    whole = ask("")
+    first = ask("count=2")
+    second = ask(f"count=2&after={first[-1][key]}")
+    third = ask(f"count=2&after={second[-1][key]}")
+    assert [len(first), len(second), len(third)] == [2, 2, 1]
+    assert first + second + third == whole
+    assert "count is" in ask("count=x")["error"]
+    backend.close()
