@@ -243,12 +243,16 @@ def _count_and_complete(new: Rocks, writer: _Writer) -> None:
     """Counts, states of messages without one, and when to forget the others."""
     pending, aside, sizes = Counter[str](), Counter[str](), Counter[str]()
     for prefix, counter in ((keys.DUE, None), (keys.ASIDE, aside)):
-        for message in _messages(new, prefix):
+        for key, message in _messages(new, prefix):
+            known = new.get(keys.ID + message.uuid)
+            if known is not None and _has_moved(new, message, decode_state(known)):
+                writer.batch.delete(key)
+                continue
             pending[message.topic] += 1
             sizes[message.topic] += weight(message)
             if counter is not None:
                 counter[message.topic] += 1
-            if new.get(keys.ID + message.uuid) is None:
+            if known is None:
                 state = IdState(IdKind.PENDING, message.due_ms, message.offset)
                 writer.put(keys.ID + message.uuid, encode_state(state))
     for topic, count in pending.items():
@@ -260,10 +264,17 @@ def _count_and_complete(new: Rocks, writer: _Writer) -> None:
     writer.flush()
 
 
-def _messages(database: Rocks, prefix: bytes) -> Iterator[Pending]:
+def _has_moved(database: Rocks, message: Pending, state: IdState) -> bool:
+    """It waits at another time; that it left this one was lost with a damaged block."""
+    if state.kind is not IdKind.PENDING or state.offset != message.offset or state.at_ms == message.due_ms:
+        return False
+    return database.get(keys.due_key(state.at_ms, state.offset)) is not None or _aside(database, state)
+
+
+def _messages(database: Rocks, prefix: bytes) -> Iterator[tuple[bytes, Pending]]:
     for chunk in database.chunks(prefix, keys.after(prefix)):
-        for _, value in chunk:
-            yield decode_pending(value)
+        for key, value in chunk:
+            yield key, decode_pending(value)
 
 
 class _Writer:

@@ -1,0 +1,38 @@
+"""What a salvage makes of a store in which changes are missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddmq_common.rocks import Batch, Rocks
+from delay_service.store import keys
+from delay_service.store.opening import open_store
+from delay_service.store.port import Changes, IdKind, IdState, Page
+from delay_service.store.salvage import mark_damaged
+from delay_service.store.values import encode_pending
+from tests.contract.delay_store_kit import MANY, SMALL, adding, message
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_a_message_that_has_moved_waits_once(tmp_path: Path, aside: bool) -> None:
+    """The block that said that it left its old time is lost: it would come then, and count twice."""
+    before, after, other = message(50, 1), message(90, 1), message(60, 2)
+    store = open_store(tmp_path, 0, 1, SMALL)
+    store.write(adding([before, other]))
+    state = IdState(IdKind.PENDING, after.due_ms, after.offset)
+    store.write(Changes(removed=[before], added=[after], ids={after.uuid: state}))
+    if aside:
+        store.write(Changes(deferred=[after]))
+    store.close()
+    database = Rocks(store.folder, SMALL)
+    batch = Batch()
+    batch.put(keys.due_key(*before.key), encode_pending(before))
+    database.write(batch)
+    database.close()
+    mark_damaged(store.folder, "a damaged block")
+    store = open_store(tmp_path, 0, 1, SMALL)
+    assert store.scan(Page(None, 0, MANY, 10)) == [other, after]
+    assert store.counts() == {"t": 2}
+    store.close()
