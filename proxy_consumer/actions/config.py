@@ -46,7 +46,8 @@ class HttpConfig:
     status 200), 1 s × 2ⁿ apart, −1 = for ever; then dead letter. `timeout_ms`: of one whole request.
 
     `connections_max`: open connections per host; further requests wait. `response_bytes_max`: a longer answer
-    is an error. `allow_callback`: whether a message may name its own target.
+    is an error. `allow_callback`: whether a message may name its own target. `signing_key`: requests carry
+    Ddmq-Signature, by which the receiver knows who sent them and when.
     """
 
     urls: tuple[str, ...] = field(default=(), metadata=rules(urls=True))
@@ -56,6 +57,7 @@ class HttpConfig:
     connections_max: int = field(default=128, metadata=rules(low=1, high=10_000))
     response_bytes_max: int = field(default=MIB, metadata=rules(low=1, high=64 * MIB))
     allow_callback: bool = True
+    signing_key: str = field(default="", metadata=rules(secret=True))
 
 
 @dataclass(frozen=True, slots=True)

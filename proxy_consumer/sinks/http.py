@@ -90,9 +90,13 @@ class HttpSink:
         job, config = pushed.job, self._config
         body = http_request.form(job.params, http_request.request_count(job, pushed.requests))
         target = http_request.target(url, job.query)
+        headers = self._headers(job)
+        if config.signing_key:
+            at_s = self._subscription.runtime.clock.wall_ms() // 1000
+            headers["Ddmq-Signature"] = http_request.signature(config.signing_key, at_s, body)
         try:
             status, answer = self._pool.request(
-                url, config.method, target, body, self._headers(job), config.timeout_ms / 1000
+                url, config.method, target, body, headers, config.timeout_ms / 1000
             )
         except NoAnswerError as error:
             return Reading(Meaning.ERROR, str(error))

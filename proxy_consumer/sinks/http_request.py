@@ -7,6 +7,8 @@ last, always. The property carrera_headers brings headers, carrera_http_callback
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -28,6 +30,7 @@ KEPT_CHARS_MAX = 64
 OURS = {  # headers that frame the message or belong to the connection
     "host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te",
     "trailer", "upgrade", "expect", "accept-encoding", "proxy-authorization", "proxy-connection",
+    "ddmq-signature",
 }  # fmt: skip
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*\Z")
@@ -59,6 +62,12 @@ def target(url: Url, query: Sequence[tuple[str, str]]) -> str:
     if "?" not in url.target:
         return f"{url.target}?{added}"
     return url.target + ("" if url.target.endswith(("?", "&")) else "&") + added
+
+
+def signature(key: str, at_s: int, body: bytes) -> str:
+    """What Ddmq-Signature says: when, and HMAC-SHA256 over `at_s.body`."""
+    made = hmac.new(key.encode(), b"%d." % at_s + body, hashlib.sha256).hexdigest()
+    return f"t={at_s},v1={made}"
 
 
 def request_count(job: Job, requests: int) -> int:

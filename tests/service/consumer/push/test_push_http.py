@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from consumer_rig import until
 from http_receiver import OK, Receiver
 from push_rig import PushRig
 
-from proxy_consumer.actions.config import FormConfig
+from ddmq_common.config.loader import resolved
+from proxy_consumer.actions.config import FormConfig, HttpConfig
 
 BUSY = (500, b"")
 
@@ -53,6 +55,28 @@ def test_headers_of_the_message_go_with_its_properties_only(receiver: Receiver) 
         assert receiver.seen[-1].headers.get("x-ours") == sent
         assert receiver.seen[-1].headers["host"] == f"127.0.0.1:{receiver.port}"
         rig.close()
+
+
+def test_a_signed_request_tells_who_sent_it_and_when(rig: PushRig, receiver: Receiver) -> None:
+    forged = {b"carrera_headers": b'{"ddmq-signature": "forged", "DDMQ-Signature": "forged"}'}
+    receiver.answers.append(BUSY)
+    rig.http(receiver.url(), signing_key="s3cret")
+    rig.put(b"x", properties=forged)
+    rig.until_moved(lambda: rig.progress().committed == 1)
+    moments = []
+    for seen in receiver.seen:
+        at, mac = seen.headers["ddmq-signature"].removeprefix("t=").split(",v1=")
+        assert mac == hmac.new(b"s3cret", at.encode() + b"." + seen.body, "sha256").hexdigest()
+        moments.append(int(at))
+    assert moments[0] < moments[1] <= rig.clock.wall_ms() // 1000
+    assert "s3cret" not in str(resolved(HttpConfig(signing_key="s3cret")))
+
+    plain = PushRig()
+    plain.http(receiver.url())
+    plain.put(b"x", properties=forged)
+    plain.until_committed(1)
+    assert "ddmq-signature" not in receiver.seen[-1].headers
+    plain.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"no json", b"[]", b"{}", b'{"errno":"0"}', b'{"errno":1000001}'])
