@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from backend.completion import Completion
-from backend.records import AppendResult
+from backend.records import AppendResult, QueueRef
 from ddmq_common.config.loader import Place as ConfigPlace
 from ddmq_common.config.loader import build
 from ddmq_common.errors import ConfigError
@@ -50,6 +50,10 @@ class PullWaiter(Waiter):
     def deliver(self, delivery: Delivery) -> None:
         """Answer with messages."""
         raise AssertionError("a PullWaiter that cannot answer")
+
+    def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
+        """Queues move: `then` runs when it has nothing of them any more, at `until` at the latest."""
+        then()
 
 
 class Group:

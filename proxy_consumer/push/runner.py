@@ -12,11 +12,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import gevent
 
+from backend.records import QueueRef
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.metrics import catalogue
@@ -37,6 +39,14 @@ if TYPE_CHECKING:
 EXTENSIONS_PER_LEASE = 4  # how often a lease is extended within one ack time-out
 REMEMBERED_MAX = 10_000  # failed messages whose tries are remembered; beyond, the oldest start again
 GIVEN_UP = "given-up"
+
+
+class Move(NamedTuple):
+    """Queues that are handed over when nothing of them is here any more, or at `until`."""
+
+    queues: frozenset[QueueRef]
+    until: float
+    then: Callable[[], None]
 
 
 class PushRunner(PullWaiter):
@@ -61,6 +71,7 @@ class PushRunner(PullWaiter):
         self._remembered: OrderedDict[tuple[str, int], tuple[int, int, int]] = OrderedDict()
         self._touched: dict[int, QueueState] = {}
         self._extend_at = NEVER
+        self._moving: list[Move] = []
         cell, names = self._runtime.metrics.cell, (subscription.group.name, subscription.topic)
         self._outcomes = {
             name: cell(catalogue.PUSHES, *names, name)
@@ -108,12 +119,34 @@ class PushRunner(PullWaiter):
     def _stand(self) -> None:
         """In line with what there is room for, or out of it."""
         self._pushing.value = self.here
-        self.count = 0 if self.stopped else max(0, self.subscription.config.concurrency - self.here)
+        room = max(0, self.subscription.config.concurrency - self.here)
+        self.count = 0 if self.stopped or self._moving else room
         if self.count and not self._in_line:
             self._room.enter(self)
         elif not self.count and self._in_line:
             self._room.leave(self)
         self._in_line = bool(self.count)
+
+    def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
+        """What is with the sink ends; what waits for a try is handed back; nothing is taken meanwhile."""
+        self._moving.append(Move(frozenset(queues), until, then))
+        self._stand()
+        parked, self._parked = self._parked, []
+        for row in sorted(parked, key=lambda row: row[2].offset, reverse=True):
+            if self._state(row[2]).queue in queues:
+                self._let_go(row[2])
+            else:
+                heappush(self._parked, row)
+        self._runtime.agenda.set(self, until)
+        self._move(self._runtime.now())
+
+    def _move(self, now: float) -> None:
+        busy = {state.queue for state, _ in self._leases.values()}
+        over = [each for each in self._moving if each.until <= now or busy.isdisjoint(each.queues)]
+        self._moving = [each for each in self._moving if each not in over]
+        for each in over:
+            each.then()
+        self._stand()
 
     # --- one message
 
@@ -164,7 +197,9 @@ class PushRunner(PullWaiter):
     def _park(self, pushed: Pushed, verdict: Verdict) -> None:
         if verdict.error:
             self._outcomes["again"].value += 1
-        if self.stopped or not self.subscription.holds(self._state(pushed)):
+        state = self._state(pushed)
+        moves = any(state.queue in move.queues for move in self._moving)
+        if self.stopped or moves or not self.subscription.holds(state):
             self._let_go(pushed)
             return
         heappush(self._parked, (verdict.again_at, next(self._sequence), pushed))
@@ -215,6 +250,8 @@ class PushRunner(PullWaiter):
             self._leases[lease_id] = (state, left - 1)
         else:
             del self._leases[lease_id]
+            if self._moving:
+                self._runtime.agenda.set(self, self._runtime.now())
         self._stand()
         self._close_when_empty()
 
@@ -262,6 +299,8 @@ class PushRunner(PullWaiter):
         """The agenda's call: leases to be extended, tries whose time has come."""
         if now >= self._extend_at:
             self._extend(now)
+        if self._moving:
+            self._move(now)
         while self._parked and self._parked[0][0] <= now:
             pushed = heappop(self._parked)[2]
             if self.subscription.holds(self._state(pushed)):
@@ -271,6 +310,8 @@ class PushRunner(PullWaiter):
         if self._parked:
             self._runtime.agenda.set(self, self._parked[0][0])
         self._runtime.agenda.set(self, self._extend_at)
+        for move in self._moving:
+            self._runtime.agenda.set(self, move.until)
 
     def _extend(self, now: float) -> None:
         by_state: dict[int, tuple[QueueState, list[int]]] = {}

@@ -48,15 +48,16 @@ def leases_key(group: str, queue: QueueRef) -> str:
     return f"{LEASES_PREFIX}{group}/{queue.topic}/{queue.queue_id}"
 
 
-def carried_of(state: QueueState) -> Carried:
-    """What is leased of a queue now."""
+def carried_of(state: QueueState, *, pushed: bool) -> Carried:
+    """What is leased of a queue now, and acknowledged; what was being pushed is nobody's."""
     jobs = state.jobs
-    return Carried(jobs.epoch, jobs.generation, jobs.leases.leased(), jobs.owed.acked(jobs.ack_map))
+    runs = [] if pushed else jobs.leases.leased()
+    return Carried(jobs.epoch, jobs.generation, runs, jobs.owed.acked(jobs.ack_map))
 
 
-def note_of(state: QueueState, now: float, wall_ms: int) -> bytes:
+def note_of(state: QueueState, now: float, wall_ms: int, *, pushed: bool) -> bytes:
     """The same as a setting; deadlines are wall-clock times there."""
-    known = carried_of(state)
+    known = carried_of(state, pushed=pushed)
     runs = [
         (start, end, size, lease.id, wall_ms + int((lease.deadline - now) * 1000), int(lease.length_s * 1000))
         for start, end, size, lease in known.runs[:RUNS_MAX]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from proxy_consumer.subscription.subscription import Subscription
 
 RETRY_S = 0.5  # pause after the backend refused or failed a call
+HAND_OVER_S = 0.5  # of the time to hand queues over, what storing progress may take
 NOTES_S = 1.0  # how long after the writer's loss what is new here waits for word of what clients have
 
 
@@ -89,8 +90,24 @@ class Seat:
         self.load()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        """Make what is finished durable, and what clients have known, then let the queues go."""
+        """Make what is finished durable, and what clients have known, then let the queues go.
+
+        What is pushed ends first, for a while: nobody could say later how it went.
+        """
         self._tell("queues handed over", queues)
+        subscription, membership = self._subscription, self._membership
+
+        def ended() -> None:
+            if self._membership is membership:
+                self._hand_over(queues)
+
+        pusher = subscription.group.pushers.get(subscription.topic)
+        if pusher is None:
+            ended()
+        else:
+            pusher.hand_over(queues, deadline - HAND_OVER_S, ended)
+
+    def _hand_over(self, queues: Sequence[QueueRef]) -> None:
         subscription, membership = self._subscription, self._membership
         states = [state for queue in queues if (state := subscription.buffer.queues.get(queue)) is not None]
 

@@ -258,14 +258,15 @@ class Subscription:
 
     def notes(self, states: Iterable[QueueState]) -> dict[str, bytes | None]:
         """What the next holders of these queues have to know of what clients have; {}: nothing."""
-        if self.removed or self.config.pushed:
+        if self.removed:
             return {}
-        always = bool(self.config.scope and self.config.handover_wait_ms)
+        pushed = self.config.pushed
+        always = bool(self.config.scope and self.config.handover_wait_ms and not pushed)
         now, wall_ms = self.runtime.now(), self.runtime.clock.wall_ms()
         return {
-            leases_key(self.group.name, state.queue): note_of(state, now, wall_ms)
+            leases_key(self.group.name, state.queue): note_of(state, now, wall_ms, pushed=pushed)
             for state in states
-            if self.lives(state.queue) and (always or state.jobs.leases.jobs or state.jobs.owes)
+            if self.lives(state.queue) and (always or state.jobs.holds_more(leases=not pushed))
         }
 
     def installed(self) -> None:
@@ -306,8 +307,7 @@ class Subscription:
         held.lost = True
         until = max(state.jobs.handed_out, state.feed.next_offset())
         self._handed_out[state.queue] = (state.jobs.generation, until)
-        if not self.config.pushed:
-            self._carried[state.queue] = carried_of(state)
+        self._carried[state.queue] = carried_of(state, pushed=self.config.pushed)
         self.runtime.lost[self.group.name.encode(), *held.key] = self.runtime.now() + LOST_S
 
     def refence(self, state: QueueState, then: Callable[[], None]) -> None:

@@ -446,6 +446,10 @@ class QueueJobs(JobTable):
     def owes(self) -> bool:
         return bool(self.owed)
 
+    def holds_more(self, *, leases: bool) -> bool:
+        """Whether it knows what the backend does not: acknowledgements that are not durable, `leases`."""
+        return self.owes or self.owed.in_commit or bool(leases and self.leases.jobs)
+
     def collect(self, group: str) -> ProgressDelta | None:
         """Everything owed as one delta, which is then under way; None when nothing is owed."""
         return self.owed.collect(group, self.queue, self.epoch, self.generation)

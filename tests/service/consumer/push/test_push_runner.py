@@ -10,6 +10,7 @@ from push_rig import PushRig
 from ddmq_client.idl.codes import Code
 from proxy_consumer.actions.config import HttpConfig, PushConfig, ScriptConfig
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.service import ConsumerService
 
 
 def test_what_is_pushed_is_not_pulled(rig: PushRig, receiver: Receiver) -> None:
@@ -181,6 +182,51 @@ def test_another_proxy_goes_on_where_one_died(rig: PushRig, receiver: Receiver) 
     receiver.hold.set()
     rig.until_committed(2)
     assert [seen.fields["params"] for seen in receiver.seen] == ["1", "2", "2"]
+
+
+def second_proxy(rig: PushRig, receiver: Receiver) -> ConsumerService:
+    """Two messages of two queues are with the receiver when another proxy joins, to get one of the queues."""
+    receiver.hold.clear()
+    rig.topic("Q", 2)
+    rig.send(1, queue=0, topic="Q")
+    rig.send(1, queue=1, topic="Q")
+    push = PushConfig(http=HttpConfig(urls=(receiver.url(),)))
+    rig.pushed("FormParams", "AsyncHttp", push=push, topic="Q")
+    until(lambda: len(receiver.seen) == 2)
+    first = rig.service
+    rig.start()
+    return first
+
+
+def finished(rig: PushRig) -> int:
+    return sum(rig.progress(queue=queue, topic="Q").committed or 0 for queue in range(2))
+
+
+def test_a_queue_that_moves_waits_for_what_is_with_the_receiver(rig: PushRig, receiver: Receiver) -> None:
+    first = second_proxy(rig, receiver)
+    for _ in range(5):
+        rig.advance(0.1)
+        first.tick()
+    receiver.hold.set()
+
+    def moved() -> bool:
+        first.tick()
+        return finished(rig) == 2 and len(rig.service._directory.groups[b"G"].held) == 1
+
+    rig.until_moved(moved, step_s=0.0001)
+    rig.send(1, queue=0, topic="Q")
+    rig.send(1, queue=1, topic="Q")
+    rig.until_moved(lambda: finished(rig) == 4)
+    assert len(receiver.seen) == 4, "each of them once"
+
+
+def test_but_not_for_ever(rig: PushRig, receiver: Receiver) -> None:
+    first = second_proxy(rig, receiver)
+    for _ in range(20):
+        rig.advance(0.1)
+        first.tick()
+    until(lambda: len(receiver.seen) == 3)
+    receiver.hold.set()
 
 
 def test_drain_takes_nothing_new_and_ends_what_is_under_way(rig: PushRig, receiver: Receiver) -> None:
