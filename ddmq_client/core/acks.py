@@ -56,6 +56,17 @@ class Results:
             setattr(self, name, getattr(earlier, name) + getattr(self, name))
         self.repeated = self.repeated or earlier.repeated
 
+    def drop_settled_extensions(self) -> int:
+        """Forget to extend what is settled here as well, which the proxy would tell of as late; how many."""
+        if not self.extends:
+            return 0
+        settled = {*self.successes, *self.fails, *self.returns}
+        asked = len(self.extends)
+        kept = [at for at, offset in enumerate(self.extend_offsets) if offset not in settled]
+        self.extends = [self.extends[at] for at in kept]
+        self.extend_offsets = [self.extend_offsets[at] for at in kept]
+        return asked - len(kept)
+
     def cut(self, count: int) -> Results:
         """Split off at most `count` results, successes first."""
         part = Results(self.origin)
@@ -141,6 +152,7 @@ class AckBook:
         room = RESULTS_MAX
         for origin in list(self._open)[:CONTEXTS_MAX]:
             results = self._open[origin]
+            self._count -= results.drop_settled_extensions()
             if len(results) > room:
                 parcel.append(results.cut(room))
                 break

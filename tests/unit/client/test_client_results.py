@@ -51,7 +51,7 @@ def test_nothing_is_lost_or_doubled_until_confirmed(steps: list[tuple[object, ..
                 book.failure(ORIGINS[at], offset, None, 5 if offset % 2 else None, now)
                 owed["f", ORIGINS[at], offset, 0, 5 if offset % 2 else -1] += 1
             case ("e", int(at), int(lease)):
-                book.extension(ORIGINS[at], lease + 1, lease, now)
+                book.extension(ORIGINS[at], 1_000 + lease, lease, now)
                 owed["e", ORIGINS[at], lease] += 1
             case ("take",):
                 parcel = book.take()
@@ -71,6 +71,21 @@ def test_nothing_is_lost_or_doubled_until_confirmed(steps: list[tuple[object, ..
         found += content(parcel)
     assert found == owed
     assert book.dropped == 0
+
+
+def test_what_is_settled_is_not_extended_as_well() -> None:
+    """The proxy would tell that the extension came too late, and it would be taken for the result."""
+    book = AckBook(1_000)
+    origin = ORIGINS[0]
+    for offset in (1, 2, 3, 4):
+        book.extension(origin, offset, offset * 10, 0.0)
+    book.success(origin, 1, 10, 0.0)
+    book.failure(origin, 2, 20, None, 0.0)
+    book.hand_back(origin, 3, 30, 0.0)
+    (results,) = book.take() or ()
+    assert (results.extends, results.extend_offsets) == ([40], [4])
+    assert (results.successes, results.fails, results.returns) == ([1], [2], [3])
+    assert (len(book), book.take()) == (0, None)
 
 
 def test_a_call_carries_a_bounded_number_of_results() -> None:
@@ -185,7 +200,7 @@ def test_settled_once() -> None:
     ]  # fmt: skip
     found = content(table.intake.take_results(table.station))
     where = ORIGINS[0]
-    assert found == Counter([("s", where, 0, 1), ("s", where, 2, 3), ("f", where, 1, 2, 70), ("e", where, 3)])
+    assert found == Counter([("s", where, 0, 1), ("s", where, 2, 3), ("f", where, 1, 2, 70)])
     counts = table.intake.counts
     assert (counts.acked, counts.failed, counts.skipped, counts.extended) == (1, 1, 1, 1)
 
