@@ -9,8 +9,8 @@ explained by their bytes) also rests, REST_FACTOR times as long as they took, wh
 they then find the server free most of the time. Alone, an address has all of it.
 
 Slices are told by a clock that is cheap to ask. It also runs while another process has the core, so nobody
-rests for what it says: an address that looks costly has its processor time measured for its next
-MEASURED_EVENTS.
+rests because of what it says: an address that looks costly has its processor time measured for its next
+MEASURED_EVENTS. How long it rests the clock does say, since that long the others waited.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Turns:
             share.suspect = MEASURED_EVENTS
         now = self._clock()
         if cpu > allowed and now - self.changed_at < ACTIVE_S:
-            share.rest_until = max(share.rest_until, now) + cpu * REST_FACTOR
+            share.rest_until = max(share.rest_until, now) + took * REST_FACTOR
             self._rested()
         share.over = True
         self._over[share] = None

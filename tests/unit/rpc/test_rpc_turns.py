@@ -20,6 +20,7 @@ class Loop:
         self.now = 0.0
         self.armed_at: float | None = None
         self.rested = 0
+        self.slowed = 1.0  # by other processes on the core
         self.turns = Turns(lambda: self.now, self._arm, self._count)
         self.members: list[Connection] = []
 
@@ -78,13 +79,14 @@ class Connection:
             turns.latest, turns.changed_at = share, self.loop.now
         measured = bool(share.suspect)
         share.suspect -= measured
-        self.loop.now += self.cost_s
-        share.used += self.cost_s
+        took = self.cost_s * self.loop.slowed
+        self.loop.now += took
+        share.used += took
         self.served += 1
         self.waits.append(self.loop.now - self.next_at)
         self.next_at = self.next_at + self.every_s if self.every_s else self.loop.now
         if share.used > SLICE_S:
-            turns.served(share, self.cost_s, self.cost_s if measured else NOT_MEASURED)
+            turns.served(share, took, self.cost_s if measured else NOT_MEASURED)
 
     def close(self) -> None:
         self.closed = True
@@ -98,10 +100,13 @@ WORST = {  # processor seconds and bytes of one request
 }
 
 
+@pytest.mark.parametrize("slowed", [1.0, 5.0])
 @pytest.mark.parametrize("what", WORST)
-def test_sixty_four_connections_of_one_address_cost_another_little(what: str) -> None:
-    """The honest one asks 100 times a second; its median is at most twice what it has alone."""
+def test_sixty_four_connections_of_one_address_cost_another_little(what: str, slowed: float) -> None:
+    """The honest one asks 100 times a second; its median is at most twice what it has alone, also where the
+    server has a fifth of its core."""
     loop = Loop()
+    loop.slowed = slowed
     honest = loop.connect("10.0.0.1", 0.0002, every_s=0.01)
     loop.run(1.0)
     alone = median(honest.waits)
@@ -109,7 +114,7 @@ def test_sixty_four_connections_of_one_address_cost_another_little(what: str) ->
     for _ in range(64):
         loop.connect("10.0.0.2", *WORST[what])
     loop.run(3.0)
-    assert len(honest.waits) > 280
+    assert len(honest.waits) > 250
     assert median(honest.waits) <= 2 * max(alone, 0.001)
 
 
