@@ -26,8 +26,8 @@ from ddmq_client.aio.crew import AsyncCrew
 from ddmq_client.aio.desk import AsyncDesk
 from ddmq_client.core import addresses
 from ddmq_client.core.intake import Counts
-from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_callable, topic_names
-from ddmq_client.errors import ClientError, ClosedError, OptionError
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_functions, topic_names
+from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.offsets_file import broadcast_place
@@ -74,12 +74,7 @@ class AsyncConsumer:
         on_error: OnError | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects when started."""
-        if handler is not None and batch_handler is not None:
-            raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
-        check_callable("handler", handler)
-        check_callable("batch_handler", batch_handler)
-        check_callable("on_late", on_late)
-        check_callable("on_error", on_error)
+        check_functions(handler=handler, batch_handler=batch_handler, on_late=on_late, on_error=on_error)
         self._teller = Teller(on_late, on_error)
         self._settings = ConsumerSettings(
             group=group,

@@ -31,10 +31,13 @@ def check_text(name: str, value: str) -> None:
         raise OptionError(f"{name}={value!r}; allowed: text of 1 to {TEXT_MAX} characters")
 
 
-def check_callable(name: str, value: object) -> None:
-    """OptionError unless it can be called, or is None."""
-    if value is not None and not callable(value):
-        raise OptionError(f"{name}={value!r}; allowed: a function, or None")
+def check_functions(**given: object) -> None:
+    """OptionError unless each can be called or is None, and there is one kind of handler at most."""
+    if given["handler"] is not None and given["batch_handler"] is not None:
+        raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise OptionError(f"{name}={value!r}; allowed: a function, or None")
 
 
 def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
