@@ -104,7 +104,9 @@ class Holding:
         limits = Limits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
         self.lanes = Lanes(store, acks, self.look, limits)
         lost_place = store.meta(INGESTED) is None
-        self.intake = Intake(store, acks, self.lanes.busy, config.kept_ms, reread_to, lost_place)
+        self.intake = Intake(
+            store, acks, self.lanes.busy, config.kept_ms, reread_to, lost_place, config.catch_up_max
+        )
 
     # --- topics
 

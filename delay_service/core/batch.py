@@ -19,11 +19,13 @@ from ddmq_common.delay_order import (
     UNKNOWN,
     DelayOrder,
     DelayOutcome,
+    decode_order,
 )
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
-from delay_service.core.kinds import last_due_ms
+from delay_service.core.kinds import due_ms, last_due_ms
 from delay_service.core.orders import Order, before, pending_of
+from delay_service.core.outlets import UNFIT, caught_up
 from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending
 
 if TYPE_CHECKING:
@@ -277,6 +279,7 @@ class Batch:
         if message is None:
             self._end(said, *_known_again(state), state)
             return
+        message = self._as_fired(order, message)
         moved = message._replace(
             due_ms=min(self._now, message.due_ms) if said.op == FIRE else max(said.due_ms, 0)
         )
@@ -288,6 +291,19 @@ class Batch:
             self._awaited.append(FireNow(moved.offset, said.reply_queue, said.reply_id))
         else:
             self._reply(said, ADDED, state)
+
+    def _as_fired(self, order: Order, message: Pending) -> Pending:
+        """The occurrence that is to be moved: the log may know of fires that the store does not. An order
+        that was carried out before, and is older than the last of them, was about that one."""
+        fired = self._in.acks.attempts.get(message.offset, 0)
+        if fired <= message.occurrence:
+            return message
+        try:
+            if order.offset < self._in.reread_to and order.born_ms < _due_ms(message, fired - 1):
+                return message
+            return caught_up(message, fired, self._now, self._in.catch_up_max) or message
+        except UNFIT:
+            return message  # the lanes make it a dead letter
 
     def _has_gone_on(self, order: Order, key: DueKey) -> bool:
         """The move was done before, to an occurrence that has fired since."""
@@ -349,6 +365,13 @@ class Batch:
         if state is not None and state.kind is IdKind.CANCELLED:
             self._done.append(state.offset)
         self._reply(said, *_code_of(state, PENDING if said.op == CANCEL else ADDED), state)
+
+
+def _due_ms(message: Pending, occurrence: int) -> int:
+    """When this occurrence was due; the one that waits may have been put off."""
+    if occurrence == message.occurrence:
+        return message.due_ms
+    return due_ms(decode_order(message.order), occurrence)
 
 
 def _is_pending(state: IdState) -> bool:

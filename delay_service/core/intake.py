@@ -24,6 +24,7 @@ from collections.abc import Container, Sequence
 
 from backend.progress.ack_map import AckMap
 from delay_service.core.batch import Batch, Taken
+from delay_service.core.kinds import CATCH_UP_MAX
 from delay_service.core.orders import Order
 from delay_service.store.port import DelayStore
 
@@ -43,6 +44,7 @@ class Intake:
         kept_ms: int,
         reread_to: int = 0,
         lost_place: bool = False,
+        catch_up_max: int = CATCH_UP_MAX,
     ) -> None:
         self.store = store
         self.acks = acks
@@ -50,6 +52,7 @@ class Intake:
         self.kept_ms = kept_ms
         self.reread_to = reread_to
         self.lost_place = lost_place
+        self.catch_up_max = catch_up_max
         self.assumed: dict[bytes, int] = {}  # over by the log alone → the last moment it could have fired at
 
     def take(self, orders: Sequence[Order], now_ms: int) -> Taken:

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from backend.progress.ack_map import OFFSET_END, AckMap
-from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import CATCH_UP_MAX
 from delay_service.core.kinds.schedules import delivered_before
 from delay_service.core.nearby import Nearby
 from delay_service.core.orders import before
 from delay_service.core.outlets import (
     GONE,
+    UNFIT,
     UNREADABLE,
     Outlet,
     Step,
@@ -37,7 +37,6 @@ from delay_service.core.outlets import (
 )
 from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending
 
-UNFIT = (DamagedError, ValueError, ArithmeticError)  # a message that cannot be made fails by itself
 JUMP_MS_MAX = 64
 NEARBY_MAX = 50_000  # keys remembered of each shard, some 150 bytes each
 TRIM_MS = 1_000

@@ -22,6 +22,7 @@ _KEYED, _KEYLESS = 0x18, 0x28  # how delivery bytes begin, with a key and withou
 _PLACE_END = 1 << 63
 _ID_END = (1 << 64) - 1
 _ID_STEP = 1 << 44  # between the ids of a message's occurrences
+UNFIT = (DamagedError, ValueError, ArithmeticError)  # a message that cannot be made fails by itself
 
 
 class Outlet(NamedTuple):

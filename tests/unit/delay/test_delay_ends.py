@@ -12,8 +12,10 @@ from ddmq_common.delay_order import (
     ADD,
     ALREADY_FIRED,
     CANCEL,
+    FIRE,
     LOOP,
     ONCE,
+    RESCHEDULE,
     SCHEDULE,
     DelayOrder,
     Schedule,
@@ -92,6 +94,40 @@ def test_a_fire_that_only_the_log_knows_of_does_not_swallow_the_next() -> None:
     plan = lanes_over(waiting(order, NOW - 100_000), acks).plan(NOW)
     assert plan.changes is not None
     assert [one.due_ms for one in plan.changes.added] == [NOW - 40_000]
+
+
+@pytest.mark.parametrize("op", [RESCHEDULE, FIRE])
+def test_a_move_is_of_the_delivery_that_waits_as_the_log_knows(op: str) -> None:
+    """The process was killed when the first delivery had fired, and before its store knew."""
+    schedule = Schedule(period_ms=60_000, repeat=5, catch_up="all")
+    order = encode_order(DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 50_000, schedule=schedule))
+    acks = AckMap(0)
+    acks.attempt(7, 1)
+    lanes = lanes_over(waiting(order, NOW - 50_000), acks)
+    said = DelayOrder(op, UUID_TEXT, due_ms=NOW + 5_000)
+    moving = Order(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
+    lanes._store.write(Intake(lanes._store, acks, {}, KEPT_MS).take([moving], NOW).changes)
+    [fired] = lanes.plan(NOW + 5_000).outlets
+    assert fired.message.occurrence > 0
+    assert fired.following is not None
+    assert fired.following.due_ms == NOW + 70_000
+
+
+def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
+    """It was carried out, and what it moved has fired since: a store that was lost is filled from the log."""
+    schedule = Schedule(period_ms=60_000, repeat=5, catch_up="all")
+    order = encode_order(DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW + 50_000, schedule=schedule))
+    acks = AckMap(0)
+    acks.attempt(7, 1)
+    lanes = lanes_over(waiting(order, NOW + 50_000), acks)
+    said = DelayOrder(RESCHEDULE, UUID_TEXT, due_ms=NOW + 5_000)
+    again = Order(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
+    intake = Intake(lanes._store, acks, {}, KEPT_MS, reread_to=10, lost_place=True)
+    lanes._store.write(intake.take([again], NOW + 6_000).changes)
+    plan = lanes.plan(NOW + 6_000)
+    assert not plan.outlets
+    assert plan.changes is not None
+    assert [one.due_ms for one in plan.changes.added] == [NOW + 110_000]
 
 
 def test_a_rescheduled_one_is_late_by_its_new_due_time() -> None:
