@@ -233,7 +233,8 @@ class Ingest:
         if end == self.position:
             return  # the first one waits for a commit; `go` comes when that has ended
         if end > self._known_to:
-            taken.changes.meta[INGESTED] = b"%d" % end
+            if end >= self._holding.intake.place_from:
+                taken.changes.meta[INGESTED] = b"%d" % end
             if not self._holding.write(taken.changes):
                 return
         self._orders, self.position = rest, end

@@ -52,6 +52,7 @@ class Intake:
         self.kept_ms = kept_ms
         self.reread_to = reread_to
         self.lost_place = lost_place
+        self.place_from = reread_to if lost_place else 0  # before, its next owner is as lost
         self.catch_up_max = catch_up_max
         self.assumed: dict[bytes, int] = {}  # over by the log alone → the last moment it could have fired at
 

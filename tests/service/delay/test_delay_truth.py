@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from delay_rig import Disks, Rig
+from delay_rig import Disks, KeptStore, Rig
 
 from ddmq_common.delay_order import (
     ALREADY_FIRED,
@@ -17,8 +17,11 @@ from ddmq_common.delay_order import (
     Schedule,
 )
 from ddmq_common.names import OUTCOME_TOPIC
+from delay_service.config import DelayConfig
 from delay_service.core.batch import Batch
+from delay_service.core.intake import INGESTED
 from delay_service.core.kinds import next_after
+from delay_service.store.port import Changes
 
 HOUR_MS = 3_600_000
 
@@ -41,6 +44,32 @@ def code_of_a_cancel(delay: Rig, number: int) -> int:
 
     delay.until(lambda: delay.ring() or found(), f"an outcome for {number}")
     return found()[0]
+
+
+def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed meanwhile, it would not know that what it has not read again has been carried out."""
+    rig = Rig(DelayConfig(shards=1, ingest_count=1))
+    rig.make("orders")
+    for number in range(3):
+        rig.add(number, rig.clock.wall_ms() + HOUR_MS)
+    rig.settle()
+    rig.service.drain(rig.clock.monotonic()).wait(20)
+    places: list[bytes | None] = []
+    write = KeptStore.write
+
+    def written(self: KeptStore, changes: Changes) -> None:
+        places.append(changes.meta.get(INGESTED))
+        write(self, changes)
+
+    del rig.disks.stores[0]._meta[INGESTED]
+    monkeypatch.setattr(KeptStore, "write", written)
+    rig.start()
+    rig.add(3, rig.clock.wall_ms() + HOUR_MS)
+    rig.settle()
+    rig.close()
+    assert places == [None, None, b"3", b"4"]
 
 
 @pytest.mark.parametrize("lost", ["all", "the later orders"])
