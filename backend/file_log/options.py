@@ -37,7 +37,7 @@ class FileLogOptions:
     hot_bytes: int = 256 * MIB  # the newest part of the log, read without leaving the hub
     warm_blocks_max: int = 256  # of 1 MiB, read lately: taken as cached as well
     sweep_ms: int = 5  # how exact deadlines are
-    recover_retry_ms: int = 1_000  # between tries to leave the state after a failed sync
+    recover_retry_ms: int = 1_000  # between tries to leave the state after a failed sync, and two such states
 
     retention: RetentionOptions = field(default_factory=RetentionOptions)
 

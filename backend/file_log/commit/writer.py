@@ -83,7 +83,7 @@ class Writer:
         self._loop: Any = gevent.get_hub().loop
         self._gathering = Gathering(self._loop, self._turn)
         self._handle_error: Any = gevent.get_hub().handle_error
-        self._sync_timer, self._retry_timer = HubTimer(), HubTimer()
+        self._sync_timer, self._retry_timer, self._rest_timer = HubTimer(), HubTimer(), HubTimer()
         self._rescue: RescueJob | None = None
         self._rescues = [metrics.cell(catalogue.LOG_RESCUES, outcome) for outcome in ("refused", "moved")]
         self._late = [metrics.cell(catalogue.LOG_LATE, outcome) for outcome in ("not_stored", "unknown")]
@@ -326,7 +326,8 @@ class Writer:
         )
         log.error("%s", self.refusal)
         self._rescue = RescueJob(self.durable, frame)
-        self._hand_over(self._rescue)
+        if not self._rest_timer.active:  # else soon: each leaves a segment and its descriptor
+            self._hand_over(self._rescue)
 
     def _rescue_done(self, job: RescueJob) -> None:
         self._rescues[job.error is None].value += 1
@@ -337,6 +338,7 @@ class Writer:
             return
         log.warning("the log goes on in a new segment from position %d", job.durable)
         self._rescue = self.refusal = None
+        self._rest_timer.once(self._options.recover_retry_ms / 1000, self._rescue_again)
         self._segments.add(job.segment)
         if job.frame is not None:
             job.frame.sync = True
@@ -387,7 +389,7 @@ class Writer:
             return
         self._closed = True
         self._gathering.close()
-        for timer in (self._sync_timer, self._retry_timer):
+        for timer in (self._sync_timer, self._retry_timer, self._rest_timer):
             timer.stop()
         flying, job = self._flying(), self._committer.stop()
         if isinstance(job, CommitJob) and job.error is None:

@@ -10,7 +10,8 @@ import gevent
 from faulty_storage import FaultyStorage
 from log_story import Story, Told, check, new_record, open_story, read_all, soon, wait
 
-from backend.records import AppendStatus, TopicInfo
+from backend.completion import Completion
+from backend.records import AppendResult, AppendStatus, TopicInfo
 from ddmq_common.errors import RefusedUntilRecoveredError, RemoteError
 
 
@@ -74,6 +75,35 @@ def test_refused_until_it_can_be_written_elsewhere(tmp_path: Path) -> None:
     again = open_story(storage.image(tmp_path / "dark"))
     assert [record.delivery for record in read_all(again, "orders").values()] == bodies
     again.close()
+
+
+def test_a_disk_that_fails_again_and_again_costs_a_segment_a_period_not_one_each(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    storage = Failing(tmp_path / "live")
+    log = open_story(tmp_path / "live", storage, recover_retry_ms=3_600_000)
+    wait(log.put_topic(TopicInfo("orders", 0, 1), soon()))
+
+    def append() -> Completion[list[AppendResult]]:
+        return log.append([new_record("orders", 0, b"000009:again")], soon())
+
+    def segments() -> int:
+        return len(list((tmp_path / "live" / "commitlog").glob("[0-9]*")))
+
+    storage.broken = ("write through",)  # a new segment is written otherwise
+    assert wait(append())[0].status is AppendStatus.STORED
+    assert segments() == 2
+    second, give_up = append(), time.monotonic() + 20
+    while log.health().ready:
+        assert time.monotonic() < give_up
+        gevent.sleep(0.001)
+    refused = wait(append())[0]
+    assert isinstance(refused.error, RefusedUntilRecoveredError)
+    assert not second.done
+    assert segments() == 2, "it waits for its turn"
+    log._writer._rest_timer.once(0, log._writer._rescue_again)
+    assert wait(second)[0].status is AppendStatus.STORED
+    assert segments() == 3
+    log.close()
 
 
 def test_written_records_survive_a_failed_sync_of_them(tmp_path: Path) -> None:
