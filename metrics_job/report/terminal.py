@@ -112,7 +112,8 @@ def _promises(report: Report) -> Iterator[RenderableType]:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    built = Table(title=title or None, title_justify="left", header_style="bold")
+    heading = Text(title, "bold") if title else None
+    built = Table(title=heading, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for column in columns:
         built.add_column(column, overflow="fold", justify="left" if column in _LEFT else "right")
     for row in rows[:ROWS_SHOWN]:
