@@ -180,6 +180,8 @@ class Batch:
             code, what = _known(state)
             if not _is_pending(state):
                 self._done.append(order.offset)
+            if state.kind is IdKind.FIRED and self._in.lost_place and order.offset < self._in.reread_to:
+                self._in.assumed[order.uuid] = state.at_ms  # perhaps by an owner that was killed meanwhile
             self._tell(what)
             self._reply(said, code, state)
 

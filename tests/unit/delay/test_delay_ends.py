@@ -12,6 +12,7 @@ from ddmq_common.delay_order import (
     ADD,
     ALREADY_FIRED,
     CANCEL,
+    CANCELLED,
     FIRE,
     LOOP,
     ONCE,
@@ -128,6 +129,26 @@ def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
     assert not plan.outlets
     assert plan.changes is not None
     assert [one.due_ms for one in plan.changes.added] == [NOW + 110_000]
+
+
+def test_what_was_assumed_before_a_kill_is_no_fact() -> None:
+    """The store was lost, and its owner killed between reading the add again and reading its cancel."""
+    order = DelayOrder(ADD, UUID_TEXT, "t", due_ms=NOW + 50_000)
+    uuid, delivery = UUID(UUID_TEXT).bytes, encode(b"", b"x", b"", None)
+    add = Order(7, order, uuid, encode_order(order), bytes(16), NOW, 0, delivery)
+    said = DelayOrder(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
+    cancel = Order(9, said, uuid, "", bytes(16), NOW + 1_000, 0, b"")
+    acks, store = AckMap(0), MemoryStore()
+    acks.finish([(7, 8), (9, 10)])
+
+    def owner() -> Intake:
+        return Intake(store, acks, {}, KEPT_MS, reread_to=10, lost_place=True)
+
+    store.write(owner().take([add], NOW + 2_000).changes)
+    again = owner()
+    store.write(again.take([add], NOW + 3_000).changes)
+    [reply] = again.take([cancel], NOW + 3_000).replies
+    assert reply.outcome.code == CANCELLED
 
 
 def test_a_rescheduled_one_is_late_by_its_new_due_time() -> None:
