@@ -1,11 +1,11 @@
-"""What the streaming job took in: the lines of every batch, kept until no later line can touch their day.
+"""What the streaming job took in: the rows of every batch, kept until no later line can touch their day.
 
-A batch lies in `<root>/<first>-<last>/date=…/*.parquet` (both numbers its own); a merge of neighbours lies in
-a folder with their whole range. A folder counts when it has its state file, which is written last and under
-its final name at once; one that lies inside the range of another that counts is dead and is deleted. So a
-batch that is repeated replaces itself, and a kill at any point leaves each line in exactly one folder that
-counts. Folders are merged FANOUT at a time, so that a day is read from few files and a line is rewritten
-as many times as the logarithm of the number of batches.
+A batch lies in `<root>/<first>-<last>/date=…/hour=…/*.parquet` (both numbers its own); a merge of neighbours
+lies in a folder with their whole range. A folder counts when it has its state file, which is written last and
+under its final name at once; one that lies inside the range of another that counts is dead and is deleted. So
+a batch that is repeated replaces itself, and a kill at any point leaves each row in exactly one folder that
+counts. Folders are merged FANOUT at a time, so that an hour is read from few files and a row is rewritten as
+many times as the logarithm of the number of batches.
 
 Works on every file system Spark reaches (paths or URLs): it asks Hadoop's own classes.
 """
@@ -23,7 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 from pyspark.sql import types as T  # noqa: N812
 
-from metrics_job.tables import PARTITION
+from metrics_job.minutes import INTERVAL
+from metrics_job.tables import HOUR, PARTITION
 
 FANOUT = 16
 STATE = "_state.json"  # Spark reads no file that starts with _
@@ -80,7 +81,7 @@ def to_merge(ranges: list[Range]) -> list[Range]:
 
 
 class Arrived:
-    """The kept lines under `root`; `schema` is that of a line with its partition column `date`."""
+    """The kept rows under `root`; `schema` is theirs, with the partition columns `date` and `hour`."""
 
     def __init__(self, spark: SparkSession, root: str, schema: T.StructType) -> None:
         self._spark, self._root, self._schema = spark, root.rstrip("/"), schema
@@ -96,27 +97,23 @@ class Arrived:
         """The latest `to` in the batches below `before`; NEVER when there is none."""
         return max((self.state(one).newest_ms for one in self.ranges(before)), default=NEVER)
 
-    def write(self, batch: int, lines: DataFrame, limit_ms: int) -> list[date]:
-        """Keep the lines of a batch, instead of those it had, and give the dates they touch.
+    def write(self, batch: int, rows: DataFrame, limit_ms: int) -> DataFrame:
+        """Keep the rows of a batch, instead of those it had, and give them.
 
         A `to` above `limit_ms` (of a clock that is wrong) moves nothing else out of the window.
         """
         own = Range(batch, batch)
-        self._write(own, lines)
+        self._write(own, rows)
         kept = self._read([own])
-        times = kept.filter(F.col("reason").isNull() & (F.col("to") <= limit_ms))
-        found = times.agg(F.max("to")).first()
+        times = kept.filter((F.col("kind") == INTERVAL) & (F.col("to_ms") <= limit_ms))
+        found = times.agg(F.max("to_ms")).first()
         last = NEVER if found is None or found[0] is None else int(found[0])
         self._finish(own, State(last, max(last, self.newest_ms(batch))))
-        return sorted(row[0] for row in kept.select(PARTITION).distinct().collect() if row[0] is not None)
+        return kept
 
-    def read(self, dates: list[date], through: int) -> DataFrame:
-        """All lines of these dates in the batches up to and with `through`."""
-        return self._read(self.ranges(through + 1)).filter(F.col(PARTITION).isin(dates))
-
-    def intervals(self, before: int) -> DataFrame:
-        """`instance` and `seq` of the good lines in the batches below `before`, with repeats."""
-        return self._read(self.ranges(before)).filter(F.col("reason").isNull()).select("instance", "seq")
+    def read(self, through: int) -> DataFrame:
+        """All rows of the batches up to and with `through`."""
+        return self._read(self.ranges(through + 1))
 
     def tidy(self, before: int, keep_from: date) -> None:
         """Delete what is dead or too old and merge what is small; of batches below `before` only."""
@@ -152,9 +149,9 @@ class Arrived:
         for one in ranges:
             self._delete(one)
 
-    def _write(self, one: Range, lines: DataFrame) -> None:
+    def _write(self, one: Range, rows: DataFrame) -> None:
         self._delete(one)
-        writer = lines.write.partitionBy(PARTITION).mode("overwrite")
+        writer = rows.write.partitionBy(PARTITION, HOUR).mode("overwrite")
         writer.option("partitionOverwriteMode", "static").parquet(f"{self._root}/{one.name}")
 
     def _finish(self, one: Range, state: State) -> None:
@@ -171,14 +168,14 @@ class Arrived:
         parts = [
             self._spark.read.schema(self._schema).parquet(f"{self._root}/{one.name}")
             for one in ranges
-            if self._has_lines(one)
+            if self._has_rows(one)
         ]
         found = self._spark.createDataFrame([], self._schema) if not parts else parts[0]
         for part in parts[1:]:
             found = found.union(part)
         return found
 
-    def _has_lines(self, one: Range) -> bool:
+    def _has_rows(self, one: Range) -> bool:
         found = self._files.listStatus(self._path(f"{self._root}/{one.name}"))
         return any(entry.getPath().getName().startswith(f"{PARTITION}=") for entry in found)
 

@@ -1,4 +1,4 @@
-"""The batch job: samples of whole days in, their tables out, replaced. Streaming may use it for its days.
+"""The batch job: samples of whole days in, their tables out, replaced.
 
 Everything is made from minutes (one reading of the files, persisted) and from tables made before. The job may
 be repeated, on the same range or on one that overlaps: the dates it covers are replaced, nothing else is
@@ -22,7 +22,7 @@ from ddmq_common.metrics.samples.names import day_of
 from metrics_job.arrow.read import Found, read_minutes
 from metrics_job.folders import Days, Folders, days_of, near
 from metrics_job.kept import notes_now, read_note, sort_days, write_note
-from metrics_job.minutes import Keep, minutes
+from metrics_job.minutes import Keep
 from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
 from metrics_job.session import quiet_interrupt, session, settings_of_the_job
 from metrics_job.tables import (
@@ -92,18 +92,6 @@ def _run(spark: SparkSession, samples: str, out: str, wanted: Days, goals: Goals
     return days
 
 
-def roll_up(
-    spark: SparkSession, out: str, config: Path | None = None
-) -> Callable[[DataFrame, list[date]], None]:
-    """For streaming: tables of days from all their lines, classified, with file and date."""
-    goals = objectives.load_objectives(config)
-
-    def replace(lines: DataFrame, days: list[date]) -> None:
-        write_tables(spark, out, lambda keep: Found(keep(minutes(lines, keep)), lines), sorted(days), goals)
-
-    return replace
-
-
 def _opened(spark: SparkSession, paths: list[str], days: Days) -> Open:
     """The lines of these folders, of whole days."""
     return lambda keep: read_minutes(spark, paths, days, keep)
@@ -126,16 +114,19 @@ def write_tables(
     try:
         store, found = Store(spark, out, days), opened(keep)
         now_ms = time.time_ns() // 1_000_000
-        _write_series(store, found.made, keep, now_ms)
+        counters = write_series(store, found.made, keep)
+        store.write(LAG_MINUTE, groups.lag_minute(found.made, counters, now_ms))
         store.write(PROCESSES, processes.processes(found.made, now_ms))
-        store.write(REJECTS, None if found.odd is None else processes.rejects(found.odd))
-        _write_judged(store, days, goals)
+        odd = None if found.odd is None else processes.refused(found.odd)
+        store.write(REJECTS, None if odd is None else processes.rejects(odd))
+        write_judged(store, days, goals)
     finally:
         for rows in kept:
             rows.unpersist()
 
 
-def _write_series(store: Store, made: DataFrame, keep: Keep, now_ms: int) -> None:
+def write_series(store: Store, made: DataFrame, keep: Keep) -> DataFrame:
+    """What was told by minute and by hour; gives counters_minute."""
     counters, gauges = keep(numbers.counters_minute(made)), keep(numbers.gauges_minute(made))
     histograms = keep(latencies.latencies(made))
     store.write(COUNTERS_MINUTE, counters)
@@ -144,10 +135,10 @@ def _write_series(store: Store, made: DataFrame, keep: Keep, now_ms: int) -> Non
     store.write(GAUGES_HOUR, numbers.gauges_hour(gauges))
     store.write(LATENCIES_MINUTE, latencies.of_period(histograms, "minute"))
     store.write(LATENCIES_HOUR, latencies.of_period(histograms, "hour"))
-    store.write(LAG_MINUTE, groups.lag_minute(made, counters, now_ms))
+    return counters
 
 
-def _write_judged(store: Store, days: Sequence[date], goals: dict[str, objectives.Objective]) -> None:
+def write_judged(store: Store, days: Sequence[date], goals: dict[str, objectives.Objective]) -> None:
     """What compares hours: with what was promised, and with former weeks; from the tables as written."""
     day = F.col(PARTITION)
     all_counters, all_latencies = store.read(COUNTERS_HOUR), store.read(LATENCIES_HOUR)

@@ -1,10 +1,14 @@
 """Structured Streaming over arriving sample files: the same tables as the batch job, brought up to date.
 
 Spark's file source says which files are new and remembers it in the checkpoint; a batch of it that did not
-end is repeated with the same files. Every batch is (1) read and judged by the functions of the batch job,
-(2) kept in arrived.py under its number, replacing what an interrupted try left there, (3) followed by
-computing the tables of the days it touches, with the functions of the batch job, from all that is kept. Each
-of the steps gives the same when repeated, so the tables count every line once, whatever was killed when.
+end is repeated with the same files. Every batch is (1) read, judged and made into minutes by the functions of
+the batch job, (2) kept in arrived.py under its number, replacing what an interrupted try left there, (3)
+followed by computing the tables of the hours it touches (metrics_job.stream_tables), with the functions of
+the batch job, from all that is kept. Each of the steps gives the same when repeated, so the tables count
+every line once, whatever was killed when.
+
+An interval is known by its process's instance and its number. One that is kept is whole: of what comes of it
+in a later batch nothing is counted but that it came again.
 
 Late lines: a line whose `to` is more than `late_hours` behind the latest one of the batches before is not
 counted; it is a reject with the reason `late`, on the day it came. A clock that runs ahead cannot make
@@ -28,15 +32,18 @@ from types import FrameType
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
-from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ddmq_common.errors import ConfigError
 from metrics_job.arrived import NEVER, Arrived, utc_date
-from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified
-from metrics_job.tables import PARTITION, STRING, line_schema
+from metrics_job.minutes import INTERVAL, minutes
+from metrics_job.read import FILE, READER_OPTIONS, REASON, classified
+from metrics_job.rollups import processes
+from metrics_job.stream_tables import OF_DAY, RollUp, kept, kept_schema, touched
+from metrics_job.tables import HOUR, PARTITION, line_schema
 
 LATE = "late"
+INTERVAL_KEY = ("instance", "seq")
 _DAY_FOLDER = r"/date(?:=|%3D)(\d{4}-\d\d-\d\d)/"
 HOUR_MS = 3_600_000
 KEEP_DAYS = 2  # behind the oldest line that still counts: merged hours are compared with what is kept
@@ -62,15 +69,6 @@ class Streaming:
         return f"{self.out.rstrip('/')}/stream"
 
 
-RollUp = Callable[[DataFrame, list[date]], None]  # classified lines of whole days -> their tables, replaced
-
-
-def arrived_schema() -> T.StructType:
-    """A judged line as it is kept: tables.line_schema, file, kind, reason, and its day."""
-    more = [T.StructField(name, STRING) for name in (FILE, KIND, REASON)]
-    return T.StructType([*line_schema().fields, *more, T.StructField(PARTITION, T.DateType())])
-
-
 class Taking:
     """What happens to one batch; `take` is safe to repeat with the same number and files."""
 
@@ -78,23 +76,43 @@ class Taking:
         self, spark: SparkSession, what: Streaming, roll_up: RollUp, now_ms: Callable[[], int]
     ) -> None:
         self._what, self._roll_up, self._now_ms = what, roll_up, now_ms
-        self._arrived = Arrived(spark, f"{what.folder}/arrived", arrived_schema())
+        self._arrived = Arrived(spark, f"{what.folder}/minutes", kept_schema())
 
     def take(self, lines: DataFrame, batch: int) -> None:
         """foreachBatch: lines of tables.line_schema with their file."""
         newest = self._arrived.newest_ms(batch)
         if newest != NEVER:
             self._arrived.tidy(batch, self._keep_from(newest))
-        judged = lines.transform(classified).persist()
+        persisted = [lines.transform(classified).persist()]
+
+        def keep(rows: DataFrame) -> DataFrame:
+            persisted.append(rows.persist())
+            return rows
+
         try:
-            fresh = judged.transform(lambda one: self._without_repeats(one, batch))
+            fresh = persisted[0].transform(lambda one: self._without_repeats(one, batch))
             dated = fresh.transform(lambda one: self._dated(one, newest))
+            made = self._once(minutes(dated, keep), batch)
             limit_ms = self._now_ms() + HOUR_MS
-            dates = self._arrived.write(batch, dated.select(*arrived_schema().names), limit_ms)
+            rows = self._arrived.write(batch, kept(made, processes.refused(dated)), limit_ms)
         finally:
-            judged.unpersist()
-        if dates:
-            self._roll_up(self._arrived.read(dates, batch), dates)
+            for some in persisted:
+                some.unpersist()
+        which = touched(rows)
+        if which.days:
+            self._roll_up(self._arrived.read(batch), which)
+
+    def _known(self, batch: int) -> DataFrame:
+        """`instance` and `seq` of the intervals in the batches before."""
+        of_days = self._arrived.read(batch - 1).filter(F.col(HOUR) == OF_DAY)
+        return of_days.filter(F.col("kind") == INTERVAL).select(*INTERVAL_KEY).distinct()
+
+    def _once(self, made: DataFrame, batch: int) -> DataFrame:
+        """Without what is known; of that only that it came again."""
+        known = self._known(batch)
+        new = made.join(known, list(INTERVAL_KEY), "left_anti")
+        again = made.filter(F.col("kind") == INTERVAL).join(known, list(INTERVAL_KEY), "left_semi")
+        return new.unionByName(again.withColumn("lines", F.lit(0).cast("long")))
 
     def _watermark(self, newest_ms: int) -> int:
         """`to` below it is late; nothing is before the first line was seen."""
@@ -109,9 +127,9 @@ class Taking:
         hours = judged.filter(merged)
         if hours.isEmpty():
             return judged
-        parts, interval = judged.filter(~merged), ["instance", "seq"]
+        parts, interval = judged.filter(~merged), list(INTERVAL_KEY)
         arriving = parts.filter(F.col(REASON).isNull()).select(*interval)
-        known = self._arrived.intervals(batch).union(arriving).distinct()
+        known = self._known(batch).union(arriving).distinct()
         new = hours.filter(F.col(REASON).isNull()).join(known, interval, "left_anti")
         files = new.select(FILE).distinct()
         bad = hours.filter(F.col(REASON).isNotNull()).join(files, [FILE], "left_semi")

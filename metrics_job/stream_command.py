@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from pyspark.errors import StreamingQueryException
 
-from metrics_job.batch import roll_up
 from metrics_job.session import session
 from metrics_job.stream import FILES_MAX, Streaming, run, stop_on_signals
+from metrics_job.stream_tables import roll_up
 
 AMOUNT_MAX = 1_000_000  # of seconds and hours
 COUNT_MAX = (1 << 31) - 1  # Spark's own

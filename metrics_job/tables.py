@@ -20,6 +20,7 @@ PROCESS_METRIC = "ddmq_process"  # the first line of a file: not a metric, says 
 STATE_LABEL, LAST = "state", "last"  # its label, and what the last file of a process says there
 CORRUPT = "corrupt_line"  # where the reader keeps a line that is not a sample
 PARTITION = "date"
+HOUR = "hour"  # the second one of a stream's tables, of those that have a row of an hour or less
 
 STRING, LONG, DOUBLE, INT = T.StringType(), T.LongType(), T.DoubleType(), T.IntegerType()
 
@@ -186,6 +187,10 @@ REJECTS = Table(
     "rejects", _struct(file=STRING, reason=STRING, lines=LONG, example=STRING), ("file", "reason")
 )
 
+BY_HOUR = (
+    COUNTERS_MINUTE, COUNTERS_HOUR, GAUGES_MINUTE, GAUGES_HOUR, LATENCIES_MINUTE, LATENCIES_HOUR, RATIOS_HOUR,
+    ANOMALIES_HOUR,
+)  # fmt: skip
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (

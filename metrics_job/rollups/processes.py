@@ -45,9 +45,9 @@ def processes(made: DataFrame, now_ms: int) -> DataFrame:
     )
 
 
-def rejects(lines: DataFrame) -> DataFrame:
-    """From lines of metrics_job.read: file, reason, lines, the beginning of one such line, and the date: that
-    which the lines were given, else that of their folder.
+def refused(lines: DataFrame) -> DataFrame:
+    """From lines of metrics_job.read those that are refused: their date (as it was given, else that of their
+    folder), file, reason, and the beginning of the line as `text`.
 
     A line that was read but refused is written again from what was understood of it.
     """
@@ -57,12 +57,15 @@ def rejects(lines: DataFrame) -> DataFrame:
     day = F.col(PARTITION) if PARTITION in lines.columns else folder
     understood = F.to_json(F.struct(*(name for name in line_schema().names if name != CORRUPT)))
     text = F.substring(F.make_valid_utf8(F.coalesce(F.col(CORRUPT), understood)), 1, EXAMPLE_CHARS)
-    refused = lines.filter(F.col(REASON).isNotNull())
-    named = refused.select(
+    return lines.filter(F.col(REASON).isNotNull()).select(
         day.alias("date"), F.when(file == "", path).otherwise(file).alias(FILE), REASON, text.alias("text")
     )
+
+
+def rejects(refused: DataFrame) -> DataFrame:
+    """Refused lines counted, with one of them."""
     counted = F.count(F.lit(1)).alias("lines"), F.min("text").alias("example")
-    return named.groupBy("date", FILE, REASON).agg(*counted)
+    return refused.groupBy("date", FILE, REASON).agg(*counted)
 
 
 def _of_run() -> list[Column]:

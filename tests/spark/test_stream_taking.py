@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from pathlib import Path
 
@@ -9,13 +10,18 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from bench.samples_generator import Generator, Shape, place
+from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.samples.line import Line, encode
 from ddmq_common.metrics.samples.names import HOUR_MS, SampleName, folder, part
 from metrics_job import arrived
 from metrics_job.arrived import Arrived
+from metrics_job.batch import run_batch
 from metrics_job.read import FILE, READER_OPTIONS
-from metrics_job.stream import Streaming, Taking, arrived_schema
+from metrics_job.stream import Streaming, Taking
+from metrics_job.stream_tables import REFUSED, Touched, kept_schema, roll_up
 from metrics_job.tables import line_schema
+from tests.spark import tables_read
 
 NOON = 1_767_614_400_000  # 2026-01-05 12:00 UTC
 DAY_MS = 24 * HOUR_MS
@@ -31,11 +37,12 @@ class Rig:
         self.rolled: list[tuple[list[date], dict[str | None, int]]] = []
         what = Streaming(str(root / "samples"), str(root / "out"))
         self.taking = Taking(spark, what, self._roll_up, lambda: self.now_ms)
-        self.arrived = Arrived(spark, f"{what.folder}/arrived", arrived_schema())
+        self.arrived = Arrived(spark, f"{what.folder}/minutes", kept_schema())
 
-    def _roll_up(self, lines: DataFrame, days: list[date]) -> None:
-        counted = lines.groupBy("reason").agg(F.sum(F.coalesce("value", F.lit(1))).alias("sum")).collect()
-        self.rolled.append((days, {row["reason"]: int(row["sum"]) for row in counted}))
+    def _roll_up(self, rows: DataFrame, which: Touched) -> None:
+        of_days = rows.filter(F.col("date").isin(which.days) & F.col("kind").isin("counter", REFUSED))
+        counted = of_days.groupBy("reason").agg(F.sum(F.coalesce("total", F.lit(1))).alias("sum")).collect()
+        self.rolled.append((which.days, {row["reason"]: int(row["sum"]) for row in counted}))
 
     def file(self, instance: str, intervals: dict[int, tuple[int, int]], merged: bool = False) -> str:
         """Write one: sequence number -> (to, value of ddmq_sends_total)."""
@@ -61,7 +68,7 @@ class Rig:
         return str(path)
 
     def take(self, batch: int, *paths: str) -> dict[str | None, int]:
-        """Reason (None: counted) -> sum of values, over all days the batch touched."""
+        """Of all days the batch touched: None -> sum of values, a reason -> number of lines refused."""
         reader = self._spark.read.schema(line_schema()).options(**READER_OPTIONS)
         self.taking.take(reader.json(list(paths)).withColumn(FILE, F.col("_metadata.file_path")), batch)
         return self.rolled[-1][1]
@@ -84,12 +91,12 @@ def test_late_lines_count_until_the_window_ends_and_are_refused_behind_it(rig: R
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
     within, behind = NOON - 6 * HOUR_MS, NOON - 6 * HOUR_MS - 1
     found = rig.take(1, rig.file(B, {0: (within, 3)}), rig.file(B, {1: (behind, 100)}))
-    assert found == {None: 8, "late": 100}
+    assert found == {None: 8, "late": 1}
 
 
 def test_a_late_line_of_another_day_leaves_that_day_alone(rig: Rig) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
-    assert rig.take(1, rig.file(B, {0: (NOON - 3 * DAY_MS, 100)})) == {None: 5, "late": 100}
+    assert rig.take(1, rig.file(B, {0: (NOON - 3 * DAY_MS, 100)})) == {None: 5, "late": 1}
     assert rig.rolled[-1][0] == [date(2026, 1, 5)]
 
 
@@ -104,8 +111,20 @@ def test_a_merged_hour_gives_only_what_never_came(rig: Rig) -> None:
         rig.take(batch, *(rig.file(A, {seq: intervals[seq]}) for seq in seqs))
     hour = rig.file(A, intervals, merged=True)
     assert rig.take(2, hour, rig.file(A, {4: intervals[4]})) == {None: 6}
-    lines = rig.arrived.read([date(2026, 1, 5)], through=2)
-    assert sorted(row["seq"] for row in lines.collect()) == list(range(6))
+    rows = rig.arrived.read(through=2).filter(F.col("kind") == "interval").collect()
+    assert sorted((row["seq"], row["copies"]) for row in rows) == [(seq, 1) for seq in range(6)]
+
+
+def test_an_interval_that_comes_again_counts_only_as_a_copy(rig: Rig) -> None:
+    first = rig.file(A, {0: (NOON, 5)})
+    rig.take(0, first)
+    assert rig.take(1, first, rig.file(A, {1: (NOON + 10_000, 7)})) == {None: 12}
+    rows = rig.arrived.read(through=1).filter(F.col("kind") == "interval").collect()
+    assert sorted((row["seq"], row["lines"], row["copies"]) for row in rows) == [
+        (0, 0, 1),
+        (0, 1, 1),
+        (1, 1, 1),
+    ]
 
 
 def test_folders_are_merged_and_days_behind_the_window_deleted(
@@ -126,5 +145,41 @@ def test_folders_are_merged_and_days_behind_the_window_deleted(
 def test_half_a_batch_does_not_count(rig: Rig, tmp_path: Path) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
     rig.take(1, rig.file(A, {1: (NOON + 10_000, 7)}))
-    (tmp_path / "out" / "stream" / "arrived" / f"{1:012d}-{1:012d}" / "_state.json").unlink()
+    (tmp_path / "out" / "stream" / "minutes" / f"{1:012d}-{1:012d}" / "_state.json").unlink()
     assert rig.take(2, rig.file(A, {2: (NOON + 20_000, 1)})) == {None: 6}
+
+
+@pytest.mark.slow
+def test_batches_give_the_tables_of_one_run_and_leave_other_hours_alone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    samples, out = tmp_path / "samples", tmp_path / "stream"
+    shape = Shape(samples=900, seed=4, faults=0.3, interval_ms=600_000, topics=1, groups=1)
+    files = list(Generator(shape).arrivals())
+    cut, again = 5 * len(files) // 6, next(file for file in files if file.folder.endswith("hour=01"))
+    files.append(again._replace(folder=again.folder.replace("hour=01", "hour=02")))
+    what = Streaming(str(samples), str(out), late_hours=48)
+    taking = Taking(spark, what, roll_up(spark, str(out)), lambda: NOON + DAY_MS)
+    reader = spark.read.schema(line_schema()).options(**READER_OPTIONS)
+    made: list[set[tuple[str, str]]] = []  # hour and name of each file of a table, after each batch
+    for batch, some in enumerate((files[:cut], files[cut:])):
+        for file in some:
+            place(samples, file.path, file.data)
+        paths = [str(samples / file.path) for file in some]
+        taking.take(reader.json(paths).withColumn(FILE, F.col("_metadata.file_path")), batch)
+        made.append({(path.parent.name, path.name) for path in (out / "counters_minute").rglob("*.parquet")})
+    run_batch(samples, tmp_path / "batch")
+    assert tables_read.everything(out) == tables_read.everything(tmp_path / "batch")
+    ends = [int(to) for file in files[cut:] for to in re.findall(rb'"to":(\d+)', file.data)]
+    touched = {f"hour={to // HOUR_MS % 24:02}" for to in ends}
+    assert "hour=01" in touched
+    assert {hour for hour, _ in made[0] - made[1]} <= touched, "other hours are left alone"
+    assert made[0] & made[1], "there are others"
+
+
+def test_tables_of_a_batch_run_are_not_taken_over(spark: SparkSession, tmp_path: Path) -> None:
+    day = tmp_path / "counters_minute" / "date=2026-01-05"
+    day.mkdir(parents=True)
+    (day / "part-0.parquet").touch()
+    with pytest.raises(ConfigError, match="give another folder as --out"):
+        roll_up(spark, str(tmp_path))

@@ -1,0 +1,146 @@
+"""The tables of a stream, from the rows it keeps: of the hours that a batch touches, and of their days.
+
+What is told by minute and by hour is made again for these hours alone. What only a whole day tells (lag from
+one instant to the next, processes, what was promised) is made from the rows of the day that it needs, which
+are few and kept apart, and from tables of hours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
+from pyspark.sql import types as T  # noqa: N812
+
+from ddmq_common.errors import ConfigError
+from metrics_job.batch import write_judged, write_series
+from metrics_job.folders import Folders
+from metrics_job.minutes import FOLLOWED, INTERVAL, schema
+from metrics_job.read import FILE, REASON
+from metrics_job.rollups import groups, objectives, processes
+from metrics_job.tables import (
+    COUNTERS_MINUTE,
+    HOUR,
+    INT,
+    LAG_MINUTE,
+    PARTITION,
+    PROCESSES,
+    REJECTS,
+    STRING,
+    table_path,
+)
+from metrics_job.write import Store
+
+REFUSED = "refused"  # the kind of a row that is a refused line
+TEXT = "text"
+OF_DAY = -1  # the hour of rows that the tables of their whole day are made of
+HOUR_MINUTES = 60
+
+
+class Touched(NamedTuple):
+    """What a batch has rows of: days, and hours since the epoch."""
+
+    days: list[date]
+    hours: list[int]
+
+
+RollUp = Callable[[DataFrame, Touched], None]  # all kept rows -> the tables of what was touched, replaced
+
+
+def kept_schema() -> T.StructType:
+    """A kept row: metrics_job.minutes, or of a refused line its file, reason and text; its day and hour."""
+    more = [T.StructField(name, STRING) for name in (FILE, REASON, TEXT)]
+    parts = [T.StructField(PARTITION, T.DateType()), T.StructField(HOUR, INT)]
+    return T.StructType([*schema().fields, *more, *parts])
+
+
+def kept(made: DataFrame, refused: DataFrame) -> DataFrame:
+    """Rows to keep, of metrics_job.minutes and of processes.refused."""
+    epoch_hour = F.floor(F.col("minute") / HOUR_MINUTES)
+    followed = F.coalesce(F.col("metric").isin(*FOLLOWED), F.lit(False))
+    hour = F.when((F.col("kind") == INTERVAL) | followed, OF_DAY).otherwise(F.pmod(epoch_hour, F.lit(24)))
+    day = F.to_date(F.timestamp_seconds(epoch_hour * 3600))
+    rows = made.withColumn(PARTITION, day).withColumn(HOUR, hour.cast("int"))
+    odd = refused.withColumn("kind", F.lit(REFUSED)).withColumn(HOUR, F.lit(OF_DAY))
+    return rows.unionByName(odd, allowMissingColumns=True).select(*kept_schema().names)
+
+
+def touched(rows: DataFrame) -> Touched:
+    """By these kept rows."""
+    hour = F.floor(F.col("minute") / HOUR_MINUTES).alias("epoch_hour")
+    found = rows.select(PARTITION, hour).distinct().collect()
+    days = sorted({row[0] for row in found if row[0] is not None})
+    return Touched(days, sorted({int(row[1]) for row in found if row[1] is not None}))
+
+
+def roll_up(spark: SparkSession, out: str, config: Path | None = None) -> RollUp:
+    """Tables under `out`. Raises ConfigError when there are some that a batch run or an older stream made."""
+    goals = objectives.load_objectives(config)
+    _check(Folders(spark), out)
+
+    def replace(rows: DataFrame, which: Touched) -> None:
+        persisted: list[DataFrame] = []
+
+        def keep(some: DataFrame) -> DataFrame:
+            persisted.append(some.persist(StorageLevel.MEMORY_AND_DISK))
+            return some
+
+        try:
+            _write(Store(spark, out, which.days, which.hours), rows, which, keep, goals)
+        finally:
+            for some in persisted:
+                some.unpersist()
+
+    return replace
+
+
+def _write(
+    store: Store,
+    rows: DataFrame,
+    which: Touched,
+    keep: Callable[[DataFrame], DataFrame],
+    goals: dict[str, objectives.Objective],
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    of_days = rows.filter(F.col(PARTITION).isin(which.days))
+    whole = keep(_once(of_days.filter((F.col(HOUR) == OF_DAY) & (F.col("kind") != REFUSED))))
+    in_hours = F.floor(F.col("minute") / HOUR_MINUTES).isin(which.hours)
+    of_hours = of_days.filter(F.col(HOUR).isin([hour % 24 for hour in which.hours]) & in_hours)
+    made = keep(of_hours.select(*schema().names).unionByName(whole.filter(in_hours)))
+    write_series(store, made, keep)
+    counters = store.read(COUNTERS_MINUTE).filter(F.col(PARTITION).isin(which.days))
+    store.write(LAG_MINUTE, groups.lag_minute(whole, counters, now_ms))
+    store.write(PROCESSES, processes.processes(whole, now_ms))
+    store.write(REJECTS, processes.rejects(of_days.filter(F.col("kind") == REFUSED)))
+    write_judged(store, which.days, goals)
+
+
+def _once(rows: DataFrame) -> DataFrame:
+    """With one row for each interval, however often it came."""
+    interval = ("kind", "minute", "process", "instance", "seq", "from_ms", "to_ms")
+    sums = {"lines": F.sum("lines"), "copies": F.sum("copies"), "is_last": F.bool_or("is_last")}
+    once = (
+        rows.filter(F.col("kind") == INTERVAL)
+        .groupBy(*interval)
+        .agg(*(one.alias(name) for name, one in sums.items()))
+    )
+    others = rows.filter(F.col("kind") != INTERVAL).select(*schema().names)
+    return others.unionByName(once, allowMissingColumns=True)
+
+
+def _check(folders: Folders, out: str) -> None:
+    path = table_path(out, COUNTERS_MINUTE)
+    whole_days = any(
+        name.endswith(".parquet") for day in folders.names(path) for name in folders.names(f"{path}/{day}")
+    )
+    if whole_days or folders.exists(f"{out.rstrip('/')}/stream/arrived"):
+        raise ConfigError(
+            f"{out} is of a batch run, or of a stream of a version before, which knew no hours: give another "
+            "folder as --out; what is still in the samples' folder is read into it"
+        )
