@@ -19,14 +19,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Made]:
     return directory, write(SHAPE, directory)
 
 
+@pytest.fixture(scope="module")
+def found(made: tuple[Path, Made]) -> reference.Found:
+    return reference.read(made[0])
+
+
 def test_every_fault_is_in_it(made: tuple[Path, Made]) -> None:
     assert set(made[1].faults) == set(FAULTS)
     assert len(made[1].instances) > SHAPE.producers + SHAPE.consumers + SHAPE.delayers
 
 
-def test_lines_duplicates_and_rejects_are_as_told(made: tuple[Path, Made]) -> None:
-    directory, truth = made
-    found = reference.read(directory)
+def test_lines_duplicates_and_rejects_are_as_told(made: tuple[Path, Made], found: reference.Found) -> None:
+    _, truth = made
     reasons = dict.fromkeys((reason for _, reason in found.rejects), 0)
     for (_, reason), lines in found.rejects.items():
         reasons[reason] += lines
@@ -36,9 +40,9 @@ def test_lines_duplicates_and_rejects_are_as_told(made: tuple[Path, Made]) -> No
     assert truth.samples + truth.repeated + sum(reasons.values()) == truth.lines >= SHAPE.samples
 
 
-def test_totals_are_as_told(made: tuple[Path, Made]) -> None:
-    directory, truth = made
-    lines = reference.read(directory).lines
+def test_totals_are_as_told(made: tuple[Path, Made], found: reference.Found) -> None:
+    _, truth = made
+    lines = found.lines
     totals: dict[str, float] = dict.fromkeys(truth.totals, 0)
     for (_, metric, *_), (total, _, _) in reference.counters(lines, reference.HOUR_MS).items():
         totals[metric] += total
@@ -49,11 +53,11 @@ def test_totals_are_as_told(made: tuple[Path, Made]) -> None:
     assert observed == truth.observed
 
 
-def test_runs_are_as_told(made: tuple[Path, Made]) -> None:
-    directory, truth = made
+def test_runs_are_as_told(made: tuple[Path, Made], found: reference.Found) -> None:
+    _, truth = made
     told = {run.instance: (run.seq - run.missing - run.unnoticed, run.missing) for run in truth.instances}
-    found = reference.processes(reference.read(directory))
-    assert {instance: (files, missing) for (_, _, instance), (_, files, missing, *_) in found.items()} == told
+    rows = reference.processes(found)
+    assert {instance: (files, missing) for (_, _, instance), (_, files, missing, *_) in rows.items()} == told
 
 
 def test_lines_are_what_the_codec_of_the_servers_reads_and_writes() -> None:
