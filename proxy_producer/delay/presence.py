@@ -19,7 +19,6 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 
 ASK_S = 2.0  # between two questions while one is there
-FRESH_S = 0.05  # an answer "nobody" that is older is not good enough to refuse by
 ANSWER_S = 0.5
 WAITERS_MAX = 1_000
 
@@ -28,7 +27,7 @@ class Presence:
     """Of one producer proxy. `grace_s`: so long a service may be away."""
 
     __slots__ = (
-        "_absent_since", "_ask_at", "_asking", "_backend", "_grace_s", "_heard_at", "_monotonic", "_ran",
+        "_absent_since", "_ask_at", "_asking", "_backend", "_grace_s", "_monotonic", "_ran", "_telling",
         "_waiting",
     )  # fmt: skip
 
@@ -40,7 +39,7 @@ class Presence:
         self._ran = False
         self._asking = False
         self._ask_at = 0.0
-        self._heard_at = 0.0
+        self._telling = False
         self._waiting: list[Callable[[], object]] = []
         self._ask(clock.monotonic())
 
@@ -53,13 +52,12 @@ class Presence:
         return since is not None and (not self._ran or now - since > self._grace_s)
 
     def look_again(self, call: Callable[[], object]) -> bool:
-        """True: `call` follows, when `absent` is as good as new; False: it is already."""
-        now = self._monotonic()
-        if now - self._heard_at <= FRESH_S or len(self._waiting) >= WAITERS_MAX:
+        """True: `call` follows, when the backend has been asked after this; False: it is such a call."""
+        if self._telling or len(self._waiting) >= WAITERS_MAX:
             return False
         self._waiting.append(call)
         if not self._asking:
-            self._ask(now)
+            self._ask(self._monotonic())
         return True
 
     def _ask(self, now: float) -> None:
@@ -93,8 +91,11 @@ class Presence:
 
     def _tell(self, now: float) -> None:
         self._asking = False
-        self._heard_at = now
         self._ask_at = now + ASK_S
         waiting, self._waiting = self._waiting, []
-        for call in waiting:
-            call()
+        self._telling = True
+        try:
+            for call in waiting:
+                call()
+        finally:
+            self._telling = False

@@ -27,7 +27,7 @@ def code(request):
         (ADD._replace(action=3), 32, "allowed: 1 (add), 2 (cancel)"),
         (ADD._replace(timestamp=None), 33, "absent"),
         (ADD._replace(timestamp=999_999_999), 33, "999999999"),
-        (ADD._replace(timestamp=NOW + 62 * 86_400 + 1), 33, "5356800 s from now"),
+        (ADD._replace(timestamp=NOW + 62 * 86_400 + 1), 33, "5356800 s (62 days) from now"),
         (ADD._replace(due_ms=(NOW + 62 * 86_400 + 1) * 1_000), 33, "dueMs"),
         (ADD._replace(due_ms=-5), 33, "dueMs is -5"),
         (ADD._replace(kind=None), 31, "dmsgtype is absent"),
