@@ -61,8 +61,8 @@ class Outbox:
     def delayed(self, message: OutgoingMessage, when: When, deadline: float) -> SendJob:
         """The job of a delayed message. Its uuid is fixed here, so sending it again makes no second one."""
         placement, client_id = self._place(message), self.settings.client_id
-        encoded = encode_delayed(message, placement, client_id, str(uuid4()), when)
-        return self._repeatable(encoded, deadline)
+        encoded, again = encode_delayed(message, placement, client_id, str(uuid4()), when)
+        return self._repeatable(encoded, deadline, again)
 
     def change(
         self, action: DelayAction, delay: str | SendResult, deadline: float, when: When | None = None
@@ -73,9 +73,9 @@ class Outbox:
             raise OptionError(f"{delay!r} names no delayed message; allowed: the delay_id of a delayed send")
         return self._repeatable(encode_change(action, delay_id, self.settings.client_id, when), deadline)
 
-    def _repeatable(self, encoded: bytes, deadline: float) -> SendJob:
+    def _repeatable(self, encoded: bytes, deadline: float, again: bytes = b"") -> SendJob:
         policy = self._policy._replace(retry_unknown=True)
-        return SendJob([encoded], False, deadline, policy, SEND_DELAYED)
+        return SendJob([encoded], False, deadline, policy, SEND_DELAYED, again)
 
     def plan(self, messages: Iterable[OutgoingMessage]) -> BatchPlan:
         """Encode and cut. What asks for a delay level goes alone, after the others; what the topic may take

@@ -41,6 +41,7 @@ class SendJob:
     """The state of one call of the application: encoded messages in, one SendResult for each out."""
 
     __slots__ = (
+        "_again",
         "_attempts",
         "_batch",
         "_maybe_stored",
@@ -60,12 +61,15 @@ class SendJob:
         deadline: float,
         policy: RetryPolicy,
         method: bytes | None = None,
+        again: bytes = b"",
     ) -> None:
         """`deadline` in monotonic seconds; `batch` chooses sendBatch, else sendSync of one message, or
-        `method`, which takes one argument struct and a timeout as sendSync does.
+        `method`, which takes one argument struct and a timeout as sendSync does. `again`: the one message
+        for every attempt after the first.
         """
         self.method = method or (SEND_MANY if batch else SEND_ONE)
         self._messages = messages
+        self._again = again
         self._batch = batch
         self.deadline = deadline
         self._policy = policy
@@ -79,6 +83,8 @@ class SendJob:
         """An attempt at this node starts."""
         self._attempts += 1
         self.tried.add(node)
+        if self._again and self._attempts > 1:
+            self._messages = (self._again,)
 
     def attempt_deadline(self, now: float) -> float:
         """When to stop waiting for the attempt that starts now."""

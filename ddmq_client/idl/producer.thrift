@@ -77,6 +77,8 @@ struct DelayMessage {
     109: optional string key
     110: optional i32 partitionId
     111: optional i64 hashId
+    /* of an add: its uuid was made for it and never sent before, so nobody need look whether it is known */
+    112: optional bool fresh
 }
 
 struct DelayResult {

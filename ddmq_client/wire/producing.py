@@ -94,8 +94,8 @@ def encode_message(
 
 def encode_delayed(
     message: OutgoingMessage, placement: Placement, client_id: str, uuid: str, when: When
-) -> bytes:
-    """The same for an add to the delay service; `uuid` makes it the same add when it is sent again."""
+) -> tuple[bytes, bytes]:
+    """The same for an add to the delay service, as it is sent first, and again; by `uuid` it is one add."""
     encode_message(message, placement, client_id, None)  # says what is wrong with the message itself
     wire = _WireDelay()
     wire.action, wire.dmsgtype = int(DelayAction.ADD), int(DelayType.SCHEDULE)
@@ -108,7 +108,9 @@ def encode_delayed(
     wire.dueMs, wire.delayMs = when.due_ms, when.delay_ms
     wire.cron, wire.zone, wire.catchUp = when.cron, when.zone, when.catch_up
     wire.periodMs, wire.repeat, wire.occurrencesMax = when.period_ms, when.repeat, when.occurrences_max
-    return encode(wire, _DELAY_MESSAGE)
+    again = encode(wire, _DELAY_MESSAGE)
+    wire.fresh = True
+    return encode(wire, _DELAY_MESSAGE), again
 
 
 def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When | None = None) -> bytes:

@@ -180,7 +180,7 @@ class DelayDesk:
         record = self._record(asked, now_ms)
         pending = PendingDelay(
             self.shared, call, record, deadline, len(asked.body), asked.ours, topic, placed.delay_id,
-            placed.order, waits=asked.ours and not asked.adds,
+            placed.order, waits=asked.ours and not (asked.adds and asked.fresh),
         )  # fmt: skip
         self._flow.inflight += 1
         self._flow.inflight_bytes += call.frame_bytes

@@ -32,6 +32,7 @@ class Asked(NamedTuple):
     key: bytes
     place: tuple[int, int]
     schedule: Schedule | None
+    fresh: bool  # an add whose uuid nobody can know yet
 
     @property
     def ours(self) -> bool:
@@ -74,6 +75,7 @@ def asked_of(message: Any, now_ms: int) -> Asked:
         (message.key or b"") if schedule is not None else b"",
         (ANY_QUEUE if message.partitionId is None else message.partitionId, message.hashId or 0),
         schedule,
+        bool(message.fresh) or not message.uuid,
     )
 
 

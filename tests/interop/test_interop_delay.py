@@ -92,6 +92,20 @@ def test_an_add_that_comes_again_is_stored_once(
     assert stored(server, topic) == 1
 
 
+def test_an_add_that_is_known_tells_what_holds(producer: Client, topic: str) -> None:
+    """With a field of ours, and unless it says that nobody can know its uuid."""
+    given = {"action": ADD, "dmsgtype": 2, "body": b"body", "uuid": str(uuid4()), "clientId": "me"}
+    due = int(time.time()) + 3_600
+    first = producer.delay(topic, timestamp=due, **given)
+    again = producer.delay(topic, timestamp=due + 99, **given)
+    assert [(answer.outcome, answer.dueMs) for answer in (first, again)] == [(ADDED, due * 1_000)] * 2
+    cancel(producer, first.uniqDelayMsgId)
+    over = producer.delay(topic, timestamp=due, **given)
+    assert (over.code, over.outcome, over.dueMs) == (0, CANCELLED, None)
+    untold = producer.delay(topic, timestamp=due, fresh=True, **given)
+    assert (untold.outcome, untold.dueMs) == (ADDED, due * 1_000)
+
+
 def cancel(producer: Client, ident: str, **fields: Any) -> DelayResult:
     """With a field of ours: waits for the outcome."""
     return producer.delay(uniqDelayMsgId=ident, action=CANCEL, clientId="me", **fields)

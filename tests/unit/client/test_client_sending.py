@@ -321,3 +321,13 @@ def test_what_a_topic_may_take_for_a_delay_goes_alone_and_in_its_place() -> None
     asked = [plain, plain, level, rabbit, plain, rabbit, rabbit, plain]
     plan = outbox.plan([OutgoingMessage("t", b"b", properties=one) for one in asked])
     assert [[at for at, _ in request] for request in plan.requests] == [[0, 1], [3], [4], [5], [6], [7], [2]]
+
+
+def test_what_is_sent_again_says_so() -> None:
+    job = SendJob([b"fresh"], False, 10.0, RetryPolicy(retry_unknown=True), b"method", b"again")
+    for wanted, other in ((b"fresh", b"again"), (b"again", b"fresh"), (b"again", b"fresh")):
+        job.begin(NODES[0])
+        frame = job.frame(0.0, 1)
+        assert wanted in frame
+        assert other not in frame
+        job.failed(NODES[0], Verdict.LOST, "lost", False)

@@ -117,7 +117,7 @@ def test_whatever_a_loop_asks_for_its_id_can_be_cancelled(rig):
 @pytest.mark.parametrize("name", ["dueMs", "delayMs", "periodMs", "repeat", "occurrencesMax", "hashId"])
 @pytest.mark.parametrize("value", [-(1 << 63), -1, (1 << 63) - 1])
 def test_numbers_at_the_ends_are_taken_or_refused(rig, name, value):
-    call = ask(rig, timestamp=None, dmsgtype=SCHEDULE, **{"delayMs": 5, name: value})
+    call = ask(rig, timestamp=None, dmsgtype=SCHEDULE, fresh=True, **{"delayMs": 5, name: value})
     assert rig.backend.sent or call.answer.code in (11, 33)
 
 
@@ -244,7 +244,7 @@ def test_many_wait_at_once_and_each_is_told_its_own(rig):
 
 
 def test_our_adds_are_told_that_they_are_added(rig):
-    call = ask(rig, clientId=b"me", timestamp=None, dueMs=NOW_MS + 1_234)
+    call = ask(rig, clientId=b"me", timestamp=None, dueMs=NOW_MS + 1_234, fresh=True)
     order = rig.order()
     assert (order.kind, order.due_ms, order.timestamp_s) == (ONCE, NOW_MS + 1_234, 1_700_000_001)
     rig.backend.sent[0].answer()
@@ -267,7 +267,7 @@ def test_the_longest_delay_is_taken_at_any_part_of_a_second(rig):
 
 class TestSchedules:
     def schedule(self, rig, **fields):
-        return ask(rig, timestamp=None, dmsgtype=SCHEDULE, **fields)
+        return ask(rig, timestamp=None, dmsgtype=SCHEDULE, fresh=True, **fields)
 
     def test_a_cron_with_its_zone(self, rig):
         call = self.schedule(rig, cron=b"0 9 * * 1-5", zone=b"Asia/Shanghai", key=b"k", partitionId=1)
