@@ -3,32 +3,48 @@
 * A test over its time limit fails and says where every greenlet stood; its worker goes on. (The limit's own
   "thread" method ends the worker with the servers it started still running, its "signal" method fails the
   hub instead of the test while a test waits in gevent.)
-* Files of tests are shared out whole (`--dist loadgroup`, a group a file); all of tests/spark is one group,
-  so that a run starts one Java machine, and has it running from the beginning to the end of that group.
+* Several workers share the files as ByFile says, whatever `--dist` names.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Generator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import gevent
 import gevent.util
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 FRAMES = 12  # of each stack that are shown
 AGAIN_S = 60.0  # a test that goes on after its limit, or hangs in its clean-up, is failed again
-HERE = Path(__file__).parent
+SLOWEST = ("tests/spark/", "tests/scenarios/test_bench", "tests/crash/", "tests/scenarios/")
+
+
+def _place(file: str) -> int:
+    """Of a file's tests in the run."""
+    return next((place for place, folder in enumerate(SLOWEST) if file.startswith(folder)), len(SLOWEST))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files, and tests/spark as a whole, are what workers are given."""
-    for item in items:
-        path = item.path.relative_to(HERE)
-        item.add_marker(pytest.mark.xdist_group(path.parts[0] if path.parts[0] == "spark" else str(path)))
+    """The slowest come first, so that no worker is left alone with them at the end."""
+    items.sort(key=lambda item: _place(item.nodeid))
+
+
+class ByFile(LoadScopeScheduling):
+    """Files are shared out whole, and all of tests/spark together, for one Java machine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return SLOWEST[0] if file.startswith(SLOWEST[0]) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
