@@ -3,6 +3,7 @@
 * A test over its time limit fails and says where every greenlet stood; its worker goes on. (The limit's own
   "thread" method ends the worker with the servers it started still running, its "signal" method fails the
   hub instead of the test while a test waits in gevent.)
+* An example of Hypothesis has no time limit of its own: on a busy machine it is exceeded by chance.
 * Several workers share the files as ByFile says, whatever `--dist` names.
 """
 
@@ -16,11 +17,15 @@ from typing import Any
 import gevent
 import gevent.util
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 FRAMES = 12  # of each stack that are shown
 AGAIN_S = 60.0  # a test that goes on after its limit, or hangs in its clean-up, is failed again
 SLOWEST = ("tests/spark/", "tests/scenarios/test_bench", "tests/crash/", "tests/scenarios/")
+
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 def _place(file: str) -> int:
