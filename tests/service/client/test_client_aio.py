@@ -119,12 +119,13 @@ def test_certain_outcomes(proxy: Standin, other: Standin) -> None:
 
 def test_time_outs_cancellation_and_the_connection_bound(proxy: Standin) -> None:
     async def test() -> None:
-        proxy.faults["sendSync"].extend([HOLD, HOLD])
         async with AsyncProducer(proxy.address, connections_max=1) as producer:
+            assert (await producer.send("t", b"connected")).stored
+            proxy.faults["sendSync"].extend([HOLD, HOLD])
             with pytest.raises(UnknownOutcomeError, match="within"):
-                await producer.send("t", b"slow", timeout_ms=50)
+                await producer.send("t", b"slow", timeout_ms=500)
             task = asyncio.create_task(producer.send("t", b"cancelled"))
-            await until(lambda: len(proxy.calls) == 2)
+            await until(lambda: len(proxy.calls) == 3)
             with pytest.raises(BusyError, match="all 1 connections"):
                 await producer.send("t", b"busy", timeout_ms=50)
             task.cancel()

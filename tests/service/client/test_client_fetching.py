@@ -242,7 +242,7 @@ def test_a_fetch_that_was_interrupted_has_handed_out_nothing(proxy: Standin, oth
 
     async def test() -> None:
         async with AsyncFetchConsumer([proxy.address, other.address], "g") as consumer:
-            fetching = asyncio.create_task(consumer.fetch(linger_ms=20))
+            fetching = asyncio.create_task(consumer.fetch(linger_ms=20_000))
             while consumer._since.keys() != {other.address}:  # the first one's answer was taken
                 await asyncio.sleep(0)
             fetching.cancel()
