@@ -20,6 +20,7 @@ from proxy_consumer.actions.config import HttpConfig
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?\.?\Z")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\U0010ffff]")
 KNOWN_MAX = 1024  # answers kept
+DECODINGS_MAX = 4  # of one path; no chain of servers needs more, and each passes over the whole path
 HOST_CHARS_MAX = 253  # of a name in DNS; a message's own URL is remembered by its host
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -146,10 +147,15 @@ def _not_among(target: str) -> str:
 
 
 def _plain(path: str) -> bool:
-    """Whether no server takes the path for one further up, however often it decodes it."""
-    raw, before = path.encode(), b""
-    while raw != before:
-        raw, before = unquote_to_bytes(raw), raw
+    """Whether no server takes the path for one further up, however often it decodes it. One that
+    DECODINGS_MAX decodings do not bring to rest is not plain, whatever it hides."""
+    raw = path.encode()
+    for _ in range(DECODINGS_MAX):
+        before, raw = raw, unquote_to_bytes(raw)
+        if raw == before:
+            break
+    else:
+        return False
     try:
         parts = raw.decode().replace("\\", "/").split("/")
     except UnicodeDecodeError:
@@ -180,7 +186,9 @@ def _url_entry(text: str) -> _Entry:
     except ValueError as error:
         raise ValueError(f"push_targets: {error}") from error
     if "?" in url.target or not _plain(url.target):
-        raise ValueError(f"push_targets: {text!r} has a query or dots in its path; a plain path is wanted")
+        raise ValueError(
+            f"push_targets: {text!r} has a query, or dots or nested encoding in its path; wanted: plain path"
+        )
     return _entry(f"[{url.host}]" if ":" in url.host else url.host)._replace(
         port=url.port, scheme=url.scheme, path=url.target
     )

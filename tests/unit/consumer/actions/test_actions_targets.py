@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote_to_bytes
+
 import pytest
 
+from proxy_consumer.actions import targets
 from proxy_consumer.actions.targets import AllowList, parse_url
 from proxy_consumer.config import ConsumerConfig
 
@@ -92,6 +95,7 @@ def test_bad_entries_are_named(entry: str) -> None:
                 "..%5c",
                 "..\\",
                 "%252e%252e%252f",
+                "%25252e%25252e%25252f",
                 "..;/",
                 "..;a=b/",
                 "%2e%2e%3b/",
@@ -108,6 +112,22 @@ def test_an_entry_that_is_a_url_allows_paths_below_it(entry: str, url: str, allo
     assert (known.url_fault(parsed) is None) is allowed
     assert not known.allows(parsed.host, parsed.port), "what is no HTTP is not meant"
     assert AllowList([entry, parsed.host]).url_fault(parsed) is None
+
+
+@pytest.mark.parametrize(("nested", "plain"), [(0, True), (2, True), (3, False), (32_760, False)])
+def test_a_path_is_decoded_a_few_times(monkeypatch: pytest.MonkeyPatch, nested: int, plain: bool) -> None:
+    """Every decoding passes over the whole path on the hub, and the path may be a producer's."""
+    known, decoded = AllowList(["https://h.example"]), []
+
+    def counted(raw: bytes) -> bytes:
+        decoded.append(raw)
+        return unquote_to_bytes(raw)
+
+    monkeypatch.setattr(targets, "unquote_to_bytes", counted)
+    url = parse_url(f"https://h.example/hooks/a%{'25' * nested}41")
+    assert (known.url_fault(url) is None) is plain
+    assert len(decoded) <= targets.DECODINGS_MAX
+    assert AllowList(["h.example"]).url_fault(url) is None, "whose host is allowed whole is not looked into"
 
 
 @pytest.mark.parametrize(
