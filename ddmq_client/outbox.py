@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -73,7 +73,9 @@ class Outbox:
             raise OptionError(f"{delay!r} names no delayed message; allowed: the delay_id of a delayed send")
         return self._repeatable(encode_change(action, delay_id, self.settings.client_id, when), deadline)
 
-    def _repeatable(self, encoded: bytes, deadline: float, again: bytes = b"") -> SendJob:
+    def _repeatable(
+        self, encoded: bytes, deadline: float, again: Callable[[], bytes] | None = None
+    ) -> SendJob:
         policy = self._policy._replace(retry_unknown=True)
         return SendJob([encoded], False, deadline, policy, SEND_DELAYED, again)
 

@@ -8,7 +8,7 @@ stored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddmq_client.core import frames, verdicts
@@ -61,11 +61,11 @@ class SendJob:
         deadline: float,
         policy: RetryPolicy,
         method: bytes | None = None,
-        again: bytes = b"",
+        again: Callable[[], bytes] | None = None,
     ) -> None:
         """`deadline` in monotonic seconds; `batch` chooses sendBatch, else sendSync of one message, or
-        `method`, which takes one argument struct and a timeout as sendSync does. `again`: the one message
-        for every attempt after the first.
+        `method`, which takes one argument struct and a timeout as sendSync does. `again` encodes
+        the one message for the attempts after the first; it is called once, when there is a second.
         """
         self.method = method or (SEND_MANY if batch else SEND_ONE)
         self._messages = messages
@@ -83,8 +83,8 @@ class SendJob:
         """An attempt at this node starts."""
         self._attempts += 1
         self.tried.add(node)
-        if self._again and self._attempts > 1:
-            self._messages = (self._again,)
+        if self._again is not None and self._attempts > 1:
+            self._messages, self._again = (self._again(),), None
 
     def attempt_deadline(self, now: float) -> float:
         """When to stop waiting for the attempt that starts now."""

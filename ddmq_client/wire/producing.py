@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ddmq_client.core import frames
@@ -15,7 +16,7 @@ from ddmq_client.idl import producer as idl
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, DelayType
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.wire.codec import decode, encode
-from ddmq_client.wire.specs import Specs
+from ddmq_client.wire.specs import Specs, StructArgs
 
 HEARTBEAT_TOPIC = "carrera_heartbeat"
 
@@ -69,10 +70,39 @@ def encode_message(
 ) -> bytes:
     """The wire struct's bytes; InvalidMessageError for what no proxy would take or the wire cannot carry."""
     wire = _WireMessage()
+    wire.producerGroup = producer_group
+    return _encoded(wire, _MESSAGE, message, placement, client_id)
+
+
+def encode_delayed(
+    message: OutgoingMessage, placement: Placement, client_id: str, uuid: str, when: When
+) -> tuple[bytes, Callable[[], bytes]]:
+    """The same for an add to the delay service, as it is sent first, and what encodes it to be sent again,
+    which it seldom is; by `uuid` it is one add."""
+    wire = _WireDelay()
+    wire.action, wire.dmsgtype, wire.uuid = int(DelayAction.ADD), int(DelayType.SCHEDULE), uuid
+    wire.dueMs, wire.delayMs = when.due_ms, when.delay_ms
+    wire.cron, wire.zone, wire.catchUp = when.cron, when.zone, when.catch_up
+    wire.periodMs, wire.repeat, wire.occurrencesMax = when.period_ms, when.repeat, when.occurrences_max
+    wire.fresh = True
+    first = _encoded(wire, _DELAY_MESSAGE, message, placement, client_id)
+
+    def again() -> bytes:
+        wire.fresh = None
+        return encode(wire, _DELAY_MESSAGE)
+
+    return first, again
+
+
+def _encoded(
+    wire: Any, args: StructArgs, message: OutgoingMessage, placement: Placement, client_id: str
+) -> bytes:
+    """The bytes of a wire struct that carries a message, which is filled in here."""
     wire.topic = message.topic
     wire.key = message.key or None
     wire.tags = message.tags or None
     wire.partitionId, wire.hashId = placement
+    wire.clientId = client_id
     body = message.body
     try:
         if isinstance(body, str):
@@ -81,36 +111,13 @@ def encode_message(
             raise TypeError
         wire.body = body
         wire.properties = dict(message.properties) if message.properties else None
-        wire.clientId = client_id
-        wire.producerGroup = producer_group
-        encoded = encode(wire, _MESSAGE)
+        encoded = encode(wire, args)
     except (TypeError, ValueError, AttributeError) as error:
         raise _explained(message, error) from error
     if not body or len(encoded) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX:
         allowed = f"1 to about {FRAME_BYTES_MAX} bytes with all fields"
         raise InvalidMessageError(f"body of {len(body)} bytes; allowed: {allowed}", Code.ILLEGAL_MESSAGE)
     return encoded
-
-
-def encode_delayed(
-    message: OutgoingMessage, placement: Placement, client_id: str, uuid: str, when: When
-) -> tuple[bytes, bytes]:
-    """The same for an add to the delay service, as it is sent first, and again; by `uuid` it is one add."""
-    encode_message(message, placement, client_id, None)  # says what is wrong with the message itself
-    wire = _WireDelay()
-    wire.action, wire.dmsgtype = int(DelayAction.ADD), int(DelayType.SCHEDULE)
-    wire.topic, wire.key, wire.tags = message.topic, message.key or None, message.tags or None
-    body = message.body
-    wire.body = body.encode() if isinstance(body, str) else body
-    wire.properties = dict(message.properties) if message.properties else None
-    wire.partitionId, wire.hashId = placement
-    wire.clientId, wire.uuid = client_id, uuid
-    wire.dueMs, wire.delayMs = when.due_ms, when.delay_ms
-    wire.cron, wire.zone, wire.catchUp = when.cron, when.zone, when.catch_up
-    wire.periodMs, wire.repeat, wire.occurrencesMax = when.period_ms, when.repeat, when.occurrences_max
-    again = encode(wire, _DELAY_MESSAGE)
-    wire.fresh = True
-    return encode(wire, _DELAY_MESSAGE), again
 
 
 def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When | None = None) -> bytes:

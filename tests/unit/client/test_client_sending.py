@@ -1,5 +1,7 @@
 """Resending: the decision table, SendJob against a model, node health, the pipeline."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +22,12 @@ from ddmq_client.core.pipeline import Pipeline, Waiting, goes_alone
 from ddmq_client.core.sending import RetryPolicy, SendJob
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.core.verdicts import Verdict
+from ddmq_client.delays import When
 from ddmq_client.idl.codes import Code
 from ddmq_client.outbox import Outbox
+from ddmq_client.wire import producing
+from ddmq_client.wire.codec import encode
+from ddmq_client.wire.specs import StructArgs
 
 FIXED = settings(deadline=None, derandomize=True)
 
@@ -324,10 +330,41 @@ def test_what_a_topic_may_take_for_a_delay_goes_alone_and_in_its_place() -> None
 
 
 def test_what_is_sent_again_says_so() -> None:
-    job = SendJob([b"fresh"], False, 10.0, RetryPolicy(retry_unknown=True), b"method", b"again")
-    for wanted, other in ((b"fresh", b"again"), (b"again", b"fresh"), (b"again", b"fresh")):
+    made: list[bytes] = []
+
+    def again() -> bytes:
+        made.append(b"again")
+        return b"again"
+
+    job = SendJob([b"fresh"], False, 10.0, RetryPolicy(retry_unknown=True), b"method", again)
+    for wanted, other, times in ((b"fresh", b"again", 0), (b"again", b"fresh", 1), (b"again", b"fresh", 1)):
         job.begin(NODES[0])
         frame = job.frame(0.0, 1)
         assert wanted in frame
         assert other not in frame
+        assert len(made) == times
         job.failed(NODES[0], Verdict.LOST, "lost", False)
+
+
+def test_a_delayed_send_is_encoded_once_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second attempt says that it is not fresh; what the application changes meanwhile is not in it."""
+    encoded: list[Any] = []
+
+    def counted(wire: Any, args: StructArgs) -> bytes:
+        encoded.append(wire.fresh)
+        return encode(wire, args)
+
+    monkeypatch.setattr(producing, "encode", counted)
+    properties = {"a": "b"}
+    message = OutgoingMessage("t", b"body", properties=properties)
+    job = Outbox(ProducerSettings(client_id="me")).delayed(message, When(delay_ms=5), 10.0)
+    job.begin(NODES[0])
+    first = job.frame(0.0, 1)
+    assert encoded == [True]
+    properties["a"] = "c"
+    job.failed(NODES[0], Verdict.LOST, "lost", False)
+    job.begin(NODES[0])
+    second = job.frame(0.0, 1)
+    assert encoded == [True, None]
+    assert b"\x01a\x01b" in first
+    assert b"\x01a\x01b" in second
