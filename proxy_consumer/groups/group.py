@@ -65,7 +65,7 @@ class Group:
         self.room = WaitingRoom()
         self.subscriptions: dict[bytes, Subscription] = {}
         self.held: dict[tuple[bytes, bytes], Held] = {}
-        self.pushers: dict[str, PullWaiter] = {}  # topic → who takes what is pushed, the only one
+        self.pushers: dict[str, list[PullWaiter]] = {}  # by topic: the last one, and before it those that end
         self.unknown_queue = runtime.ignored(name, "unknown queue")
         self.source = SOURCE_LOG
         self.created_ms = 0
@@ -102,6 +102,37 @@ class Group:
     def broadcasting(self) -> bool:
         """Whether any of its topics is broadcast."""
         return any(each.config.model == BROADCASTING for each in self.subscriptions.values())
+
+    # --- what is pushed
+
+    def pusher(self, topic: str) -> PullWaiter | None:
+        """Who takes what is pushed of a topic."""
+        pushers = self.pushers.get(topic)
+        return pushers[-1] if pushers else None
+
+    def pushes_no_more(self, pusher: PullWaiter, topic: str) -> None:
+        """It was stopped, and what it had has ended."""
+        self.pushers[topic].remove(pusher)
+        if not self.pushers[topic]:
+            del self.pushers[topic]
+
+    def hand_over(
+        self, queues: Mapping[str, Collection[QueueRef]], until: float, then: Callable[[], None]
+    ) -> None:
+        """`then` runs when nothing of these queues (by the topic of their subscription) is being pushed any
+        more, at `until` (monotonic seconds) at the latest."""
+        busy = [(pusher, queues[topic]) for topic in queues for pusher in self.pushers.get(topic, ())]
+        left = 1 + len(busy)
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                then()
+
+        for pusher, of in busy:
+            pusher.hand_over(of, until, ended)
+        ended()
 
     # --- order keys
 
@@ -166,7 +197,7 @@ class Group:
         """Who gets the next messages of a subscription."""
         waiter: Waiter | None = self.room.oldest(subscription.topic)
         if subscription.config.pushed:
-            waiter = self.pushers.get(subscription.topic)
+            waiter = self.pusher(subscription.topic)
         return waiter if isinstance(waiter, PullWaiter) and waiter.count else None
 
     def _serve_one(self, subscription: Subscription, now: float) -> bool:

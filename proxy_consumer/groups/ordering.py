@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 PARKED_PREFIX = "parked/"
 PARKED_MAX = 1_000
 REASON_SKIPPED = "skipped"
+PUSHES_S = 1.5  # how long pushes under way hold up settings that start queues anew, at most
 READY = "ready"  # for whoever pulls the topic next
 _STATES = {
     JobState.RECORDED: "retrying",
@@ -130,6 +131,8 @@ class SubscriptionOrder:
         if self._subscription.config.scope == "group":
             self._group.ordering.update()
             return
+        if self._subscription.halted:
+            return
         for scope in {id(lane.scope): lane.scope for lane in self._subscription.lanes()}.values():
             if self.starts_anew(scope):
                 start_anew([self._subscription])
@@ -142,12 +145,26 @@ class SubscriptionOrder:
 
 
 def start_anew(subscriptions: Iterable[Subscription]) -> None:
-    """Load all their queues again; what clients hold may come to others too."""
+    """Load all their queues again; they keep what clients have of them.
+
+    What is pushed ends first, for PUSHES_S: nobody could say later how it went. Until then nothing is taken.
+    """
     joined = [each for each in subscriptions if each.joined]
     for each in joined:
-        each.give_up()
-    for each in joined:
-        each.join()
+        each.halted += 1
+
+    def ended() -> None:
+        for each in joined:
+            each.halted -= 1
+        still = [each for each in joined if each.joined]
+        for each in still:
+            each.give_up()
+        for each in still:
+            each.join()
+
+    if joined:
+        pushed = {each.topic: list(each.buffer.queues) for each in joined}
+        joined[0].group.hand_over(pushed, joined[0].runtime.now() + PUSHES_S, ended)
 
 
 def _set_open(scope: OrderScope, is_open: bool) -> None:
@@ -174,6 +191,8 @@ class GroupOrdering:
     def update(self) -> None:
         """Open the shared scope when all of it is here, close it when something is missing."""
         shared, members = self.shared, self.members()
+        if any(each.halted for each in members):
+            return
         if shared is None or not shared.lanes:
             self.shared = None
         elif all(each.order.starts_anew(shared) for each in members):

@@ -212,7 +212,7 @@ def is_waited_for(subscription: Subscription) -> bool:
     if subscription.creating or not subscription.readable or subscription.config.model == "broadcasting":
         return False
     if subscription.config.pushed:
-        pusher = group.pushers.get(subscription.topic)
+        pusher = group.pusher(subscription.topic)
         return pusher is not None and pusher.count > 0
     return group.room.waiting_for(subscription.topic) > 0
 

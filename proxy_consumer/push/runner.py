@@ -85,7 +85,7 @@ class PushRunner(PullWaiter):
 
     def start(self) -> None:
         """Stand in line; the subscription is in use from now on."""
-        self.subscription.group.pushers[self.subscription.topic] = self
+        self.subscription.group.pushers.setdefault(self.subscription.topic, []).append(self)
         self._stand()
         if not self.subscription.creating:
             self.subscription.use(self._runtime.now())
@@ -94,9 +94,6 @@ class PushRunner(PullWaiter):
     def stop(self) -> None:
         """Take nothing new. What is with the sink ends and is stored; what waits for a try is handed back."""
         self.stopped = True
-        pushers = self.subscription.group.pushers
-        if pushers.get(self.subscription.topic) is self:
-            del pushers[self.subscription.topic]
         self._stand()
         parked, self._parked = [row[2] for row in self._parked], []
         for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # of a chain the last first
@@ -258,6 +255,7 @@ class PushRunner(PullWaiter):
     def _close_when_empty(self) -> None:
         if self.stopped and not self.here and not self._closed:
             self._closed = True
+            self.subscription.group.pushes_no_more(self, self.subscription.topic)
             self.sink.close()
 
     def _settle_later(self, state: QueueState) -> None:

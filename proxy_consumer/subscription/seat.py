@@ -101,11 +101,7 @@ class Seat:
             if self._membership is membership:
                 self._hand_over(queues)
 
-        pusher = subscription.group.pushers.get(subscription.topic)
-        if pusher is None:
-            ended()
-        else:
-            pusher.hand_over(queues, deadline - HAND_OVER_S, ended)
+        subscription.group.hand_over({subscription.topic: queues}, deadline - HAND_OVER_S, ended)
 
     def _hand_over(self, queues: Sequence[QueueRef]) -> None:
         subscription, membership = self._subscription, self._membership

@@ -66,6 +66,7 @@ class Subscription:
         self.creating = False
         self.created_ms = 0  # epoch milliseconds as the settings have it; 0: not known yet
         self.removed = False  # deleted, here or elsewhere: it never joins again
+        self.halted = 0  # how often it is about to start anew, and takes nothing until then
         self.last_used = runtime.now()
         self.order = SubscriptionOrder(runtime, group, self)
         self.buffer = PullBuffer(
@@ -324,7 +325,7 @@ class Subscription:
     def take(self, now: float, count: int) -> Delivery | None:
         """Messages for one client, if there are any now."""
         buffer = self.buffer
-        if not self.readable:
+        if self.halted or not self.readable:
             return None
         for _ in range(READS_MAX):
             step = buffer.take(now, count)
