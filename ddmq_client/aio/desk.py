@@ -194,7 +194,6 @@ class AsyncDesk:
             return
         late, lost = late_results(parcel, told)
         self._intake.counts.late += len(late)
-        self._held.mark_lost(lost)
         self.teller.late(late, lost)
 
     def hand_back(self, now: float | None = None) -> None:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ddmq_client.received import Origin
+from ddmq_client.received import Message, Origin
 
 CONTEXTS_MAX = 16  # linked results per call; proxies refuse to follow a list without end
 RESULTS_MAX = 5_000  # per call
@@ -24,8 +24,8 @@ class Results:
     """What became of messages of one origin; the lists with leases and delays run beside the offsets."""
 
     __slots__ = (
-        "extend_offsets", "extends", "fail_delays", "fail_leases", "fail_reasons", "fails", "origin",
-        "repeated", "return_leases", "returns", "success_leases", "successes",
+        "extend_offsets", "extended", "extends", "fail_delays", "fail_leases", "fail_reasons", "fails",
+        "origin", "repeated", "return_leases", "returns", "success_leases", "successes",
     )  # fmt: skip
 
     def __init__(self, origin: Origin) -> None:
@@ -38,6 +38,7 @@ class Results:
         self.fail_reasons: list[str] = []
         self.extends: list[int] = []
         self.extend_offsets: list[int] = []
+        self.extended: list[Message] = []
         self.returns: list[int] = []
         self.return_leases: list[int] = []
         self.repeated = False  # some of it was sent before, and the proxy may have taken it
@@ -65,6 +66,7 @@ class Results:
         kept = [at for at, offset in enumerate(self.extend_offsets) if offset not in settled]
         self.extends = [self.extends[at] for at in kept]
         self.extend_offsets = [self.extend_offsets[at] for at in kept]
+        self.extended = [self.extended[at] for at in kept]
         return asked - len(kept)
 
     def cut(self, count: int) -> Results:
@@ -84,7 +86,7 @@ class Results:
 _LISTS = (
     ("successes", "success_leases"),
     ("fails", "fail_leases", "fail_delays", "fail_reasons"),
-    ("extends", "extend_offsets"),
+    ("extends", "extend_offsets", "extended"),
     ("returns", "return_leases"),
 )
 Parcel = list[Results]
@@ -128,11 +130,13 @@ class AckBook:
         results.fail_reasons.append(reason)
         self._added(now)
 
-    def extension(self, origin: Origin, offset: int, lease: int, now: float) -> None:
+    def extension(self, message: Message, now: float) -> None:
         """A message needs more time."""
-        results = self._entry(origin)
-        results.extends.append(lease)
-        results.extend_offsets.append(offset)
+        assert message.lease_id is not None
+        results = self._entry(message.delivery.origin)
+        results.extends.append(message.lease_id)
+        results.extend_offsets.append(message.offset)
+        results.extended.append(message)
         self.urgent = True
         self._added(now)
 
@@ -218,7 +222,9 @@ class Told(NamedTuple):
 def late_results(parcel: Parcel, told: Iterable[Told]) -> tuple[list[Told], list[Told]]:
     """What the proxy told of a parcel: (results that came too late, extensions that did).
 
-    Of what had been sent before, a finished one is not late: the first sending may have been taken.
+    Of what had been sent before, a finished one is not late: the first sending may have been taken. The
+    extension of what was settled meanwhile is not late either: its result may have come first, by another
+    call, and tells itself whether it was. The messages of late extensions are marked as lost.
     """
     by_origin = {results.origin: results for results in parcel}
     late: list[Told] = []
@@ -227,8 +233,10 @@ def late_results(parcel: Parcel, told: Iterable[Told]) -> tuple[list[Told], list
         results = by_origin.get(each.origin)
         if results is None:
             continue
-        if each.offset in results.extend_offsets:
-            lost.append(each)
+        for message in results.extended:
+            if message.offset == each.offset and message.outcome is None and not message.lost:
+                message.lost = True
+                lost.append(each)
         settled = each.offset in results.successes or each.offset in results.fails
         if settled and not (each.finished and results.repeated):
             late.append(each)

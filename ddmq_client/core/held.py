@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from ddmq_client.core.acks import Told
 from ddmq_client.core.intake import LEASE_PART
 from ddmq_client.received import Message
 
@@ -38,13 +37,6 @@ class Held:
     def next_due(self, now: float) -> float:
         """When the next one is."""
         return min(map(keep_at, self._extendable(now)), default=inf)
-
-    def mark_lost(self, lost: Sequence[Told]) -> None:
-        """A proxy has said that these leases are over."""
-        leases = {(each.origin, each.offset, each.lease) for each in lost}
-        for message, _, _ in self._held.values() if leases else ():
-            key = (message.delivery.origin, message.offset, message.lease_id)
-            message.lost = message.lost or key in leases
 
     def _extendable(self, now: float) -> list[Message]:
         if not self._extend_for_s:

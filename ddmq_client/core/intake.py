@@ -325,7 +325,7 @@ class Intake:
         book = delivery.source.station.present().book
         dropped = book.dropped
         message.extended_at = self._clock()
-        book.extension(delivery.origin, message.offset, message.lease_id, message.extended_at)
+        book.extension(message, message.extended_at)
         self.counts.results_dropped += book.dropped - dropped
         self.counts.extended += 1
         return True

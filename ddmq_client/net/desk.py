@@ -370,10 +370,9 @@ class Desk:
         """A proxy tells which results of a call changed nothing."""
         if not told or parcel is None:
             return
-        late, lost = late_results(parcel, told)
         with self._lock:
+            late, lost = late_results(parcel, told)
             self._intake.counts.late += len(late)
-            self._held.mark_lost(lost)
         self.teller.late(late, lost)
 
     def _extend(self, message: Message) -> bool:

@@ -9,7 +9,7 @@ from thriftpy2.protocol.compact import TCompactProtocol
 from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TMemoryBuffer
 
-from ddmq_client import InvalidMessageError, OutgoingMessage, PullError
+from ddmq_client import InvalidMessageError, Message, OutgoingMessage, PullError
 from ddmq_client.core.acks import AckBook
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.selectors import ANY, Placement
@@ -18,7 +18,7 @@ from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.idl import consumer as consumer_idl
 from ddmq_client.idl import producer as producer_idl
 from ddmq_client.outbox import oneway_frame
-from ddmq_client.received import Origin
+from ddmq_client.received import Delivery, Origin
 from ddmq_client.wire import consuming, producing
 from ddmq_client.wire.producing import ProxyFault, encode_message
 
@@ -121,7 +121,10 @@ def test_pull_and_submit_requests() -> None:
         book.success(Origin("g", "t", "q0"), offset, offset * 10, 0.0)
     book.failure(Origin("g", "t", "q0"), 3, 30, None, 0.0)
     book.failure(Origin("g", "t", "q0"), 4, 40, 500, 0.0)
-    book.extension(Origin("g", "t", "q0"), 5, 50, 0.0)
+    extended = Message()
+    extended.offset, extended.lease_id = 5, 50
+    extended.delivery = Delivery(Origin("g", "t", "q0"), 0.0, None, lambda *_: True, lambda _: True)
+    book.extension(extended, 0.0)
     book.success(Origin("g", "u", "q1"), 9, None, 0.0)  # from an old proxy: no lease
     parcel = book.take()
     assert parcel is not None

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddmq_client import Message, Outcome
-from ddmq_client.core.acks import CONTEXTS_MAX, RESULTS_MAX, AckBook, Parcel
+from ddmq_client.core.acks import CONTEXTS_MAX, RESULTS_MAX, AckBook, Parcel, Told, late_results
 from ddmq_client.core.intake import Intake, Source
 from ddmq_client.core.pacing import Pace
-from ddmq_client.received import Origin
+from ddmq_client.received import Delivery, Origin
 
 FIXED = settings(deadline=None, derandomize=True)
 
@@ -28,6 +28,13 @@ def content(parcel: Parcel | None) -> Counter[tuple[object, ...]]:
         found.update(("f", r.origin, *entry) for entry in fails)
         found.update(("e", r.origin, lease) for lease in r.extends)
     return found
+
+
+def message(origin: Origin, offset: int, lease: int) -> Message:
+    made = Message()
+    made.offset, made.lease_id = offset, lease
+    made.delivery = Delivery(origin, 0.0, None, lambda *_: True, lambda _: True)
+    return made
 
 
 STEP = st.one_of(
@@ -51,7 +58,7 @@ def test_nothing_is_lost_or_doubled_until_confirmed(steps: list[tuple[object, ..
                 book.failure(ORIGINS[at], offset, None, 5 if offset % 2 else None, now)
                 owed["f", ORIGINS[at], offset, 0, 5 if offset % 2 else -1] += 1
             case ("e", int(at), int(lease)):
-                book.extension(ORIGINS[at], 1_000 + lease, lease, now)
+                book.extension(message(ORIGINS[at], 1_000 + lease, lease), now)
                 owed["e", ORIGINS[at], lease] += 1
             case ("take",):
                 parcel = book.take()
@@ -78,7 +85,7 @@ def test_what_is_settled_is_not_extended_as_well() -> None:
     book = AckBook(1_000)
     origin = ORIGINS[0]
     for offset in (1, 2, 3, 4):
-        book.extension(origin, offset, offset * 10, 0.0)
+        book.extension(message(origin, offset, offset * 10), 0.0)
     book.success(origin, 1, 10, 0.0)
     book.failure(origin, 2, 20, None, 0.0)
     book.hand_back(origin, 3, 30, 0.0)
@@ -86,6 +93,26 @@ def test_what_is_settled_is_not_extended_as_well() -> None:
     assert (results.extends, results.extend_offsets) == ([40], [4])
     assert (results.successes, results.fails, results.returns) == ([1], [2], [3])
     assert (len(book), book.take()) == (0, None)
+
+
+@pytest.mark.parametrize("end", ["ack", "skip", "fail"])
+def test_an_extension_that_comes_behind_its_result_is_not_late(end: str) -> None:
+    """They go by two calls, the extension first; whichever the proxy sees first."""
+    table = Table()
+    table.arrive(2)
+    mine, other = table.intake.take(2)
+    assert mine.extend()
+    assert other.extend()
+    extensions = table.intake.take_results(table.station)
+    assert getattr(mine, end)()
+    result = table.intake.take_results(table.station)
+    assert extensions is not None
+    assert result is not None
+    told = [Told(ORIGINS[0], at.offset, at.lease_id or 0, finished=False) for at in (mine, other)]
+    assert late_results(extensions, told) == ([], [told[1]]), "of the other one the lease is over"
+    assert (mine.lost, other.lost) == (False, True)
+    assert late_results(extensions, told) == ([], []), "told of once"
+    assert late_results(result, told[:1]) == ([told[0]], []), "a late result tells itself"
 
 
 def test_a_call_carries_a_bounded_number_of_results() -> None:
