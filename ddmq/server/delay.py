@@ -30,7 +30,7 @@ from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
 from delay_service.core.kinds import occurrence_id
 from delay_service.service import DelayService
-from delay_service.store.port import DelayStore, DueKey, IdKind, Page, Pending
+from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
 
 PAGE = 500
 PAGE_BYTES = 4 << 20
@@ -139,7 +139,7 @@ class DelayRoutes:
         self, held: Held, topic: str | None, start: int, end: int, cursor: Cursor | None
     ) -> Iterator[tuple[Cursor, Pending]]:
         after = None if cursor is None else cursor.after_in(held.number)
-        while page := in_thread(held.store.scan, Page(topic, start, end, PAGE, after, PAGE_BYTES)):
+        while page := in_thread(held.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
             after = page[-1].key
             for message in paced(page):
                 yield Cursor(message.due_ms, held.number, message.offset), message

@@ -16,7 +16,7 @@ from ddmq_common.delay_order import ORDER_PROPERTY
 from ddmq_common.names import DELAY_TOPIC
 from delay_service.core.intake import INGESTED
 from delay_service.ingest import taken_in
-from delay_service.store.port import DelayStore, DueKey, Page, Pending
+from delay_service.store.port import DelayStore, DueKey, Pending, Scan
 
 PAGE = 500
 PAGE_BYTES = 4 << 20
@@ -44,7 +44,7 @@ def foreign(store: DelayStore, number: int, backend: Backend) -> str | None:
 def pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[Pending]]:
     """All that wait, by due time, some at a time: so many bytes of bodies, and one message more."""
     after: DueKey | None = None
-    while page := store.scan(Page(None, 0, FOREVER_MS, PAGE, after, bytes_max)):
+    while page := store.scan(Scan(None, 0, FOREVER_MS, PAGE, after, bytes_max)):
         yield page
         after = page[-1].key
 

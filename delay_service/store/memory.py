@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ddmq_common.errors import StorageError, UnsupportedError
 from delay_service.core.weight import weight
-from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Page, Pending
+from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Pending, Scan
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -139,9 +139,9 @@ class MemoryStore(DelayStore):
         self._check()
         return sorted(self._aside)
 
-    def scan(self, page: Page) -> list[Pending]:
+    def scan(self, scan: Scan) -> list[Pending]:
         self._check()
-        topic, from_ms, to_ms, limit, after, bytes_max = page
+        topic, from_ms, to_ms, limit, after, bytes_max = scan
         walks = (ordered.behind(after) for ordered in (self._due, *self._aside.values()))
         found = (
             message

@@ -56,7 +56,7 @@ class Pending(NamedTuple):
         return DueKey(self.due_ms, self.offset)
 
 
-class Page(NamedTuple):
+class Scan(NamedTuple):
     """Which pending messages are asked for: of `topic` (None: all), with `from_ms` ≤ due_ms < `to_ms`, behind
     `after`; `limit` at most, and none behind the one that reaches `bytes_max`."""
 
@@ -146,7 +146,7 @@ class DelayStore(ABC):
         """Topics with messages put aside."""
 
     @abstractmethod
-    def scan(self, page: Page) -> list[Pending]:
+    def scan(self, scan: Scan) -> list[Pending]:
         """Pending messages, also those put aside, in order. Empty: there are none."""
 
     @abstractmethod

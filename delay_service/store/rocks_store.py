@@ -20,7 +20,7 @@ from ddmq_common.rocks import Pair, Rocks
 from delay_service.store import keys
 from delay_service.store.copies import sync_path
 from delay_service.store.front import Front
-from delay_service.store.port import UNBOUNDED, Changes, DelayStore, DueKey, IdState, Page, Pending
+from delay_service.store.port import UNBOUNDED, Changes, DelayStore, DueKey, IdState, Pending, Scan
 from delay_service.store.salvage import Damage, mark_damaged
 from delay_service.store.values import decode_all, decode_count, decode_pending, decode_state
 from delay_service.store.writing import FRONT, Counts, Fronts, make_batch, own_key
@@ -163,8 +163,8 @@ class RocksStore(DelayStore):
     def topics_put_aside(self) -> list[str]:
         return sorted(self._counts.aside)
 
-    def scan(self, page: Page) -> list[Pending]:
-        topic, from_ms, to_ms, limit, after, bytes_max = page
+    def scan(self, scan: Scan) -> list[Pending]:
+        topic, from_ms, to_ms, limit, after, bytes_max = scan
         if to_ms <= max(from_ms, 0) or (topic is not None and topic not in self._counts.pending):
             return []
         first = DueKey(max(from_ms, 0), 0) if after is None else max(DueKey(max(from_ms, 0), 0), after)

@@ -9,7 +9,7 @@ import pytest
 from delay_store_kit import MANY, STORES, adding, message, uuid_of
 
 from ddmq_common.errors import StorageError
-from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Page
+from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Scan
 
 
 @pytest.fixture(params=list(STORES))
@@ -146,11 +146,11 @@ def test_scan_by_topic_and_time_with_those_put_aside(store: DelayStore) -> None:
     others = [message(due, due, "other") for due in range(1, 100, 2)]
     store.write(Changes(added=[*mine, *others]))
     store.write(Changes(deferred=mine[10:20]))
-    assert store.scan(Page("mine", 10, 60, 1000)) == mine[5:30]
-    assert store.scan(Page("mine", 10, 60, 4, DueKey(20, 20))) == mine[11:15]
-    assert store.scan(Page(None, 18, 23, 100)) == [mine[9], others[9], mine[10], others[10], mine[11]]
-    assert store.scan(Page("none", 0, 100, 10)) == []
-    assert store.scan(Page("mine", 60, 10, 10)) == []
+    assert store.scan(Scan("mine", 10, 60, 1000)) == mine[5:30]
+    assert store.scan(Scan("mine", 10, 60, 4, DueKey(20, 20))) == mine[11:15]
+    assert store.scan(Scan(None, 18, 23, 100)) == [mine[9], others[9], mine[10], others[10], mine[11]]
+    assert store.scan(Scan("none", 0, 100, 10)) == []
+    assert store.scan(Scan("mine", 60, 10, 10)) == []
 
 
 def test_named_values(store: DelayStore) -> None:

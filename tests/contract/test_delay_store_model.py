@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from delay_service.store import front
 from delay_service.store.memory import MemoryStore
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Page, Pending
+from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending, Scan
 
 TOPICS = ("a", "ab", "b")
 DUES = st.integers(0, 12)
@@ -139,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
             and topic in (None, everything[key].topic)
             and (after is None or key > after)
         ]
-        assert self.store.scan(Page(topic, start, start + length, limit, after)) == expected[:limit]
+        assert self.store.scan(Scan(topic, start, start + length, limit, after)) == expected[:limit]
 
     @precondition(lambda self: self.due)
     @rule(data=st.data(), until=DUES, limit=st.integers(1, 30))

@@ -37,7 +37,7 @@ from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.orders import Order
 from delay_service.store import keys
 from delay_service.store.memory import MemoryStore
-from delay_service.store.port import Changes, IdKind, Page
+from delay_service.store.port import Changes, IdKind, Scan
 from delay_service.store.values import decode_pending, decode_state, encode_pending, encode_state
 from proxy_producer.core.delay_checks import DelayRequest, DelayRules, delay_fault, id_fault, timestamp_fault
 from proxy_producer.core.delay_orders import add_order, changing_order, schedule_order, uuid_of
@@ -248,7 +248,7 @@ def check(accepted: Accepted, random: Random) -> None:
     assert id_fault(delay_id, SHARDS, ours=True) is None
     shard, now = Shard(), NOW
     shard.take(order, now)
-    for message in shard.store.scan(Page(None, 0, keys.DUE_MS_MAX, 10)):
+    for message in shard.store.scan(Scan(None, 0, keys.DUE_MS_MAX, 10)):
         row = _row(message)
         assert row["id"] == delay_id.decode(), "it is listed under the id that the sender got"
     in_time = order.due_ms >= now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from delay_service.store.memory import MemoryStore
-from delay_service.store.port import Changes, DelayStore, IdKind, IdState, Page, Pending
+from delay_service.store.port import Changes, DelayStore, IdKind, IdState, Pending, Scan
 
 NUMBER = "number"  # the named value that says how many batches there are
 TOPICS = ("a", "b", "c")
@@ -78,7 +78,7 @@ def model_of(seed: int, number: int) -> MemoryStore:
 
 def assert_same(store: DelayStore, model: DelayStore) -> None:
     """Everything that can be asked."""
-    assert store.scan(Page(None, 0, FOREVER, UUIDS * 10)) == model.scan(Page(None, 0, FOREVER, UUIDS * 10))
+    assert store.scan(Scan(None, 0, FOREVER, UUIDS * 10)) == model.scan(Scan(None, 0, FOREVER, UUIDS * 10))
     assert dict(store.counts()) == dict(model.counts())
     assert store.next_due() == model.next_due()
     assert store.due(FOREVER, UUIDS * 10, FOREVER) == model.due(FOREVER, UUIDS * 10, FOREVER)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ddmq_common.errors import DdmqError, StorageError
 from delay_service.store.copies import DAMAGED, MARK_FILE, copies_of, make_folder
 from delay_service.store.opening import open_store, restore
-from delay_service.store.port import Changes, DelayStore, DueKey, Page, Pending
+from delay_service.store.port import Changes, DelayStore, DueKey, Pending, Scan
 from delay_service.store.rocks_store import RocksStore
 from delay_service.store.salvage import Damage
 from tests.crash.delay_store.store_images import SHARD, SMALL, Image, lost_ids
@@ -218,7 +218,7 @@ def _check_salvage(folder: Path, told: Told) -> None:
 
 
 def _all(store: DelayStore) -> list[Pending]:
-    return store.scan(Page(None, 0, FOREVER, 1 << 30))
+    return store.scan(Scan(None, 0, FOREVER, 1 << 30))
 
 
 # --- the write-ahead log has damage in it: its end is left out

@@ -11,7 +11,7 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.rocks import Rocks
 from delay_service.store.copies import MARK_FILE, copy_name
 from delay_service.store.opening import open_store
-from delay_service.store.port import DueKey, IdKind, Page, Pending
+from delay_service.store.port import DueKey, IdKind, Pending, Scan
 from delay_service.store.rocks_store import RocksStore
 from tests.crash.delay_store.store_images import SHARD, SMALL, Image, flip, lost_ids, unlocked
 from tests.crash.delay_store.store_load import FOREVER, TOPICS, UUIDS, model_of, written
@@ -27,7 +27,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 def everything(store: RocksStore) -> dict[DueKey, Pending]:
     """All messages, read in every way."""
-    found = {message.key: message for message in store.scan(Page(None, 0, FOREVER, 1 << 30))}
+    found = {message.key: message for message in store.scan(Scan(None, 0, FOREVER, 1 << 30))}
     aside = [message for topic in TOPICS for message in store.put_aside(topic, 1 << 30)]
     due = store.due(FOREVER, 1 << 30, FOREVER)
     assert found == {message.key: message for message in (*due, *aside)}
@@ -70,7 +70,7 @@ def check(image: Image) -> tuple[int, int, bool]:
 
 
 def messages_of(image: Image, number: int) -> dict[DueKey, Pending]:
-    return {one.key: one for one in model_of(image.seed, number).scan(Page(None, 0, FOREVER, 1 << 30))}
+    return {one.key: one for one in model_of(image.seed, number).scan(Scan(None, 0, FOREVER, 1 << 30))}
 
 
 def check_loss(image: Image, found: dict[DueKey, Pending], lost: set[tuple[bytes, int, int]]) -> None:

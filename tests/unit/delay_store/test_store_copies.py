@@ -14,7 +14,7 @@ from ddmq_common.errors import CallerError, FencedError, StorageError
 from ddmq_common.rocks import Batch, Rocks
 from delay_service.store.copies import MAKING, CopyLock, copies_of, copy_name, new_folder
 from delay_service.store.opening import open_store, restore
-from delay_service.store.port import Changes, DueKey, IdKind, IdState, Page, Pending
+from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending, Scan
 from delay_service.store.rocks_store import RocksStore
 
 FOREVER = 1 << 50
@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from tests.unit.delay_store.test_store_copies import add
 from delay_service.store.opening import open_store
-from delay_service.store.port import Page
+from delay_service.store.port import Scan
 store = open_store(Path(sys.argv[1]), 0, int(sys.argv[2]))
 add(store, 0, 100)
 store.flush()
@@ -33,7 +33,7 @@ print("ready", flush=True)
 for line in sys.stdin:
     add(store, 1000, 500)
     store.flush()
-    print(len(store.scan(Page(None, 0, 1 << 50, 10_000))), store.folder.name, flush=True)
+    print(len(store.scan(Scan(None, 0, 1 << 50, 10_000))), store.folder.name, flush=True)
 """
 
 
@@ -49,7 +49,7 @@ def add(store: RocksStore, first: int, count: int) -> None:
 
 
 def pending(store: RocksStore) -> list[DueKey]:
-    return [message.key for message in store.scan(Page(None, 0, FOREVER, 100_000))]
+    return [message.key for message in store.scan(Scan(None, 0, FOREVER, 100_000))]
 
 
 def names(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from ddmq_common.rocks import Batch, Rocks
 from delay_service.store import keys
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes, IdKind, IdState, Page
+from delay_service.store.port import Changes, IdKind, IdState, Scan
 from delay_service.store.salvage import mark_damaged
 from delay_service.store.values import encode_pending
 from tests.contract.delay_store_kit import MANY, SMALL, adding, message
@@ -33,6 +33,6 @@ def test_a_message_that_has_moved_waits_once(tmp_path: Path, aside: bool) -> Non
     database.close()
     mark_damaged(store.folder, "a damaged block")
     store = open_store(tmp_path, 0, 1, SMALL)
-    assert store.scan(Page(None, 0, MANY, 10)) == [other, after]
+    assert store.scan(Scan(None, 0, MANY, 10)) == [other, after]
     assert store.counts() == {"t": 2}
     store.close()
