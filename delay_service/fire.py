@@ -28,8 +28,8 @@ from ddmq_common.errors import (
     NoSuchTopicError,
     RemoteError,
 )
-from delay_service.core.batch import DEAD_TEXT, FireNow, Reply
 from delay_service.core.outlets import GONE, REFUSED, Outlet
+from delay_service.core.taken import DEAD_TEXT, FireNow, Reply
 from delay_service.firing import Firing
 from delay_service.holding import Holding, ranges_of
 from delay_service.levels.alarm import Alarm

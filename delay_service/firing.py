@@ -10,8 +10,8 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.records import NewRecord
-from delay_service.core.batch import FireNow
 from delay_service.core.outlets import Outlet
+from delay_service.core.taken import FireNow
 from delay_service.holding import Holding
 from delay_service.storing import store
 

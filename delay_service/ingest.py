@@ -23,10 +23,10 @@ from backend.records import CommitBatch, NewRecord, ReadBatch
 from ddmq_common.delay_order import ORDER_PROPERTY
 from ddmq_common.errors import CallerError, FencedError, RemoteError
 from ddmq_common.native_threads import off_hub
-from delay_service.core.batch import Reply, Taken
 from delay_service.core.intake import INGESTED
 from delay_service.core.orders import Order, order_of
 from delay_service.core.outlets import UNREADABLE, dead_record
+from delay_service.core.taken import Reply, Taken
 from delay_service.fire import Fire
 from delay_service.holding import Holding
 from delay_service.levels.alarm import Alarm

@@ -4,7 +4,7 @@ delay_service/core/intake.py."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ddmq_common.delay_id import uuid_bytes
 from ddmq_common.delay_order import (
@@ -22,10 +22,10 @@ from ddmq_common.delay_order import (
     decode_order,
 )
 from ddmq_common.errors import DamagedError
-from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.core.kinds import due_ms, last_due_ms
 from delay_service.core.orders import Order, before, pending_of
 from delay_service.core.outlets import UNFIT, caught_up
+from delay_service.core.taken import DEAD_TEXT, FireNow, Reply, Taken
 from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending
 
 if TYPE_CHECKING:
@@ -33,35 +33,7 @@ if TYPE_CHECKING:
 
 ASSUMED_MAX = 100_000  # ids of which nobody knows yet whether they fired or were cancelled
 RESEND_MS = 3_600_000  # an add of a fired uuid within this time is the same add, sent again
-DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
 _OVER = (IdKind.FIRED, IdKind.DEAD)
-
-
-class Reply(NamedTuple):
-    """An outcome for the queue that asked for it."""
-
-    queue_id: int
-    outcome: DelayOutcome
-
-
-class FireNow(NamedTuple):
-    """A fire-now order whose outcome is the commit of its message."""
-
-    offset: int
-    queue_id: int
-    reply_id: int
-
-
-class Taken(NamedTuple):
-    """What so many `orders`, from the first on, came to."""
-
-    orders: int
-    changes: Changes
-    replies: list[Reply]
-    done: list[int]
-    dead: list[Order]
-    awaited: list[FireNow]
-    tally: dict[str, int]  # outcome → how many
 
 
 class Batch:

@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from backend.progress.ack_map import AckMap
-from delay_service.core.batch import Batch, Taken
+from delay_service.core.batch import Batch
 from delay_service.core.kinds import CATCH_UP_MAX
 from delay_service.core.orders import Order
+from delay_service.core.taken import Taken
 from delay_service.store.port import DelayStore
 
 INGESTED = "ingested"  # meta: the inner offset up to which the store has taken orders in

@@ -34,11 +34,11 @@ from ddmq_common.delay_order import (
 )
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
-from delay_service.core.batch import Taken
 from delay_service.core.intake import INGESTED, Intake
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.orders import order_of
 from delay_service.core.outlets import Outlet
+from delay_service.core.taken import Taken
 from delay_service.store.port import Changes
 from tests.service.delay.delay_rig import KeptStore
 

@@ -24,11 +24,11 @@ from ddmq_common.delay_order import (
 )
 from ddmq_common.delivery import decode, encode
 from ddmq_common.queue_choice import choose
-from delay_service.core.batch import DEAD_TEXT
 from delay_service.core.intake import Intake
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.orders import Order
 from delay_service.core.outlets import GONE, UNREADABLE, Outlet, Step, dead_outlet, outlet
+from delay_service.core.taken import DEAD_TEXT
 from delay_service.store.memory import MemoryStore
 from delay_service.store.port import Changes, IdKind, IdState, Pending
 from proxy_consumer.departures.letters import read_letter, resent_record

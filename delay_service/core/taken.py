@@ -1,0 +1,39 @@
+"""What a run of orders came to: what the store is to change, and what those who asked are told."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ddmq_common.delay_order import DelayOutcome
+from ddmq_common.names import DELAY_DLQ_TOPIC
+from delay_service.core.orders import Order
+from delay_service.store.port import Changes
+
+DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
+
+
+class Reply(NamedTuple):
+    """An outcome for the queue that asked for it."""
+
+    queue_id: int
+    outcome: DelayOutcome
+
+
+class FireNow(NamedTuple):
+    """A fire-now order whose outcome is the commit of its message."""
+
+    offset: int
+    queue_id: int
+    reply_id: int
+
+
+class Taken(NamedTuple):
+    """What so many `orders`, from the first on, came to."""
+
+    orders: int
+    changes: Changes
+    replies: list[Reply]
+    done: list[int]
+    dead: list[Order]
+    awaited: list[FireNow]
+    tally: dict[str, int]  # outcome → how many
