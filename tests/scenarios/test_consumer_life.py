@@ -56,7 +56,7 @@ def slow_handlers(server: RealServer) -> None:
 
     def handle(message: Message) -> None:
         attempts.setdefault(message.offset, []).append(message.attempt)
-        time.sleep(0.15)  # the work
+        time.sleep(0.15)  # work: twelve take three leases (600 ms each), so that some have to go back
         if len(attempts) == 12:
             done.set()
 

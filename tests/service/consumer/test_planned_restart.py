@@ -38,6 +38,16 @@ def stop(rig: Rig) -> None:
     assert drained.done
 
 
+def with_one_at_a_client(count: int) -> tuple[Rig, Any]:
+    """A proxy with `count` messages, and the acknowledgement of the first, which a client of ours has."""
+    rig = Rig()
+    rig.service.advertise(ADDRESS)
+    rig.topic()
+    rig.subscribe()
+    rig.send(count)
+    return rig, acknowledgement(rig.pull(count=1, clientId=b"c"), ours=True)
+
+
 def acknowledgement(call: Any, *, ours: bool) -> Any:
     leases = [message.leaseId for message in call.result.messages] if ours else None
     context = call.result.context
@@ -78,12 +88,7 @@ def test_what_comes_to_the_one_that_goes_or_first_to_the_next_one_counts(order: 
 
 
 def test_a_pull_that_brings_them_gets_what_comes_next() -> None:
-    rig = Rig()
-    rig.service.advertise(ADDRESS)
-    rig.topic()
-    rig.subscribe()
-    rig.send(2)
-    given = acknowledgement(rig.pull(count=1, clientId=b"c"), ours=True)
+    rig, given = with_one_at_a_client(2)
     stop(rig)
     rig.start().advertise(ADDRESS)
     assert rig.pull(result=given, clientId=b"c").offsets == [1]
@@ -112,12 +117,7 @@ def test_what_came_over_the_retry_path_counts_as_well() -> None:
 
 def test_what_is_acknowledged_too_late_is_told_also_where_nobody_holds_the_queue() -> None:
     """After kill -9 there is no word of what clients have; they hear that it did not count."""
-    rig = Rig()
-    rig.service.advertise(ADDRESS)
-    rig.topic()
-    rig.subscribe()
-    rig.send(1)
-    given = acknowledgement(rig.pull(clientId=b"c"), ours=True)
+    rig, given = with_one_at_a_client(1)
     rig.restart()
     rig.service.advertise(ADDRESS)
     call = rig.call("settle", METHODS["settle"].args[0](request=IDL.SettleRequest(result=given)))

@@ -20,7 +20,7 @@ ASK = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
 def server() -> Iterator[AdminServer]:
     router = Router(["mq.example"])
     router.add("GET", "/x", lambda _: {"fine": True})
-    router.add("GET", "/slow", lambda _: gevent.sleep(60))
+    router.add("GET", "/slow", lambda _: gevent.sleep(60))  # at work for as long as any test; `stop` kills it
     router.add("POST", "/x", lambda request: dict(request.body))
     started = AdminServer(("127.0.0.1", 0), router)
     started.start()
