@@ -39,6 +39,7 @@ class _Worker:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.sock: Any = ours
+        self.killed = False  # by us
         command = [sys.executable, "-m", "proxy_consumer.push.script_worker", str(theirs.fileno())]
         nothing = subprocess.DEVNULL
         self._process = subprocess.Popen(
@@ -66,6 +67,7 @@ class _Worker:
         give_up = time.monotonic() + patience_s
         while (code := self._process.poll()) is None:
             if time.monotonic() >= give_up:
+                self.killed = True
                 self._process.kill()
             gevent.sleep(LOOK_S)
         return code
@@ -119,7 +121,7 @@ class ScriptWorkers:
         raise ScriptError("its process was killed again and again, by none of ours")
 
     def _try(self, task: bytes) -> Answer | None:
-        """None when somebody killed the process. Raises ScriptError."""
+        """None when somebody else killed the process. Raises ScriptError."""
         worker = self._idle.pop() if self._idle else _Worker()
         sound = False
         try:
@@ -134,6 +136,8 @@ class ScriptWorkers:
         except (OSError, EOFError):
             self._ended.value += 1
             code = worker.end()
+            if worker.killed:
+                raise ScriptError(f"its process hung up and was ended {END_S_MAX:g} s later") from None
             if code in (-signal.SIGKILL, -signal.SIGTERM):
                 return None
             raise ScriptError(_why(code)) from None

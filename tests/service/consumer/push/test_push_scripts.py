@@ -25,6 +25,7 @@ from proxy_consumer.actions.script import CHEAP_WORK_MAX, Script, ScriptError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.gate import Refusal
 from proxy_consumer.push import script_workers
+from proxy_consumer.push.script_worker import Answer
 from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers, _Worker
 
 DOUBLED = "[body.a]" + ".map(a, a+a+a+a+a+a+a+a)" * 9 + ".size() > 0"
@@ -148,6 +149,29 @@ def test_a_task_whose_process_is_killed_gets_another(workers: ScriptWorkers, reg
             workers.run(config, message({"a": 1}), True)
         assert len(started) == 3
         assert workers.run(config, message({"a": 2}), True).ending is Ending.FINISH
+
+
+def test_a_process_that_hangs_up_and_stays_is_ended_and_its_task_not_tried_again(
+    workers: ScriptWorkers, registry: Registry
+) -> None:
+    started = []
+
+    class HungUp(_Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            started.append(self)
+            os.kill(self._process.pid, signal.SIGSTOP)
+
+        def ask(self, task: bytes) -> Answer:
+            raise EOFError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script_workers, "_Worker", HungUp)
+        with pytest.raises(ScriptError, match="hung up and was ended"):
+            workers.run(ScriptConfig(filter="body.a == 1"), message({"a": 1}), True)
+    assert len(started) == 1
+    assert started[0].end() == -signal.SIGKILL
+    assert registry.cell(SCRIPTS_ENDED).value == 1
 
 
 def test_others_go_on_while_a_process_ends() -> None:
