@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-from ddmq_common.delay_order import DelayOrder, encode_order
+from ddmq_common.delay_command import DelayCommand, encode_command
 from delay_service.store.port import Changes, IdKind, IdState, Pending
 
 BATCH = 1_000
 TOPIC = "orders"
 FIRST_DUE_MS, SPAN_MS = 1_700_000_000_000, 86_400_000
 _MARK = "?" * 36
-_ORDER = encode_order(DelayOrder("add", _MARK, TOPIC, 2, FIRST_DUE_MS, 1_700_000_000, 1_700_086_400)).split(
-    _MARK
-)
+_ORDER = encode_command(
+    DelayCommand("add", _MARK, TOPIC, 2, FIRST_DUE_MS, 1_700_000_000, 1_700_086_400)
+).split(_MARK)
 
 
 def messages(random: Random, first: int, count: int, body: int, due_ms: int | None = None) -> list[Pending]:

@@ -22,8 +22,8 @@ from backend.port import Backend
 from backend.records import AppendResult, AppendStatus, NewRecord, TopicInfo
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.clock import SystemClock
+from ddmq_common.delay_command import ADD, COMMAND_PROPERTY, ONCE, DelayCommand, encode_command
 from ddmq_common.delay_id import EXPIRE_AFTER_S, DelayId, shard_of
-from ddmq_common.delay_order import ADD, ONCE, ORDER_PROPERTY, DelayOrder, encode_order
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC
@@ -77,10 +77,10 @@ def record_of(number: int, topic: str, due_ms: int, body: int, now_ms: int) -> N
     """The record that sendDelaySync makes of an add of type 2."""
     uuid, second = uuid_of(number), due_ms // 1_000
     shard = shard_of(uuid, SHARDS)
-    order = DelayOrder(ADD, uuid, topic, ONCE, due_ms, second, second + EXPIRE_AFTER_S, 0, 0, shard)
+    order = DelayCommand(ADD, uuid, topic, ONCE, due_ms, second, second + EXPIRE_AFTER_S, 0, 0, shard)
     return NewRecord(
         DELAY_TOPIC, shard, number.to_bytes(16, "big"), now_ms,
-        encode(b"", stamped(due_ms, body), b"tag", CHRONOS), system={ORDER_PROPERTY: encode_order(order)},
+        encode(b"", stamped(due_ms, body), b"tag", CHRONOS), system={COMMAND_PROPERTY: encode_command(order)},
     )  # fmt: skip
 
 

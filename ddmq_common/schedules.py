@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddmq_common.cron import Cron, cron_fault
-from ddmq_common.delay_order import Schedule
+from ddmq_common.delay_command import Schedule
 
 CATCH_UPS = ("fire_once", "all", "skip")
 OVERLAP_MAX = 8

@@ -20,7 +20,7 @@ import gevent
 from backend.completion import Completion
 from backend.port import Wait
 from backend.records import CommitBatch, NewRecord, ReadBatch
-from ddmq_common.delay_order import ORDER_PROPERTY
+from ddmq_common.delay_command import COMMAND_PROPERTY
 from ddmq_common.errors import CallerError, FencedError, RemoteError
 from ddmq_common.native_threads import off_hub
 from delay_service.core.intake import INGESTED
@@ -51,7 +51,7 @@ class OrderRead(LevelRead):
         super().__init__(offset, answer)
 
     def _records(self, batch: ReadBatch) -> int:
-        self.orders = [order_of(record) for record in batch.carried(ORDER_PROPERTY)]
+        self.orders = [order_of(record) for record in batch.carried(COMMAND_PROPERTY)]
         return len(self.orders)
 
 

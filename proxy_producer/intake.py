@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from backend.records import NewRecord
 from ddmq_client.idl.codes import Code
-from ddmq_common.delay_order import DelayOrder
+from ddmq_common.delay_command import DelayCommand
 from ddmq_common.delivery import encode
 from proxy_producer.batches import Member
 from proxy_producer.config import ProducerConfig
@@ -39,7 +39,7 @@ class PlainReader(Protocol):
 
     def read(
         self, topic: bytes, properties: Mapping[bytes, bytes]
-    ) -> tuple[Mapping[bytes, bytes], DelayOrder | Refusal | None]: ...
+    ) -> tuple[Mapping[bytes, bytes], DelayCommand | Refusal | None]: ...
 
 
 class Intake:
@@ -88,7 +88,7 @@ class Intake:
         name: bytes,
         level: int,
         chronos: bool,
-        order: DelayOrder | Refusal | None = None,
+        order: DelayCommand | Refusal | None = None,
     ) -> Refusal | None:
         """Code 13, then 18 and 19. `level`: the delay level asked for; `chronos`: from_chronos; `order`: what
         a dialect asked for, or why it cannot."""

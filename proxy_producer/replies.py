@@ -10,7 +10,7 @@ from typing import Any
 from backend.records import AppendResult, NewRecord
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import OK_TEXT
-from ddmq_common.delay_order import ADDED, DelayOutcome
+from ddmq_common.delay_command import ADDED, DelayOutcome
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.structs import structs
 from ddmq_rpc.templates import constant_result

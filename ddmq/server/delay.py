@@ -23,8 +23,8 @@ from ddmq.server.pace import paced
 from ddmq.server.queries import WAIT_S, body_fields
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
+from ddmq_common.delay_command import DelayCommand, decode_command
 from ddmq_common.delay_id import is_uuid, parse_delay_id, shard_of, uuid_bytes
-from ddmq_common.delay_order import DelayOrder, decode_order
 from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
@@ -251,7 +251,7 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
         "message_id": message.message_id.hex(), "born_ms": message.born_ms,
     }  # fmt: skip
     try:
-        order = decode_order(message.order)
+        order = decode_command(message.order)
         content = delivery.decode(message.delivery)
     except DamagedError as error:
         return row | {"id": "", "error": str(error)}
@@ -269,7 +269,7 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     return row | body_fields(content.value)
 
 
-def _repeats(order: DelayOrder) -> dict[str, Any]:
+def _repeats(order: DelayCommand) -> dict[str, Any]:
     """How it comes again, in numbers and in words; empty words for once."""
     schedule = order.schedule
     facts: dict[str, Any] = {"kind": order.kind}

@@ -12,7 +12,7 @@ from itertools import chain, islice
 
 from backend.port import Backend
 from backend.records import Bounds, QueueRef
-from ddmq_common.delay_order import ORDER_PROPERTY
+from ddmq_common.delay_command import COMMAND_PROPERTY
 from ddmq_common.names import DELAY_TOPIC
 from delay_service.core.intake import INGESTED
 from delay_service.ingest import taken_in
@@ -52,5 +52,5 @@ def pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[Pendi
 def _is_another(message: Pending, queue: QueueRef, backend: Backend) -> bool:
     """False also where the order was damaged, or retention takes it meanwhile."""
     batch = backend.read(queue, message.offset, 1, 1).wait(WAIT_S)
-    found = [one.message_id for one in batch.carried(ORDER_PROPERTY) if one.offset == message.offset]
+    found = [one.message_id for one in batch.carried(COMMAND_PROPERTY) if one.offset == message.offset]
     return bool(found) and found[0] != message.message_id

@@ -29,7 +29,7 @@ from ddmq.server.config import BACKUPS
 from ddmq.server.delay_backup import MANIFEST
 from ddmq.server.delay_belongs import foreign, pages
 from ddmq_common.clock import Clock, SystemClock
-from ddmq_common.delay_order import ORDER_PROPERTY, decode_order, encode_order
+from ddmq_common.delay_command import COMMAND_PROPERTY, decode_command, encode_command
 from ddmq_common.errors import CallerError, DdmqError, RemoteError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
@@ -189,7 +189,7 @@ def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, by
 
 def _order_record(message: Pending, queues: int) -> NewRecord:
     order = msgspec.structs.replace(
-        decode_order(message.order), occurrence=message.occurrence, at_ms=message.due_ms, reply_queue=-1
+        decode_command(message.order), occurrence=message.occurrence, at_ms=message.due_ms, reply_queue=-1
     )
     return NewRecord(
         DELAY_TOPIC,
@@ -198,7 +198,7 @@ def _order_record(message: Pending, queues: int) -> NewRecord:
         message.born_ms,
         message.delivery,
         flags=message.flags,
-        system={ORDER_PROPERTY: encode_order(order)},
+        system={COMMAND_PROPERTY: encode_command(order)},
     )
 
 

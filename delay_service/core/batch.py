@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddmq_common.delay_id import uuid_bytes
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ADD,
     ADDED,
     ALREADY_FIRED,
@@ -17,10 +16,11 @@ from ddmq_common.delay_order import (
     PENDING,
     TOO_OLD,
     UNKNOWN,
-    DelayOrder,
+    DelayCommand,
     DelayOutcome,
-    decode_order,
+    decode_command,
 )
+from ddmq_common.delay_id import uuid_bytes
 from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import due_ms, last_due_ms
 from delay_service.core.orders import Order, before, pending_of
@@ -114,7 +114,7 @@ class Batch:
     def _tell(self, what: str, count: int = 1) -> None:
         self._tally[what] = self._tally.get(what, 0) + count
 
-    def _reply(self, said: DelayOrder, code: int, state: IdState | None) -> None:
+    def _reply(self, said: DelayCommand, code: int, state: IdState | None) -> None:
         if said.reply_queue < 0:
             return
         kind, at_ms = (None, 0) if state is None else (state.kind, state.at_ms)
@@ -129,7 +129,7 @@ class Batch:
 
     # --- add
 
-    def _add(self, order: Order, said: DelayOrder) -> None:
+    def _add(self, order: Order, said: DelayCommand) -> None:
         state = self._ids[order.uuid]
         if state is not None and state.offset == order.offset and state.kind is not IdKind.TOMBSTONE:
             self._same(order, said)
@@ -145,7 +145,7 @@ class Batch:
         else:
             self._keep(order, said)
 
-    def _same(self, order: Order, said: DelayOrder) -> None:
+    def _same(self, order: Order, said: DelayCommand) -> None:
         """This very order, read once more."""
         state = self._true_state(order.uuid)
         if state is not None:
@@ -161,7 +161,7 @@ class Batch:
         """An add is a new one although the id is still known."""
         return state.kind in _OVER and state.at_ms + RESEND_MS < self._now
 
-    def _cancelled_otherwise(self, said: DelayOrder) -> bool:
+    def _cancelled_otherwise(self, said: DelayCommand) -> bool:
         if not said.unless_cancelled:
             return False
         other = self._ids[uuid_bytes(said.unless_cancelled)]
@@ -171,7 +171,7 @@ class Batch:
         self._done.append(order.offset)
         self._tell(what)
 
-    def _fired_before(self, order: Order, said: DelayOrder) -> None:
+    def _fired_before(self, order: Order, said: DelayCommand) -> None:
         state = self._assume(order.uuid, order.offset, max(last_due_ms(said), order.born_ms))
         self._tell("fired")
         self._reply(said, ALREADY_FIRED, state)
@@ -185,7 +185,7 @@ class Batch:
             self._in.assumed[uuid] = last_ms
         return state
 
-    def _keep(self, order: Order, said: DelayOrder) -> None:
+    def _keep(self, order: Order, said: DelayCommand) -> None:
         try:
             message = pending_of(order)
         except DamagedError:
@@ -204,7 +204,7 @@ class Batch:
 
     # --- cancel, reschedule, fire now
 
-    def _cancel(self, order: Order, said: DelayOrder) -> None:
+    def _cancel(self, order: Order, said: DelayCommand) -> None:
         self._done.append(order.offset)
         state = self._true_state(order.uuid)
         if state is None:
@@ -223,19 +223,19 @@ class Batch:
         last_ms = self._in.assumed.pop(order.uuid, 0)
         return order.born_ms < last_ms and self._in.acks.is_finished(order.offset)
 
-    def _cancelled(self, order: Order, said: DelayOrder, state: IdState, at_ms: int) -> None:
+    def _cancelled(self, order: Order, said: DelayCommand, state: IdState, at_ms: int) -> None:
         forget = max(self._now + self._in.kept_ms, state.at_ms + RESEND_MS, _last_ms(said) + RESEND_MS)
         self._put_id(order.uuid, IdState(IdKind.CANCELLED, at_ms, state.offset, forget))
         self._end(said, CANCELLED, "cancelled", None)
 
-    def _cancel_unknown(self, order: Order, said: DelayOrder) -> None:
+    def _cancel_unknown(self, order: Order, said: DelayCommand) -> None:
         due = said.due_ms or said.timestamp_s * 1_000
         too_old = 0 < due < self._now - self._in.kept_ms
         until = max(_last_ms(said), self._now) + RESEND_MS
         self._put_id(order.uuid, IdState(IdKind.TOMBSTONE, self._now, 0, until))
         self._end(said, TOO_OLD if too_old else UNKNOWN, "too old" if too_old else "unknown", None)
 
-    def _move(self, order: Order, said: DelayOrder) -> None:
+    def _move(self, order: Order, said: DelayCommand) -> None:
         """Another due time: a given one, or now."""
         self._done.append(order.offset)
         state = self._true_state(order.uuid)
@@ -287,7 +287,7 @@ class Batch:
         message = self._fresh.get(key) or intake.store.get(key)
         return message is not None and message.occurrence > 0
 
-    def _end(self, said: DelayOrder, code: int, what: str, state: IdState | None) -> None:
+    def _end(self, said: DelayCommand, code: int, what: str, state: IdState | None) -> None:
         self._tell(what)
         self._reply(said, code, state)
 
@@ -345,14 +345,14 @@ def _due_ms(message: Pending, occurrence: int) -> int:
     """When this occurrence was due; the one that waits may have been put off."""
     if occurrence == message.occurrence:
         return message.due_ms
-    return due_ms(decode_order(message.order), occurrence)
+    return due_ms(decode_command(message.order), occurrence)
 
 
 def _is_pending(state: IdState) -> bool:
     return state.kind is IdKind.PENDING
 
 
-def _last_ms(said: DelayOrder) -> int:
+def _last_ms(said: DelayCommand) -> int:
     """The latest time that an order names."""
     return max(said.due_ms, said.timestamp_s * 1_000, said.expire_s * 1_000 if said.times else 0)
 

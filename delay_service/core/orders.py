@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from backend.progress.ack_map import OFFSET_END
 from backend.records import Carried
+from ddmq_common.delay_command import ADD, CANCEL, FIRE, RESCHEDULE, DelayCommand, decode_command
 from ddmq_common.delay_id import uuid_bytes
-from ddmq_common.delay_order import ADD, CANCEL, FIRE, RESCHEDULE, DelayOrder, decode_order
 from ddmq_common.delivery_parts import tag_of
 from ddmq_common.errors import DamagedError
 from delay_service.store.port import DueKey, Pending
@@ -22,7 +22,7 @@ class Order(NamedTuple):
     """
 
     offset: int
-    said: DelayOrder | None
+    said: DelayCommand | None
     uuid: bytes
     text: str
     message_id: bytes
@@ -32,11 +32,11 @@ class Order(NamedTuple):
 
 
 def order_of(record: Carried) -> Order:
-    """The order that an inner record holds; `record` carries its ORDER_PROPERTY."""
+    """The order that an inner record holds; `record` carries its COMMAND_PROPERTY."""
     offset, message_id, born_ms, flags, value, delivery = record
     text = value.decode(errors="replace")
     try:
-        said = decode_order(value)
+        said = decode_command(value)
     except DamagedError:
         return Order(offset, None, b"", text, message_id, born_ms, flags, delivery)
     if said.op not in OPS or (said.op == ADD and not said.topic):

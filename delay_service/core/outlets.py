@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from backend.records import NewRecord
-from ddmq_common.delay_order import ONCE, SCHEDULE, DelayOrder, decode_order
+from ddmq_common.delay_command import ONCE, SCHEDULE, DelayCommand, decode_command
 from ddmq_common.delivery import decode, encode, varint
 from ddmq_common.delivery_parts import key_of
 from ddmq_common.errors import DamagedError
@@ -58,7 +58,7 @@ def outlet(
     A Step when its order would rather have missed it. Raises DamagedError when the order does not parse, or
     cannot go on here.
     """
-    order = decode_order(message.order)
+    order = decode_command(message.order)
     if order.schedule is not None:
         wanted = to_fire(order, message.occurrence, now_ms, message.due_ms)
         if wanted is None or wanted.occurrence != message.occurrence:
@@ -68,7 +68,7 @@ def outlet(
     return Outlet(message, record_of(message, order, queue_id), then, aside, named_ms=order.due_ms)
 
 
-def following(message: Pending, order: DelayOrder, now_ms: int, catch_up_max: int) -> Pending | None:
+def following(message: Pending, order: DelayCommand, now_ms: int, catch_up_max: int) -> Pending | None:
     """The next occurrence."""
     if order.kind == ONCE:
         return None
@@ -86,7 +86,7 @@ def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> P
 
     Of `fire_once` the very next one does, also where it was missed meanwhile: it is the one that fires.
     """
-    order = decode_order(message.order)
+    order = decode_command(message.order)
     if order.schedule is not None and order.schedule.catch_up == "fire_once":
         now_ms = 0
     put_off_ms = message.due_ms if message.occurrence == fired - 1 else 0
@@ -94,7 +94,7 @@ def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> P
     return None if found is None else later(message, found.occurrence, found.due_ms)
 
 
-def record_of(message: Pending, order: DelayOrder, queue_id: int) -> NewRecord:
+def record_of(message: Pending, order: DelayCommand, queue_id: int) -> NewRecord:
     """The record of this occurrence."""
     delivery = message.delivery
     if order.kind == SCHEDULE:
@@ -114,7 +114,7 @@ def record_of(message: Pending, order: DelayOrder, queue_id: int) -> NewRecord:
     )
 
 
-def _id_of(order: DelayOrder, occurrence: int) -> bytes:
+def _id_of(order: DelayCommand, occurrence: int) -> bytes:
     """As `occurrence_id`; that of a single delivery is written at once, a storm asks for nothing else."""
     if order.kind != ONCE or occurrence:
         return occurrence_id(order, occurrence).encode()
@@ -154,7 +154,7 @@ def dead_outlet(message: Pending, reason: str, now_ms: int, aside: bool) -> Outl
     """
     delivery, place = message.delivery, {}
     try:
-        order = decode_order(message.order)
+        order = decode_command(message.order)
         if order.partition >= BY_HASH:
             place = {"dead-letter-place": str(choose(order.partition, order.hash_id, _PLACE_END, 0))}
         if order.kind != SCHEDULE:

@@ -7,7 +7,7 @@ bound holds what waits and what endless schedules write. Equal records weigh the
 from __future__ import annotations
 
 from ddmq_common.cron import Cron, CronError
-from ddmq_common.delay_order import EXPONENTIAL, LOOP, DelayOrder, decode_order
+from ddmq_common.delay_command import EXPONENTIAL, LOOP, DelayCommand, decode_command
 from ddmq_common.errors import DamagedError
 from delay_service.store.port import Pending
 
@@ -22,12 +22,12 @@ def weight(message: Pending) -> int:
     if _REPEATS not in message.order:
         return size
     try:
-        return size * deliveries_a_day(decode_order(message.order))
+        return size * deliveries_a_day(decode_command(message.order))
     except (DamagedError, CronError):
         return size
 
 
-def deliveries_a_day(order: DelayOrder) -> int:
+def deliveries_a_day(order: DelayCommand) -> int:
     """At most so many, and at least one; of a cron by its shortest distance."""
     schedule = order.schedule
     if order.kind == LOOP:

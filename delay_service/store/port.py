@@ -36,7 +36,7 @@ class DueKey(NamedTuple):
 class Pending(NamedTuple):
     """One message that waits. `occurrence`: how many times it has fired, from 0.
 
-    `order`: the DelayOrder as text. `topic` is the target; the rest is what makes up the record to append.
+    `order`: the DelayCommand as text. `topic` is the target; the rest is what makes up the record to append.
     """
 
     due_ms: int

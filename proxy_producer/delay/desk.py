@@ -17,20 +17,20 @@ from backend.port import Backend
 from backend.records import NewRecord
 from ddmq_client.idl.codes import FROM_CHRONOS, DelayAction, DelayType
 from ddmq_common.clock import Clock
+from ddmq_common.delay_command import COMMAND_PROPERTY, ONCE, DelayCommand, encode_command
 from ddmq_common.delay_id import EXPIRE_AFTER_S, is_uuid
-from ddmq_common.delay_order import ONCE, ORDER_PROPERTY, DelayOrder, encode_order
 from ddmq_common.delivery import encode, encode_properties, keyless
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from ddmq_rpc.api import Call
 from proxy_producer import replies
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_checks import TIMESTAMP_S_MIN, DelayRules, echoed_id
-from proxy_producer.core.delay_orders import (
+from proxy_producer.core.delay_commands import (
     ANY_QUEUE,
     Placed,
-    add_order,
-    changing_order,
-    schedule_order,
+    add_command,
+    changing_command,
+    schedule_command,
     uuid_of,
 )
 from proxy_producer.core.refusal import Refusal
@@ -142,11 +142,11 @@ class DelayDesk:
             self._careful(call, message, deadline)
             return
         shard, expire, name = crc32(uuid) % self.inner.queues, second + EXPIRE_AFTER_S, uuid.decode()
-        order = DelayOrder("add", name, topic.name, ONCE, second * 1_000, second, expire, 0, 0, shard)
+        order = DelayCommand("add", name, topic.name, ONCE, second * 1_000, second, expire, 0, 0, shard)
         delivery = keyless(body, tags, _CHRONOS_ONLY)
         record = NewRecord(
             DELAY_TOPIC, shard, self._new_id(), born_ms, delivery, b"", b"", 0, 0,
-            {ORDER_PROPERTY: encode_order(order)},
+            {COMMAND_PROPERTY: encode_command(order)},
         )  # fmt: skip
         delay_id = b"%010d-2-%d-0-0-0-%d-%b" % (second, expire, shard, uuid)
         pending = PendingDelay(self.shared, call, record, deadline, len(body), False, topic, delay_id)
@@ -180,7 +180,7 @@ class DelayDesk:
         record = self._record(asked, now_ms)
         pending = PendingDelay(
             self.shared, call, record, deadline, len(asked.body), asked.ours, topic, placed.delay_id,
-            placed.order, waits=asked.ours and not (asked.adds and asked.fresh),
+            placed.command, waits=asked.ours and not (asked.adds and asked.fresh),
         )  # fmt: skip
         self._flow.inflight += 1
         self._flow.inflight_bytes += call.frame_bytes
@@ -189,13 +189,13 @@ class DelayDesk:
     def _placed(self, asked: Asked, now_ms: int) -> Placed:
         if not asked.adds:
             latest_s = now_ms // 1_000 + self._delay_s_max
-            return changing_order(asked.request, asked.topic_name, latest_s, self.inner.queues)
+            return changing_command(asked.request, asked.topic_name, latest_s, self.inner.queues)
         uuid = asked.request.uuid.decode() or uuid_of(self._random.randbytes(16))
         shards = self.inner.queues
         if asked.schedule is None:
-            return add_order(asked.request, asked.topic_name, uuid, shards)
+            return add_command(asked.request, asked.topic_name, uuid, shards)
         due_ms = asked.request.due_ms or now_ms
-        return schedule_order(asked.schedule, due_ms, asked.topic_name, uuid, shards, asked.place)
+        return schedule_command(asked.schedule, due_ms, asked.topic_name, uuid, shards, asked.place)
 
     def _record(self, asked: Asked, now_ms: int) -> NewRecord:
         """What is to be delivered, as a record whose order is still missing; nothing for a change."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 import msgspec
 
 from backend.records import AppendResult, NewRecord
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ADD,
     ADDED,
-    ORDER_PROPERTY,
+    COMMAND_PROPERTY,
     PENDING,
-    DelayOrder,
+    DelayCommand,
     DelayOutcome,
-    encode_order,
+    encode_command,
 )
 from ddmq_rpc.api import Call
 from proxy_producer import replies
@@ -60,7 +60,7 @@ class PendingDelay(PendingSend):
         ours: bool,
         topic: Topic | None,
         delay_id: bytes,
-        order: DelayOrder | None = None,
+        order: DelayCommand | None = None,
         waits: bool = False,
     ) -> None:
         self.done = False  # all that PendingSend sets, in one call less: this is the hot path
@@ -131,7 +131,7 @@ class PendingDelay(PendingSend):
     def _write(self) -> None:
         if self.order is not None:
             self.record.queue_id = self.order.shard % self.shared.inner.queues
-            self.record.system = {ORDER_PROPERTY: encode_order(self.order)}
+            self.record.system = {COMMAND_PROPERTY: encode_command(self.order)}
         self._send_careful()
 
     # --- the answer

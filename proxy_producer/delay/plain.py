@@ -20,14 +20,14 @@ import msgspec
 
 from backend.port import Backend
 from backend.records import NewRecord
+from ddmq_common.delay_command import COMMAND_PROPERTY, DelayCommand, encode_command
 from ddmq_common.delay_id import DelayId, parse_delay_id, shard_of
-from ddmq_common.delay_order import ORDER_PROPERTY, DelayOrder, encode_order
 from ddmq_common.names import DELAY_TOPIC
 from ddmq_common.schedules import ScheduleLimits
 from ddmq_rpc.api import Call
 from proxy_producer import replies
 from proxy_producer.config import DelayLimits
-from proxy_producer.core.delay_orders import relay_order, uuid_of
+from proxy_producer.core.delay_commands import relay_command, uuid_of
 from proxy_producer.core.dialects import DIALECTS, Dialects, dialect_of, dialects, without_dialects
 from proxy_producer.core.refusal import Refusal
 from proxy_producer.delay.full import FullTopics
@@ -89,7 +89,7 @@ class PlainDelays:
 
     def read(
         self, topic: bytes, properties: Mapping[bytes, bytes]
-    ) -> tuple[Mapping[bytes, bytes], DelayOrder | Refusal | None]:
+    ) -> tuple[Mapping[bytes, bytes], DelayCommand | Refusal | None]:
         """(the properties to deliver, the order they ask for or what forbids it); they have been checked."""
         spoken = self.spoken.get(topic)
         if spoken is None:
@@ -106,7 +106,7 @@ class PlainDelays:
         ours: bool,
         topic: Topic | None,
         place: Place,
-        order: DelayOrder | None,
+        order: DelayCommand | None,
     ) -> bool:
         """Take over a send that passed its checks; False: it is a plain one. `order`: of `read`; without
         one it carries from_chronos."""
@@ -149,7 +149,7 @@ class PlainDelays:
         order = self._relay(key, record, place)
         return NewRecord(
             DELAY_TOPIC, order.shard % self._shared.inner.queues, record.message_id, record.born_ms,
-            record.delivery, flags=record.flags, system={ORDER_PROPERTY: encode_order(order)},
+            record.delivery, flags=record.flags, system={COMMAND_PROPERTY: encode_command(order)},
         )  # fmt: skip
 
     def _old_servers(self, key: bytes) -> DelayId | None:
@@ -158,11 +158,11 @@ class PlainDelays:
             return None
         return found
 
-    def _relay(self, key: DelayId, record: NewRecord, place: Place) -> DelayOrder:
+    def _relay(self, key: DelayId, record: NewRecord, place: Place) -> DelayCommand:
         uuid = uuid_of(blake2b(record.message_id + record.key, digest_size=16).digest())
-        return relay_order(key, record.topic, uuid, self._wall_ms(), place)
+        return relay_command(key, record.topic, uuid, self._wall_ms(), place)
 
-    def _placed(self, order: DelayOrder, topic: str, place: Place) -> tuple[DelayOrder, bytes]:
+    def _placed(self, order: DelayCommand, topic: str, place: Place) -> tuple[DelayCommand, bytes]:
         uuid = uuid_of(self._random.randbytes(16))
         shard = shard_of(uuid, self._shared.inner.queues)
         whole = msgspec.structs.replace(

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ddmq_client.idl.codes import DelayAction, DelayType
-from ddmq_common.delay_order import Schedule
+from ddmq_common.delay_command import Schedule
 from ddmq_common.schedules import first_due_ms
 from proxy_producer.core.delay_checks import DelayRequest
-from proxy_producer.core.delay_orders import ANY_QUEUE
+from proxy_producer.core.delay_commands import ANY_QUEUE
 
 _OURS = (
     "clientId", "dueMs", "cron", "zone", "delayMs", "periodMs", "repeat", "occurrencesMax", "catchUp", "key",

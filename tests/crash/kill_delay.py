@@ -23,20 +23,20 @@ from uuid import UUID
 from backend.file_log import open_log
 from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
-from ddmq_common.delay_id import shard_of
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ADD,
     ALREADY_FIRED,
     CANCEL,
     CANCELLED,
+    COMMAND_PROPERTY,
     LOOP,
-    ORDER_PROPERTY,
     SCHEDULE,
-    DelayOrder,
+    DelayCommand,
     Schedule,
     decode_outcome,
-    encode_order,
+    encode_command,
 )
+from ddmq_common.delay_id import shard_of
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
@@ -124,7 +124,7 @@ class Story:
         for message in self.random.sample(range(self.number - MESSAGES + 1, self.number + 1), MESSAGES // 5):
             if len(self.due[message]) == 1:
                 self.cancels[len(self.cancels) + 1] = message
-                cancel = DelayOrder(
+                cancel = DelayCommand(
                     CANCEL, _uuid(message), reply_queue=0, reply_id=len(self.cancels), due_ms=now
                 )
                 records.insert(self.random.randint(0, len(records)), self._record(cancel, b""))
@@ -133,7 +133,7 @@ class Story:
             assert {result.status for result in results} == {AppendStatus.STORED}
         self.shut()
 
-    def _add(self, number: int, now: int) -> DelayOrder:
+    def _add(self, number: int, now: int) -> DelayCommand:
         due = now + self.random.randint(300, SPREAD_MS)
         topic = self.random.choices(TARGETS, (10, 10, 1))[0]
         kind = self.random.random()
@@ -144,17 +144,19 @@ class Story:
             period = self.random.randint(1, 200)
             self.due[number] = [due + period * one for one in range(SERIES)]
             schedule = Schedule(period_ms=period, repeat=SERIES - 1, catch_up="all")
-            return DelayOrder(ADD, _uuid(number), topic, SCHEDULE, due, schedule=schedule)
+            return DelayCommand(ADD, _uuid(number), topic, SCHEDULE, due, schedule=schedule)
         elif kind < 0.15:
             second = now // 1000 - 7
             self.due[number] = [(second + 3 * one) * 1000 for one in range(SERIES)]
-            return DelayOrder(ADD, _uuid(number), topic, LOOP, second * 1000, second, second + 100, 3, SERIES)
+            return DelayCommand(
+                ADD, _uuid(number), topic, LOOP, second * 1000, second, second + 100, 3, SERIES
+            )
         else:
             self.due[number] = [due]
-        return DelayOrder(ADD, _uuid(number), topic, due_ms=due, timestamp_s=due // 1000)
+        return DelayCommand(ADD, _uuid(number), topic, due_ms=due, timestamp_s=due // 1000)
 
     @staticmethod
-    def _record(order: DelayOrder, delivery: bytes) -> NewRecord:
+    def _record(order: DelayCommand, delivery: bytes) -> NewRecord:
         shard = shard_of(order.uuid, SHARDS)
         return NewRecord(
             DELAY_TOPIC,
@@ -162,7 +164,7 @@ class Story:
             UUID(order.uuid).bytes,
             1,
             delivery,
-            system={ORDER_PROPERTY: encode_order(order)},
+            system={COMMAND_PROPERTY: encode_command(order)},
         )
 
     # --- lives

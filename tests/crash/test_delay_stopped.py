@@ -21,8 +21,8 @@ from backend.file_log import open_shared
 from backend.file_log.sessions.elected import ElectedBackend
 from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
+from ddmq_common.delay_command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
 from ddmq_common.delay_id import shard_of
-from ddmq_common.delay_order import ADD, ORDER_PROPERTY, DelayOrder, encode_order
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC
@@ -51,10 +51,10 @@ class House:
         return life
 
     def add(self, number: int, due_ms: int) -> None:
-        order = DelayOrder(ADD, _uuid(number), "orders", due_ms=due_ms, timestamp_s=due_ms // 1000)
+        order = DelayCommand(ADD, _uuid(number), "orders", due_ms=due_ms, timestamp_s=due_ms // 1000)
         record = NewRecord(
             DELAY_TOPIC, shard_of(order.uuid, SHARDS), bytes(16), 1, encode(b"", b"%d" % number, b"", None),
-            system={ORDER_PROPERTY: encode_order(order)},
+            system={COMMAND_PROPERTY: encode_command(order)},
         )  # fmt: skip
         [result] = self.backend.append([record], CLOCK.monotonic() + WAIT_S).wait(WAIT_S)
         assert result.status is AppendStatus.STORED

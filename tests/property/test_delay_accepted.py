@@ -18,18 +18,18 @@ from backend.progress.codec import encode_delta
 from backend.records import ProgressDelta, QueueRef
 from ddmq.server.delay import _row
 from ddmq_client.idl.codes import DelayAction, DelayType
-from ddmq_common.delay_id import DelayId, parse_delay_id
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ADD,
     CANCEL,
     EXPONENTIAL,
     LOOP,
     SCHEDULE,
-    DelayOrder,
+    DelayCommand,
     Schedule,
-    decode_order,
-    encode_order,
+    decode_command,
+    encode_command,
 )
+from ddmq_common.delay_id import DelayId, parse_delay_id
 from ddmq_common.delivery import encode
 from ddmq_common.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from delay_service.core.intake import Intake
@@ -40,7 +40,7 @@ from delay_service.store.memory import MemoryStore
 from delay_service.store.port import Changes, IdKind, Scan
 from delay_service.store.values import decode_pending, decode_state, encode_pending, encode_state
 from proxy_producer.core.delay_checks import DelayRequest, DelayRules, delay_fault, id_fault, timestamp_fault
-from proxy_producer.core.delay_orders import add_order, changing_order, schedule_order, uuid_of
+from proxy_producer.core.delay_commands import add_command, changing_command, schedule_command, uuid_of
 from proxy_producer.core.dialects import DIALECTS, dialect_of, dialects
 
 NOW = 1_795_000_000_000
@@ -76,7 +76,7 @@ INTS = (None, 0, 1, -1, 2, 3, 10, 1_000, 999_999_999, 10**9, NOW // 1_000, NOW /
 class Accepted(NamedTuple):
     """An order, and the id that its sender gets."""
 
-    order: DelayOrder
+    order: DelayCommand
     delay_id: bytes
 
 
@@ -102,7 +102,7 @@ def of_dialect(random: Random) -> Accepted | None:
     seconds = random.choice((62 * 86_400, YEARS_100_S))
     limits = ScheduleLimits(seconds * 1_000, 1_000_000)
     found = dialect_of(properties, dialects([name]), NOW + random.randint(0, 10**9), limits)
-    if not isinstance(found, DelayOrder):
+    if not isinstance(found, DelayCommand):
         return None
     uuid = uuid_of(random.randbytes(16))
     whole = msgspec.structs.replace(found, uuid=uuid, topic="t", shard=random.randrange(SHARDS))
@@ -129,7 +129,7 @@ def of_request(random: Random) -> Accepted | None:
         return _scheduled(random, request, rules, uuid)
     if delay_fault(request, rules, NOW) is not None:
         return None
-    return Accepted(*add_order(request, "t", uuid, SHARDS))
+    return Accepted(*add_command(request, "t", uuid, SHARDS))
 
 
 def _scheduled(random: Random, request: DelayRequest, rules: DelayRules, uuid: str) -> Accepted | None:
@@ -149,7 +149,7 @@ def _scheduled(random: Random, request: DelayRequest, rules: DelayRules, uuid: s
     due = request.due_ms if request.due_ms is not None else first_due_ms(schedule, NOW)
     if due is None:
         return None
-    return Accepted(*schedule_order(schedule, due, "t", uuid, SHARDS, (-2, 0)))
+    return Accepted(*schedule_command(schedule, due, "t", uuid, SHARDS, (-2, 0)))
 
 
 class Shard:
@@ -161,9 +161,9 @@ class Shard:
         self.intake = Intake(self.store, self.acks, self.lanes.busy, 3 * DAY_MS)
         self.codes: list[int] = []
 
-    def take(self, order: DelayOrder, now: int) -> None:
-        text = encode_order(order)
-        assert decode_order(text) == order
+    def take(self, order: DelayCommand, now: int) -> None:
+        text = encode_command(order)
+        assert decode_command(text) == order
         made = Order(
             self.offset, order, uuid_bytes_of(order), text, bytes(16), now, 0, encode(b"", b"x", b"", None)
         )
@@ -215,11 +215,11 @@ class Shard:
         self.write(self.lanes.changes_of(outlets, now))
 
 
-def uuid_bytes_of(order: DelayOrder) -> bytes:
+def uuid_bytes_of(order: DelayCommand) -> bytes:
     return bytes.fromhex(order.uuid.replace("-", ""))
 
 
-def naive_dues(order: DelayOrder, many: int) -> list[int]:
+def naive_dues(order: DelayCommand, many: int) -> list[int]:
     """When the first deliveries are due, one after the other."""
     dues = [order.due_ms]
     schedule = order.schedule
@@ -264,7 +264,7 @@ def check(accepted: Accepted, random: Random) -> None:
     pending = shard.store.ids([uuid_bytes_of(order)])[0]
     assert pending is not None
     request = DelayRequest(DelayAction.CANCEL, delay_id, None, None, None, None, None, b"", None, True)
-    cancel = changing_order(request, "", now // 1_000 + YEARS_100_S, SHARDS).order
+    cancel = changing_command(request, "", now // 1_000 + YEARS_100_S, SHARDS).command
     shard.take(msgspec.structs.replace(cancel, reply_queue=0, reply_id=1), now)
     assert shard.codes[-1] == (3 if pending.kind is IdKind.FIRED else 2), "cancelled, or fired before"
     assert shard.fire(now + 400 * DAY_MS) == []

@@ -17,20 +17,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from backend.progress.ack_map import AckMap
 from backend.records import StoredRecord, carried_of
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ADD,
     ALREADY_FIRED,
     CANCEL,
     CANCELLED,
+    COMMAND_PROPERTY,
     FIRE,
     ONCE,
-    ORDER_PROPERTY,
     RESCHEDULE,
     SCHEDULE,
     UNKNOWN,
-    DelayOrder,
+    DelayCommand,
     Schedule,
-    encode_order,
+    encode_command,
 )
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
@@ -110,7 +110,7 @@ class DelayMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.world = World()
         self.process = Process(self.world)
-        self.added: dict[int, DelayOrder] = {}
+        self.added: dict[int, DelayCommand] = {}
         self.floor: dict[int, int] = {}  # number → it may not fire before
         self.changed: set[int] = set()  # rescheduled, or told to fire
         self.moved: set[int] = set()  # rescheduled: what of a series fell due meanwhile is passed over
@@ -118,11 +118,11 @@ class DelayMachine(RuleBasedStateMachine):
 
     # --- asking
 
-    def _append(self, order: DelayOrder, number: int) -> None:
+    def _append(self, order: DelayCommand, number: int) -> None:
         orders = self.world.log.orders
         delivery = encode(b"", b"%d" % number, b"", None)
         offset = len(orders)
-        system = {ORDER_PROPERTY: encode_order(order)}
+        system = {COMMAND_PROPERTY: encode_command(order)}
         orders.append(
             StoredRecord(DELAY_TOPIC, 0, offset, -1, offset.to_bytes(16, "big"), 1, 1, 0, 0, delivery, system)
         )
@@ -133,7 +133,7 @@ class DelayMachine(RuleBasedStateMachine):
         if order is None:
             schedule = Schedule(period_ms=7, repeat=SERIES - 1, catch_up=ALL) if series else None
             due = self.world.now + wait
-            order = DelayOrder(
+            order = DelayCommand(
                 ADD,
                 _uuid(number),
                 CLOSED if closing else "open",
@@ -150,7 +150,7 @@ class DelayMachine(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         reply = len(self.cancels) + 1
         self.cancels[reply] = number
-        self._append(DelayOrder(CANCEL, _uuid(number), reply_queue=0, reply_id=reply), number)
+        self._append(DelayCommand(CANCEL, _uuid(number), reply_queue=0, reply_id=reply), number)
 
     @rule(number=NUMBERS, wait=st.integers(-5, 40))
     def reschedule(self, number: int, wait: int) -> None:
@@ -158,13 +158,13 @@ class DelayMachine(RuleBasedStateMachine):
         self.moved.add(number)
         due = self.world.now + wait
         self.floor[number] = min(due, self.floor.get(number, due))
-        self._append(DelayOrder(RESCHEDULE, _uuid(number), due_ms=due), number)
+        self._append(DelayCommand(RESCHEDULE, _uuid(number), due_ms=due), number)
 
     @rule(number=NUMBERS)
     def fire_now(self, number: int) -> None:
         self.changed.add(number)
         self.floor[number] = 0
-        self._append(DelayOrder(FIRE, _uuid(number)), number)
+        self._append(DelayCommand(FIRE, _uuid(number)), number)
 
     # --- the world
 
@@ -198,7 +198,7 @@ class DelayMachine(RuleBasedStateMachine):
         if again:
             end = min(end, process.known_to)
         orders = [
-            order_of(carried_of(record, ORDER_PROPERTY))
+            order_of(carried_of(record, COMMAND_PROPERTY))
             for record in self.world.log.orders[process.position : end]
         ]
         if not orders:
@@ -321,7 +321,7 @@ class DelayMachine(RuleBasedStateMachine):
             if len(self.world.log.finished) == len(self.world.log.orders) and not self.world.disk.counts():
                 return
 
-    def _check(self, number: int, order: DelayOrder, fired: list[tuple[int, int]]) -> None:
+    def _check(self, number: int, order: DelayCommand, fired: list[tuple[int, int]]) -> None:
         deliveries = [delivery for delivery, _ in fired]
         assert len(set(deliveries)) == len(deliveries), f"{number} came twice: {fired}"
         assert all(when >= self.floor[number] for _, when in fired), f"{number} came early: {fired}"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddmq_common.cron import Cron
-from ddmq_common.delay_order import ADD, EXPONENTIAL, LOOP, SCHEDULE, DelayOrder, Schedule
+from ddmq_common.delay_command import ADD, EXPONENTIAL, LOOP, SCHEDULE, DelayCommand, Schedule
 from delay_service.core.kinds import delivered_before, due_ms, next_after, occurrence_id, to_fire
 
 T0 = 1_795_289_273
@@ -19,7 +19,7 @@ HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
 
 loops = st.builds(
-    lambda kind, interval, times, lasts, part: DelayOrder(
+    lambda kind, interval, times, lasts, part: DelayCommand(
         ADD, UUID, "t", kind, T0 * 1_000 + part, T0, T0 + lasts, interval, times
     ),
     st.sampled_from([LOOP, EXPONENTIAL]),
@@ -171,7 +171,7 @@ def an_order(schedule):
     start = T0 * 1_000
     if schedule.cron:
         start = Cron(schedule.cron).next_ms(start)
-    return DelayOrder(ADD, UUID, "t", SCHEDULE, start + schedule.delay_ms, T0, schedule=schedule)
+    return DelayCommand(ADD, UUID, "t", SCHEDULE, start + schedule.delay_ms, T0, schedule=schedule)
 
 
 @settings(deadline=None)

@@ -9,12 +9,12 @@ same milliseconds (occurrences.py).
 
 from __future__ import annotations
 
-from ddmq_common.delay_order import EXPONENTIAL, LOOP, DelayOrder
+from ddmq_common.delay_command import EXPONENTIAL, LOOP, DelayCommand
 
 DAY_S = 86_400
 
 
-def second_of(order: DelayOrder, occurrence: int) -> int:
+def second_of(order: DelayCommand, occurrence: int) -> int:
     """t(k), epoch seconds."""
     if order.kind == LOOP:
         return order.timestamp_s + occurrence * order.interval_s
@@ -23,7 +23,7 @@ def second_of(order: DelayOrder, occurrence: int) -> int:
     return order.timestamp_s
 
 
-def last_by(order: DelayOrder, second: int) -> int:
+def last_by(order: DelayCommand, second: int) -> int:
     """The highest k with t(k) ≤ `second`, of a loop without regard to times and expire; −1: none."""
     since = second - order.timestamp_s
     if since < 0:
@@ -33,7 +33,7 @@ def last_by(order: DelayOrder, second: int) -> int:
     return _grown_by(order.interval_s, since)
 
 
-def last_of(order: DelayOrder) -> int:
+def last_of(order: DelayCommand) -> int:
     """The highest k that the order has."""
     if order.kind not in (LOOP, EXPONENTIAL):
         return 0

@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddmq_common.cron import CronError
+from ddmq_common.delay_command import EXPONENTIAL, LOOP, SCHEDULE, DelayCommand
 from ddmq_common.delay_id import DelayId
-from ddmq_common.delay_order import EXPONENTIAL, LOOP, SCHEDULE, DelayOrder
 from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import loops, schedules
 
@@ -36,7 +36,7 @@ class Next(NamedTuple):
     skipped: int = 0
 
 
-def due_ms(order: DelayOrder, occurrence: int) -> int:
+def due_ms(order: DelayCommand, occurrence: int) -> int:
     """When this occurrence is due, epoch milliseconds. The number must be one that the order has."""
     if order.kind == SCHEDULE:
         return schedules.due_ms(order, occurrence)
@@ -45,7 +45,7 @@ def due_ms(order: DelayOrder, occurrence: int) -> int:
     return order.due_ms
 
 
-def last_due_ms(order: DelayOrder) -> int:
+def last_due_ms(order: DelayCommand) -> int:
     """When the last occurrence is due; NEVER_MS when there is none, or a cron says."""
     if order.kind != SCHEDULE:
         return due_ms(order, loops.last_of(order))
@@ -57,7 +57,7 @@ def last_due_ms(order: DelayOrder) -> int:
     return order.due_ms + schedule.period_ms * schedule.repeat
 
 
-def occurrence_id(order: DelayOrder, occurrence: int) -> str:
+def occurrence_id(order: DelayCommand, occurrence: int) -> str:
     """The id of this occurrence: what an add is answered with (0), and the key of the delivery."""
     if order.kind == SCHEDULE:
         second, timed = due_ms(order, occurrence) // 1_000, 0
@@ -68,13 +68,13 @@ def occurrence_id(order: DelayOrder, occurrence: int) -> str:
     ).text()
 
 
-def delivered_before(order: DelayOrder, occurrence: int) -> int:
+def delivered_before(order: DelayCommand, occurrence: int) -> int:
     """How many occurrences came before this one; of loops those that were passed over are among them."""
     return schedules.delivered_before(occurrence) if order.kind == SCHEDULE else occurrence
 
 
 def next_after(
-    order: DelayOrder, occurrence: int, now_ms: int, catch_up_max: int = CATCH_UP_MAX, put_off_ms: int = 0
+    order: DelayCommand, occurrence: int, now_ms: int, catch_up_max: int = CATCH_UP_MAX, put_off_ms: int = 0
 ) -> Next | None:
     """What comes after `occurrence` has fired (or was passed over), or None: it was the last.
 
@@ -95,7 +95,7 @@ def next_after(
     return Next(following, due_ms(order, following), following - occurrence - 1)
 
 
-def to_fire(order: DelayOrder, occurrence: int, now_ms: int, at_ms: int | None = None) -> Next | None:
+def to_fire(order: DelayCommand, occurrence: int, now_ms: int, at_ms: int | None = None) -> Next | None:
     """What to do with an occurrence whose due time has come: fire it (it is returned as it is), wait for a
     later one instead, or None: this one is not to be fired, and it was the last. `at_ms`: the due time that
     it waited for, when it was rescheduled. Raises as `next_after`.
@@ -111,7 +111,7 @@ def to_fire(order: DelayOrder, occurrence: int, now_ms: int, at_ms: int | None =
 
 
 def _scheduled(
-    order: DelayOrder, occurrence: int, now_ms: int, cap: int, delivered: bool = True, put_off_ms: int = 0
+    order: DelayCommand, occurrence: int, now_ms: int, cap: int, delivered: bool = True, put_off_ms: int = 0
 ) -> Next | None:
     try:
         found = schedules.after(order, occurrence, now_ms, cap, delivered, put_off_ms)

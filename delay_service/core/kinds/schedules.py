@@ -11,7 +11,7 @@ The order was checked at the edge (ddmq_common/schedules.py).
 from __future__ import annotations
 
 from ddmq_common.cron import Cron
-from ddmq_common.delay_order import DelayOrder, Schedule
+from ddmq_common.delay_command import DelayCommand, Schedule
 from ddmq_common.schedules import cron_delivery_after
 
 COUNT_BITS = 20
@@ -25,7 +25,7 @@ Found = tuple[int, int, int]
 """(occurrence, due_ms, skipped)."""
 
 
-def due_ms(order: DelayOrder, occurrence: int) -> int:
+def due_ms(order: DelayCommand, occurrence: int) -> int:
     return order.due_ms + (occurrence >> COUNT_BITS)
 
 
@@ -35,7 +35,7 @@ def delivered_before(occurrence: int) -> int:
 
 
 def after(
-    order: DelayOrder,
+    order: DelayCommand,
     occurrence: int,
     now_ms: int,
     catch_up_max: int,
@@ -63,7 +63,7 @@ def _floor_ms(schedule: Schedule, now_ms: int) -> int:
 
 
 def _series_after(
-    order: DelayOrder, schedule: Schedule, due: int, now_ms: int, cap: int
+    order: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int
 ) -> tuple[int, int] | None:
     period = max(schedule.period_ms, 1)
     place = (due - order.due_ms) // period
@@ -80,7 +80,7 @@ def _series_after(
 
 
 def _cron_after(
-    order: DelayOrder, schedule: Schedule, due: int, now_ms: int, cap: int
+    order: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int
 ) -> tuple[int, int] | None:
     following = cron_delivery_after(schedule, order.due_ms, due)
     if following is None or following > now_ms:
@@ -95,7 +95,7 @@ def _cron_after(
     return None if kept is None else (kept, _between(order, schedule, following, kept))
 
 
-def _floor_of_all(order: DelayOrder, schedule: Schedule, first: int, now_ms: int, cap: int) -> int:
+def _floor_of_all(order: DelayCommand, schedule: Schedule, first: int, now_ms: int, cap: int) -> int:
     """The moment after which exactly the last `cap` of what was missed since `first` lie, or all of it."""
     cron = _cron_of(schedule)
     beside = schedule.period_ms * schedule.repeat // cron.gap_ms_min + 1
@@ -113,7 +113,7 @@ def _floor_of_all(order: DelayOrder, schedule: Schedule, first: int, now_ms: int
 
 
 def _deliveries(
-    order: DelayOrder, schedule: Schedule, after_ms: int, until_ms: int, of_each: slice, series_max: int
+    order: DelayCommand, schedule: Schedule, after_ms: int, until_ms: int, of_each: slice, series_max: int
 ) -> list[int]:
     """Those after `after_ms` up to `until_ms`, in order: `of_each` series some, of `series_max` series."""
     cron, delay, period = _cron_of(schedule), schedule.delay_ms, max(schedule.period_ms, 1)
@@ -131,7 +131,7 @@ def _deliveries(
     return sorted(found)
 
 
-def _between(order: DelayOrder, schedule: Schedule, first: int, end: int) -> int:
+def _between(order: DelayCommand, schedule: Schedule, first: int, end: int) -> int:
     """How many deliveries lie in [first, end), counted up to a bound."""
     bound = CRON_SKIPPED_COUNTED_MAX
     return min(len(_deliveries(order, schedule, first - 1, end - 1, slice(bound), bound)), bound)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ddmq_common.delay_order import ADD, SCHEDULE, DelayOrder
+from ddmq_common.delay_command import ADD, SCHEDULE, DelayCommand
 from ddmq_common.names import DELAY_DIALECTS
 from ddmq_common.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from proxy_producer.core.dialects import amq, ours, rabbit, rocketmq
@@ -49,7 +49,7 @@ def dialects(names: Iterable[str]) -> Dialects:
 
 def dialect_of(
     properties: Mapping[bytes, bytes], enabled: Dialects, now_ms: int, limits: ScheduleLimits
-) -> DelayOrder | Refusal | None:
+) -> DelayCommand | Refusal | None:
     """The order that these (checked) properties ask for, why they cannot, or None: no delay is asked for.
 
     The order is a schedule, so that the message keeps its own key; its uuid, topic, shard and queue are the
@@ -75,7 +75,7 @@ def without_dialects(properties: Mapping[bytes, bytes], enabled: Dialects) -> Ma
     return {name: value for name, value in properties.items() if name not in enabled.properties}
 
 
-def _order(wish: Wish, now_ms: int, limits: ScheduleLimits) -> DelayOrder | Refusal | None:
+def _order(wish: Wish, now_ms: int, limits: ScheduleLimits) -> DelayCommand | Refusal | None:
     schedule = wish.schedule
     fault = schedule_fault(schedule, limits, now_ms)
     due = first_due_ms(schedule, now_ms) if fault is None and wish.due_ms is None else wish.due_ms
@@ -86,7 +86,7 @@ def _order(wish: Wish, now_ms: int, limits: ScheduleLimits) -> DelayOrder | Refu
         return illegal("delay_dialect", what, allowed)
     if due <= now_ms and not schedule.repeat and not schedule.cron:
         return None
-    return DelayOrder(ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=schedule)
+    return DelayCommand(ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=schedule)
 
 
 def _several(found: list[str], level: int, properties: Mapping[bytes, bytes], enabled: Dialects) -> Refusal:

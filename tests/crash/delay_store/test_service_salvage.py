@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from backend.records import QueueRef
-from ddmq_common.delay_order import SCHEDULE, Schedule
+from ddmq_common.delay_command import SCHEDULE, Schedule
 from ddmq_common.names import OUTCOME_TOPIC
 from ddmq_common.rocks import RocksOptions
 from delay_service.store.copies import copies_of

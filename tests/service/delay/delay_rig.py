@@ -17,18 +17,18 @@ from backend.memory import MemoryBackend
 from backend.port import Backend
 from backend.records import AppendStatus, NewRecord, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
-from ddmq_common.delay_id import shard_of
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ADD,
     CANCEL,
+    COMMAND_PROPERTY,
     FIRE,
-    ORDER_PROPERTY,
     RESCHEDULE,
-    DelayOrder,
+    DelayCommand,
     DelayOutcome,
     decode_outcome,
-    encode_order,
+    encode_command,
 )
+from ddmq_common.delay_id import shard_of
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, FIRED_GROUP, OUTCOME_TOPIC
@@ -170,14 +170,14 @@ class Rig:
     def delete(self, name: str) -> None:
         self.backend.delete_topic(name, self.clock.monotonic() + 60).wait(PATIENCE_S)
 
-    def append(self, order: DelayOrder, delivery: bytes = b"", born_ms: int = 0) -> None:
+    def append(self, order: DelayCommand, delivery: bytes = b"", born_ms: int = 0) -> None:
         record = NewRecord(
             DELAY_TOPIC,
             shard_of(order.uuid, self.config.shards),
             next(self._ids).to_bytes(16, "big"),
             born_ms,
             delivery,
-            system={ORDER_PROPERTY: encode_order(order)},
+            system={COMMAND_PROPERTY: encode_command(order)},
         )
         results = self.backend.append([record], self.clock.monotonic() + 60).wait(PATIENCE_S)
         assert results[0].status is AppendStatus.STORED, results
@@ -185,19 +185,19 @@ class Rig:
     def add(self, number: int, due_ms: int, body: bytes = b"", born_ms: int = 0, **rest: object) -> None:
         """One order `number` = its uuid; due at an epoch time in ms."""
         rest = {"topic": "orders", "timestamp_s": due_ms // 1000, **rest}
-        order = DelayOrder(ADD, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
+        order = DelayCommand(ADD, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
         self.append(order, encode(b"", body or b"%d" % number, b"red", {b"a": b"b"}), born_ms)
 
     def cancel(self, number: int, due_ms: int = 0, born_ms: int = 0, **rest: object) -> None:
-        order = DelayOrder(CANCEL, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
+        order = DelayCommand(CANCEL, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
         self.append(order, born_ms=born_ms)
 
     def reschedule(self, number: int, due_ms: int, born_ms: int = 0, **rest: object) -> None:
-        order = DelayOrder(RESCHEDULE, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
+        order = DelayCommand(RESCHEDULE, uuid_of(number), due_ms=due_ms, **rest)  # type: ignore[arg-type]
         self.append(order, born_ms=born_ms)
 
     def fire_now(self, number: int, born_ms: int = 0, **rest: object) -> None:
-        order = DelayOrder(FIRE, uuid_of(number), **rest)  # type: ignore[arg-type]
+        order = DelayCommand(FIRE, uuid_of(number), **rest)  # type: ignore[arg-type]
         self.append(order, born_ms=born_ms)
 
     # --- looking

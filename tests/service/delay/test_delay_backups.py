@@ -17,7 +17,7 @@ from ddmq.server.delay_backup import MANIFEST, Held, backup_folder, copy_shards,
 from ddmq.server.delay_belongs import pages
 from ddmq.server.delay_restore import Restored, restore_backup
 from ddmq_common.clock import SystemClock
-from ddmq_common.delay_order import ADD, ORDER_PROPERTY, DelayOrder, encode_order
+from ddmq_common.delay_command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import CallerError
 from ddmq_common.metrics.registry import Registry
@@ -35,7 +35,7 @@ def messages() -> list[Pending]:
     found = []
     for number, size in enumerate(SIZES):
         uuid = f"00000000-0000-0000-0000-{number:012d}"
-        order = encode_order(DelayOrder(ADD, uuid, "orders", due_ms=due + number))
+        order = encode_command(DelayCommand(ADD, uuid, "orders", due_ms=due + number))
         delivery = encode(b"", b"%d " % number + bytes(size), b"", None)
         raw = bytes.fromhex(uuid.replace("-", ""))
         found.append(Pending(due + number, number, 0, "orders", raw, order, raw, 1, 0, b"", delivery))
@@ -63,7 +63,7 @@ def test_bodies_of_any_size_are_put_back_into_a_new_log(tmp_path: Path) -> None:
         queue, found = QueueRef(info.name, info.incarnation, 0), []
         while len(found) < len(SIZES):
             batch = log.read(queue, len(found), 100, 4 << 20).wait(10)
-            bodies = [decode(one.delivery).value for one in batch.carried(ORDER_PROPERTY)]
+            bodies = [decode(one.delivery).value for one in batch.carried(COMMAND_PROPERTY)]
             assert bodies
             found += bodies
     finally:

@@ -8,18 +8,18 @@ import pytest
 from delay_rig import Rig, uuid_of
 
 from backend.records import AppendStatus, NewRecord, StoredRecord, carried_of
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ADDED,
     ALREADY_FIRED,
     CANCEL,
     CANCELLED,
+    COMMAND_PROPERTY,
     LOOP,
-    ORDER_PROPERTY,
     SCHEDULE,
     TOO_OLD,
     UNKNOWN,
-    DelayOrder,
-    encode_order,
+    DelayCommand,
+    encode_command,
 )
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DiskFullError, RemoteError
@@ -210,11 +210,11 @@ def test_a_loop_fires_its_times_with_its_own_ids_until_it_is_cancelled(delay: Ri
 
 
 def test_a_schedule_keeps_its_own_key(delay: Rig) -> None:
-    from ddmq_common.delay_order import ADD, DelayOrder, Schedule
+    from ddmq_common.delay_command import ADD, DelayCommand, Schedule
     from ddmq_common.delivery import encode
 
     now = delay.clock.wall_ms()
-    order = DelayOrder(
+    order = DelayCommand(
         ADD, uuid_of(1), "orders", SCHEDULE, now + 10, schedule=Schedule(delay_ms=10, period_ms=20, repeat=2)
     )
     delay.append(order, encode(b"my key", b"x", b"", None))
@@ -378,7 +378,7 @@ def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(del
     lanes = shard.holding.lanes
     delay.until(lambda: lanes.busy, "its commit is under way")
     orders = [
-        (number, DelayOrder(CANCEL, uuid_of(number), reply_queue=0, reply_id=number)) for number in (1, 2)
+        (number, DelayCommand(CANCEL, uuid_of(number), reply_queue=0, reply_id=number)) for number in (1, 2)
     ]
     told = shard.holding.intake.take([order_at(number, order) for number, order in orders], now + 100)
     assert (told.orders, told.replies) == (0, []), "nor does what stands behind it overtake"
@@ -410,11 +410,13 @@ def test_where_orders_come_thick_the_next_ones_gather_for_a_moment(delay: Rig) -
 
     def orders(turn: int) -> list[NewRecord]:
         texts = [
-            encode_order(DelayOrder("add", uuid_of(turn * BUSY + number), "orders", due_ms=due))
+            encode_command(DelayCommand("add", uuid_of(turn * BUSY + number), "orders", due_ms=due))
             for number in range(BUSY)
         ]
         return [
-            NewRecord(DELAY_TOPIC, 0, bytes(16), 0, encode(b"", b"x", b"", {}), system={ORDER_PROPERTY: text})
+            NewRecord(
+                DELAY_TOPIC, 0, bytes(16), 0, encode(b"", b"x", b"", {}), system={COMMAND_PROPERTY: text}
+            )
             for text in texts
         ]
 
@@ -435,8 +437,18 @@ def test_where_orders_come_thick_the_next_ones_gather_for_a_moment(delay: Rig) -
     assert taken() == 3 * BUSY + 2, "a single order does not wait"
 
 
-def order_at(offset: int, order: DelayOrder) -> Order:
+def order_at(offset: int, order: DelayCommand) -> Order:
     record = StoredRecord(
-        DELAY_TOPIC, 0, 100 + offset, -1, bytes(16), 1, 1, 0, 0, b"", {ORDER_PROPERTY: encode_order(order)}
+        DELAY_TOPIC,
+        0,
+        100 + offset,
+        -1,
+        bytes(16),
+        1,
+        1,
+        0,
+        0,
+        b"",
+        {COMMAND_PROPERTY: encode_command(order)},
     )
-    return order_of(carried_of(record, ORDER_PROPERTY))
+    return order_of(carried_of(record, COMMAND_PROPERTY))

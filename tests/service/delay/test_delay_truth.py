@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 from delay_rig import Disks, KeptStore, Rig
 
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ALREADY_FIRED,
     CANCELLED,
     LOOP,
     SCHEDULE,
-    DelayOrder,
+    DelayCommand,
     Schedule,
 )
 from ddmq_common.names import OUTCOME_TOPIC
@@ -156,7 +156,7 @@ def test_putting_off_one_delivery_brings_no_burst(delay: Rig) -> None:
 
 
 def test_what_was_missed_after_a_delivery_that_was_put_off_still_comes() -> None:
-    order = DelayOrder("add", "u", "t", LOOP, 0, 0, 10**9, 3, 10**6)
+    order = DelayCommand("add", "u", "t", LOOP, 0, 0, 10**9, 3, 10**6)
     found = next_after(order, 5, 60_000, put_off_ms=30_000)
     assert found is not None
     assert (found.occurrence, found.due_ms, found.skipped) == (11, 33_000, 5)

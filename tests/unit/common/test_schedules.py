@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddmq_common.delay_order import Schedule
+from ddmq_common.delay_command import Schedule
 from ddmq_common.schedules import ScheduleLimits, cron_delivery_after, first_due_ms, schedule_fault
 
 NOW = 1_795_289_273_000

@@ -8,7 +8,7 @@ import pytest
 
 from backend.progress.ack_map import AckMap
 from backend.records import StoredRecord
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ADD,
     ALREADY_FIRED,
     CANCEL,
@@ -18,9 +18,9 @@ from ddmq_common.delay_order import (
     ONCE,
     RESCHEDULE,
     SCHEDULE,
-    DelayOrder,
+    DelayCommand,
     Schedule,
-    encode_order,
+    encode_command,
 )
 from ddmq_common.delivery import decode, encode
 from ddmq_common.queue_choice import choose
@@ -51,8 +51,8 @@ def lanes_over(message: Pending, acks: AckMap, catch_up_max: int = 1_000) -> Lan
 
 def loop(times: int = 1_000_000) -> str:
     second = NOW // 1_000 - 3_000
-    order = DelayOrder(ADD, UUID_TEXT, "t", LOOP, second * 1_000, second, second + 10**8, 3, times)
-    return encode_order(order)
+    order = DelayCommand(ADD, UUID_TEXT, "t", LOOP, second * 1_000, second, second + 10**8, 3, times)
+    return encode_command(order)
 
 
 def test_a_damaged_order_that_was_to_catch_up_is_one_dead_letter() -> None:
@@ -69,8 +69,8 @@ def test_a_damaged_order_that_was_to_catch_up_is_one_dead_letter() -> None:
 
 def test_a_zone_that_is_not_known_here_is_one_dead_letter() -> None:
     schedule = Schedule(cron="0 9 * * *", zone="Mars/Olympus")
-    order = DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 5, schedule=schedule)
-    plan = lanes_over(waiting(encode_order(order), NOW - 5), AckMap(0)).plan(NOW)
+    order = DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 5, schedule=schedule)
+    plan = lanes_over(waiting(encode_command(order), NOW - 5), AckMap(0)).plan(NOW)
     assert [one.reason for one in plan.outlets] == [UNREADABLE]
 
 
@@ -89,7 +89,7 @@ def test_how_many_missed_ones_fire_is_a_setting() -> None:
 def test_a_fire_that_only_the_log_knows_of_does_not_swallow_the_next() -> None:
     """`fire_once`: the second delivery was missed while the store was away; it comes, once."""
     schedule = Schedule(period_ms=60_000, repeat=5)
-    order = encode_order(DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
+    order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
     acks = AckMap(0)
     acks.attempt(7, 1)
     plan = lanes_over(waiting(order, NOW - 100_000), acks).plan(NOW)
@@ -101,11 +101,11 @@ def test_a_fire_that_only_the_log_knows_of_does_not_swallow_the_next() -> None:
 def test_a_move_is_of_the_delivery_that_waits_as_the_log_knows(op: str) -> None:
     """The process was killed when the first delivery had fired, and before its store knew."""
     schedule = Schedule(period_ms=60_000, repeat=5, catch_up="all")
-    order = encode_order(DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 50_000, schedule=schedule))
+    order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 50_000, schedule=schedule))
     acks = AckMap(0)
     acks.attempt(7, 1)
     lanes = lanes_over(waiting(order, NOW - 50_000), acks)
-    said = DelayOrder(op, UUID_TEXT, due_ms=NOW + 5_000)
+    said = DelayCommand(op, UUID_TEXT, due_ms=NOW + 5_000)
     moving = Order(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
     lanes._store.write(Intake(lanes._store, acks, {}, KEPT_MS).take([moving], NOW).changes)
     [fired] = lanes.plan(NOW + 5_000).outlets
@@ -117,11 +117,11 @@ def test_a_move_is_of_the_delivery_that_waits_as_the_log_knows(op: str) -> None:
 def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
     """It was carried out, and what it moved has fired since: a store that was lost is filled from the log."""
     schedule = Schedule(period_ms=60_000, repeat=5, catch_up="all")
-    order = encode_order(DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW + 50_000, schedule=schedule))
+    order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW + 50_000, schedule=schedule))
     acks = AckMap(0)
     acks.attempt(7, 1)
     lanes = lanes_over(waiting(order, NOW + 50_000), acks)
-    said = DelayOrder(RESCHEDULE, UUID_TEXT, due_ms=NOW + 5_000)
+    said = DelayCommand(RESCHEDULE, UUID_TEXT, due_ms=NOW + 5_000)
     again = Order(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
     intake = Intake(lanes._store, acks, {}, KEPT_MS, reread_to=10, lost_place=True)
     lanes._store.write(intake.take([again], NOW + 6_000).changes)
@@ -133,10 +133,10 @@ def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
 
 def test_what_was_assumed_before_a_kill_is_no_fact() -> None:
     """The store was lost, and its owner killed between reading the add again and reading its cancel."""
-    order = DelayOrder(ADD, UUID_TEXT, "t", due_ms=NOW + 50_000)
+    order = DelayCommand(ADD, UUID_TEXT, "t", due_ms=NOW + 50_000)
     uuid, delivery = UUID(UUID_TEXT).bytes, encode(b"", b"x", b"", None)
-    add = Order(7, order, uuid, encode_order(order), bytes(16), NOW, 0, delivery)
-    said = DelayOrder(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
+    add = Order(7, order, uuid, encode_command(order), bytes(16), NOW, 0, delivery)
+    said = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
     cancel = Order(9, said, uuid, "", bytes(16), NOW + 1_000, 0, b"")
     acks, store = AckMap(0), MemoryStore()
     acks.finish([(7, 8), (9, 10)])
@@ -154,18 +154,18 @@ def test_what_was_assumed_before_a_kill_is_no_fact() -> None:
 def test_a_rescheduled_one_is_late_by_its_new_due_time() -> None:
     """`skip`: its first due time is long past, the one that it was given is not."""
     schedule = Schedule(period_ms=60_000, repeat=5, catch_up="skip")
-    order = encode_order(DelayOrder(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
+    order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
     assert isinstance(outlet(waiting(order, NOW - 1), 1, lambda _: 0, NOW, False), Outlet)
     assert isinstance(outlet(waiting(order, NOW - 100_000), 1, lambda _: 0, NOW, False), Step)
 
 
 def test_a_cancel_of_a_dead_letter_says_so() -> None:
-    message = waiting(encode_order(DelayOrder(ADD, UUID_TEXT, "t", due_ms=NOW - 5)), NOW - 5)
+    message = waiting(encode_command(DelayCommand(ADD, UUID_TEXT, "t", due_ms=NOW - 5)), NOW - 5)
     acks = AckMap(0)
     lanes = lanes_over(message, acks)
     store = lanes._store
     store.write(lanes.changes_of([dead_outlet(message, GONE, NOW, False)], NOW))
-    said = DelayOrder(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
+    said = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
     cancel = Order(9, said, message.uuid, "", bytes(16), 1, 0, b"")
     [reply] = Intake(store, acks, {}, KEPT_MS).take([cancel], NOW + 50).replies
     assert (reply.outcome.code, reply.outcome.fired_at_ms) == (ALREADY_FIRED, NOW)
@@ -187,8 +187,8 @@ def test_a_cancel_of_a_dead_letter_says_so() -> None:
 def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
     partition: int, hash_id: int, place: str | None
 ) -> None:
-    order = DelayOrder(ADD, UUID_TEXT, "t", ONCE, NOW, NOW // 1_000, partition=partition, hash_id=hash_id)
-    record = dead_outlet(waiting(encode_order(order), NOW), GONE, NOW, False).record
+    order = DelayCommand(ADD, UUID_TEXT, "t", ONCE, NOW, NOW // 1_000, partition=partition, hash_id=hash_id)
+    record = dead_outlet(waiting(encode_command(order), NOW), GONE, NOW, False).record
     said = decode(record.delivery).properties.get(b"dead-letter-place")
     assert said == (None if place is None else place.encode())
     letter = read_letter(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend.progress.ack_map import AckMap
-from ddmq_common.delay_order import ADD, DelayOrder, encode_order
+from ddmq_common.delay_command import ADD, DelayCommand, encode_command
 from ddmq_common.delivery import decode, encode
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.outlets import with_key
@@ -15,7 +15,7 @@ NOW = 1_700_000_000_000
 
 def message(offset: int, due_ms: int, topic: str) -> Pending:
     uuid = f"00000000-0000-0000-0000-{offset:012d}"
-    order = encode_order(DelayOrder(ADD, uuid, topic, due_ms=due_ms, timestamp_s=due_ms // 1000))
+    order = encode_command(DelayCommand(ADD, uuid, topic, due_ms=due_ms, timestamp_s=due_ms // 1000))
     return Pending(
         due_ms,
         offset,

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddmq_common.delay_order import ADD, EXPONENTIAL, LOOP, ONCE, SCHEDULE, DelayOrder, Schedule
+from ddmq_common.delay_command import ADD, EXPONENTIAL, LOOP, ONCE, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import Next, delivered_before, due_ms, next_after, occurrence_id, to_fire
 
@@ -16,13 +16,13 @@ DAY_MS = 86_400_000
 
 
 def order(kind, interval=0, times=0, lasts=10**9, first=T0):
-    return DelayOrder(
+    return DelayCommand(
         ADD, UUID, "t", kind, first * 1_000, first, first + lasts, interval, times, 7
     )  # fmt: skip
 
 
 def scheduled(schedule, due=T0_MS):
-    return DelayOrder(ADD, UUID, "t", SCHEDULE, due, due // 1_000, shard=7, schedule=schedule)
+    return DelayCommand(ADD, UUID, "t", SCHEDULE, due, due // 1_000, shard=7, schedule=schedule)
 
 
 def dues(made, count, now_ms=0):
@@ -72,7 +72,7 @@ def test_an_occurrence_carries_its_own_timestamp_and_number():
 
 
 def test_milliseconds_of_the_first_shift_all():
-    made = DelayOrder(ADD, UUID, "t", LOOP, T0_MS + 250, T0, T0 + 1_000, 10, 5)
+    made = DelayCommand(ADD, UUID, "t", LOOP, T0_MS + 250, T0, T0 + 1_000, 10, 5)
     assert next_after(made, 0, 0) == Next(1, T0_MS + 10_250)
     assert occurrence_id(made, 1).startswith(f"{T0 + 10}-")
     assert next_after(made, 0, T0_MS + 10_249, 1) == Next(1, T0_MS + 10_250)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ddmq_common.delay_order import ADD, EXPONENTIAL, LOOP, SCHEDULE, DelayOrder, Schedule, encode_order
+from ddmq_common.delay_command import ADD, EXPONENTIAL, LOOP, SCHEDULE, DelayCommand, Schedule, encode_command
 from delay_service.core.weight import RECORD_BYTES, deliveries_a_day, weight
 from delay_service.store.port import Pending
 
 
-def order(kind: int = 2, **more: object) -> DelayOrder:
-    return DelayOrder(ADD, "", "t", kind, **more)  # type: ignore[arg-type]
+def order(kind: int = 2, **more: object) -> DelayCommand:
+    return DelayCommand(ADD, "", "t", kind, **more)  # type: ignore[arg-type]
 
 
-def schedule(**said: object) -> DelayOrder:
+def schedule(**said: object) -> DelayCommand:
     return order(SCHEDULE, schedule=Schedule(**said))  # type: ignore[arg-type]
 
 
@@ -33,12 +33,12 @@ def schedule(**said: object) -> DelayOrder:
         (order(EXPONENTIAL, interval_s=2, times=1_000_000), 27),
     ],
 )
-def test_deliveries_of_a_day(given: DelayOrder, deliveries: int) -> None:
+def test_deliveries_of_a_day(given: DelayCommand, deliveries: int) -> None:
     assert deliveries_a_day(given) == deliveries
-    message = Pending(1, 2, 0, "t", b"", encode_order(given), b"", 0, 0, b"", b"12345")
+    message = Pending(1, 2, 0, "t", b"", encode_command(given), b"", 0, 0, b"", b"12345")
     assert weight(message) == deliveries * (5 + RECORD_BYTES)
 
 
 def test_a_schedule_that_cannot_be_read_counts_once() -> None:
-    for text in (encode_order(schedule(cron="never", period_ms=1)), '{"kind":', "{}"):
+    for text in (encode_command(schedule(cron="never", period_ms=1)), '{"kind":', "{}"):
         assert weight(Pending(1, 2, 0, "t", b"", text, b"", 0, 0, b"", b"")) == RECORD_BYTES

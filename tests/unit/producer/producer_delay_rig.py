@@ -10,7 +10,13 @@ from producer_rig import Rig, until
 from backend.memory import MemoryBackend
 from backend.port import Assignment
 from backend.records import NewRecord, QueueRef, TopicInfo
-from ddmq_common.delay_order import ORDER_PROPERTY, DelayOrder, DelayOutcome, decode_order, encode_outcome
+from ddmq_common.delay_command import (
+    COMMAND_PROPERTY,
+    DelayCommand,
+    DelayOutcome,
+    decode_command,
+    encode_outcome,
+)
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 
@@ -52,13 +58,13 @@ class DelayRig(Rig):
         until(lambda: len(self.backend.sent) >= count)
         return [one.records[0] for one in self.backend.sent]
 
-    def order(self, at: int = -1) -> DelayOrder:
+    def order(self, at: int = -1) -> DelayCommand:
         """The order of one of them."""
         record = self.records(max(at + 1, 1))[at]
         assert record.topic == DELAY_TOPIC
-        return decode_order((record.system or {})[ORDER_PROPERTY])
+        return decode_command((record.system or {})[COMMAND_PROPERTY])
 
-    def decide(self, order: DelayOrder, code: int, **more: Any) -> None:
+    def decide(self, order: DelayCommand, code: int, **more: Any) -> None:
         """Write an outcome as the delay service does."""
         outcome = DelayOutcome(order.reply_id, code, **more)
         delivery = encode(b"", encode_outcome(outcome), b"", None)

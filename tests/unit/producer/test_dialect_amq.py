@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ddmq_common.delay_order import DelayOrder
+from ddmq_common.delay_command import DelayCommand
 from ddmq_common.schedules import ScheduleLimits
 from delay_service.core.kinds import next_after
 from proxy_producer.core.dialects import dialect_of, dialects
@@ -100,5 +100,5 @@ def test_a_zone_of_ours_beside_the_cron():
 )
 def test_what_is_refused(properties, words):
     found = ask(**properties)
-    assert not isinstance(found, DelayOrder)
+    assert not isinstance(found, DelayCommand)
     assert words in found.text

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ddmq_common.delay_order import DelayOrder, Schedule
+from ddmq_common.delay_command import DelayCommand, Schedule
 from ddmq_common.schedules import ScheduleLimits
 from proxy_producer.core.dialects import dialect_of, dialects
 
@@ -97,5 +97,5 @@ def test_what_has_passed_goes_at_once():
 )
 def test_what_is_refused(properties, words):
     found = ask(**properties)
-    assert not isinstance(found, DelayOrder)
+    assert not isinstance(found, DelayCommand)
     assert words in found.text

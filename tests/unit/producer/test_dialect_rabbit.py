@@ -8,7 +8,7 @@ is not delayed again, is in rabbit_delayed_message_utils of that repository.
 
 import pytest
 
-from ddmq_common.delay_order import DelayOrder
+from ddmq_common.delay_command import DelayCommand
 from ddmq_common.schedules import ScheduleLimits
 from proxy_producer.core.dialects import dialect_of, dialects
 
@@ -44,6 +44,6 @@ def test_the_edges_of_the_range(value, delay):
 @pytest.mark.parametrize("value", [b"soon", b"1e3", b"5s", b"0x10", b"nan", b"\xd9\xa3", b"1" * 19])
 def test_what_is_no_number_is_refused(value):
     found = ask(value)
-    assert not isinstance(found, DelayOrder)
+    assert not isinstance(found, DelayCommand)
     assert "property x-delay has the value" in found.text
     assert "allowed: a number of milliseconds" in found.text

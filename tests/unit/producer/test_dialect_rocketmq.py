@@ -9,7 +9,7 @@ rocketmq.apache.org/docs/4.x/producer/04message3) are tests/unit/producer/test_p
 
 import pytest
 
-from ddmq_common.delay_order import DelayOrder
+from ddmq_common.delay_command import DelayCommand
 from ddmq_common.schedules import ScheduleLimits
 from proxy_producer.core.dialects import dialect_of, dialects
 
@@ -52,5 +52,5 @@ def test_what_has_passed_goes_at_once(properties):
 )
 def test_what_is_refused(properties, words):
     found = ask(**properties)
-    assert not isinstance(found, DelayOrder)
+    assert not isinstance(found, DelayCommand)
     assert words in found.text

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_client.idl.codes import DELAY_DIALECT_PROPERTIES, Code
-from ddmq_common.delay_order import ADD, SCHEDULE, DelayOrder, Schedule
+from ddmq_common.delay_command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.schedules import ScheduleLimits
 from proxy_producer.core.dialects import DIALECTS, dialect_of, dialects, without_dialects
 from proxy_producer.core.refusal import Refusal
@@ -19,7 +19,7 @@ NAMES = sorted(ALL.properties)
 def test_an_order_of_a_dialect_keeps_the_message_as_it_is():
     found = dialect_of({b"x-delay": b"1500", b"mine": b"1"}, ALL, NOW, LIMITS)
     due = NOW + 1_500
-    assert found == DelayOrder(
+    assert found == DelayCommand(
         ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=Schedule(delay_ms=1_500)
     )
 
@@ -56,7 +56,7 @@ def test_a_dialect_beside_a_level_is_refused():
     assert refusal.code == Code.ILLEGAL_MESSAGE
     assert "x-delay DELAY=3" in refusal.text
     assert dialect_of({b"DELAY": b"3"}, ALL, NOW, LIMITS) is None
-    assert isinstance(dialect_of({b"x-delay": b"5", b"DELAY": b"0"}, ALL, NOW, LIMITS), DelayOrder)
+    assert isinstance(dialect_of({b"x-delay": b"5", b"DELAY": b"0"}, ALL, NOW, LIMITS), DelayCommand)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_limits_hold_for_every_dialect(properties, words):
 
 def test_a_limit_of_years_is_a_limit_of_years():
     years = ScheduleLimits(delay_ms_max=10 * 366 * 86_400_000)
-    assert isinstance(dialect_of({b"deliver-after": b"3650d"}, ALL, NOW, years), DelayOrder)
+    assert isinstance(dialect_of({b"deliver-after": b"3650d"}, ALL, NOW, years), DelayCommand)
 
 
 def test_an_unknown_dialect_is_named():
@@ -92,7 +92,7 @@ def test_an_unknown_dialect_is_named():
 def test_no_value_raises(properties):
     for name in DIALECTS:
         found = dialect_of(properties, dialects([name]), NOW, LIMITS)
-        assert found is None or isinstance(found, DelayOrder | Refusal)
+        assert found is None or isinstance(found, DelayCommand | Refusal)
 
 
 @given(
@@ -108,7 +108,7 @@ def test_no_value_raises(properties):
 def test_what_is_accepted_is_due_within_the_limits(properties):
     for name in DIALECTS:
         found = dialect_of(properties, dialects([name]), NOW, LIMITS)
-        if isinstance(found, DelayOrder):
+        if isinstance(found, DelayCommand):
             assert found.schedule is not None
             assert found.schedule.cron or found.due_ms <= NOW + LIMITS.delay_ms_max
             assert found.schedule.repeat or found.due_ms > NOW

@@ -2,7 +2,7 @@
 
 The record's delivery bytes are the message to deliver, with its properties (`from_chronos` among them
 where it belongs) and its own key; for kinds of sendDelaySync the key is absent, because each occurrence is
-delivered with its own id as key. docs/decisions/0010 tells the way of an order.
+delivered with its own id as key. docs/decisions/0010 tells the way of a command.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from ddmq_common.errors import DamagedError
 
-ORDER_PROPERTY = "delay-order"
+COMMAND_PROPERTY = "delay-order"
 
 ADD, CANCEL, RESCHEDULE, FIRE = "add", "cancel", "reschedule", "fire"
 ONCE, LOOP, EXPONENTIAL, SCHEDULE = 2, 3, 4, 5  # the first three are the wire's dmsgtype
@@ -30,13 +30,14 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     catch_up: str = "fire_once"  # fire_once | all | skip
 
 
-class DelayOrder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One order. `uuid`: 36 characters, lower case. Times: epoch milliseconds or seconds, as they say.
+class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An add, a cancel, a reschedule or a fire now.
 
+    `uuid`: 36 characters, lower case. Times: epoch milliseconds or seconds, as they say.
     `timestamp_s`, `expire_s`, `interval_s`, `times`: as the add sent them; they make up the ids of the
     occurrences of kinds 2, 3 and 4. `partition`, `hash_id`: queue choice as in a plain send (compat.md).
     `reply_queue` −1: nobody waits for the outcome. `unless_cancelled`: the 36 characters of another uuid, on
-    whose shard this order goes; if that one was cancelled, this add stores nothing (compat.md: what an old
+    whose shard this command goes; if that one was cancelled, this add stores nothing (compat.md: what an old
     delay server still sends). `occurrence`, `at_ms`: of an add that goes on with what a backup held: the
     occurrence that is pending, and when it is due (0: as `due_ms` says).
     """
@@ -62,7 +63,7 @@ class DelayOrder(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelayOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of an order; the body of a record in the outcome topic. `code`: DelayResult field 100."""
+    """What became of a command; the body of a record in the outcome topic. `code`: DelayResult field 100."""
 
     reply_id: int
     code: int
@@ -74,20 +75,20 @@ class DelayOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
 ADDED, CANCELLED, ALREADY_FIRED, UNKNOWN, TOO_OLD, PENDING = 1, 2, 3, 4, 5, 6
 
 
-_ORDERS = msgspec.json.Decoder(DelayOrder)
+_COMMANDS = msgspec.json.Decoder(DelayCommand)
 
 
-def encode_order(order: DelayOrder) -> str:
+def encode_command(command: DelayCommand) -> str:
     """The value of the system property."""
-    return msgspec.json.encode(order).decode()
+    return msgspec.json.encode(command).decode()
 
 
-def decode_order(text: str | bytes) -> DelayOrder:
-    """Raises DamagedError for anything `encode_order` does not write."""
+def decode_command(text: str | bytes) -> DelayCommand:
+    """Raises DamagedError for anything `encode_command` does not write."""
     try:
-        return _ORDERS.decode(text)
+        return _COMMANDS.decode(text)
     except msgspec.DecodeError as error:
-        raise DamagedError(f"delay order {text[:80]!r} does not parse: {error}") from error
+        raise DamagedError(f"delay command {text[:80]!r} does not parse: {error}") from error
 
 
 def encode_outcome(outcome: DelayOutcome) -> bytes:

@@ -1,7 +1,7 @@
-"""A checked delay request as the order that the delay service gets. Pure; the wall clock is an argument.
+"""A checked delay request as the command that the delay service gets. Pure; the wall clock is an argument.
 
-`DelayAsk` is what the wire said, in our words; `order_of` makes the order and the id of its first occurrence.
-Orders of old clients are kinds 2, 3 and 4; kind 5, a schedule, is ours, and so are reschedule and fire now.
+Each function makes one command, with the id that its caller is told. Commands of old clients are of kinds
+2, 3 and 4; kind 5, a schedule, is ours, and so are reschedule and fire now.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddmq_client.idl.codes import DelayAction, DelayType
-from ddmq_common.delay_id import EXPIRE_AFTER_S, DelayId, is_uuid, parse_delay_id, shard_of
-from ddmq_common.delay_order import (
+from ddmq_common.delay_command import (
     ADD,
     CANCEL,
     FIRE,
     ONCE,
     RESCHEDULE,
     SCHEDULE,
-    DelayOrder,
+    DelayCommand,
     Schedule,
 )
+from ddmq_common.delay_id import EXPIRE_AFTER_S, DelayId, is_uuid, parse_delay_id, shard_of
 from proxy_producer.core.delay_checks import DelayRequest, due_s
 
 ANY_QUEUE = -2
@@ -28,13 +28,13 @@ _OPS = {DelayAction.CANCEL: CANCEL, DelayAction.RESCHEDULE: RESCHEDULE, DelayAct
 
 
 class Placed(NamedTuple):
-    """An order, and the id that its caller gets: of the first occurrence, or the one that it named."""
+    """A delay command, and the id that its caller gets: of the first occurrence, or the one that it named."""
 
-    order: DelayOrder
+    command: DelayCommand
     delay_id: bytes
 
 
-def add_order(request: DelayRequest, topic: str, uuid: str, shards: int) -> Placed:
+def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> Placed:
     """Of an add of kinds 2, 3 and 4 that passed its checks; `uuid`: the caller's, or one made for it."""
     second = due_s(request) or 0
     due_ms = second * 1_000 if request.due_ms is None else request.due_ms
@@ -44,23 +44,23 @@ def add_order(request: DelayRequest, topic: str, uuid: str, shards: int) -> Plac
     else:
         expire = min(request.expire or 0, EXPIRE_S_MAX)
         interval, times = request.interval or 0, request.times or 0
-    order = DelayOrder(ADD, uuid, topic, kind, due_ms, second, expire, interval, times, shard)
-    return Placed(order, DelayId(second, kind, expire, times, 0, interval, shard, uuid).text().encode())
+    command = DelayCommand(ADD, uuid, topic, kind, due_ms, second, expire, interval, times, shard)
+    return Placed(command, DelayId(second, kind, expire, times, 0, interval, shard, uuid).text().encode())
 
 
-def schedule_order(
+def schedule_command(
     schedule: Schedule, due_ms: int, topic: str, uuid: str, shards: int, place: tuple[int, int]
 ) -> Placed:
     """Of a schedule whose first delivery is due at `due_ms`; `place`: (partitionId, hashId)."""
     shard, second = shard_of(uuid, shards), due_ms // 1_000
-    order = DelayOrder(
+    command = DelayCommand(
         ADD, uuid, topic, SCHEDULE, due_ms, second, shard=shard,
         partition=place[0], hash_id=place[1], schedule=schedule,
     )  # fmt: skip
-    return Placed(order, DelayId(second, SCHEDULE, 0, 0, 0, 0, shard, uuid).text().encode())
+    return Placed(command, DelayId(second, SCHEDULE, 0, 0, 0, 0, shard, uuid).text().encode())
 
 
-def changing_order(request: DelayRequest, topic: str, latest_s: int, shards: int) -> Placed:
+def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> Placed:
     """Of a cancel, a reschedule, a fire now: the id was checked. It goes to the shard that the id names; to
     the one of `shards` that keeps the uuid, when the id is nothing else.
 
@@ -77,18 +77,18 @@ def changing_order(request: DelayRequest, topic: str, latest_s: int, shards: int
     due = 0 if op != RESCHEDULE else due_s(request) or 0
     due_ms = due * 1_000 if request.due_ms is None or not due else request.due_ms
     timestamp_s, expire_s = min(found.timestamp_s, latest_s), min(found.expire_s, latest_s)
-    order = DelayOrder(
+    command = DelayCommand(
         op, found.uuid, topic, found.kind, due_ms, timestamp_s, expire_s, found.interval_s, found.times,
         found.shard,
     )  # fmt: skip
-    return Placed(order, request.delay_id)
+    return Placed(command, request.delay_id)
 
 
-def relay_order(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple[int, int]) -> DelayOrder:
+def relay_command(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple[int, int]) -> DelayCommand:
     """Of a message that an old delay server sends under an occurrence's id as `key`: deliver it now, unless
-    that was cancelled. `uuid` is the order's own, so that all occurrences of a loop are delivered.
+    that was cancelled. `uuid` is the command's own, so that all occurrences of a loop are delivered.
     """
-    return DelayOrder(
+    return DelayCommand(
         ADD, uuid, topic, SCHEDULE, now_ms, now_ms // 1_000, shard=key.shard,
         partition=place[0], hash_id=place[1], schedule=Schedule(), unless_cancelled=key.uuid,
     )  # fmt: skip
