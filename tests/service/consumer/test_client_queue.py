@@ -14,6 +14,7 @@ import pytest
 from consumer_rig import Rig
 from virtual_time import run
 
+from ddmq.server import offsets
 from ddmq_client import LateResult, Message
 from ddmq_client.aio import AsyncConsumer
 from proxy_consumer.config import SubscriptionDefaults
@@ -211,4 +212,95 @@ def test_a_dead_letter_needs_one_delivery(monkeypatch: pytest.MonkeyPatch) -> No
     run(rig, work(), monkeypatch)
     rig.settle()
     assert rig.counted("ddmq_dead_letters_total", reason="given-up") == 1
+    rig.close()
+
+
+def test_a_cancelled_block_hands_back_at_once_what_no_handler_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = ready(5, False)
+    handlers = Handlers(False)
+
+    async def block() -> None:
+        async with AsyncConsumer(
+            PROXY, "G", "T", handler=lambda message: handlers.handle(message, 3.0), concurrency=1
+        ):
+            await asyncio.Event().wait()
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        blocked = asyncio.create_task(block())
+        await asyncio.sleep(0.2)
+        assert handlers.running == {0}
+        other = AsyncConsumer(
+            PROXY, "G", "T", handler=lambda message: handlers.handle(message, 0.0), linger_ms=30_000
+        )
+        await other.start()
+        cancelled_at = loop.time()
+        blocked.cancel()
+        while len(handlers.done) < 4:
+            await asyncio.sleep(0.01)
+            assert loop.time() - cancelled_at < 0.3
+        assert handlers.done == {1, 2, 3, 4}
+        with pytest.raises(asyncio.CancelledError):
+            await blocked
+        assert handlers.done == {0, 1, 2, 3, 4}, "the handler that ran has ended"
+        assert await other.stop()
+
+    run(rig, work(), monkeypatch)
+    assert rig.counted("ddmq_lease_timeouts_total") == 0
+    rig.close()
+
+
+def test_a_message_says_when_its_lease_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = ready(1, False, ack_timeout_ms=2_000, max_timeout_redeliveries=5)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        consumer = AsyncConsumer(PROXY, "G", "T")
+        (message,) = await consumer.pull(1)
+        arrived_at = loop.time()
+        assert message.expires_at == pytest.approx(arrived_at + 2.0)
+        await asyncio.sleep(1.5)
+        assert message.extend()
+        assert message.expires_at == pytest.approx(arrived_at + 3.5)
+        await asyncio.sleep(1.0)
+        assert not await consumer.pull(1, 100), "nobody else gets it"
+        assert not message.lost
+        await asyncio.sleep(1.1)
+        (again,) = await consumer.pull(1)
+        assert (again.attempt, again.expires_at) == (2, pytest.approx(loop.time() + 2.0))
+        assert message.extend(), "whether it counts the proxy says"
+        await asyncio.sleep(0.5)
+        assert message.lost
+        assert not again.lost
+        assert not message.ack()
+        assert again.ack()
+        assert await consumer.stop()
+
+    run(rig, work(), monkeypatch)
+    rig.close()
+
+
+def test_a_handler_sees_that_its_message_is_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = ready(1, False, ack_timeout_ms=3_000)
+    seen: list[list[bool]] = []
+
+    async def work() -> None:
+        async def handle(message: Message) -> None:
+            seen.append([])
+            mine = seen[-1]
+            for _ in range(6):
+                await asyncio.sleep(0.5)
+                mine.append(message.lost)
+
+        consumer = AsyncConsumer(PROXY, "G", "T", handler=handle)
+        await consumer.start()
+        await asyncio.sleep(0.2)
+        offsets.reset(rig.backend, rig.clock, "G", "T", "first", None, dry_run=False)
+        await asyncio.sleep(4.0)
+        assert await consumer.stop()
+
+    run(rig, work(), monkeypatch)
+    first, again = seen
+    assert (first[0], first[-1]) == (False, True), "the extension in between was too late"
+    assert not any(again)
     rig.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from consumer_rig import FIRST, FakeCall, Rig, result
+from consumer_rig import FIRST, IDL, METHODS, FakeCall, Rig, result
 
 from proxy_consumer.groups import consistency
 
@@ -152,6 +152,31 @@ def test_only_filters_that_can_be_used_are_kept(tagged: Rig) -> None:
     assert consistency.difference.cache_info().currsize == 0
     refused(told(tagged, text="c"))
     assert consistency.difference.cache_info().currsize == 1
+
+
+def test_clients_are_listed_with_where_they_come_from_and_since_when(rig: Rig) -> None:
+    rig.topic()
+    rig.subscribe()
+    began = rig.clock.wall_ms()
+    rig.ask(clientId=b"one")
+    rig.advance(2.5)
+    for client, peer in (("two", "10.0.0.9:40002"), ("one", "10.0.0.7:40003"), (None, "10.0.0.8:40004")):
+        ask_from(rig, peer, client)
+    rig.advance(1.5)
+    found = {each.client_id: each for each in rig.service.clients("G")}
+    assert {name: (each.address, each.since_ms - began, each.idle_s) for name, each in found.items()} == {
+        "one": ("10.0.0.7:40003", 0, 1.5),
+        "two": ("10.0.0.9:40002", 2_500, 1.5),
+        "10.0.0.8": ("10.0.0.8", 2_500, 1.5),
+    }
+
+
+def ask_from(rig: Rig, peer: str, client: str | None) -> None:
+    """A pull that comes from this address."""
+    request = IDL.PullRequest(groupId=b"G", topic=b"T", clientId=None if client is None else client.encode())
+    call = FakeCall("pull", METHODS["pull"].args[0](request=request))
+    call.peer = peer
+    rig.handlers["pull"](call)
 
 
 def test_clients_are_listed_with_what_they_have_in_flight(rig: Rig) -> None:
