@@ -14,10 +14,11 @@ from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
+from pyspark.sql import types as T  # noqa: N812
 
 from ddmq_common.metrics.buckets import BUCKETS
 from ddmq_common.metrics.catalogue import CATALOGUE
-from metrics_job.tables import CORRUPT, PROCESS_METRIC, VERSION, label_names
+from metrics_job.tables import CORRUPT, PROCESS_METRIC, VERSION, label_names, line_schema
 
 FILE = "file"
 REASON = "reason"
@@ -38,23 +39,18 @@ READER_OPTIONS = {
 }
 
 
+def read_schema() -> T.StructType:
+    """tables.line_schema as Spark's reader is given it: with every label that a line has, known or not."""
+    labels = T.MapType(T.StringType(), T.StringType())
+    fields = [(one.name, labels if one.name == "labels" else one.dataType) for one in line_schema()]
+    return T.StructType([T.StructField(name, kind) for name, kind in fields])
+
+
 def classified(lines: DataFrame) -> DataFrame:
-    """Lines (tables.line_schema) with `kind` and `reason`; for files and for streams."""
-    return lines.withColumn(KIND, _kind()).withColumn(REASON, _reason())
-
-
-def with_unknown_labels(lines: DataFrame, text: Column) -> DataFrame:
-    """Lines of classified(), and those refused that `text`, the line itself, gives a label we do not know."""
-    labels = F.from_json(F.get_json_object(text, "$.labels"), "map<string,string>")
-    known = F.array(*(F.lit(name) for name in label_names()))
-    newer = F.size(F.array_except(F.map_keys(labels), known)) > 0
-    of_good = F.when(F.col(REASON).isNull() & newer, UNKNOWN_LABEL)
-    return lines.withColumn(REASON, F.coalesce(F.col(REASON), of_good))
-
-
-def good(lines: DataFrame) -> DataFrame:
-    """The lines to count."""
-    return lines.filter(F.col(REASON).isNull()).drop(REASON, CORRUPT)
+    """Lines (read_schema) as tables.line_schema has them, with `kind` and `reason`; for files and streams."""
+    judged = lines.withColumn(KIND, _kind()).withColumn(REASON, _reason())
+    named = F.struct(*(F.col("labels")[name].alias(name) for name in label_names()))
+    return judged.withColumn("labels", F.when(F.col("labels").isNotNull(), named))
 
 
 def key_columns() -> list[Column]:
@@ -93,7 +89,13 @@ def _reason() -> Column:
         .when(unreadable | _any(F.col(name).isNull() for name in ("v", *IDENTITY)), CORRUPT_LINE)
         .when(F.col(KIND).isNull(), UNKNOWN_METRIC)
         .when(broken | F.when(F.col(KIND) == "histogram", _bad_buckets()).otherwise(_bad_number()), BAD_VALUE)
+        .when(_has_unknown_label(), UNKNOWN_LABEL)
     )
+
+
+def _has_unknown_label() -> Column:
+    known = F.array(*(F.lit(name) for name in label_names()))
+    return F.size(F.array_except(F.map_keys("labels"), known)) > 0
 
 
 def _bad_number() -> Column:

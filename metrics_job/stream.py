@@ -37,10 +37,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ddmq_common.errors import ConfigError
 from metrics_job.arrived import NEVER, Arrived, utc_date
 from metrics_job.minutes import INTERVAL, minutes
-from metrics_job.read import FILE, READER_OPTIONS, REASON, classified
+from metrics_job.read import FILE, READER_OPTIONS, REASON, classified, read_schema
 from metrics_job.rollups import processes
 from metrics_job.stream_tables import OF_DAY, RollUp, kept, kept_schema, touched
-from metrics_job.tables import HOUR, PARTITION, line_schema
+from metrics_job.tables import HOUR, PARTITION
 
 LATE = "late"
 INTERVAL_KEY = ("instance", "seq")
@@ -79,7 +79,7 @@ class Taking:
         self._arrived = Arrived(spark, f"{what.folder}/minutes", kept_schema())
 
     def take(self, lines: DataFrame, batch: int) -> None:
-        """foreachBatch: lines of tables.line_schema with their file."""
+        """foreachBatch: lines of read.read_schema with their file."""
         newest = self._arrived.newest_ms(batch)
         if newest != NEVER:
             self._arrived.tidy(batch, self._keep_from(newest))
@@ -161,7 +161,7 @@ def arriving(spark: SparkSession, what: Streaming) -> DataFrame:
         "maxFilesPerTrigger": str(what.files_max),
     }
     try:
-        lines = spark.readStream.schema(line_schema()).options(**options).json(what.samples)
+        lines = spark.readStream.schema(read_schema()).options(**options).json(what.samples)
     except AnalysisException as error:
         raise ConfigError(
             f"cannot watch {what.samples!r} for samples: {error}; give the folder the servers write to "

@@ -32,7 +32,7 @@ from metrics_job.arrow.spark import Batches, map_in_arrow
 from metrics_job.arrow.work import DOUBT, Adding, of_days
 from metrics_job.folders import Days, Folders, input_files
 from metrics_job.minutes import Keep, in_range, minutes
-from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified, with_unknown_labels
+from metrics_job.read import FILE, KIND, READER_OPTIONS, REASON, classified, read_schema
 from metrics_job.tables import CORRUPT, VERSION, line_schema
 from metrics_job.units import Units, holds, units_of
 
@@ -219,9 +219,8 @@ def _lines(given: DataFrame, days: Days, keep: Keep) -> DataFrame:
 def _lines_of_text(odd: DataFrame) -> DataFrame:
     """Lines as metrics_job.read has them."""
     options = {name: READER_OPTIONS[name] for name in ("mode", "columnNameOfCorruptRecord")}
-    line = F.from_json(TEXT, line_schema(), options).alias("line")
-    lines = odd.select(line, F.col(ROW_FILE).alias(FILE), TEXT).select("line.*", FILE, TEXT)
-    return with_unknown_labels(lines.transform(classified), F.col(TEXT)).drop(TEXT)
+    line = F.from_json(TEXT, read_schema(), options).alias("line")
+    return odd.select(line, F.col(ROW_FILE).alias(FILE)).select("line.*", FILE).transform(classified)
 
 
 def _name_of(path: Column) -> Column:

@@ -21,8 +21,7 @@ from metrics_job.arrow.read import merged_since, read_minutes
 from metrics_job.arrow.series import Known
 from metrics_job.folders import Days
 from metrics_job.minutes import INTERVAL, NAMES, minutes
-from metrics_job.read import FILE, READER_OPTIONS, REASON, classified
-from metrics_job.tables import line_schema
+from metrics_job.read import FILE, READER_OPTIONS, REASON, classified, read_schema
 
 ALL = Days(None, None)
 GOOD: dict[str, Any] = {"v": 1, "process": "p@h", "instance": "i", "seq": 3, "from": 10_000, "to": 20_000}
@@ -33,7 +32,9 @@ ODD_LINES = [
         {"v": 2}, {"v": "1"}, {"v": None},
         {"seq": 1.5}, {"seq": "3"}, {"process": 5}, {"labels": []},
         {"labels": None}, {"labels": {"topic": 7}},
-        {"labels": {"topic": "a\"b\u00e9"}}, {"metric": "nothing"}, {"value": -1},
+        {"labels": {"topic": "a\"b\u00e9"}}, {"labels": "x"},
+        {"labels": {"topic": "t", "zone": "a"}}, {"labels": {"topic": "t", "zone": None}},
+        {"metric": "nothing"}, {"value": -1},
         {"value": None}, {"value": "x"}, {"value": "NaN"}, {"value": 1e400}, {"more": [1]},
     )),
     *(json.dumps(HISTOGRAM | change).encode() for change in (
@@ -96,7 +97,7 @@ def refused(lines: DataFrame | None) -> Counter[tuple[str, str]]:
 
 def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
     """Every line as Spark's own reader understands it."""
-    lines = spark.read.schema(line_schema()).options(**READER_OPTIONS).json(paths)
+    lines = spark.read.schema(read_schema()).options(**READER_OPTIONS).json(paths)
     return lines.withColumn(FILE, F.col("_metadata.file_path")).transform(classified)
 
 

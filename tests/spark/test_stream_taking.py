@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import date
 from pathlib import Path
@@ -17,10 +18,9 @@ from ddmq_common.metrics.samples.names import HOUR_MS, SampleName, folder, part
 from metrics_job import arrived
 from metrics_job.arrived import Arrived
 from metrics_job.batch import run_batch
-from metrics_job.read import FILE, READER_OPTIONS
+from metrics_job.read import FILE, READER_OPTIONS, read_schema
 from metrics_job.stream import Streaming, Taking
 from metrics_job.stream_tables import REFUSED, Touched, kept_schema, roll_up
-from metrics_job.tables import line_schema
 from tests.spark import tables_read
 
 NOON = 1_767_614_400_000  # 2026-01-05 12:00 UTC
@@ -69,7 +69,7 @@ class Rig:
 
     def take(self, batch: int, *paths: str) -> dict[str | None, int]:
         """Of all days the batch touched: None -> sum of values, a reason -> number of lines refused."""
-        reader = self._spark.read.schema(line_schema()).options(**READER_OPTIONS)
+        reader = self._spark.read.schema(read_schema()).options(**READER_OPTIONS)
         self.taking.take(reader.json(list(paths)).withColumn(FILE, F.col("_metadata.file_path")), batch)
         return self.rolled[-1][1]
 
@@ -98,6 +98,15 @@ def test_a_late_line_of_another_day_leaves_that_day_alone(rig: Rig) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
     assert rig.take(1, rig.file(B, {0: (NOON - 3 * DAY_MS, 100)})) == {None: 5, "late": 1}
     assert rig.rolled[-1][0] == [date(2026, 1, 5)]
+
+
+def test_labels_of_a_newer_server_are_refused_and_counted(rig: Rig) -> None:
+    path = rig.file(A, {0: (NOON, 5)})
+    line = json.loads(Path(path).read_bytes())
+    newer = [line | {"labels": line["labels"] | {"zone": zone}, "value": 10} for zone in "ab"]
+    with Path(path).open("a") as file:
+        file.writelines(json.dumps(one) + "\n" for one in newer)
+    assert rig.take(0, path) == {None: 5, "unknown label": 2}
 
 
 def test_a_clock_in_the_future_makes_nobody_late(rig: Rig) -> None:
@@ -160,7 +169,7 @@ def test_batches_give_the_tables_of_one_run_and_leave_other_hours_alone(
     files.append(again._replace(folder=again.folder.replace("hour=01", "hour=02")))
     what = Streaming(str(samples), str(out), late_hours=48)
     taking = Taking(spark, what, roll_up(spark, str(out)), lambda: NOON + DAY_MS)
-    reader = spark.read.schema(line_schema()).options(**READER_OPTIONS)
+    reader = spark.read.schema(read_schema()).options(**READER_OPTIONS)
     made: list[set[tuple[str, str]]] = []  # hour and name of each file of a table, after each batch
     for batch, some in enumerate((files[:cut], files[cut:])):
         for file in some:
