@@ -91,6 +91,9 @@ def test_or_is_passed_over_and_said(put: Any, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING, "ddmq.spark"):
         assert offsets(6, 14, failondataloss="false") == [10, 11, 12, 13]
     assert [getattr(record, "count", None) for record in caplog.records] == [4]
+    said = caplog.records[0].getMessage()
+    for part in ("4 messages lost: ", "topic t, queue 0", "offsets 6 to 9", "retention"):
+        assert part in said, "without its fields, too, a line tells what is lost"
 
 
 def test_messages_read_before_the_bounds_moved_are_not_lost(put: Any) -> None:

@@ -1,0 +1,60 @@
+"""A demo-sized run: of promises that were missed by few nothing is judged, and the report is green."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ddmq_common.metrics.buckets import bucket
+from ddmq_common.metrics.samples.names import folder, part
+from metrics_job.batch import run_batch
+from metrics_job.report.run import read_report
+from tests.spark import tables_read
+
+NOON = int(datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()) * 1000
+RUN, INTERVAL_MS = "00c0ffee00c0ffee", 10_000
+OF_GROUP = {"group": "g", "topic": "few"}
+
+
+def sends(topic: str, code: int, count: int) -> dict[str, object]:
+    return {"metric": "ddmq_sends_total", "labels": {"topic": topic, "code": str(code)}, "value": count}
+
+
+def waits(labels: dict[str, str], quick: int, slow: int) -> dict[str, object]:
+    met = {bucket(wait_us): count for wait_us, count in ((1_000, quick), (30_000_000, slow)) if count}
+    counted = {"sum": quick * 1_000 + slow * 30_000_000, "buckets": [*met], "counts": [*met.values()]}
+    return {"metric": "ddmq_queue_wait_us", "labels": labels, **counted}
+
+
+def put(samples: Path, seq: int, *told: dict[str, object]) -> None:
+    to_ms = NOON + seq * INTERVAL_MS
+    head = {"v": 1, "process": "p@h", "instance": RUN, "seq": seq, "from": to_ms - INTERVAL_MS, "to": to_ms}
+    first = {"metric": "ddmq_process", "labels": {"state": "running" if seq else "first"}, "value": 1}
+    path = samples / folder(to_ms) / str(part(RUN, seq))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(head | one) + "\n" for one in (first, *told)))
+
+
+def run(spark: SparkSession, root: Path, misses: int) -> tuple[Path, tables_read.Rows]:
+    put(root / "samples", 0, sends("few", 0, 5), sends("few", 13, misses), waits(OF_GROUP, 2, misses))
+    put(root / "samples", 1, sends("few", 0, 5), waits(OF_GROUP, 1, 0))
+    run_batch(root / "samples", root / "out", spark=spark)
+    values = ("good", "total", "met")
+    return root / "out", tables_read.rows(root / "out", "slo_day", ("slo", "topic", "group"), values)
+
+
+@pytest.mark.parametrize(("misses", "met"), [(9, None), (10, False)])
+def test_a_promise_missed_by_few_is_not_judged(
+    spark: SparkSession, tmp_path: Path, misses: int, met: bool | None
+) -> None:
+    out, rows = run(spark, tmp_path, misses)
+    assert rows["sends stored", "few", ""] == (10, 10 + misses, met)
+    assert rows["sends stored", "", ""] == (10, 10 + misses, met)
+    assert rows["waiting at most 1 s", "few", "g"] == (3, 3 + misses, met)
+    report = read_report(out, None, NOON + 60_000)
+    assert report.ok is (met is None), report.findings
+    assert {row.days_unjudged for row in report.slo} == {1 if met is None else 0}
