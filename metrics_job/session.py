@@ -44,6 +44,7 @@ ALWAYS = {
     # Rows collected into arrays come sorted by their key: sorted aggregation takes them as they are.
     "spark.sql.execution.useObjectHashAggregateExec": "false",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # whole files are handed to Python workers
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # calls of Java for every column
     "spark.log.level": "ERROR",
 }
 # Of a job of a minute half the time goes into compiling and into collector threads that one machine has not.
