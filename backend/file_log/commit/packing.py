@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 
@@ -17,6 +17,7 @@ from backend.capabilities import Durability
 from backend.file_log.core.frame import FRAME_BYTES, Frame, pack_frame
 from backend.file_log.core.record import (
     ENTRY,
+    ENTRY_BYTES,
     ENTRY_CRC,
     FRONT,
     META_BYTES_MAX,
@@ -76,6 +77,16 @@ class PackedFrame:
             queue.pending.clear()
 
 
+class Mark(NamedTuple):
+    """A place in a frame that is being packed: its end, and how much there is of each."""
+
+    end: int
+    parts: int
+    records: int
+    applies: int
+    sync: bool
+
+
 def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
     for name, low in (("born_ms", -_I64), ("due_ms", -_I64 // 2)):
         if not low <= getattr(record, name) < _I64:
@@ -114,6 +125,27 @@ class FramePacker:
         self._parts = [b""]
         self.frame = PackedFrame(position, self._state.batch_id, durable, stored_ms)
         return self.frame
+
+    def mark(self) -> Mark:
+        """Where the frame stands now, for `back_to`."""
+        frame = self.frame
+        return Mark(frame.end, len(self._parts), len(frame.columns[0]), len(frame.applies), frame.sync)
+
+    def back_to(self, mark: Mark) -> None:
+        """Take out what was packed since `mark`; offsets are given back."""
+        frame, touched = self.frame, []
+        del self._parts[mark.parts :], frame.applies[mark.applies :]
+        for column in frame.columns:
+            del column[mark.records :]
+        frame.end, frame.sync = mark.end, mark.sync
+        for queue, assigned in frame.touched:
+            pending = queue.pending
+            while pending and ENTRY.unpack_from(pending, len(pending) - ENTRY_BYTES)[0] >= mark.end:
+                del pending[-ENTRY_BYTES:]
+            queue.assigned = assigned + len(pending) // ENTRY_BYTES
+            if pending:
+                touched.append((queue, assigned))
+        frame.touched = touched
 
     def refusal(self, record: NewRecord) -> DdmqError | None:
         """Why a record cannot be taken, or None."""

@@ -43,7 +43,10 @@ class Request:
     size: int
 
     def pack(self, packer: FramePacker) -> bool:
-        """Put it into the frame; False when it was answered instead."""
+        """Put it into the frame; False when it was answered instead.
+
+        What it notes in the frame's tables comes after all that may raise: only records are taken back.
+        """
         raise RuntimeError("a request needs a pack method")
 
     def stored(self) -> None:
@@ -119,13 +122,14 @@ class CommitRequest(Request):
             return False
         self.results = packer.add_records(self.batch.records)
         failed = next((result.error for result in self.results if result.error is not None), None)
-        assert failed is None, f"a record was refused after its check: {failed}"
-        packer.frame.fences.update(fences)
-        packer.frame.settings.update(self.batch.settings)
+        if failed is not None:
+            raise RuntimeError(f"a record was refused after its check: {failed}")
         for delta, data in zip(self.batch.progress, self.encoded, strict=True):
             self._pack_delta(packer, delta, data)
         for key, value in self.batch.settings.items():
             self._pack_setting(packer, key, value)
+        packer.frame.fences.update(fences)
+        packer.frame.settings.update(self.batch.settings)
         return True
 
     def _check(self, packer: FramePacker) -> dict[Any, Any]:
@@ -230,11 +234,11 @@ class TopicRequest(Request):
             self._state.apply_topic(info)
             self._changed(info.name, None)
 
-        packer.frame.topics[info.name] = info
         name = info.name.encode()
         packer.add_internal(
             Kind.TOPIC, apply, topic=name, incarnation=info.incarnation, delivery=encode_topic(info)
         )
+        packer.frame.topics[info.name] = info
 
     def _pack_deletion(self, packer: FramePacker, found: TopicInfo | None) -> None:
         if found is None:
@@ -244,10 +248,10 @@ class TopicRequest(Request):
         def apply() -> None:
             self._changed(self._name, self._state.apply_topic_deleted(self._name, incarnation))
 
-        packer.frame.topics_more -= 1
-        packer.frame.topics[self._name] = None
         name = self._name.encode()
         packer.add_internal(Kind.TOPIC, apply, topic=name, incarnation=incarnation, flags=FLAG_DELETED)
+        packer.frame.topics_more -= 1
+        packer.frame.topics[self._name] = None
 
     def stored(self) -> None:
         if not self.completion.done:

@@ -19,10 +19,11 @@ from typing import Any
 import gevent
 
 from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
+from backend.file_log.commit.filling import fill
 from backend.file_log.commit.gather import Gathering
 from backend.file_log.commit.jobs import CommitJob, GrowJob, RescueJob, SyncJob
 from backend.file_log.commit.packing import FramePacker, PackedFrame
-from backend.file_log.commit.requests import LATE, UNKNOWN, AppendRequest, Request
+from backend.file_log.commit.requests import LATE, UNKNOWN, Request
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState
 from backend.file_log.storage import is_full
@@ -163,40 +164,18 @@ class Writer:
         return self._pack() if self._pending else ([], [])
 
     def _pack(self) -> tuple[list[Request], list[Request]]:
-        now, pending, packer = self._clock.monotonic(), self._pending, self._packer
-        late: list[Request] = []
+        now, packer = self._clock.monotonic(), self._packer
         frame = packer.begin(self.written, self.durable, self.store_clock.stamp(now))
-        left, plain = self._options.frame_bytes_max, list[AppendRequest]()
-        while pending and left > 0:
-            request = pending.popleft()
-            left -= request.size
-            self._pending_bytes -= request.size
-            if request.completion.done:
-                continue
-            if request.deadline <= now:
-                late.append(request)
-            elif type(request) is AppendRequest:
-                plain.append(request)
-            else:
-                self._pack_plain(plain)
-                plain = []
-                if request.pack(packer):
-                    frame.requests.append(request)
-        self._pack_plain(plain)
+        later = self._loop.run_callback
+        filled = fill(packer, self._pending, now, self._options.frame_bytes_max, later)
+        self._pending_bytes -= filled.bytes
         if not frame.columns[0] and not frame.applies:
-            if pending:
+            if self._pending or self._sync_wanted:
                 self._schedule()
-            return late, frame.requests
+            return filled.late, frame.requests
         frame.sync = frame.sync or self._sync_wanted
         self._hand_over(CommitJob(packer.finish()))
-        return late, []
-
-    def _pack_plain(self, requests: list[AppendRequest]) -> None:
-        """Appends with nothing between them: one loop over all their records."""
-        results = self._packer.add_lists([request.records for request in requests])
-        for request, own in zip(requests, results, strict=True):
-            request.results = own
-        self._packer.frame.requests += requests
+        return filled.late, []
 
     def _hand_over(self, job: Job) -> None:
         self._job = job

@@ -1,0 +1,124 @@
+"""What shares a group commit: a request that cannot be packed is refused alone; a sync is never forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_rig import Rig, done, record, until
+
+from backend.capabilities import Durability
+from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo
+from ddmq_common.errors import StorageError
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "log")
+    yield rig
+    rig.close()
+
+
+class Faulty(NewRecord):
+    """A record that no code expects."""
+
+    @property
+    def tags(self) -> bytes:  # type: ignore[override]
+        raise LookupError("nothing here")
+
+    @tags.setter
+    def tags(self, value: bytes) -> None:
+        pass
+
+
+def test_a_commit_that_cannot_be_packed_is_refused_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = rig.make(queues=2)
+    packer: Any = rig.log._writer._packer
+    rig.storage.hold()
+    rig.append(b"first")
+    rig.in_flight()
+    bad = record(b"bad", queue=1)
+    bad.message_id = b"short"
+    monkeypatch.setattr(packer, "refusal", lambda found: None)  # its check does not see it
+    before = rig.append(b"before")
+    progress = [ProgressDelta("g", ref, 7, 0, [(0, 1)])]
+    batch = CommitBatch([record(b"x"), record(b"y", queue=1), bad], progress, {"a": b"1"})
+    failing = rig.log.commit(batch, rig.soon)
+    topic = rig.log.put_topic(TopicInfo("more", 0, 1), rig.soon)
+    after = [rig.append(b"after"), rig.append(b"other", queue=1)]
+    rig.storage.let_go()
+    with pytest.raises(StorageError, match=r"could not be packed .*nothing of it was stored"):
+        done(failing)
+    assert [done(call)[0].offset for call in (before, *after)] == [1, 2, 0]
+    assert done(topic).name == "more"
+    assert "could not be packed" in caplog.text
+    for _ in range(2):
+        assert rig.bodies(ref) == [b"first", b"before", b"after"]
+        assert rig.bodies(ref._replace(queue_id=1)) == [b"other"]
+        assert rig.log.setting("a") is None
+        assert done(rig.log.progress("g", [ref]))[0].committed is None
+        rig.reopen()
+    assert rig.log.recovered.damaged_pieces == 0
+
+
+def test_half_a_commit_is_taken_out_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records and a delta are packed when its setting fails: neither they nor its fence stay."""
+    ref = rig.make()
+    packer: Any = rig.log._writer._packer
+    add, faults = packer.add_internal, ["planned"]
+
+    def faulty(kind: Any, apply: Any, **fields: Any) -> None:
+        if fields.get("key") == b"a" and faults:
+            raise OverflowError(faults.pop())
+        add(kind, apply, **fields)
+
+    monkeypatch.setattr(packer, "add_internal", faulty)
+    rig.storage.hold()
+    rig.append(b"first")
+    rig.in_flight()
+    high = [ProgressDelta("g", ref, 9, 0, [(0, 1)])]
+    failing = rig.log.commit(CommitBatch([record(b"x")], high, {"a": b"1"}, absent=["a"]), rig.soon)
+    low = [ProgressDelta("g", ref, 1, 0, [(0, 1)])]
+    other = rig.log.commit(CommitBatch([record(b"second")], low, {"a": b"2"}, absent=["a"]), rig.soon)
+    rig.storage.let_go()
+    with pytest.raises(StorageError, match="OverflowError: planned"):
+        done(failing)
+    assert done(other)[0].offset == 1
+    assert rig.bodies(ref) == [b"first", b"second"]
+    assert rig.log.setting("a") == b"2"
+
+
+def test_an_append_that_cannot_be_packed_is_refused_alone(rig: Rig) -> None:
+    ref = rig.make()
+    rig.storage.hold()
+    first = rig.append(b"first")
+    rig.in_flight()
+    before = rig.append(b"before", b"and more")
+    plain = record(b"bad")
+    bad = Faulty(plain.topic, plain.queue_id, plain.message_id, plain.born_ms, plain.delivery)
+    failing = rig.log.append([record(b"good"), bad], rig.soon)
+    after = rig.append(b"after")
+    rig.storage.let_go()
+    results = done(failing)
+    assert [result.status for result in results] == [AppendStatus.REFUSED] * 2
+    assert isinstance(results[0].error, StorageError)
+    assert [done(call)[0].offset for call in (first, before, after)] == [0, 1, 3]
+    assert rig.bodies(ref) == [b"first", b"before", b"and more", b"after"]
+
+
+def test_a_sync_is_not_forgotten_over_a_late_request(tmp_path: Path) -> None:
+    """What is only written becomes durable though nothing but a late request came with the sync's time."""
+    rig = Rig(tmp_path, written_sync_ms=3_600_000)
+    rig.make("events", durability=Durability.WRITTEN)
+    done(rig.append(b"a", topic="events"))
+    writer = rig.log._writer
+    assert writer.durable < writer.written
+    late = rig.append(b"late", topic="events", deadline=rig.clock.monotonic() - 1)
+    writer._want_sync()
+    assert done(late)[0].status is AppendStatus.NOT_STORED
+    until(lambda: writer.durable == writer.written, "sync of what was only written")
+    rig.close()
