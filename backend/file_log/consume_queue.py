@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from contextlib import closing, suppress
 
 from backend.file_log.core import names
 from backend.file_log.core.record import ENTRY_BYTES
-from backend.file_log.storage import File, Storage
+from backend.file_log.storage import PAGE_BYTES, File, Storage
 from backend.records import QueueRef
 
 FILE_ENTRIES = 1 << 18
-SYNC_EACH_MAX = 16  # more queues that were written are made durable in one call, not file by file
+SYNC_EACH_MAX = 16  # more queues that were written are made durable in one call, not file by file …
+OTHERS_BYTES_MAX = 64 << 20  # … unless it would have to write more than this of other files first
 
 
 class QueueFiles:
@@ -30,6 +32,7 @@ class QueueFiles:
         self._write = write
         self._open: OrderedDict[tuple[QueueRef, int], File] = OrderedDict()
         self._unsynced: dict[QueueRef, set[int]] = {}
+        self._named: set[QueueRef] = set()  # whose files have durable names
         self._lock = threading.Lock()
 
     def read(self, ref: QueueRef, offset: int, count: int) -> bytes:
@@ -107,6 +110,7 @@ class QueueFiles:
         folder = self._folder(ref)
         with self._lock:
             self._unsynced.pop(ref, None)
+            self._named.discard(ref)
             self._storage.remove_folder(folder)
             self._storage.remove_folder(os.path.dirname(folder))
 
@@ -117,22 +121,39 @@ class QueueFiles:
                 self._open.pop(key).close()
 
     def sync(self) -> None:
-        """Make durable what was written since the last time. Blocking."""
+        """Make durable what was written since the last time. Blocking.
+
+        Group commits go on meanwhile, and must not wait for a disk that is busy with others' files.
+        """
         with self._lock:
             unsynced, self._unsynced = self._unsynced, {}
         try:
-            if len(unsynced) > SYNC_EACH_MAX and self._storage.sync_disk(self._directory):
+            if self._sync_at_once(unsynced):
                 return
             for ref, indexes in list(unsynced.items()):
                 for index in indexes:
                     self._sync_file(ref, index)
-                self._sync_folder(ref)
+                if ref not in self._named:
+                    self._sync_folder(ref)
                 del unsynced[ref]
         except OSError:
             with self._lock:
                 for ref, indexes in unsynced.items():
                     self._unsynced.setdefault(ref, set()).update(indexes)
             raise
+
+    def _sync_at_once(self, unsynced: dict[QueueRef, set[int]]) -> bool:
+        """With one call, where that is cheaper than one for each; else the disk begins with all of them."""
+        if len(unsynced) <= SYNC_EACH_MAX:
+            return False
+        others = self._storage.dirty_bytes() - sum(map(len, unsynced.values())) * PAGE_BYTES
+        if others <= OTHERS_BYTES_MAX and self._storage.sync_disk(self._directory):
+            return True
+        for ref, indexes in unsynced.items():
+            for index in indexes:
+                with suppress(FileNotFoundError), closing(self._storage.open(self._path(ref, index))) as file:
+                    file.write_back()
+        return False
 
     def _sync_file(self, ref: QueueRef, index: int) -> None:
         path = self._path(ref, index)
@@ -146,10 +167,16 @@ class QueueFiles:
             file.close()
 
     def _sync_folder(self, ref: QueueRef) -> None:
+        with self._lock:
+            self._named.add(ref)  # before: a file that is made meanwhile takes it out again
         try:
             self._storage.sync_folder(self._folder(ref))
         except FileNotFoundError:  # deleted meanwhile
             return
+        except OSError:
+            with self._lock:
+                self._named.discard(ref)
+            raise
 
     def _file(self, ref: QueueRef, index: int, *, write: bool) -> File:
         """Open or held open; the lock is held."""
@@ -161,6 +188,8 @@ class QueueFiles:
         if write:
             self._storage.make_folder(self._folder(ref))
             file = self._storage.open(path, write=True)
+            if not file.size():  # made just now
+                self._named.discard(ref)
         else:
             file = self._open_existing(path)
         self._open[ref, index] = file

@@ -13,8 +13,9 @@ import pytest
 from log_rig import Rig, done, record, until
 
 from backend.file_log import FileLog, FileLogOptions, open_log
+from backend.file_log.consume_queue import OTHERS_BYTES_MAX
 from backend.file_log.start.checkpoint import SLICE, Encoder, decode_checkpoint
-from backend.file_log.storage import File, Storage
+from backend.file_log.storage import PAGE_BYTES, File, Storage
 from backend.records import CommitBatch, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
@@ -51,6 +52,7 @@ class CountedStorage(Storage):
         self.counts: Counter[str] = Counter()
         self.whole = whole
         self.full = False  # for consume queues
+        self.dirty = 0
 
     def open(self, path: str, *, write: bool = False) -> File:
         self.counts["open"] += "/consumequeue/" in path
@@ -63,8 +65,12 @@ class CountedStorage(Storage):
         self.counts["list"] += "/consumequeue/" in folder
         return super().list(folder)
 
+    def dirty_bytes(self) -> int:
+        return self.dirty
+
     def sync_folder(self, folder: str) -> None:
         self.counts["sync"] += 1
+        self.counts["folder"] += 1
         super().sync_folder(folder)
 
     def sync_disk(self, folder: str) -> bool:
@@ -159,6 +165,27 @@ def test_a_checkpoint_syncs_many_queues_at_one_go(many: Many) -> None:
 def test_where_no_file_system_can_be_synced_every_queue_is(many: Many) -> None:
     many.storage.whole = False
     assert many.checkpoint()["sync"] >= 2 * len(many.refs)
+
+
+def test_many_queues_do_not_wait_for_files_of_others(many: Many, tmp_path: Path) -> None:
+    """One call for all would write those first, and group commits would wait for it."""
+    many.checkpoint()
+    many.send(b"second")
+    own = len(many.refs) * PAGE_BYTES
+    many.storage.dirty = own + OTHERS_BYTES_MAX + 1
+    counts = many.checkpoint()
+    assert counts["disk"] == 0
+    assert counts["sync"] >= 2 * len(many.refs), "files and their names"
+    many.send(b"third")
+    counts = many.checkpoint()
+    assert counts["sync"] >= len(many.refs)
+    assert counts["folder"] < SYNCS_MAX, "the names are durable since the last time"
+    many.send(b"fourth")
+    many.storage.dirty -= 1
+    assert many.checkpoint()["disk"] == 1
+    log = many.killed(tmp_path / "killed")
+    assert many.bodies(log) == {(b"first", b"second", b"third", b"fourth")}
+    log.close()
 
 
 def test_a_few_queues_are_synced_one_by_one(tmp_path: Path) -> None:
