@@ -3,7 +3,8 @@
 One link per proxy: a queue of calls and a few connections, each worked by one greenlet that takes what
 waits, sends it as one `submit`, and reads the answer. Bounded in proxies, connections, calls waiting and
 time; a link that nobody used for a while closes. A call that cannot be made or is refused ends in
-TryLaterError; submits are idempotent, so the client may send again what was perhaps taken.
+TryLaterError, and with one that gets no answer those that wait behind it: each would wait as long, and so
+would the pull that brought it. Submits are idempotent, so the client may send again what was perhaps taken.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CONNECTIONS_MAX = 2  # per proxy
 CALLS_MAX = 10_000  # waiting, per proxy
 ELEMENTS_MAX = 64  # linked results of one submit
 CONNECT_S = 1.0
-ANSWER_S = 5.0
+ANSWER_S = 2.0  # less than clients wait for their own call, 5 s by default: they hear the reason
 IDLE_S = 60.0
 ANSWER_BYTES_MAX = 1 << 16
 
@@ -129,6 +130,9 @@ class Link:
                         connection.close()
                         connection = None
                 done, batch = batch, []
+                if isinstance(error, OSError):
+                    done += self._calls
+                    self._calls.clear()
                 self._finish(done, error)
         finally:
             self._finish(batch, TryLaterError("the connection was ended"))

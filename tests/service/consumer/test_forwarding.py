@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -145,6 +146,27 @@ def test_what_waits_for_one_proxy_is_bounded(pair: Pair, monkeypatch: pytest.Mon
     monkeypatch.setattr(peers, "CALLS_MAX", 0)
     call = pair.submit(pair.there, result([0]))
     assert call.outcome.error.code == 15
+
+
+def test_a_holder_that_hangs_holds_up_all_results_for_it_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not sent one after the other, each to wait as long as the one before."""
+    monkeypatch.setattr(peers, "ANSWER_S", 0.2)
+    monkeypatch.setattr(peers, "ELEMENTS_MAX", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        pair.held_by(f"127.0.0.1:{silent.getsockname()[1]}")
+        calls = [pair.there.ask(result=result([offset])) for offset in range(10)]
+        until(lambda: all(call.answered for call in calls))
+        silent.settimeout(0.0)
+        connected = [silent.accept()[0] for _ in range(peers.CONNECTIONS_MAX)]
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+        for each in connected:
+            each.close()
+    assert all("no answer within" in str(call.outcome.error.message) for call in calls)
+    pair.held_by(pair.address)
+    assert pair.submit(pair.there, result(range(10))).result is True, "sent again"
 
 
 def test_a_proxy_without_an_address_of_its_own_passes_nothing_on(pair: Pair) -> None:
