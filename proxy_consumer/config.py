@@ -124,8 +124,10 @@ class SubscriptionDefaults:
 class ConsumerConfig:
     """One consumer proxy. Every bound says what happens at it.
 
-    `auto_create_groups`: a pull that names a topic makes its group and subscription. `groups_max`: at it
-    a pull of a new group gets code 15. `linger_*`: the shortest and the longest wait of an empty pull.
+    `auto_create_groups`: a pull that names a topic makes its group and subscription. `groups_max`,
+    `subscriptions_per_group_max`, `subscriptions_max` (of all groups): at one of them nothing new is made,
+    and a pull that would gets code 15; what there is goes on.
+    `linger_*`: the shortest and the longest wait of an empty pull.
     `answer_bytes_max`: an answer stops growing there (never below one message). `offsets_per_call_max`,
     `results_per_call_max`: what one call may acknowledge; the rest is ignored and counted.
     `read_ahead_*`: messages read but not yet delivered, per read and over all subscriptions.
@@ -138,6 +140,7 @@ class ConsumerConfig:
     auto_create_groups: bool = True
     groups_max: int = field(default=10_000, metadata=rules(low=1, high=1_000_000))
     subscriptions_per_group_max: int = field(default=256, metadata=rules(low=1, high=100_000))
+    subscriptions_max: int = field(default=20_000, metadata=rules(low=1, high=10_000_000))
     linger_min_ms: int = field(default=20, metadata=rules(low=1, high=1_000))
     linger_max_ms: int = field(default=30_000, metadata=rules(low=20, high=600_000))
     answer_bytes_max: int = field(default=4 * MIB, metadata=rules(low=1024, high=1 << 30))
@@ -164,10 +167,10 @@ class ConsumerConfig:
 
 LIVE_KEYS = frozenset(  # of ConsumerConfig: those that a reload puts in force; the others at the next start
     {
-        "auto_create_groups", "groups_max", "subscriptions_per_group_max", "linger_min_ms", "linger_max_ms",
-        "offsets_per_call_max", "results_per_call_max", "waiters_max", "read_ahead_count", "read_ahead_bytes",
-        "read_ahead_bytes_max", "fail_delay_max_ms", "commit_timeout_ms", "idle_ms", "drain_leases_ms",
-        "push_targets", "defaults",
+        "auto_create_groups", "groups_max", "subscriptions_per_group_max", "subscriptions_max",
+        "linger_min_ms", "linger_max_ms", "offsets_per_call_max", "results_per_call_max", "waiters_max",
+        "read_ahead_count", "read_ahead_bytes", "read_ahead_bytes_max", "fail_delay_max_ms",
+        "commit_timeout_ms", "idle_ms", "drain_leases_ms", "push_targets", "defaults",
     }
 )  # fmt: skip
 

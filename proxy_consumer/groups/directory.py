@@ -200,6 +200,11 @@ class Directory:
                 f"group {name} has {len(group.subscriptions)} subscriptions; "
                 f"subscriptions_per_group_max is {config.subscriptions_per_group_max}"
             )
+        there = sum(len(each.subscriptions) for each in self.groups.values())
+        if there >= config.subscriptions_max:
+            raise BoundReachedError(
+                f"there are {there} subscriptions; subscriptions_max is {config.subscriptions_max}"
+            )
 
     def subscribe_on_use(
         self, name: str, topic: str, config: SubscriptionDefaults

@@ -104,6 +104,28 @@ def test_groups_are_bounded() -> None:
     rig.close()
 
 
+def test_subscriptions_of_all_groups_are_bounded() -> None:
+    rig = Rig(ConsumerConfig(subscriptions_max=3))
+    for topic in "TU":
+        rig.topic(topic)
+    rig.pull(b"A")
+    rig.pull(b"A", b"U")
+    rig.pull(b"B")
+    for group, topic in ((b"B", b"U"), (b"C", b"T")):
+        refused = rig.pull(group, topic).outcome.error
+        assert refused.code == 15
+        assert b"there are 3 subscriptions; subscriptions_max is 3" in refused.message
+    with pytest.raises(BoundReachedError, match="subscriptions_max is 3"):
+        rig.service.change_subscription("B", "U", {"start": "first"})
+    assert {group.name for group in rig.service.groups()} == {"A", "B"}
+    rig.send(1)
+    assert rig.pull(b"B").values == [b"m0"], "those that are there go on"
+    rig.wait(rig.service.delete_group("A", "U"))
+    rig.settle()
+    assert rig.pull(b"C").outcome.error is None
+    rig.close()
+
+
 def test_clients_that_invent_groups_get_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_bucket, "CREATIONS_AT_ONCE", 2)
     rig = Rig()
