@@ -38,8 +38,8 @@ class Connection(Sender):
     """Made by the server for an accepted, non-blocking socket; closes itself."""
 
     __slots__ = (
-        "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes", "_serving",
-        "_share", "_silent", "_timer", "_waiting_frame", "closed", "idle_since", "peer",
+        "_asked_at", "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes",
+        "_serving", "_share", "_silent", "_timer", "_waiting_frame", "closed", "idle_since", "peer",
     )  # fmt: skip
 
     def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str, address: str) -> None:
@@ -50,6 +50,7 @@ class Connection(Sender):
         self.idle_since = traffic.now()
         self._frames = Frames(traffic.limits.frame_bytes_max)
         self._call: OpenCall | None = None
+        self._asked_at = NOT_MEASURED
         self._oneway_open = 0
         self._in_partial = False
         self._serving = False
@@ -66,7 +67,7 @@ class Connection(Sender):
     # --- reading
 
     def _on_readable(self) -> None:
-        if self._share.over and not (self.busy or self._in_partial):
+        if self._share.over and not self.busy:
             self._await_turn()
         else:
             self._work(self._read)
@@ -75,9 +76,8 @@ class Connection(Sender):
         """Do something on the account of the client's address."""
         share, traffic = self._share, self._traffic
         turns, clock = traffic.turns, traffic.stopwatch
-        began, turns.bytes = clock(), 0
-        if turns.latest is not share:
-            turns.latest, turns.changed_at = share, began
+        began = clock()
+        turns.begins(share, began)
         cpu = NOT_MEASURED
         if share.suspect:
             share.suspect -= 1
@@ -101,11 +101,17 @@ class Connection(Sender):
         self.busy &= ~_WAITING
         if self._waiting_frame is not None:
             self._work(self._serve_waiting)
+        elif self._in_partial:
+            if self._traffic.may_read_on(self):
+                self._read_in_turn()
         elif not self.busy and not self._frames.held_bytes:
-            self._reader.start(self._on_readable)
-            self._work(self._read)
+            self._read_in_turn()
         else:
             self._go_on()
+
+    def _read_in_turn(self) -> None:
+        self._reader.start(self._on_readable)
+        self._work(self._read)
 
     def _read(self) -> None:
         try:
@@ -252,6 +258,7 @@ class Connection(Sender):
         else:
             self._call = call
             self.busy |= _CALL
+            self._asked_at = traffic.turns.asks(self._share, self)
         try:
             method.handler(call)
         except Exception:
@@ -319,6 +326,8 @@ class Connection(Sender):
             return
         self._call = None
         self.busy &= ~_CALL
+        if self._asked_at != NOT_MEASURED:
+            self._traffic.turns.answered(self._share, self, self._asked_at)
         if len(result) > JOIN_BYTES_MAX:
             self.write_beside(envelope.head(call.wire, sequence, len(result)), result)
         else:

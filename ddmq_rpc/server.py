@@ -25,6 +25,7 @@ from ddmq_rpc.counts import Counts, log
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.structs import methods
 from ddmq_rpc.traffic import Traffic
+from ddmq_rpc.turns import Shared
 
 __all__ = ["RpcLimits", "RpcServer"]
 
@@ -67,7 +68,9 @@ class RpcServer:
         self._listener = _listen(self._host, self._port)
         self._address = self._listener.getsockname()[:2]
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY)
-        self._traffic = Traffic(loop, self._limits, self._methods, self._counts, self._clock)
+        self._traffic = Traffic(
+            loop, self._limits, self._methods, self._counts, self._clock, shared=_shared(get_hub())
+        )
         self._acceptor = loop.io(self._listener.fileno(), 1)
         self._acceptor.start(self._on_acceptable)
         self._sweeper.every(SWEEP_S, self.sweep)
@@ -156,6 +159,14 @@ class RpcServer:
         if self._spare_descriptor >= 0:
             os.close(self._spare_descriptor)
             self._spare_descriptor = -1
+
+
+def _shared(hub: Any) -> Shared:
+    """What the servers of one hub share their time by."""
+    found: Shared | None = getattr(hub, "ddmq_turns", None)
+    if found is None:
+        found = hub.ddmq_turns = Shared()
+    return found
 
 
 def address_of(host: str) -> str:

@@ -22,7 +22,7 @@ from ddmq_rpc.calls import OpenMethod
 from ddmq_rpc.codec import Codec
 from ddmq_rpc.counts import Counts, FaultLog
 from ddmq_rpc.limits import RpcLimits
-from ddmq_rpc.turns import Turns
+from ddmq_rpc.turns import Shared, Turns
 
 
 class Closable(Protocol):
@@ -56,6 +56,7 @@ class Traffic:
         clock: Clock,
         cpu: Callable[[], float] = time.thread_time,
         stopwatch: Callable[[], float] = time.perf_counter,
+        shared: Shared | None = None,
     ) -> None:
         self.loop = loop
         self.limits = limits
@@ -65,7 +66,7 @@ class Traffic:
         self.faults = FaultLog(clock.monotonic)
         self.cpu = cpu
         self.stopwatch = stopwatch
-        self.turns = Turns(stopwatch, self._arm, lambda: counts.refused("rested"))
+        self.turns = Turns(stopwatch, self._arm, lambda: counts.refused("rested"), shared)
         self._timer = HubTimer(loop=loop)
         self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s, cpu)
         self.connections: set[Client] = set()
@@ -104,6 +105,7 @@ class Traffic:
         for connection in list(self.connections):
             connection.close()
         self._timer.stop()
+        self.turns.close()
 
     def release(self, frame_bytes: int) -> None:
         """A call has been answered."""

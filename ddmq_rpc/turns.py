@@ -1,12 +1,18 @@
-"""Whose turn it is: the processor time of one server, shared among the addresses of its clients. Pure.
+"""Whose turn it is: the processor time of one event loop, shared among the addresses of its clients. Pure.
 
-An address that has used SLICE_S, over all of its connections, goes on in the next round of the loop: an
-event of any other address waits for one slice of it, however many connections it has. Those of its
-connections that have to wait are served in the order in which they came.
+An address that has used SLICE_S, over all of its connections to one server, goes on in the next round of
+the loop: an event of any other address waits for one slice of it, however many connections it has. Those of
+its connections that have to wait are served in the order in which they came.
 
 A request cannot be cut short. So an address whose requests are costly (longer than COSTLY_S, and not
 explained by their bytes) also rests, REST_FACTOR times as long as they took, while other addresses are about:
 they then find the server free most of the time. Alone, an address has all of it.
+
+An answer may take more than the loop's own work: a send waits for the thread that writes the log, which has
+to get the interpreter, and gets it for certain only when the loop has nothing to do. So an address that used
+its slice also goes on only when no light address waits for an answer, or GIVE_WAY_S later. Light is one that
+uses less than LIGHT_PART (one slice may deceive, two do not); one whose answers take longer than PROMPT_S is
+not waited for: a pull may be held.
 
 Slices are told by a clock that is cheap to ask. It also runs while another process has the core, so nobody
 rests because of what it says: an address that looks costly has its processor time measured for its next
@@ -17,13 +23,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
-SLICE_S = 0.001
+SLICE_S = 0.0005
 COSTLY_S = 0.001
 COSTLY_S_PER_BYTE = 10e-9  # of requests that decode: long ones may take longer
 REST_FACTOR = 4
 ACTIVE_S = 1.0  # how long an address counts as being about
+LIGHT_PART = 1 / 40  # of the core
+GIVE_WAY_S = 0.002
+PROMPT_S = 0.02
 MEASURED_EVENTS = 64
 NOT_MEASURED = -1.0
 NEVER = float("inf")
@@ -43,10 +53,15 @@ class Member(Protocol):
 class Share:
     """One address. `silent`: its connections that have not sent a frame, the oldest first."""
 
-    __slots__ = ("address", "members", "over", "rest_until", "silent", "suspect", "used", "waiting")
+    __slots__ = (
+        "address", "began", "light", "members", "over", "prompt", "rest_until", "silent", "suspect", "used",
+        "used_little", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, now: float) -> None:
         self.address = address
+        self.began = now  # this slice
+        self.light = self.prompt = self.used_little = True
         self.members: dict[Member, None] = {}
         self.silent: dict[Member, None] = {}
         self.waiting: deque[Member] = deque()
@@ -56,17 +71,39 @@ class Share:
         self.suspect = 0  # events whose processor time is still to be measured
 
 
+class Shared:
+    """What the servers of one event loop know of each other's clients."""
+
+    __slots__ = ("asked_at", "awaiting", "changed_at", "latest", "turns")
+
+    def __init__(self) -> None:
+        self.turns: list[Turns] = []
+        self.latest: Share | None = None  # who was served last
+        self.changed_at = -ACTIVE_S  # when that was somebody else
+        self.awaiting: set[Member] = set()  # to whose calls others give way
+        self.asked_at = 0.0  # when the latest of these calls came
+
+    def one_address(self) -> bool:
+        """Whether all clients are at one address."""
+        found = {address for turns in self.turns for address in islice(turns.shares, 2)}
+        return len(found) < 2
+
+
 class Turns:
     """All addresses of one server.
 
     `arm(seconds)`: call `round` after so long; 0 is in the next round of the loop, after others were served.
-    `clock`: seconds from any start. `rested()`: an address rests from now on.
+    `clock`: seconds from any start. `rested()`: an address rests from now on. `shared`: with other servers.
     """
 
-    __slots__ = ("_arm", "_clock", "_over", "_rested", "_round_at", "bytes", "changed_at", "latest", "shares")
+    __slots__ = ("_arm", "_clock", "_over", "_rested", "_round_at", "_shared", "bytes", "shares")
 
     def __init__(
-        self, clock: Callable[[], float], arm: Callable[[float], None], rested: Callable[[], None]
+        self,
+        clock: Callable[[], float],
+        arm: Callable[[float], None],
+        rested: Callable[[], None],
+        shared: Shared | None = None,
     ) -> None:
         self._clock = clock
         self._arm = arm
@@ -74,15 +111,15 @@ class Turns:
         self._round_at = NEVER
         self._over: dict[Share, None] = {}
         self.shares: dict[str, Share] = {}
-        self.latest: Share | None = None  # who was served last
-        self.changed_at = -ACTIVE_S  # when that was somebody else
+        self._shared = Shared() if shared is None else shared
+        self._shared.turns.append(self)
         self.bytes = 0  # of requests that decoded, in the event under way
 
     def join(self, address: str, member: Member) -> Share:
         """A connection came."""
         share = self.shares.get(address)
         if share is None:
-            share = self.shares[address] = Share(address)
+            share = self.shares[address] = Share(address, self._clock())
         share.members[member] = share.silent[member] = None
         return share
 
@@ -90,19 +127,56 @@ class Turns:
         """A connection has gone. What its address owes stays until it is settled."""
         share.members.pop(member, None)
         share.silent.pop(member, None)
+        self._shared.awaiting.discard(member)
         if not share.members and not share.over:
             self.shares.pop(share.address, None)
 
+    def close(self) -> None:
+        """The server is no more."""
+        if self in self._shared.turns:
+            self._shared.turns.remove(self)
+
+    def begins(self, share: Share, now: float) -> None:
+        """An event of an address begins."""
+        self.bytes = 0
+        shared = self._shared
+        if shared.latest is not share:
+            shared.latest, shared.changed_at = share, now
+
+    def asks(self, share: Share, member: Member) -> float:
+        """A call has come: when, or NOT_MEASURED. Where it is told, `answered` follows, or `leave`."""
+        if not share.light:
+            return NOT_MEASURED
+        now = self._clock()
+        if share.prompt:
+            self._shared.awaiting.add(member)
+            self._shared.asked_at = now
+        return now
+
+    def answered(self, share: Share, member: Member, asked_at: float) -> None:
+        """That call has been answered."""
+        now, shared = self._clock(), self._shared
+        share.prompt = now - asked_at < PROMPT_S
+        if member in shared.awaiting:
+            shared.awaiting.remove(member)
+            if not shared.awaiting:
+                for turns in shared.turns:
+                    if turns._over:
+                        turns._round_not_after(now)
+
     def served(self, share: Share, took: float, cpu: float) -> None:
         """An event used up the slice. `cpu`: its processor time, or NOT_MEASURED. All in seconds."""
+        now = self._clock()
+        used_little = share.used < (now - share.began) * LIGHT_PART
+        share.light, share.used_little = used_little or share.used_little, used_little
         share.used = 0.0
-        if len(self.shares) < 2:
+        share.began = now
+        if self._shared.one_address():
             return
         allowed = COSTLY_S + self.bytes * COSTLY_S_PER_BYTE
         if took > allowed:
             share.suspect = MEASURED_EVENTS
-        now = self._clock()
-        if cpu > allowed and now - self.changed_at < ACTIVE_S:
+        if cpu > allowed and now - self._shared.changed_at < ACTIVE_S:
             share.rest_until = max(share.rest_until, now) + took * REST_FACTOR
             self._rested()
         share.over = True
@@ -114,14 +188,28 @@ class Turns:
         share.waiting.append(member)
 
     def round(self) -> None:
-        """A slice for every address that does not rest."""
+        """A slice for every address that neither rests nor gives way."""
         self._round_at = NEVER
         now = self._clock()
+        given_way = self._given_way(now)
         for share in list(self._over):
-            if share.rest_until <= now:
+            if self._next_at(share, given_way) <= now:
                 self._serve(share)
         if self._over:
-            self._round_not_after(min(share.rest_until for share in self._over))
+            given_way = self._given_way(now)
+            self._round_not_after(min(self._next_at(share, given_way) for share in self._over))
+
+    def _given_way(self, now: float) -> bool:
+        """Whether nobody waits to whom others give way."""
+        shared = self._shared
+        if now - shared.asked_at >= GIVE_WAY_S:
+            shared.awaiting.clear()
+        return not shared.awaiting
+
+    def _next_at(self, share: Share, given_way: bool) -> float:
+        if given_way or share.light:
+            return share.rest_until
+        return max(share.rest_until, share.began + GIVE_WAY_S)
 
     def _serve(self, share: Share) -> None:
         share.over = False
@@ -130,6 +218,7 @@ class Turns:
         if share.over:
             return
         del self._over[share]
+        share.used = 0.0  # or who is first in every round would have what is left of each slice
         if not share.members:
             self.shares.pop(share.address, None)
 

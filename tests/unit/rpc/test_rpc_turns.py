@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from ddmq_rpc.server import address_of
-from ddmq_rpc.turns import COSTLY_S, NOT_MEASURED, REST_FACTOR, SLICE_S, Share, Turns
+from ddmq_rpc.turns import COSTLY_S, GIVE_WAY_S, NOT_MEASURED, REST_FACTOR, SLICE_S, Share, Shared, Turns
 
 LOOP_S = 20e-6  # a round of the loop in which nothing happens
 
@@ -30,8 +30,10 @@ class Loop:
     def _count(self) -> None:
         self.rested += 1
 
-    def connect(self, address: str, cost_s: float, size: int = 100, every_s: float = 0.0) -> Connection:
-        made = Connection(self, address, cost_s, size, every_s)
+    def connect(
+        self, address: str, cost_s: float, size: int = 100, every_s: float = 0.0, rounds: int = 0
+    ) -> Connection:
+        made = Connection(self, address, cost_s, size, every_s, rounds)
         self.members.append(made)
         return made
 
@@ -47,11 +49,18 @@ class Loop:
 
 
 class Connection:
-    """Asks for `cost_s` again and again: at once after each answer, or every `every_s`."""
+    """Asks for `cost_s` again and again: at once after each answer, or every `every_s`.
 
-    def __init__(self, loop: Loop, address: str, cost_s: float, size: int, every_s: float) -> None:
+    `rounds` of the loop have to go by before the answer: that often another thread needs the interpreter.
+    """
+
+    def __init__(
+        self, loop: Loop, address: str, cost_s: float, size: int, every_s: float, rounds: int
+    ) -> None:
         self.loop = loop
         self.cost_s, self.size, self.every_s = cost_s, size, every_s
+        self.rounds, self.missing = rounds, 0
+        self.asked_at = NOT_MEASURED
         self.busy = 0
         self.served = 0
         self.waits: deque[float] = deque()
@@ -60,9 +69,13 @@ class Connection:
         self.share: Share = loop.turns.join(address, self)
 
     def readable(self) -> None:
-        if self.busy or self.next_at > self.loop.now:
-            return
-        if self.share.over:
+        if self.missing:
+            self.missing -= 1
+            if not self.missing:
+                self.answer()
+        elif self.busy or self.next_at > self.loop.now:
+            pass
+        elif self.share.over:
             self.busy = 1
             self.loop.turns.wait(self.share, self)
         else:
@@ -74,19 +87,26 @@ class Connection:
 
     def work(self) -> None:
         turns, share = self.loop.turns, self.share
+        turns.begins(share, self.loop.now)
         turns.bytes = self.size
-        if turns.latest is not share:
-            turns.latest, turns.changed_at = share, self.loop.now
         measured = bool(share.suspect)
         share.suspect -= measured
         took = self.cost_s * self.loop.slowed
         self.loop.now += took
         share.used += took
         self.served += 1
-        self.waits.append(self.loop.now - self.next_at)
-        self.next_at = self.next_at + self.every_s if self.every_s else self.loop.now
+        self.asked_at = turns.asks(share, self)
+        self.missing = self.rounds
+        if not self.missing:
+            self.answer()
         if share.used > SLICE_S:
             turns.served(share, took, self.cost_s if measured else NOT_MEASURED)
+
+    def answer(self) -> None:
+        if self.asked_at != NOT_MEASURED:
+            self.loop.turns.answered(self.share, self, self.asked_at)
+        self.waits.append(self.loop.now - self.next_at)
+        self.next_at = self.next_at + self.every_s if self.every_s else self.loop.now
 
     def close(self) -> None:
         self.closed = True
@@ -116,6 +136,64 @@ def test_sixty_four_connections_of_one_address_cost_another_little(what: str, sl
     loop.run(3.0)
     assert len(honest.waits) > 250
     assert median(honest.waits) <= 2 * max(alone, 0.001)
+
+
+@pytest.mark.parametrize("what", [*WORST, "just not costly"])
+def test_an_answer_that_takes_rounds_of_the_loop_is_given_way_to(what: str) -> None:
+    """A send waits for the thread that writes: each time that needs the interpreter a slice could go by."""
+    loop = Loop()
+    honest = loop.connect("10.0.0.1", 0.0001, every_s=0.01, rounds=10)
+    loop.run(1.0)
+    alone = median(honest.waits)
+    for _ in range(64):
+        loop.connect("10.0.0.2", *WORST.get(what, (0.0007, 48_000)))
+    loop.run(0.5)
+    honest.waits.clear()
+    loop.run(3.0)
+    assert len(honest.waits) > 250
+    assert median(honest.waits) <= 2 * max(alone, 0.0005)
+
+
+def test_nobody_gives_way_to_calls_that_are_held() -> None:
+    """Pulls that wait for messages, 20 ms and longer, cost a busy address nothing."""
+    loop = Loop()
+    for number in range(5):
+        loop.connect(f"10.0.1.{number}", 0.00005, every_s=0.05, rounds=1_200)
+    busy = [loop.connect("10.0.0.2", 0.0001) for _ in range(16)]
+    loop.run(1.0)
+    before = sum(each.served for each in busy)
+    loop.run(4.0)
+    assert (sum(each.served for each in busy) - before) * 0.0001 > 0.85 * 4.0
+
+
+def test_busy_addresses_do_not_give_way_to_each_other() -> None:
+    loop = Loop()
+    all_of_them = [loop.connect(f"10.0.1.{number % 4}", 0.0001, rounds=3) for number in range(64)]
+    loop.run(2.0)
+    assert sum(each.served for each in all_of_them) * 0.0001 > 0.85 * 2.0
+
+
+def test_who_gave_way_goes_on_at_the_latest_after_its_time() -> None:
+    """An answer that never comes holds nobody up for longer than GIVE_WAY_S."""
+    loop = Loop()
+    loop.connect("10.0.0.1", 0.0001, rounds=1_000_000)
+    busy = [loop.connect("10.0.0.2", 0.0001) for _ in range(16)]
+    loop.run(1.0)
+    assert sum(each.served for each in busy) * 0.0001 > 1.0 - GIVE_WAY_S - 0.15
+
+
+def test_clients_of_another_server_on_the_loop_count_as_others() -> None:
+    shared, armed = Shared(), list[float]()
+    sides = [Turns(lambda: 1.0, armed.append, lambda: None, shared) for _ in range(2)]
+    one = Loop().connect("10.0.0.1", 0.0)
+    share = sides[0].join("10.0.0.1", one)
+    sides[0].served(share, SLICE_S, NOT_MEASURED)
+    assert not share.over
+    sides[1].join("10.0.0.2", Loop().connect("10.0.0.2", 0.0))
+    sides[0].served(share, SLICE_S, NOT_MEASURED)
+    assert share.over
+    sides[0].close()
+    assert shared.turns == [sides[1]]
 
 
 def test_costly_requests_take_a_part_of_the_core_while_others_are_about() -> None:
