@@ -26,7 +26,9 @@ DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))
 class QueueState:
     """One queue. Offsets: min <= flushed <= visible <= assigned."""
 
-    __slots__ = ("assigned", "flushed", "min", "min_at", "pending", "ref", "tail", "visible", "waiting")
+    __slots__ = (
+        "assigned", "flushed", "gone", "min", "min_at", "pending", "ref", "tail", "visible", "waiting",
+    )  # fmt: skip
 
     def __init__(self, ref: QueueRef, first: int = 0, after: int = 0) -> None:
         self.ref = ref
@@ -38,6 +40,7 @@ class QueueState:
         self.tail = bytearray()  # entries [flushed, visible)
         self.pending = bytearray()  # entries of the frame being packed or written
         self.waiting: list[tuple[int, Wait]] = []  # offset, wait
+        self.gone = False  # its topic was deleted
 
     def show(self) -> None:
         """What is pending counts: readers see it."""

@@ -38,7 +38,8 @@ class Tails:
 
     def grown(self, queue: QueueState, size: int) -> None:
         """A queue's tail has grown by `size` bytes."""
-        self._waiting[queue.ref] = queue
+        if not queue.gone:  # by the same commit; then `forget` has counted them already
+            self._waiting[queue.ref] = queue
         self.bytes += size
 
     def left(self, queues: Iterable[QueueState]) -> None:
@@ -75,12 +76,19 @@ class Tails:
         """What waits now, for a checkpoint that writes it itself; writing it twice is harmless."""
         return [(queue, queue.flushed, bytes(queue.tail)) for queue in self._waiting.values()]
 
+    def put(self, write: Write) -> None:
+        """Entries to their file; nothing stays of a queue that is gone. Blocking. Raises OSError."""
+        queue, offset, entries = write
+        self._files.write(queue.ref, offset, entries)
+        if queue.gone:  # meanwhile: its files were removed before there was this one
+            self._files.drop(queue.ref)
+
     def _write(self, writes: list[Write]) -> list[Write]:
         """Blocking; gives back what is in the files now."""
         done: list[Write] = []
         try:
             for write in writes:
-                self._files.write(write[0].ref, write[1], write[2])
+                self.put(write)
                 done.append(write)
         except OSError as error:
             if not self._failing:
@@ -110,8 +118,9 @@ class Tails:
 
     def forget(self, queue: QueueState) -> None:
         """Its topic is gone."""
-        if self._waiting.pop(queue.ref, None) is not None:
-            self.bytes -= len(queue.tail)
+        queue.gone = True
+        self._waiting.pop(queue.ref, None)
+        self.bytes -= len(queue.tail)
 
     def close(self) -> None:
         """Write what waits, at once and on this thread."""

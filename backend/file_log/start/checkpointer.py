@@ -83,8 +83,8 @@ class Checkpointer:
 
     def _save(self, data: bytes, writes: list[Write]) -> None:
         """Blocking."""
-        for queue, offset, entries in writes:
-            self._files.write(queue.ref, offset, entries)
+        for write in writes:
+            self._tails.put(write)
         self._files.sync()
         self._index.index.sync()
         save_checkpoint(self._storage, self._directory, data)

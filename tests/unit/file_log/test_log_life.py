@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -331,6 +332,53 @@ def test_a_deleted_topic_leaves_nothing_in_the_consume_queues(rig: Rig) -> None:
     rig.checkpoint()
     assert rig.bodies(again) == [b"y"]
     assert rig.metrics.cell(catalogue.LOG_CHECKPOINTS, "failed").value == 0
+
+
+def test_a_topic_deleted_by_the_commit_of_its_last_messages_leaves_nothing(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, tail_ms=3_600_000)
+    rig.make("other")
+    rig.make(queues=2)
+    done(rig.append(b"waits in memory"))
+    rig.storage.hold()
+    rig.append(b"first", topic="other")
+    rig.in_flight()
+    last = [rig.append(b"last", queue=queue) for queue in (0, 1)]
+    gone = rig.log.delete_topic("orders", rig.soon)
+    rig.storage.let_go()
+    assert [done(call)[0].offset for call in last] == [1, 0]
+    done(gone)
+    rig.checkpoint()
+    folder = rig.directory / "consumequeue"
+    until(lambda: [path.name for path in folder.iterdir()] == ["other"], "removal of the topic's folder")
+    tails = rig.log._opened.tails
+    tails.flush()
+    until(lambda: not tails._busy, "entries in their files")
+    assert tails.bytes == 0
+    rig.close()
+
+
+def test_a_topic_deleted_while_its_entries_are_written_leaves_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.make()
+    files = rig.log._opened.files
+    write, asked, go, ended = files.write, threading.Event(), threading.Event(), threading.Event()
+
+    def slow(ref: QueueRef, offset: int, data: bytes) -> None:
+        asked.set()
+        assert go.wait(20)
+        write(ref, offset, data)
+        ended.set()
+
+    monkeypatch.setattr(files, "write", slow)
+    done(rig.append(b"x"))
+    rig.log._opened.tails.flush()
+    until(asked.is_set, "entries on their way")
+    done(rig.log.delete_topic("orders", rig.soon))
+    go.set()
+    until(ended.is_set, "entries in their file")
+    folder = rig.directory / "consumequeue"
+    until(lambda: not list(folder.iterdir()), "removal of the topic's folder")
 
 
 def test_a_topic_made_again_starts_empty(rig: Rig) -> None:
