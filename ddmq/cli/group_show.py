@@ -18,6 +18,7 @@ QUEUE_COLUMNS = (
 )  # fmt: skip
 KEY_COLUMNS = ("key", "since", "attempts", "state", "head", "waiting", "last error")
 CLIENT_COLUMNS = ("client", "address", "since", "last pull", "in flight", "topics")
+READY = "ready"  # the state of a key whose head nobody has got yet
 DIFFERENCE_COLUMNS = ("client", "topic", "since", "what")
 ERROR_SHOWN = 120
 
@@ -35,7 +36,8 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
     for each in found.get("stalled", ()):  # a server of the release before does not tell
         say(stall_text(each))
     if found["blocked_keys"]:
-        say("blocked keys")
+        if any(each["state"] != READY for each in found["blocked_keys"]):
+            say("blocked keys")
         print_keys(found["group"], found["blocked_keys"])
         if found["blocked_keys_more"]:
             hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
@@ -143,12 +145,19 @@ def _queue(queue: Mapping[str, Any]) -> list[Any]:
 
 
 def print_keys(group: str, keys: Sequence[Mapping[str, Any]]) -> None:
-    """Blocked keys with what can be done about them."""
-    if not keys:
-        say(f"no key of {group} is blocked at this proxy")
-        return
+    """Blocked keys with what can be done about them; apart, those that only wait to be pulled."""
     now_ms = time.time() * 1000
-    print_table("", KEY_COLUMNS, (_key(each, now_ms) for each in keys))
+    blocked = [each for each in keys if each["state"] != READY]
+    ready = [each for each in keys if each["state"] == READY]
+    if blocked:
+        print_table("", KEY_COLUMNS, (_key(each, now_ms) for each in blocked))
+    else:
+        say(f"no key of {group} is blocked at this proxy")
+    if ready:
+        say("not pulled yet, with others of their key behind them")
+        print_table("", KEY_COLUMNS, (_key(each, now_ms) for each in ready))
+    if not blocked:
+        return
     hint(
         f"a parked or retrying key goes on at once with `ddmq group replay {group} KEY`; "
         f"`ddmq group skip {group} KEY` moves its first message to the dead letters; "

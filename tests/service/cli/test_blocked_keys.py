@@ -30,6 +30,9 @@ class Stuck:
     def keys(self) -> list[dict[str, Any]]:
         return list(self.shell.json("group", "keys", self.name))
 
+    def states(self) -> list[str]:
+        return [key["state"] for key in self.shell.json("group", "keys", self.name)]
+
 
 @pytest.fixture
 def stuck(shell: Shell, topic: str) -> Iterator[Stuck]:
@@ -149,3 +152,25 @@ def test_a_key_that_is_not_there(stuck: Stuck) -> None:
         assert '"nobody"' in said
         assert "ddmq group keys" in said
     assert "'nogroup' does not exist" in stuck.shell.refused("group", "keys", "nogroup")
+
+
+def test_keys_that_wait_to_be_pulled_are_not_among_the_blocked(stuck: Stuck) -> None:
+    """The topic `idle` shares the keys' chains, and nobody pulls it."""
+    shell, idle = stuck.shell, f"{stuck.name}-idle"
+    shell("topic", "create", idle, "--queues", "1")
+    shell("group", "set", stuck.name, "--topic", idle, "--start", "first", "--order-key", "KEY")
+    for number in range(2):
+        shell("send", idle, f"new-{number}", "--key", "new")
+    until(lambda: len(stuck.keys()) == 2, "both are in the list")
+    assert stuck.states() == ["retrying", "ready"]
+    for command in ("keys", "show"):
+        shown = shell("group", command, stuck.name)
+        blocked, ready = shown.split("not pulled yet, with others of their key behind them\n")
+        assert '"bad"' in blocked
+        assert '"new"' not in blocked
+        assert '"new"' in ready.splitlines()[1]
+    stuck.repaired = True
+    shell("group", "replay", stuck.name, "bad")
+    until(lambda: stuck.states() == ["ready"], "one is left")
+    assert shell("group", "keys", stuck.name).startswith(f"no key of {stuck.name} is blocked at this proxy\n")
+    assert "blocked keys" not in shell("group", "show", stuck.name)
