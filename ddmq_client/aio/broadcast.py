@@ -42,15 +42,19 @@ class AsyncBroadcastCrew(AsyncCrew):
         self._connection: AsyncConnection | None = None
         self._started = False
         if file is not None and desk.places is not None:
-            desk.places.start(file.load())
+            desk.places.start(file.take())
 
     async def stop(self, until: float, flush_until: float) -> bool:
         """As AsyncCrew.stop, but without waiting for a fetch: it holds no lease. Then store the place."""
         self._desk.stop_pulling()
         for task in self._pullers if self._source.parked else ():
             task.cancel()
-        clean = await super().stop(until, flush_until)
-        return await self._save() and clean
+        try:
+            clean = await super().stop(until, flush_until)
+            return await self._save() and clean
+        finally:
+            if self._file is not None:
+                self._file.leave()
 
     async def _refresh(self) -> None:
         if not self._started:

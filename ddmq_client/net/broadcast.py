@@ -17,7 +17,7 @@ from ddmq_client.core.intake import Source
 from ddmq_client.core.pacing import Pace
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import Connection
-from ddmq_client.net.crew import Crew
+from ddmq_client.net.crew import Crew, Handle
 from ddmq_client.net.desk import Desk
 from ddmq_client.net.offsets_file import OffsetsFile
 from ddmq_client.net.puller import FAILURES
@@ -138,15 +138,25 @@ class BroadcastCrew(Crew):
         file: OffsetsFile | None,
     ) -> None:
         super().__init__(desk, proxies, pulls)
-        if file is not None and desk.places is not None:
-            desk.places.start(file.load())
+        self._file = file
+        if file is not None:
+            file.load()  # one that cannot be used is refused at once
         self._puller = BroadcastPuller(desk, proxies, settings, file)
+
+    def start(self, workers: int, batch: int, handle: Handle | None) -> None:
+        """As Crew.start, from where this instance was. OptionError where another consumer has its file."""
+        if self._file is not None and self._desk.places is not None:
+            self._desk.places.start(self._file.take())
+        super().start(workers, batch, handle)
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
         """As Crew.stop, but a fetch holds no lease: none is waited for. Then store where this instance is."""
         self._puller.abort()
         clean = super().stop(deadline, flush_deadline)
-        return self._puller.save() and clean
+        clean = self._puller.save() and clean
+        if self._file is not None:
+            self._file.leave()
+        return clean
 
     def _refresh(self) -> None:
         if not self._pullers:

@@ -1,9 +1,14 @@
-"""A broadcasting instance's offsets on disk: whole or not at all, also when the machine dies meanwhile."""
+"""A broadcasting instance's offsets on disk: whole or not at all, also when the machine dies meanwhile.
+
+One consumer at a time: two would start each other at places that the other one has not been at, and what lies
+between is handled by one of them alone. A lock on `PATH.lock`, which stays there, says who it is.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import IO
 
 from ddmq_client.core import offsets_file
 from ddmq_client.core.places import Offsets
@@ -20,6 +25,38 @@ class OffsetsFile:
         self._group = group
         self._instance = instance
         self._written: str | None = None
+        self._lock: IO[bytes] | None = None
+        self._ours = False
+
+    def take(self) -> Offsets:
+        """As `load`, and nobody else takes the file until `leave`. OptionError where another one has it."""
+        import fcntl  # not everywhere, but where files are shared
+
+        try:
+            self._lock = open(self._path.with_name(f"{self._path.name}.lock"), "ab")  # noqa: SIM115
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.leave()
+            text = "is in use by another consumer; each needs an instance and a file of its own"
+            raise OptionError(f"offsets_file={str(self._path)!r} {text}") from error
+        except OSError:
+            pass  # no such folder, which `save` tells; or a file system without locks
+        self._ours = True
+        try:
+            return self.load()
+        except OptionError:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Others may take the file; nothing is stored any more."""
+        self._ours = False
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_UN)  # also for children of a fork, who have it open, too
+            lock.close()
 
     def load(self) -> Offsets:
         """What is stored; empty when there is no file. OptionError for a file that cannot be used."""
@@ -35,7 +72,7 @@ class OffsetsFile:
     def save(self, offsets: Offsets) -> None:
         """Store `offsets`: temporary file, fsync, rename, fsync of the folder. OSError when that fails."""
         text = offsets_file.to_text(self._group, self._instance, offsets)
-        if text == self._written or not offsets:
+        if not self._ours or text == self._written or not offsets:
             return
         fresh = self._path.with_name(f"{self._path.name}.new")
         with open(fresh, "w", encoding="utf-8") as file:

@@ -99,7 +99,9 @@ def test_its_place_lasts_in_a_file(proxy: Standin, consume: Any, tmp_path: Path)
     consume(proxy, got, 7, more)
     assert got == [b"n0", b"n1", b"n2", b"while away", b"n0", b"n1", b"n2"]
     assert stored(path) == {"t": {"q0": 8}}
-    assert [file.name for file in tmp_path.iterdir()] == ["place.json"], "no temporary file is left"
+    assert {file.name for file in tmp_path.iterdir()} == {"place.json", "place.json.lock"}, (
+        "nothing else is left"
+    )
 
 
 def test_what_was_not_settled_comes_again_after_a_restart(proxy: Standin, tmp_path: Path) -> None:
@@ -200,3 +202,31 @@ def test_a_file_that_cannot_be_written_is_said(proxy: Standin, tmp_path: Path) -
     assert consumer.pull(1, timeout_ms=100) == []
     assert consumer.stop() is False
     assert "cannot be written" in str(consumer.last_error)
+
+
+def test_a_file_is_one_consumers_at_a_time(proxy: Standin, tmp_path: Path) -> None:
+    """Two would start each other at places where the other one has not been."""
+    path = tmp_path / "place.json"
+    more = {**OURS, "instance": "i", "offsets_file": path}
+    said = f"{path}' is in use by another consumer"
+
+    async def run() -> None:
+        second = AsyncConsumer(proxy.address, "g", "t", **more)
+        with pytest.raises(OptionError, match=said):
+            await second.start()
+        await second.stop()
+
+    proxy.put("t", b"old")
+    with Consumer(proxy.address, "g", "t", handler=lambda _: None, **more):
+        proxy.wait(begun(proxy))
+        asyncio.run(run())
+        second = Consumer(proxy.address, "g", "t", **more)
+        with pytest.raises(OptionError, match=said):
+            second.start()
+        second.stop()
+        asyncio.run(run())  # those who were refused have let nobody in
+    for _ in range(2):
+        got: list[bytes] = []
+        blocking(proxy, got, 3, more)
+        with_asyncio(proxy, got, 6, more)
+    assert stored(path) == {"t": {"q0": 13}}
