@@ -29,11 +29,12 @@ class DirectoryInUseError(CallerError):
 class DirectoryLock:
     """Held from `acquire` to `release`; `release` may be called twice."""
 
-    __slots__ = ("_fd", "directory")
+    __slots__ = ("_fd", "_kept", "directory")
 
     def __init__(self, directory: Path, fd: int) -> None:
         self.directory = directory
         self._fd = fd
+        self._kept = False
 
     @property
     def held(self) -> bool:
@@ -80,8 +81,14 @@ class DirectoryLock:
                 " is written, because others may write it now: stop all servers of the directory, start one"
             )
 
+    def keep(self) -> None:
+        """From now on only the end of the process, with all its threads, gives it back."""
+        self._kept = True
+
     def release(self) -> None:
-        """Let the next writer in."""
+        """Let the next writer in; not after `keep`."""
+        if self._kept:
+            return
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

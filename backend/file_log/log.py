@@ -55,7 +55,7 @@ from ddmq_common.native_threads import wait_for_native_work
 
 log = logging.getLogger(__name__)
 _OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # delayed sends stand there; retries come by commit
-CLOSE_WAIT_S = 10.0  # for native threads, before the directory is given back
+CLOSE_WAIT_S = 10.0  # for native threads; while one works the directory is not given back
 
 
 class FileLog(Backend):
@@ -370,12 +370,13 @@ class FileLog(Backend):
         self._watchers.clear()
         self._ownership.close()
         self._retention.stop()
-        self._writer.close()
+        ended = self._writer.close(CLOSE_WAIT_S)
         self._waits.fail_all(DrainingError("the log was closed"))
         self._end_drains()
-        if not wait_for_native_work(CLOSE_WAIT_S):
-            log.error("closing %s: work in native threads has not ended", self._opened.directory)
-        self._opened.close()
+        if ended and wait_for_native_work(CLOSE_WAIT_S):
+            self._opened.close()
+        else:
+            self._opened.abandon(CLOSE_WAIT_S)
 
     def _tick_on(self) -> None:
         if not self._ticking and not self._closed:

@@ -259,3 +259,13 @@ class Opened:
                     log.error("closing %s: %s", self.directory, error)
         finally:
             self._lock.release()
+
+    def abandon(self, waited_s: float) -> None:
+        """Instead of `close`, when a native thread hangs in a file: nobody else may write the directory."""
+        log.error(
+            "closing %s: its disk has not answered for %g s, what it still does is not known; the directory"
+            " stays locked until this process ends",
+            self.directory,
+            waited_s,
+        )
+        self._lock.keep()

@@ -218,8 +218,11 @@ class Committer:
         if job is not None:
             self._done(job)
 
-    def stop(self) -> Job | None:
-        """End the thread, after the job it has; gives that job if the hub has not heard of it."""
+    def stop(self, timeout_s: float) -> Job | None:
+        """End the thread, after the job it has; gives that job if the hub has not heard of it.
+
+        Raises TimeoutError when the thread hangs in it: nobody hears of that job any more.
+        """
         if self._stopping:
             return None
         self._stopping = True
@@ -227,8 +230,10 @@ class Committer:
             self._wake.release()
         except RuntimeError:  # a job was handed over that the thread has not taken yet
             pass
-        self._gone.acquire()
+        ended = self._gone.acquire(timeout=timeout_s)
         self._async.stop()
         self._async.close()
+        if not ended:
+            raise TimeoutError
         job, self._finished = self._finished, None
         return job

@@ -362,15 +362,22 @@ class Writer:
         frame = getattr(self._job or self._rescue, "frame", None)
         return [] if frame is None else frame.requests
 
-    def close(self) -> None:
-        """Stop the thread after what it is doing; what nobody was told about fails."""
+    def close(self, timeout_s: float) -> bool:
+        """Stop the thread after what it is doing; what nobody was told about fails.
+
+        False when the thread hangs in it: what it writes may yet come to the disk.
+        """
         if self._closed:
-            return
+            return True
         self._closed = True
         self._gathering.close()
         for timer in (self._sync_timer, self._retry_timer, self._rest_timer):
             timer.stop()
-        flying, job = self._flying(), self._committer.stop()
+        flying, job, ended = self._flying(), None, True
+        try:
+            job = self._committer.stop(timeout_s)
+        except TimeoutError:
+            ended = False
         if isinstance(job, CommitJob) and job.error is None:
             self._sync_us.observe(job.took_us)
             self._complete(job.frame)
@@ -379,3 +386,4 @@ class Writer:
         pending, self._pending = list(self._pending), deque()
         for request in pending:
             self.guarded(request.refuse, DrainingError("the log was closed before this was stored"))
+        return ended

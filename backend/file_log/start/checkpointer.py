@@ -17,6 +17,7 @@ from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
 from backend.file_log.start.checkpoint import Encoder, save_checkpoint
 from backend.file_log.storage import Storage
+from ddmq_common.errors import DrainingError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
@@ -82,7 +83,9 @@ class Checkpointer:
         off_hub(self._save, lambda _, error: self._saved(position, error), data, self._tails.take())
 
     def _save(self, data: bytes, writes: list[Write]) -> None:
-        """Blocking."""
+        """Blocking. Raises DrainingError when its turn comes after the log was closed."""
+        if self.closed:
+            raise DrainingError("the log was closed before it began")
         for write in writes:
             self._tails.put(write)
         self._files.sync()

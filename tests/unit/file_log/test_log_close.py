@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
-from log_rig import done, record, until
+import pytest
+from log_rig import Rig, done, record, until
 
 from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
-from backend.file_log.lock import DirectoryLock
+from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.file_log.storage import Storage
-from backend.records import TopicInfo
+from backend.records import AppendStatus, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.native_threads import wait_for_native_work
 
 
 class SlowRename(Storage):
@@ -46,3 +49,59 @@ def test_a_checkpoint_under_way_ends_before_the_directory_is_given_back(tmp_path
     log.close()
     assert storage.renamed > before, "the checkpoint was in place when close returned"
     DirectoryLock.acquire(tmp_path, clock.wall_ms()).release()
+
+
+def test_a_group_commit_that_hangs_keeps_the_directory_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("backend.file_log.log.CLOSE_WAIT_S", 0.05)
+    rig = Rig(tmp_path)
+    ref = rig.make()
+    done(rig.append(b"first"))
+    rig.storage.hold()
+    flying = rig.append(b"flying")
+    rig.in_flight()
+    waiting = rig.append(b"waiting")
+    rig.log.close()
+    assert done(flying)[0].status is AppendStatus.UNKNOWN
+    assert done(waiting)[0].status is AppendStatus.REFUSED
+    assert "has not answered" in caplog.text
+    rig.log._opened._lock.release()  # as an election does
+    with pytest.raises(DirectoryInUseError):
+        DirectoryLock.acquire(tmp_path, 0)
+    rig.storage.let_go()
+    until(lambda: rig.log._writer._committer._gone.acquire(False), "end of the thread")
+    os.close(rig.log._opened._lock._fd)  # as the end of the process does
+    rig.open()
+    assert rig.bodies(ref) == [b"first", b"flying"]
+    assert rig.log.recovered.damaged_pieces == 0
+    rig.close()
+
+
+def test_a_checkpoint_that_hangs_keeps_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its last step may come hours later, and would take the place of a later writer's checkpoint."""
+    monkeypatch.setattr("backend.file_log.log.CLOSE_WAIT_S", 0.05)
+    storage, clock = SlowRename(), ManualClock()
+    storage.go.set()
+    log = open_log(tmp_path, FileLogOptions(), clock=clock, metrics=Registry(), storage=storage)
+    made: Completion[TopicInfo] = log.put_topic(TopicInfo("t", 0, 1), clock.monotonic() + 10)
+    done(made)
+    done(log.append([record(b"x", "t")], clock.monotonic() + 10))
+    storage.go.clear()
+    storage.asked.clear()
+    log.write_checkpoint(lambda: None)
+    until(storage.asked.is_set, "checkpoint being saved")
+    log.close()
+    assert "has not answered" in caplog.text
+    log._opened._lock.release()  # as an election does
+    with pytest.raises(DirectoryInUseError):
+        DirectoryLock.acquire(tmp_path, 0)
+    storage.go.set()
+    assert wait_for_native_work(20)
+    os.close(log._opened._lock._fd)  # as the end of the process does
+    again = open_log(tmp_path, FileLogOptions(), clock=clock, metrics=Registry())
+    assert again.topic("t") is not None
+    assert again.recovered.checkpoint == again.recovered.end
+    again.close()
