@@ -39,7 +39,9 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     `reply_queue` −1: nobody waits for the outcome. `unless_cancelled`: the 36 characters of another uuid, on
     whose shard this command goes; if that one was cancelled, this add stores nothing (compat.md: what an old
     delay server still sends). `occurrence`, `at_ms`: of an add that goes on with what a backup held: the
-    occurrence that is pending, and when it is due (0: as `due_ms` says).
+    occurrence that is pending, and when it is due (0: as `due_ms` says). `moved_at`: of a message
+    that repeats, in the store alone and never in the log: the offset of the last order that moved a delivery
+    of it (0: none).
     """
 
     op: str
@@ -60,6 +62,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     unless_cancelled: str = ""
     occurrence: int = 0
     at_ms: int = 0
+    moved_at: int = 0
 
 
 class DelayOutcome(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.records import NewRecord
-from delay_service.core.outlets import Outlet
+from delay_service.core.outlets import Outlet, progress_of
 from delay_service.core.taken import FireNow
 from delay_service.holding import Holding
 from delay_service.storing import store
@@ -38,12 +38,8 @@ class Firing:
         self._around = holding.around
         self._deadline = self._around.deadline()
         self._done = done
-        finished = [one.message.offset for one in outlets if one.following is None]
-        self.finished = finished
-        self.attempts = [
-            (one.message.offset, one.message.occurrence + 1) for one in outlets if one.following is not None
-        ]
-        self._delta = holding.done(finished + over, self.attempts)
+        self.finished, self.attempts = progress_of(outlets)
+        self._delta = holding.done(self.finished + over, self.attempts)
 
     def start(self) -> None:
         """Begin; what cannot even be begun has ended with that error."""

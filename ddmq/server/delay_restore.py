@@ -189,7 +189,11 @@ def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, by
 
 def _order_record(message: Pending, queues: int) -> NewRecord:
     order = msgspec.structs.replace(
-        decode_command(message.order), occurrence=message.occurrence, at_ms=message.due_ms, reply_queue=-1
+        decode_command(message.order),
+        occurrence=message.occurrence,
+        at_ms=message.due_ms,
+        moved_at=0,
+        reply_queue=-1,
     )
     return NewRecord(
         DELAY_TOPIC,

@@ -18,12 +18,13 @@ from ddmq_common.delay_command import (
     UNKNOWN,
     DelayCommand,
     DelayOutcome,
-    decode_command,
 )
 from ddmq_common.delay_id import uuid_bytes
 from ddmq_common.errors import DamagedError
-from delay_service.core.kinds import due_ms, last_due_ms
-from delay_service.core.orders import Order, before, pending_of
+from delay_service.core.answers import OVER, code_of, known, known_again, latest_ms
+from delay_service.core.assumed import Assumed, of_add, of_waiting
+from delay_service.core.kinds import last_due_ms
+from delay_service.core.orders import Order, before, moved_at, moved_by, offsets_of, pending_of
 from delay_service.core.outlets import UNFIT, caught_up
 from delay_service.core.taken import DEAD_TEXT, FireNow, Reply, Taken
 from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 ASSUMED_MAX = 100_000  # ids of which nobody knows yet whether they fired or were cancelled
 RESEND_MS = 3_600_000  # an add of a fired uuid within this time is the same add, sent again
-_OVER = (IdKind.FIRED, IdKind.DEAD)
 
 
 class Batch:
@@ -121,7 +121,7 @@ class Batch:
         outcome = DelayOutcome(
             reply_id=said.reply_id,
             code=code,
-            fired_at_ms=at_ms if kind in _OVER else 0,
+            fired_at_ms=at_ms if kind in OVER else 0,
             due_ms=at_ms if kind is IdKind.PENDING else 0,
             text=DEAD_TEXT if kind is IdKind.DEAD else "",
         )
@@ -134,7 +134,7 @@ class Batch:
         if state is not None and state.offset == order.offset and state.kind is not IdKind.TOMBSTONE:
             self._same(order, said)
         elif state is not None and not self._forgotten(state):
-            code, what = _known(state)
+            code, what = known(state)
             self._nothing(order, what)
             self._reply(said, code, state)
         elif self._cancelled_otherwise(said):
@@ -149,17 +149,17 @@ class Batch:
         """This very order, read once more."""
         state = self._true_state(order.uuid)
         if state is not None:
-            code, what = _known(state)
+            code, what = known(state)
             if not _is_pending(state):
                 self._done.append(order.offset)
             if state.kind is IdKind.FIRED and self._in.lost_place and order.offset < self._in.reread_to:
-                self._in.assumed[order.uuid] = state.at_ms  # perhaps by an owner that was killed meanwhile
+                self._in.assumed[order.uuid] = of_add(said)  # perhaps by an owner that was killed meanwhile
             self._tell(what)
             self._reply(said, code, state)
 
     def _forgotten(self, state: IdState) -> bool:
         """An add is a new one although the id is still known."""
-        return state.kind in _OVER and state.at_ms + RESEND_MS < self._now
+        return state.kind in OVER and state.at_ms + RESEND_MS < self._now
 
     def _cancelled_otherwise(self, said: DelayCommand) -> bool:
         if not said.unless_cancelled:
@@ -172,17 +172,18 @@ class Batch:
         self._tell(what)
 
     def _fired_before(self, order: Order, said: DelayCommand) -> None:
-        state = self._assume(order.uuid, order.offset, max(last_due_ms(said), order.born_ms))
+        last_ms = max(last_due_ms(said), order.born_ms)
+        state = self._assume(order.uuid, order.offset, last_ms, of_add(said))
         self._tell("fired")
         self._reply(said, ALREADY_FIRED, state)
 
-    def _assume(self, uuid: bytes, offset: int, last_ms: int) -> IdState:
+    def _assume(self, uuid: bytes, offset: int, last_ms: int, assumed: Assumed) -> IdState:
         """It fired, as far as is known, and not after `last_ms`."""
         fired_ms = min(last_ms, self._now)
         state = IdState(IdKind.FIRED, fired_ms, offset, self._now + self._in.kept_ms)
         self._put_id(uuid, state)
         if len(self._in.assumed) < ASSUMED_MAX:
-            self._in.assumed[uuid] = last_ms
+            self._in.assumed[uuid] = assumed
         return state
 
     def _keep(self, order: Order, said: DelayCommand) -> None:
@@ -210,54 +211,55 @@ class Batch:
         if state is None:
             self._cancel_unknown(order, said)
         elif state.kind is IdKind.PENDING:
-            self._take_out(DueKey(state.at_ms, state.offset))
-            self._done.append(state.offset)
+            message = self._take_out(DueKey(state.at_ms, state.offset))
+            self._done += [state.offset] if message is None else offsets_of(message)
             self._cancelled(order, said, state, self._now)
         elif self._was_the_one(order):
             self._cancelled(order, said, state, order.born_ms)
         else:
-            self._end(said, *_known_again(state), state)
+            self._end(said, *known_again(state), state)
 
     def _was_the_one(self, order: Order) -> bool:
         """This cancel was done before, to a message of which only the log knows that it is over."""
-        last_ms = self._in.assumed.pop(order.uuid, 0)
-        return order.born_ms < last_ms and self._in.acks.is_finished(order.offset)
+        assumed = self._in.assumed.pop(order.uuid, None)
+        if assumed is None or not self._in.acks.is_finished(order.offset):
+            return False
+        return assumed.waits_at(order.born_ms)
 
     def _cancelled(self, order: Order, said: DelayCommand, state: IdState, at_ms: int) -> None:
-        forget = max(self._now + self._in.kept_ms, state.at_ms + RESEND_MS, _last_ms(said) + RESEND_MS)
+        forget = max(self._now + self._in.kept_ms, state.at_ms + RESEND_MS, latest_ms(said) + RESEND_MS)
         self._put_id(order.uuid, IdState(IdKind.CANCELLED, at_ms, state.offset, forget))
         self._end(said, CANCELLED, "cancelled", None)
 
     def _cancel_unknown(self, order: Order, said: DelayCommand) -> None:
         due = said.due_ms or said.timestamp_s * 1_000
         too_old = 0 < due < self._now - self._in.kept_ms
-        until = max(_last_ms(said), self._now) + RESEND_MS
+        until = max(latest_ms(said), self._now) + RESEND_MS
         self._put_id(order.uuid, IdState(IdKind.TOMBSTONE, self._now, 0, until))
         self._end(said, TOO_OLD if too_old else UNKNOWN, "too old" if too_old else "unknown", None)
 
     def _move(self, order: Order, said: DelayCommand) -> None:
         """Another due time: a given one, or now."""
-        self._done.append(order.offset)
         state = self._true_state(order.uuid)
         if state is None:
+            self._done.append(order.offset)
             due = said.due_ms if said.op == FIRE else said.timestamp_s * 1_000
             too_old = 0 < due < self._now - self._in.kept_ms
             self._end(said, TOO_OLD if too_old else UNKNOWN, "too old" if too_old else "unknown", None)
             return
         if order.uuid in self._in.assumed:
-            self._in.assumed[order.uuid] = order.born_ms if said.op == FIRE else said.due_ms
-        if _is_pending(state) and self._has_gone_on(order, DueKey(state.at_ms, state.offset)):
+            self._in.assumed[order.uuid].ordered(said, order.born_ms)
+        over = self._is_over(order, state)
+        if over and not self._is_behind(state):
+            self._done.append(order.offset)
             self._end(said, ADDED, "known", state)
             return
         message = self._take_out(DueKey(state.at_ms, state.offset)) if _is_pending(state) else None
         if message is None:
-            self._end(said, *_known_again(state), state)
+            self._done.append(order.offset)
+            self._end(said, *known_again(state), state)
             return
-        message = self._as_fired(order, message)
-        moved = message._replace(
-            due_ms=min(self._now, message.due_ms) if said.op == FIRE else max(said.due_ms, 0)
-        )
-        self._fresh[moved.key] = moved
+        moved = self._moved(order, said, message if over else self._as_fired(order, message))
         state = IdState(IdKind.PENDING, moved.due_ms, moved.offset)
         self._put_id(order.uuid, state)
         self._tell("fired now" if said.op == FIRE else "rescheduled")
@@ -266,26 +268,52 @@ class Batch:
         else:
             self._reply(said, ADDED, state)
 
+    def _moved(self, order: Order, said: DelayCommand, message: Pending) -> Pending:
+        """`message`, which was taken out, waits again, where `order` wants it."""
+        then = order.born_ms if self._in.acks.is_finished(order.offset) else self._now
+        due_ms = min(then, message.due_ms) if said.op == FIRE else max(said.due_ms, 0)
+        moved = moved_by(message, due_ms, order.offset)
+        self._done += [offset for offset in moved_at(message) if offset != order.offset]
+        if not moved_at(moved):
+            self._done.append(order.offset)
+        self._fresh[moved.key] = moved
+        return moved
+
+    def _is_over(self, order: Order, state: IdState) -> bool:
+        """Done before, and the delivery that it moved has fired: a move is finished with that, or by the next
+        one. (Before anything has fired the last one counts, and all may be done again.)"""
+        acks = self._in.acks
+        return (
+            _is_pending(state) and acks.is_finished(order.offset) and acks.attempts.get(state.offset, 0) > 0
+        )
+
+    def _is_behind(self, state: IdState) -> bool:
+        """The store has a delivery that has fired: until when it was put off tells what was passed over."""
+        message = self._waiting(state)
+        return message is not None and message.occurrence < self._in.acks.attempts[message.offset]
+
+    def _waiting(self, state: IdState) -> Pending | None:
+        key = DueKey(state.at_ms, state.offset)
+        return self._fresh.get(key) or self._in.store.get(key)
+
     def _as_fired(self, order: Order, message: Pending) -> Pending:
-        """The occurrence that is to be moved: the log may know of fires that the store does not. An order
-        that was carried out before, and is older than the last of them, was about that one."""
+        """The delivery that is to be moved: the log may know of fires that the store does not."""
         fired = self._in.acks.attempts.get(message.offset, 0)
         if fired <= message.occurrence:
             return message
+        before = order.offset < self._in.reread_to and order.born_ms < message.due_ms
+        seen = message._replace(due_ms=0) if before else message  # never put off so far: this came before
         try:
-            if order.offset < self._in.reread_to and order.born_ms < _due_ms(message, fired - 1):
-                return message
-            return caught_up(message, fired, self._now, self._in.catch_up_max) or message
+            return caught_up(seen, fired, self._now, self._in.catch_up_max) or message
         except UNFIT:
             return message  # the lanes make it a dead letter
 
-    def _has_gone_on(self, order: Order, key: DueKey) -> bool:
-        """The move was done before, to an occurrence that has fired since."""
-        intake = self._in
-        if not intake.lost_place or order.offset >= intake.reread_to:
+    def _moved_by(self, order: Order, state: IdState | None) -> bool:
+        """This order says when the message waits."""
+        if state is None or not _is_pending(state) or order.said is None or order.said.op == ADD:
             return False
-        message = self._fresh.get(key) or intake.store.get(key)
-        return message is not None and message.occurrence > 0
+        message = self._waiting(state)
+        return message is not None and order.offset in moved_at(message)
 
     def _end(self, said: DelayCommand, code: int, what: str, state: IdState | None) -> None:
         self._tell(what)
@@ -296,8 +324,8 @@ class Batch:
         state = self._ids[uuid]
         if state is None or not _is_pending(state) or not self._in.acks.is_finished(state.offset):
             return state
-        self._take_out(DueKey(state.at_ms, state.offset))
-        return self._assume(uuid, state.offset, state.at_ms)
+        message = self._take_out(DueKey(state.at_ms, state.offset))
+        return self._assume(uuid, state.offset, state.at_ms, of_waiting(message, state.at_ms))
 
     def _take_out(self, key: DueKey) -> Pending | None:
         """Out of what waits; None when the store has lost it."""
@@ -331,53 +359,15 @@ class Batch:
             return
         state = self._ids[order.uuid]
         waits = state is not None and _is_pending(state) and state.offset == order.offset
-        if not waits:
+        if not (waits or self._moved_by(order, state)):
             self._done.append(order.offset)
         if said.op == ADD:
-            self._reply(said, *_code_of(state, ADDED), state)
+            self._reply(said, *code_of(state, ADDED), state)
             return
         if state is not None and state.kind is IdKind.CANCELLED:
             self._done.append(state.offset)
-        self._reply(said, *_code_of(state, PENDING if said.op == CANCEL else ADDED), state)
-
-
-def _due_ms(message: Pending, occurrence: int) -> int:
-    """When this occurrence was due; the one that waits may have been put off."""
-    if occurrence == message.occurrence:
-        return message.due_ms
-    return due_ms(decode_command(message.order), occurrence)
+        self._reply(said, *code_of(state, PENDING if said.op == CANCEL else ADDED), state)
 
 
 def _is_pending(state: IdState) -> bool:
     return state.kind is IdKind.PENDING
-
-
-def _last_ms(said: DelayCommand) -> int:
-    """The latest time that an order names."""
-    return max(said.due_ms, said.timestamp_s * 1_000, said.expire_s * 1_000 if said.times else 0)
-
-
-def _known(state: IdState) -> tuple[int, str]:
-    """What an add of a known id is answered, and counted as."""
-    if state.kind is IdKind.PENDING:
-        return ADDED, "known"
-    if state.kind in _OVER:
-        return ALREADY_FIRED, "known"
-    return CANCELLED, "cancelled before"
-
-
-def _known_again(state: IdState) -> tuple[int, str]:
-    """What a cancel of an id is answered that does not wait any more."""
-    if state.kind in _OVER:
-        return ALREADY_FIRED, "already fired"
-    if state.kind is IdKind.CANCELLED:
-        return CANCELLED, "cancelled again"
-    return UNKNOWN, "unknown"
-
-
-def _code_of(state: IdState | None, pending: int) -> tuple[int]:
-    if state is None or state.kind is IdKind.TOMBSTONE:
-        return (UNKNOWN,)
-    if state.kind is IdKind.PENDING:
-        return (pending,)
-    return (ALREADY_FIRED if state.kind in _OVER else CANCELLED,)

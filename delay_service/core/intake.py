@@ -14,8 +14,8 @@ Rules:
   (Only when the store did not live to tell is it "already fired" without them.)
 * What was written to the store and not yet committed is read again after a crash: `again` then changes
   nothing and says what had been decided.
-* A store that has lost how far it is reads all orders anew. What it kept of a message that repeats has gone
-  on since a move of it was done, so that move is not done again.
+* A store that has lost how far it is reads all orders anew. Which delivery of a message that repeats a
+  move was of, the log knows: the move's own offset is finished with that delivery, or the next move of it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from backend.progress.ack_map import AckMap
+from delay_service.core.assumed import Assumed
 from delay_service.core.batch import Batch
 from delay_service.core.kinds import CATCH_UP_MAX
 from delay_service.core.orders import Order
@@ -55,7 +56,7 @@ class Intake:
         self.lost_place = lost_place
         self.place_from = reread_to if lost_place else 0  # before, its next owner is as lost
         self.catch_up_max = catch_up_max
-        self.assumed: dict[bytes, int] = {}  # over by the log alone → the last moment it could have fired at
+        self.assumed: dict[bytes, Assumed] = {}  # over by the log alone
 
     def take(self, orders: Sequence[Order], now_ms: int) -> Taken:
         """Decide the longest run from the first order that need not wait."""

@@ -23,7 +23,7 @@ from backend.progress.ack_map import OFFSET_END, AckMap
 from delay_service.core.kinds import CATCH_UP_MAX
 from delay_service.core.kinds.schedules import delivered_before
 from delay_service.core.nearby import Nearby
-from delay_service.core.orders import before
+from delay_service.core.orders import before, offsets_of
 from delay_service.core.outlets import (
     GONE,
     UNFIT,
@@ -268,7 +268,7 @@ class Lanes:
             made = dead_outlet(message, UNREADABLE, self._now, aside)
         if isinstance(made, Step):
             if made.following is None:
-                self._over.append(message.offset)
+                self._over += offsets_of(message)
             self._replace(message, made.following, aside, delivered_before(message.occurrence) > 0)
         else:
             outlets.append(made)
@@ -295,7 +295,7 @@ class Lanes:
         else:
             self._stale += 1
             if following is None:
-                self._over.append(message.offset)
+                self._over += offsets_of(message)
             self._replace(message, following, aside)
 
     def _replace(

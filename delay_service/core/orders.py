@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
+
+import msgspec
 
 from backend.progress.ack_map import OFFSET_END
 from backend.records import Carried
-from ddmq_common.delay_command import ADD, CANCEL, FIRE, RESCHEDULE, DelayCommand, decode_command
+from ddmq_common.delay_command import (
+    ADD,
+    CANCEL,
+    FIRE,
+    ONCE,
+    RESCHEDULE,
+    DelayCommand,
+    decode_command,
+    encode_command,
+)
 from ddmq_common.delay_id import uuid_bytes
 from ddmq_common.delivery_parts import tag_of
 from ddmq_common.errors import DamagedError
@@ -54,6 +66,29 @@ def pending_of(order: Order) -> Pending:
     return Pending(
         due_ms, offset, said.occurrence, said.topic, uuid, text, message_id, born_ms, flags, tag, delivery
     )
+
+
+def offsets_of(message: Pending) -> list[int]:
+    """What nobody waits for any more once `message` is over: its own, and that of the order that moved it."""
+    return [message.offset, *moved_at(message)]
+
+
+def moved_at(message: Pending) -> list[int]:
+    """The offset of the last order that moved a delivery of a message that repeats, if there is one."""
+    if '"moved_at"' in message.order:
+        with suppress(DamagedError):
+            return [decode_command(message.order).moved_at]
+    return []
+
+
+def moved_by(message: Pending, due_ms: int, offset: int) -> Pending:
+    """Due at another time, by the order at `offset`. One that repeats keeps its offset until it has fired."""
+    with suppress(DamagedError):
+        order = decode_command(message.order)
+        if order.kind != ONCE:
+            text = encode_command(msgspec.structs.replace(order, moved_at=offset))
+            return message._replace(due_ms=due_ms, order=text)
+    return message._replace(due_ms=due_ms)
 
 
 def before(key: DueKey) -> DueKey | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from backend.records import NewRecord
@@ -13,6 +13,7 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.queue_choice import BY_HASH, choose
 from delay_service.core.kinds import CATCH_UP_MAX, next_after, occurrence_id, to_fire
+from delay_service.core.orders import moved_at
 from delay_service.store.port import IdKind, IdState, Pending
 
 GONE = "topic gone"
@@ -89,8 +90,7 @@ def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> P
     order = decode_command(message.order)
     if order.schedule is not None and order.schedule.catch_up == "fire_once":
         now_ms = 0
-    put_off_ms = message.due_ms if message.occurrence == fired - 1 else 0
-    found = next_after(order, fired - 1, now_ms, catch_up_max, put_off_ms)
+    found = next_after(order, fired - 1, now_ms, catch_up_max, put_off_ms=message.due_ms)
     return None if found is None else later(message, found.occurrence, found.due_ms)
 
 
@@ -142,6 +142,19 @@ def message_id_of(message: Pending) -> bytes:
         return message.message_id
     own = int.from_bytes(message.message_id[8:], "big")
     return message.message_id[:8] + (own + message.occurrence * _ID_STEP & _ID_END).to_bytes(8, "big")
+
+
+def progress_of(outlets: Iterable[Outlet]) -> tuple[list[int], list[tuple[int, int]]]:
+    """What the log is told when these fire: offsets nobody waits for any more; how often others fired."""
+    finished: list[int] = []
+    attempts: list[tuple[int, int]] = []
+    for one in outlets:
+        finished += moved_at(one.message)
+        if one.following is None:
+            finished.append(one.message.offset)
+        else:
+            attempts.append((one.message.offset, one.message.occurrence + 1))
+    return finished, attempts
 
 
 # --- dead letters

@@ -173,3 +173,29 @@ def test_batches_of_orders_leave_no_cycle_behind(delay: Rig) -> None:
         assert not [one for one in gc.get_objects() if isinstance(one, Batch)]
     finally:
         gc.enable()
+
+
+def test_a_move_behind_an_early_fire_outlives_the_message_in_the_store(delay: Rig) -> None:
+    """Its block is damaged: the log knows that the first delivery fired early, and which one was moved."""
+    now = delay.clock.wall_ms()
+    delay.add(1, now + HOUR_MS, born_ms=now, kind=SCHEDULE, schedule=Schedule(period_ms=HOUR_MS, repeat=2))
+    delay.settle()
+    delay.fire_now(1, born_ms=now)
+    delay.settle()
+    delay.ring()
+    delay.reschedule(1, now + 60_000, born_ms=now + 10)
+    delay.settle()
+    delay.service.drain(delay.clock.monotonic()).wait(20)
+    store = delay.disks.stores[0]
+    store._meta.clear()
+    [message] = store._due.messages.values()
+    store.write(Changes(removed=[message], ids={message.uuid: None}))
+    delay.clock.advance(20)
+    delay.start()
+    delay.advance(30)
+    assert len(delay.bodies()) == 1
+    delay.advance(31)
+    assert len(delay.bodies()) == 2, "the second delivery comes when it was moved to"
+    delay.advance(3 * HOUR_MS / 1e3)
+    assert len(delay.bodies()) == 3
+    assert delay.fired_to() == 3, "nothing of it is left unfinished"

@@ -120,6 +120,7 @@ def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
     order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW + 50_000, schedule=schedule))
     acks = AckMap(0)
     acks.attempt(7, 1)
+    acks.finish([(9, 10)])  # with the delivery that it moved
     lanes = lanes_over(waiting(order, NOW + 50_000), acks)
     said = DelayCommand(RESCHEDULE, UUID_TEXT, due_ms=NOW + 5_000)
     again = Order(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")

@@ -1,0 +1,64 @@
+"""What the log alone tells of a message that is over: whether a cancel that is read again was its end.
+
+A store that was lost is filled from the log, which says that nothing of a message waits any more, and not
+why. Its orders are gone through once more in thought, by the times at which they were sent: what was due by
+then had fired. (An order that came in time because the service was late is taken for one that came too late.)
+"""
+
+from __future__ import annotations
+
+from ddmq_common.delay_command import FIRE, DelayCommand, decode_command
+from delay_service.core.kinds import CATCH_UP_MAX, next_after
+from delay_service.core.outlets import UNFIT
+from delay_service.store.port import Pending
+
+
+class Assumed:
+    """One message. `due_ms`: when it would fire next; None: it is over."""
+
+    __slots__ = ("_occurrence", "_order", "due_ms")
+
+    def __init__(self, order: DelayCommand | None, occurrence: int, due_ms: int) -> None:
+        self._order = order
+        self._occurrence = occurrence
+        self.due_ms: int | None = due_ms
+
+    def ordered(self, said: DelayCommand, born_ms: int) -> None:
+        """It was to be moved, or fired now."""
+        if self.waits_at(born_ms):
+            if said.op == FIRE:
+                self._fire(born_ms)
+            else:
+                self.due_ms = said.due_ms
+
+    def waits_at(self, at_ms: int) -> bool:
+        """Whether something of it was still to fire at this moment, which is no earlier than those before."""
+        if self.due_ms is not None and self.due_ms <= at_ms:
+            self._fire(at_ms)
+        return self.due_ms is not None
+
+    def _fire(self, at_ms: int) -> None:
+        found = None
+        if self._order is not None:
+            try:
+                found = next_after(self._order, self._occurrence, 0, CATCH_UP_MAX, put_off_ms=at_ms)
+            except UNFIT:
+                self._order = None
+        self.due_ms = None if found is None else found.due_ms
+        self._occurrence = 0 if found is None else found.occurrence
+
+
+def of_add(said: DelayCommand) -> Assumed:
+    """As its add says."""
+    return Assumed(said, said.occurrence, said.at_ms or said.due_ms)
+
+
+def of_waiting(message: Pending | None, due_ms: int) -> Assumed:
+    """As the store had it; None: it had lost the message."""
+    order = None
+    if message is not None:
+        try:
+            order = decode_command(message.order)
+        except UNFIT:
+            message = None
+    return Assumed(order, 0 if message is None else message.occurrence, due_ms)

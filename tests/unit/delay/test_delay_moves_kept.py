@@ -1,0 +1,264 @@
+"""What was ordered last holds, whatever became of the store: every way to fire, move and take back a message,
+with the store damaged, lost or whole, against the seconds at which a plain reader would deliver it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from uuid import UUID
+
+import pytest
+
+from backend.progress.ack_map import AckMap
+from ddmq_common.delay_command import (
+    ADD,
+    ALREADY_FIRED,
+    CANCEL,
+    CANCELLED,
+    FIRE,
+    ONCE,
+    RESCHEDULE,
+    SCHEDULE,
+    DelayCommand,
+    Schedule,
+    encode_command,
+)
+from ddmq_common.delivery import encode
+from delay_service.core.intake import INGESTED, Intake
+from delay_service.core.lanes import Lanes, Limits, Look
+from delay_service.core.orders import Order
+from delay_service.core.outlets import caught_up, progress_of
+from delay_service.core.taken import Taken
+from delay_service.store.memory import MemoryStore
+from delay_service.store.port import Changes
+
+NOW = 1_700_000_000_000
+UUID_TEXT = "00000000-0000-0000-0000-000000000007"
+KEPT_MS = 3_600_000
+FIRST_S, PERIOD_S, REPEAT = 50, 60, 2
+SOONER_S, LATER_S = 30, 120  # behind the order that moves it
+END_S = 400
+OPS = (FIRE, "sooner", "later", CANCEL)
+WAYS = [ops for length in range(4) for ops in product(OPS, repeat=length)]
+
+
+def model(ops: tuple[str, ...], repeats: bool, away: range) -> tuple[list[int], bool]:
+    """At which seconds it is delivered, and whether it was taken back. The nth order comes in second n."""
+    places = [FIRST_S + PERIOD_S * place for place in range(REPEAT + 1 if repeats else 1)]
+    waits: int | None = places[0]
+    delivered: list[int] = []
+    cancelled = False
+    for second in range(END_S):
+        if second < len(ops) and waits is not None:
+            op = ops[second]
+            cancelled = op == CANCEL
+            moved = {FIRE: second, "sooner": second + SOONER_S, "later": second + LATER_S, CANCEL: None}
+            waits = moved[op]
+        if waits is not None and waits <= second and second not in away:
+            delivered.append(second)
+            places = [place for place in places[1:] if place > waits]
+            waits = places[0] if places else None
+    return delivered, cancelled
+
+
+class Service:
+    """One shard: its log, its store, and whoever owns it; nothing runs beside a test."""
+
+    def __init__(self) -> None:
+        self.log: list[Order] = []
+        self.acks = AckMap(0)  # as the log has it
+        self.committed = 0
+        self.store = MemoryStore()
+        self.second = 0
+        self.delivered: list[int] = []
+        self.outcome = 0
+        self.start()
+
+    @property
+    def now_ms(self) -> int:
+        return NOW + self.second * 1_000
+
+    def start(self) -> None:
+        """As delay_service/shard.py does it: all orders are taken in before anything fires."""
+        limits = Limits(64, 1 << 20, KEPT_MS, 1_000)
+        self.lanes = Lanes(self.store, self.acks, lambda _: Look(1, True), limits)
+        place = self.store.meta(INGESTED)
+        self.position = int(place) if place else 0
+        self.intake = Intake(
+            self.store, self.acks, self.lanes.busy, KEPT_MS, self.committed, lost_place=place is None
+        )
+        self.take()
+
+    def order(self, *orders: DelayCommand) -> None:
+        uuid, delivery = UUID(UUID_TEXT).bytes, encode(b"", b"x", b"", None)
+        for said in orders:
+            text = encode_command(said)
+            made = Order(len(self.log), said, uuid, text, bytes(16), self.now_ms, 0, delivery)
+            self.log.append(made)
+        self.take()
+
+    def take(self) -> None:
+        while self.position < len(self.log):
+            taken = self.intake.take(self.log[self.position :], self.now_ms)
+            assert taken.orders
+            self.position += taken.orders
+            self.took(taken)
+
+    def took(self, taken: Taken) -> None:
+        if self.position >= self.intake.place_from:
+            taken.changes.meta[INGESTED] = b"%d" % self.position
+        self.write(taken.changes)
+        self.acks.finish([(offset, offset + 1) for offset in taken.done])
+        self.committed = max(self.committed, self.position)
+        for reply in taken.replies:
+            self.outcome = reply.outcome.code
+
+    def write(self, changes: Changes) -> None:
+        self.lanes.added(changes.added)
+        self.store.write(changes)
+
+    def fire(self, known: bool = True) -> None:
+        """All that is due. Not `known`: the process was killed before its store heard of it."""
+        while True:
+            plan = self.lanes.plan(self.now_ms)
+            if plan.changes is not None:
+                self.write(plan.changes)
+            finished, attempts = progress_of(plan.outlets)
+            self.acks.finish([(offset, offset + 1) for offset in [*finished, *plan.over]])
+            for offset, count in attempts:
+                self.acks.attempt(offset, count)
+            self.delivered += [self.second] * len(plan.outlets)
+            self.lanes.settled(plan.outlets, True)
+            if plan.outlets and not known:
+                return
+            self.write(self.lanes.changes_of(plan.outlets, self.now_ms))
+            if not plan.outlets and plan.changes is None:
+                return
+
+    def said(self, op: str) -> DelayCommand:
+        if op in (FIRE, CANCEL):
+            return DelayCommand(op, UUID_TEXT, reply_queue=0, reply_id=1)
+        moved_s = SOONER_S if op == "sooner" else LATER_S
+        return DelayCommand(RESCHEDULE, UUID_TEXT, due_ms=self.now_ms + moved_s * 1_000)
+
+
+def nothing(store: MemoryStore) -> None:
+    """The process is started anew."""
+
+
+def place_lost(store: MemoryStore) -> None:
+    """Salvaged, and nothing else was damaged."""
+    store._meta.clear()
+
+
+def message_lost(store: MemoryStore) -> None:
+    """Salvaged: the block with the message was damaged."""
+    store._meta.clear()
+    for message in list(store._due.messages.values()):
+        store.write(Changes(removed=[message], ids={message.uuid: None}))
+
+
+def state_lost(store: MemoryStore) -> None:
+    """Salvaged: the block with the states was damaged; what waits has its state again."""
+    store._meta.clear()
+    waiting = {message.uuid for message in store._due.messages.values()}
+    for uuid in set(store._ids) - waiting:
+        store.write(Changes(ids={uuid: None}))
+
+
+def all_lost(store: MemoryStore) -> None:
+    """The folder is gone."""
+    store.__dict__.update(MemoryStore().__dict__)
+
+
+HARM: tuple[Callable[[MemoryStore], None], ...] = (nothing, place_lost, message_lost, state_lost, all_lost)
+
+
+def begun(repeats: bool) -> Service:
+    service = Service()
+    schedule = Schedule(period_ms=PERIOD_S * 1_000, repeat=REPEAT) if repeats else None
+    kind, due_ms = SCHEDULE if repeats else ONCE, NOW + FIRST_S * 1_000
+    service.order(DelayCommand(ADD, UUID_TEXT, "t", kind, due_ms, due_ms // 1_000, schedule=schedule))
+    return service
+
+
+def waiting(service: Service) -> list[tuple[int, int] | None]:
+    """As the lanes see it: what the log knows to have fired is what comes after it."""
+    found = []
+    for one in service.store._due.messages.values():
+        fired = service.acks.attempts.get(one.offset, 0)
+        behind = fired > one.occurrence
+        message = caught_up(one, fired, service.now_ms, 1_000) if behind else one
+        found.append(None if message is None else (message.occurrence, message.due_ms))
+    return found
+
+
+def run_to_end(service: Service) -> None:
+    while service.second < END_S - 1:
+        service.second += 1
+        service.fire()
+    service.order(service.said(CANCEL))
+    assert not waiting(service)
+    assert service.acks.committed == len(service.log), "nothing is left behind"
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("away_s", [0, 40])
+@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("repeats", [False, True])
+def test_what_was_ordered_last_holds(
+    repeats: bool, harm: Callable[[MemoryStore], None], away_s: int, known: bool
+) -> None:
+    """Not `known`: killed right after the last order's fire, before the store heard of it."""
+    for ops in WAYS:
+        service = begun(repeats)
+        for op in ops:
+            service.order(service.said(op))
+            service.fire(known or service.second < len(ops) - 1)
+            service.second += 1
+        before = waiting(service)
+        harm(service.store)
+        service.second += away_s
+        service.start()
+        if not away_s and known:
+            assert waiting(service) == before, f"{ops}: the same delivery waits for the same moment"
+        wanted, cancelled = model(ops, repeats, range(len(ops), service.second))
+        service.fire()
+        run_to_end(service)
+        assert service.delivered == wanted, ops
+        assert service.outcome == (CANCELLED if cancelled else ALREADY_FIRED), ops
+
+
+@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("repeats", [False, True])
+def test_orders_that_overtake_each_other_hold_too(repeats: bool, harm: Callable[[MemoryStore], None]) -> None:
+    """All of them come before anything fires: the last one decides, and the same waits after the harm."""
+    for ops in WAYS:
+        service = begun(repeats)
+        service.order(*map(service.said, ops))
+        before = waiting(service)
+        harm(service.store)
+        service.start()
+        assert waiting(service) == before, ops
+        service.fire()
+        before = waiting(service)
+        harm(service.store)
+        service.start()
+        assert waiting(service) == before, ops
+        run_to_end(service)
+
+
+def test_harm_again_and_again_changes_nothing() -> None:
+    for ops in WAYS:
+        service = begun(repeats=True)
+        for number, op in enumerate(ops):
+            service.order(service.said(op))
+            service.fire()
+            service.second += 1
+            HARM[number % len(HARM)](service.store)
+            service.start()
+            service.fire()
+        wanted, _ = model(ops, True, range(0))
+        run_to_end(service)
+        assert service.delivered == wanted, ops
