@@ -4,7 +4,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 JOBS ?= 4
-PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile
+# Byte code is kept, whatever the shell says: without it every worker and server compiles for seconds.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: help setup demo test check lint format bench clean
 

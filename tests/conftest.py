@@ -5,12 +5,16 @@
   hub instead of the test while a test waits in gevent.)
 * An example of Hypothesis has no time limit of its own: on a busy machine it is exceeded by chance.
 * Several workers share the files as ByFile says, whatever `--dist` names.
+* A test is slow that carries the mark or lies in one of SLOW_FOLDERS. A run of the others (`-m "not slow"`)
+  does not read those folders, tries fewer examples of Hypothesis, and fails a test that starts a process.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Generator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,7 +28,12 @@ FRAMES = 12  # of each stack that are shown
 AGAIN_S = 60.0  # a test that goes on after its limit, or hangs in its clean-up, is failed again
 SLOWEST = ("tests/spark/", "tests/scenarios/test_bench", "tests/crash/", "tests/scenarios/")
 
+SLOW_FOLDERS = ("crash", "interop", "scenarios", "spark", "service/cli", "service/hostile")
+HERE = Path(__file__).parent
+PROCESS_STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
+
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fast", settings.get_profile("suite"), max_examples=20)
 settings.load_profile("suite")
 
 
@@ -33,8 +42,64 @@ def _place(file: str) -> int:
     return next((place for place, folder in enumerate(SLOWEST) if file.startswith(folder)), len(SLOWEST))
 
 
+def _is_fast(config: pytest.Config) -> bool:
+    return "not slow" in config.option.markexpr
+
+
+def _lies_in_slow_folder(path: Path) -> bool:
+    return any(path.is_relative_to(HERE / folder) for folder in SLOW_FOLDERS)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if _is_fast(config) and _lies_in_slow_folder(collection_path) else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _is_fast(config):
+        settings.load_profile("fast")
+        config.pluginmanager.register(NoProcesses())
+
+
+class NoProcesses:
+    """Fails a test that starts a process, though code between catches every error."""
+
+    def __init__(self) -> None:
+        self._watching = False
+        self._started: list[str] = []
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in PROCESS_STARTS and self._watching:
+            self._started.append(f"{event}{arguments[:2]}")
+            raise PermissionError(self._fault())
+
+    def _fault(self) -> str:
+        return f"a fast test starts a process (mark it slow): {self._started[0]}"
+
+    def _watch(self) -> Generator[None, Any, Any]:
+        self._started.clear()
+        self._watching = True
+        try:
+            return (yield)
+        finally:
+            self._watching = False
+            if self._started:
+                pytest.fail(self._fault(), pytrace=False)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self) -> Generator[None, Any, Any]:
+        return (yield from self._watch())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
+        return (yield from self._watch())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest come first, so that no worker is left alone with them at the end."""
+    for item in items:
+        if _lies_in_slow_folder(item.path):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: _place(item.nodeid))
 
 

@@ -111,6 +111,7 @@ def kill_again_and_again(directory: Path, kills: int, first_seed: int) -> None:
             engine.close()
 
 
+@pytest.mark.slow
 def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
     kill_again_and_again(tmp_path, 3, first_seed=1)
 

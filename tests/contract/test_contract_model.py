@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 
 from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, ProgressDelta, QueueRef, ReadStatus
 from ddmq_common.errors import FencedError, NoSuchTopicError
+from tests.examples import examples
 
 TOPICS = ["a", "b", "%RETRY%g"]
 GROUPS = ["g", "h"]
@@ -307,12 +308,12 @@ class EngineMachine(RuleBasedStateMachine):
         return False
 
 
-def _run(name: str, examples: int, steps: int) -> None:
+def _run(name: str, stories: int, steps: int) -> None:
     machine = type(f"Machine_{name}", (EngineMachine,), {"engine_name": name})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples * int(os.environ.get("DDMQ_MODEL_SCALE", "1")),
+            max_examples=stories * int(os.environ.get("DDMQ_MODEL_SCALE", "1")),
             stateful_step_count=steps,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -323,11 +324,11 @@ def _run(name: str, examples: int, steps: int) -> None:
 @pytest.mark.timeout(1800)  # a failing story is shortened before it is shown
 @pytest.mark.parametrize("name", list(MODELLED))
 def test_an_engine_does_what_the_model_does(name: str) -> None:
-    _run(name, examples=15, steps=30)
+    _run(name, stories=examples(15), steps=30)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(18_000)
 @pytest.mark.parametrize("name", list(MODELLED))
 def test_an_engine_does_what_the_model_does_at_length(name: str) -> None:
-    _run(name, examples=15, steps=100)
+    _run(name, stories=15, steps=100)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from backend.records import QueueRef, ReadBatch, ReadStatus
 from backend.tag_hash import PASSED_MAX, tag_hash
+from tests.examples import examples
 
 RED, BLUE, NEVER = tag_hash(b"red"), tag_hash(b"blue"), tag_hash(b"never")
 
@@ -128,7 +129,9 @@ NUMBERS = itertools.count()  # a topic for each example
 TAGS = st.sampled_from([b"", b"red", b"blue", b"a", b"b"])
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     tags=st.lists(TAGS, max_size=40),
     wanted=st.frozensets(TAGS, max_size=3),

@@ -16,6 +16,7 @@ from delay_service.store import front
 from delay_service.store.memory import MemoryStore
 from delay_service.store.opening import open_store
 from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending, Scan
+from tests.examples import examples
 
 TOPICS = ("a", "ab", "b")
 DUES = st.integers(0, 12)
@@ -211,6 +212,6 @@ class RocksMachine(StoreMachine):
 
 
 TestMemory = StoreMachine.TestCase
-TestMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMemory.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestRocks = RocksMachine.TestCase
-TestRocks.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestRocks.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

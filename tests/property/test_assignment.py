@@ -18,6 +18,7 @@ from backend.assignment.strategies import POINTS
 from backend.assignment.table import REVOKE_S, AssignmentTable
 from backend.port import Sharing
 from backend.records import QueueRef
+from tests.examples import examples
 
 TOPICS = ["orders", "bills", "mails"]
 GROUPS = st.sampled_from(["g", "g", "g", "h"])
@@ -355,4 +356,4 @@ class AssignmentMachine(RuleBasedStateMachine):
 
 
 TestAssignment = AssignmentMachine.TestCase
-TestAssignment.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestAssignment.settings = settings(max_examples=examples(300), stateful_step_count=50, deadline=None)

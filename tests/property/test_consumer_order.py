@@ -30,6 +30,7 @@ from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, ReadRequest
 from proxy_consumer.core.tally import Tally
 from proxy_consumer.groups.gauges import blocked
+from tests.examples import examples
 
 EXAMPLES = os.environ.get("DDMQ_PROPERTY_EXAMPLES")
 QUEUES = 3
@@ -597,7 +598,7 @@ class OrderOfTopicsInBatchesMachine(OrderOfTopicsMachine):
 
 
 LIMITS = settings(
-    max_examples=int(EXAMPLES or 40),
+    max_examples=int(EXAMPLES or examples(40)),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -609,9 +610,9 @@ TestOrderInBatches.settings = LIMITS
 TestOrderOfTopics = OrderOfTopicsMachine.TestCase
 TestOrderOfTopics.settings = LIMITS
 TestOrderOfTopicsInBatches = OrderOfTopicsInBatchesMachine.TestCase
-TestOrderOfTopicsInBatches.settings = settings(LIMITS, max_examples=int(EXAMPLES or 20))
+TestOrderOfTopicsInBatches.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
 TestOrderInTurn = OrderInTurnMachine.TestCase
-TestOrderInTurn.settings = settings(LIMITS, max_examples=int(EXAMPLES or 20))
+TestOrderInTurn.settings = settings(LIMITS, max_examples=int(EXAMPLES or examples(20)))
 
 
 def with_messages(machine: OrderMachine, kinds: list[tuple[int, str, str]]) -> OrderMachine:

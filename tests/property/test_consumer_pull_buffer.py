@@ -32,6 +32,7 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, Loaded, ReadRequest
 from proxy_consumer.core.tally import Tally
+from tests.examples import examples
 
 EXAMPLES = os.environ.get("DDMQ_PROPERTY_EXAMPLES")
 QUEUES = 2
@@ -498,7 +499,7 @@ class PullBufferMachine(RuleBasedStateMachine):
 
 
 PullBufferMachine.TestCase.settings = settings(
-    max_examples=int(EXAMPLES or 90),
+    max_examples=int(EXAMPLES or examples(90)),
     stateful_step_count=60,
     deadline=None,
     derandomize=EXAMPLES is None,

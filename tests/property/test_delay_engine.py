@@ -40,6 +40,7 @@ from delay_service.core.orders import order_of
 from delay_service.core.outlets import Outlet
 from delay_service.core.taken import Taken
 from delay_service.store.port import Changes
+from tests.examples import examples
 from tests.service.delay.delay_rig import KeptStore
 
 BEGIN_MS = 1_700_000_000_000
@@ -350,4 +351,4 @@ def _uuid(number: int) -> str:
 
 
 TestDelay = DelayMachine.TestCase
-TestDelay.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestDelay.settings = settings(max_examples=examples(300), stateful_step_count=50, deadline=None)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from delay_service.store import front
 from delay_service.store.front import Front
+from tests.examples import examples
 
 PLACES = st.integers(0, 99)
 
@@ -88,4 +89,4 @@ class FrontMachine(RuleBasedStateMachine):
 
 SMALL = {"RANGE_MIN": 2, "FEW": 3, "KNOWN_MAX": 25}
 TestFront = FrontMachine.TestCase
-TestFront.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFront.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

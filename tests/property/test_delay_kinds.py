@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ddmq_common.cron import Cron
 from ddmq_common.delay_command import ADD, EXPONENTIAL, LOOP, SCHEDULE, DelayCommand, Schedule
 from delay_service.core.kinds import delivered_before, due_ms, next_after, occurrence_id, to_fire
+from tests.examples import examples
 
 T0 = 1_795_289_273
 HOUR_MS, MINUTE_MS = 3_600_000, 60_000
@@ -106,7 +107,7 @@ some_minutes = st.sets(st.integers(0, 59), min_size=1, max_size=3)
 some_hours = st.sets(st.integers(0, 4) | st.integers(0, 23), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(CHANGES),
     some_minutes,

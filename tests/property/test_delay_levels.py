@@ -25,6 +25,7 @@ from delay_service.levels.core.level import (
     WaitForData,
 )
 from delay_service.levels.core.targets import GONE, PUT_OFF_S_MIN, REFUSED, UNREADABLE, Look, Targets
+from tests.examples import examples
 
 PATIENCE_S = 10.0
 TOPICS = ("a", "b", "c")
@@ -225,5 +226,5 @@ class LevelMachine(RuleBasedStateMachine):
         assert [offset for offset, _, _ in self.done] == wanted, "it stopped for good"
 
 
-LevelMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+LevelMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestLevelClockwork = LevelMachine.TestCase

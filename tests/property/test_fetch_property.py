@@ -14,6 +14,7 @@ from ddmq_client.core.places import Places
 from proxy_consumer.fetches.core.instance import Instance
 from proxy_consumer.fetches.core.position import Position
 from proxy_consumer.fetches.core.roster import RELEASE_S, Roster
+from tests.examples import examples
 
 IDS = [b"a", b"b", b"c", b"d", b"e"]
 QUEUE = QueueRef("T", 1, 0)
@@ -139,7 +140,7 @@ class PositionMachine(RuleBasedStateMachine):
         assert self.position.committed == self.stored.view().committed
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data())
 def test_an_instance_hands_out_each_offset_once_and_counts_what_is_lost(data: Any) -> None:
     instance, now = Instance(0.0), 0.0

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy_consumer.filters.expressions import compile_sql, expression_fault
+from tests.examples import examples
 
 NAMES = ["a", "b", "c"]
 NUMBERS = ["0", "1", "-1", "2.5", "1e1", "10", "1.0"]
@@ -124,14 +125,14 @@ def naive(tree: Tree, row: dict[str, str]) -> bool | None:
     return bool(tree[1] == "TRUE")
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(tree=trees, row=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES)))
 def test_the_matcher_does_what_the_naive_evaluator_does(tree: Tree, row: dict[str, str]) -> None:
     sql = written(tree)
     assert compile_sql(sql).match(row) is naive(tree, row), sql
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(sql=st.text(alphabet="ab1'\"()=<>!., -+eINOTANDR\n", max_size=60))
 def test_any_text_is_an_expression_or_has_a_fault(sql: str) -> None:
     fault = expression_fault("*", sql)

@@ -13,6 +13,7 @@ from proxy_consumer.order_keys.general import general_reader
 from proxy_consumer.order_keys.path import parse_path
 from proxy_consumer.order_keys.plain import Unshaped, plain_reader
 from proxy_consumer.order_keys.reader import path_fault
+from tests.examples import examples
 
 NAMES = st.sampled_from(["a", "b", "k-k", "é", ""])
 SCALARS = st.one_of(
@@ -32,7 +33,7 @@ def written(steps: list[str | int]) -> str:
     return "$" + "".join(f"['{step}']" if isinstance(step, str) else f"[{step}]" for step in steps)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(value=VALUES, steps=STEPS, ascii_only=st.booleans())
 def test_the_direct_walk_gives_what_the_library_gives(
     value: Any, steps: list[str | int], ascii_only: bool
@@ -46,7 +47,7 @@ def test_the_direct_walk_gives_what_the_library_gives(
         return  # then the library is asked
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(value=VALUES, data=st.data())
 def test_the_direct_walk_finds_what_is_there(value: Any, data: st.DataObject) -> None:
     """Paths made from the body itself; compared with a walk over Python's own reading of it."""
@@ -81,7 +82,7 @@ def same(one: Any, two: Any) -> bool:
     return bool(one == two and type(one) is type(two))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(one=VALUES, two=VALUES)
 def test_texts_are_equal_exactly_when_values_are(one: Any, two: Any) -> None:
     read = general_reader(parse_path("['v']"))
@@ -89,7 +90,7 @@ def test_texts_are_equal_exactly_when_values_are(one: Any, two: Any) -> None:
     assert (first == second) is same(one, two)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(path=st.text(alphabet="$./[]*'\"-:,?@()=<>ab1 size", max_size=25))
 def test_any_text_is_a_path_or_has_a_fault(path: str) -> None:
     if path_fault(path) is None and path:

@@ -10,6 +10,7 @@ from backend.progress.ack_map import OFFSET_END, PAGE_OFFSETS, AckMap
 from backend.progress.codec import decode_progress, encode_progress
 from backend.progress.group_progress import GroupProgress
 from backend.records import QueueRef
+from tests.examples import examples
 
 REACH = 5 * PAGE_OFFSETS
 # Near page edges and near each other, so that runs touch, fill pages and overlap.
@@ -126,5 +127,5 @@ class AckMapMachine(RuleBasedStateMachine):
         return [*found, (at, OFFSET_END)]
 
 
-AckMapMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+AckMapMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
 TestAckMap = AckMapMachine.TestCase

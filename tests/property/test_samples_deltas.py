@@ -12,6 +12,7 @@ from ddmq_common.metrics.buckets import bucket
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.metrics.samples.deltas import Deltas, Sample
 from ddmq_common.metrics.samples.line import PROCESS, Line, decode
+from tests.examples import examples
 
 TOPICS = st.sampled_from([f"t{index}" for index in range(5)])
 Series = tuple[str, str]  # instance, topic
@@ -183,7 +184,7 @@ class SamplesMachine(RuleBasedStateMachine):
 
 
 TestSamples = SamplesMachine.TestCase
-TestSamples.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSamples.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def test_begin_and_settle_take_turns() -> None:

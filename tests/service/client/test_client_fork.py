@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from standin import Standin
 
 SCRIPT = Path(__file__).with_name("fork_run.py")
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_what_was_used_before_a_fork_is_refused_after_it(proxy: Standin) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, SCRIPT, proxy.address], timeout=60, env=env, check=False)

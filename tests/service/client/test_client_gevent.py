@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 EXPECTED = """\
 sent 200
@@ -16,6 +18,7 @@ ticked True
 """
 
 
+@pytest.mark.slow
 def test_under_gevent() -> None:
     path = str(HERE.parents[2])
     run = subprocess.run(
@@ -29,6 +32,7 @@ def test_under_gevent() -> None:
     assert (run.stdout, run.returncode) == (EXPECTED, 0), run.stderr
 
 
+@pytest.mark.slow
 def test_importing_the_contract_loads_neither_sockets_nor_threads_of_ours() -> None:
     code = "import sys, ddmq_client.idl; print([m for m in sys.modules if m.startswith('ddmq_client')])"
     run = subprocess.run(

@@ -11,6 +11,7 @@ from backend.progress.codec import decode_delta, decode_progress, encode_delta, 
 from backend.progress.group_progress import GroupProgress
 from backend.records import ProgressDelta, QueueRef
 from ddmq_common.errors import DamagedError, NewerFormatError
+from tests.examples import examples
 
 QUEUE = QueueRef("orders", 2, 7)
 HEAD = b"\x01\x01g\x06orders\x02\x07"  # version, group, topic, incarnation, queue
@@ -118,7 +119,7 @@ def test_another_version_is_refused(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_mutated_bytes_are_damaged_or_parse(kind: int, data: st.DataObject) -> None:
     mutated = bytearray(_examples()[kind])

@@ -21,6 +21,7 @@ from ddmq_client.outbox import oneway_frame
 from ddmq_client.received import Delivery, Origin
 from ddmq_client.wire import consuming, producing
 from ddmq_client.wire.producing import ProxyFault, encode_message
+from tests.examples import examples
 
 FIXED = settings(deadline=None, derandomize=True)
 
@@ -193,7 +194,7 @@ def test_refusals_and_faults() -> None:
 GOOD = pulled(*[consumer_idl.Message(key="k", value=b"v" * 20, tag="t", offset=at) for at in range(3)])
 
 
-@settings(FIXED, max_examples=500)
+@settings(FIXED, max_examples=examples(500))
 @given(st.data())
 def test_mutated_answers_end_in_messages_or_a_clean_error(data: st.DataObject) -> None:
     payload = bytearray(GOOD)

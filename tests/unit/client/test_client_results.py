@@ -11,6 +11,7 @@ from ddmq_client.core.acks import CONTEXTS_MAX, RESULTS_MAX, AckBook, Parcel, To
 from ddmq_client.core.intake import Intake, Source
 from ddmq_client.core.pacing import Pace
 from ddmq_client.received import Delivery, Origin
+from tests.examples import examples
 
 FIXED = settings(deadline=None, derandomize=True)
 
@@ -45,7 +46,7 @@ STEP = st.one_of(
 )
 
 
-@settings(FIXED, max_examples=200)
+@settings(FIXED, max_examples=examples(200))
 @given(st.lists(STEP, max_size=80))
 def test_nothing_is_lost_or_doubled_until_confirmed(steps: list[tuple[object, ...]]) -> None:
     book, owed, under_way = AckBook(10_000), Counter[tuple[object, ...]](), list[Parcel]()

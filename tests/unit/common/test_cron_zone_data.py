@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_zones_are_known_without_the_machines_data() -> None:
     code = "from ddmq_common.cron import Cron; print(Cron.of('0 9 * * 1-5', 'Asia/Shanghai').next_ms(0))"
     ran = subprocess.run(

@@ -69,6 +69,7 @@ def test_taken_ports_are_as_they_should_be_while_a_server_runs(
     assert [found[f"{part} port"].status for part in ("producer", "consumer", "admin")] == [status] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NEEDED if name != "thrift.protocol.fastbinary"])
 def test_a_library_that_is_missing_is_named(name: str) -> None:
     line = f"import sys; sys.modules[{name!r}] = None; from ddmq.cli.root import run; run(['doctor'])"

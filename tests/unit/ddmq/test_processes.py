@@ -55,6 +55,7 @@ class DyingPart(Part):
         self.child.wait()
 
 
+@pytest.mark.slow
 def test_no_part_waits_for_the_pause_of_another() -> None:
     failing, other = DyingPart("failing", []), DyingPart("other", [])
     supervisor = Supervisor([failing, other])

@@ -82,6 +82,7 @@ def test_the_next_owner_takes_the_copy_over(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.slow
 def test_a_stopped_owner_keeps_its_copy_and_changes_only_that(tmp_path: Path) -> None:
     stopped = holder(tmp_path, 3)
     try:
@@ -102,6 +103,7 @@ def test_a_stopped_owner_keeps_its_copy_and_changes_only_that(tmp_path: Path) ->
         stopped.communicate()
 
 
+@pytest.mark.slow
 def test_a_killed_owner_is_followed_in_place(tmp_path: Path) -> None:
     killed = holder(tmp_path, 3)
     killed.kill()

@@ -22,6 +22,7 @@ from backend.file_log.core.frame import FRAME_BYTES, Frame, pack_frame
 from backend.file_log.core.record import FLAG_DELETED, RECORD_BYTES, Kind, pack_record
 from backend.progress.codec import encode_delta
 from backend.records import CommitBatch, ProgressDelta, QueueRef
+from tests.examples import examples
 
 HEAD = FRAME_BYTES + RECORD_BYTES + len("orders")  # of a frame with one message, before its body
 BODY_BYTES = 6_000
@@ -125,7 +126,7 @@ def check_nothing_forged(rig: Rig, ref: QueueRef, bodies: list[bytes], end: int)
     assert size <= 2 << 20
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 32), st.sampled_from(["none", "guessed"]))
 def test_bodies_of_frames_and_records_are_bodies(seed: int, salt: str) -> None:
     chance = random.Random(seed)

@@ -20,6 +20,7 @@ from backend.file_log.core.record import (
 from backend.file_log.read.picking import HUB_ENTRIES, Ask, all_sound, pick, search
 from backend.records import QueueRef
 from backend.tag_hash import tag_hash
+from tests.examples import examples
 
 QUEUE = QueueRef("t", 1, 0)
 HASHES = st.sampled_from([0, 1, 7, 7 + 256, 7 + 512, 0x01020304, 0xFFFFFFFF])
@@ -35,7 +36,7 @@ def ask(tags: set[int] | None, count_max: int = 100, offset: int = 10) -> Ask:
     return Ask(QUEUE, offset, count_max, 1 << 20, None if tags is None else frozenset(tags))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(hashes=st.lists(HASHES, max_size=30), wanted=st.sets(HASHES, max_size=3), count_max=st.integers(1, 6))
 def test_what_is_picked_is_what_one_by_one_gives(hashes: list[int], wanted: set[int], count_max: int) -> None:
     entries = [entry(found, place) for place, found in enumerate(hashes)]

@@ -230,6 +230,7 @@ def test_salvage_gives_what_can_be_read(tmp_path: Path) -> None:
     file.close()
 
 
+@pytest.mark.slow
 def test_without_the_check_the_process_would_have_ended(tmp_path: Path) -> None:
     """What the tests above show something about: touching such a page is fatal on this system."""
     text = (

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from backend.file_log.index.damage import Damage
 from backend.file_log.index.log_index import LogIndex
+from tests.examples import examples
 from tests.unit.index.files_for_index import OsStorage
 from tests.unit.index.logs import PretendLog, fill_gaps, run
 
@@ -93,4 +94,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
+TestIndex.settings = settings(max_examples=examples(60), stateful_step_count=25, derandomize=True)

@@ -21,6 +21,7 @@ def runtime(folder: Path, release: str, says: str = "") -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "says", "major"),
     [
@@ -35,6 +36,7 @@ def test_the_version_of_a_java(tmp_path: Path, release: str, says: str, major: i
     assert java_version(runtime(tmp_path / "java", release, says)) == major
 
 
+@pytest.mark.slow
 def test_no_java_at_all(tmp_path: Path) -> None:
     assert java_version(tmp_path) is None
     assert find_java({"PATH": str(tmp_path)}) is None
@@ -47,6 +49,7 @@ def test_java_home_goes_before_path_unless_it_is_too_old(tmp_path: Path) -> None
     assert find_java({"JAVA_HOME": str(old), "PATH": f"{old}/bin"}) is None
 
 
+@pytest.mark.slow
 def test_the_wrapper_passes_everything_on_but_the_module(tmp_path: Path) -> None:
     java = tmp_path / "it's here" / "java"
     java.parent.mkdir()

@@ -21,6 +21,7 @@ from ddmq_client.idl import consumer, producer
 from ddmq_rpc.api import Wire
 from ddmq_rpc.codec import CHUNK_BYTES, Codec, DecodeError
 from ddmq_rpc.structs import ENCODERS, methods, structs, type_args
+from tests.examples import examples
 
 WIRES = list(Wire)
 text = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -139,7 +140,7 @@ def plain(struct: Any) -> Any:
     return struct
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(results(3), st.sampled_from(WIRES))
 def test_apaches_python_codec_agrees_both_ways(result: Any, wire: Wire) -> None:
     kind = loosen(type_args(C.ConsumeResult), {})[0]

@@ -23,6 +23,7 @@ def test_a_second_opening_is_refused_and_names_the_holder(tmp_path: Path) -> Non
     assert "since 9 ms" in (tmp_path / LOCK_FILE).read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_holder_gives_it_back(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib; from backend.file_log.lock import DirectoryLock\n"

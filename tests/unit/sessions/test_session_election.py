@@ -264,6 +264,7 @@ def test_a_draining_writer_makes_members_hold_what_is_new(tmp_path: Path) -> Non
         home.engine.end = home.engine.close  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_the_lock_of_another_process_makes_this_one_a_member(tmp_path: Path) -> None:
     """A real second process; what crosses is the real socket."""
     script = Path(__file__).with_name("writer_process.py")

@@ -48,6 +48,7 @@ def test_goes_on_in_the_same_process():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_over_the_limit(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())

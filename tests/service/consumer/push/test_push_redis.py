@@ -18,7 +18,7 @@ from proxy_consumer.actions.config import PushConfig, RedisConfig
 QUICK = {"retry_intervals_ms": (), "retry_steps": 0}
 
 
-@pytest.fixture(scope="module", params=["redis-server", "stand-in"])
+@pytest.fixture(scope="module", params=[pytest.param("redis-server", marks=pytest.mark.slow), "stand-in"])
 def redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if request.param == "stand-in":
         with SmallRedis(PASSWORD) as small:

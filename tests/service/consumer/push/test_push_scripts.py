@@ -102,6 +102,7 @@ def test_a_script_without_end_is_ended(workers: ScriptWorkers, registry: Registr
     assert outcome.ending is Ending.CONTINUE
 
 
+@pytest.mark.slow
 def test_a_worker_does_what_the_proxy_does(workers: ScriptWorkers) -> None:
     job = message({"a": [1, 2.5, "ä", None, True], "n": 12345678901234567})
     config = ScriptConfig(filter="body.n > 1", transform="{'l': body.a, 'k': key, 'p': properties}")
@@ -120,6 +121,7 @@ def test_a_worker_does_what_the_proxy_does(workers: ScriptWorkers) -> None:
         workers.run(ScriptConfig(filter="body.x == 1"), message({"a": 1}), True)
 
 
+@pytest.mark.slow
 def test_processes_are_few_and_kept(workers: ScriptWorkers) -> None:
     config = ScriptConfig(filter="body.a == 1")
     tasks = [gevent.spawn(workers.run, config, message({"a": 1}), True) for _ in range(20)]
@@ -127,6 +129,7 @@ def test_processes_are_few_and_kept(workers: ScriptWorkers) -> None:
     assert len(workers._idle) <= WORKERS_MAX
 
 
+@pytest.mark.slow
 def test_a_task_whose_process_is_killed_gets_another(workers: ScriptWorkers, registry: Registry) -> None:
     """As the system does that is short of memory. What is idle, or at work, is replaced."""
     config, started = ScriptConfig(filter="body.a == 1"), []
@@ -151,6 +154,7 @@ def test_a_task_whose_process_is_killed_gets_another(workers: ScriptWorkers, reg
         assert workers.run(config, message({"a": 2}), True).ending is Ending.FINISH
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_up_and_stays_is_ended_and_its_task_not_tried_again(
     workers: ScriptWorkers, registry: Registry
 ) -> None:
@@ -174,6 +178,7 @@ def test_a_process_that_hangs_up_and_stays_is_ended_and_its_task_not_tried_again
     assert registry.cell(SCRIPTS_ENDED).value == 1
 
 
+@pytest.mark.slow
 def test_others_go_on_while_a_process_ends() -> None:
     worker = _Worker()
     os.kill(worker._process.pid, signal.SIGSTOP)

@@ -1,0 +1,12 @@
+"""How many examples a property is tried with, where Hypothesis's own number does not fit."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+FULL = 100  # of the profile that tries every example
+
+
+def examples(full: int) -> int:
+    """All of `full`, or as many of them as the run's profile allows."""
+    return max(1, full * min(settings.default.max_examples, FULL) // FULL)
