@@ -7,12 +7,7 @@ it goes afterwards stands in two more system properties, under RocketMQ's names.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from backend.capabilities import Durability
-from backend.completion import Completion, succeeded
-from backend.port import Backend
-from backend.records import NewRecord, StoredRecord, TopicInfo
+from backend.records import NewRecord, StoredRecord
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.levels import Levels
@@ -69,21 +64,6 @@ def real_record(stored: StoredRecord) -> NewRecord:
         0,
         system or None,
     )
-
-
-def ready_schedule_topic(backend: Backend, levels: Levels, deadline: float) -> Completion[TopicInfo]:
-    """Make SCHEDULE_TOPIC with a queue for each level, or let it grow; it never shrinks.
-
-    Ask before appending schedule records: nothing else makes the topic on an engine that never had it.
-    """
-    found = backend.topic(SCHEDULE_TOPIC)
-    if found is None:
-        wanted = TopicInfo(SCHEDULE_TOPIC, 0, len(levels), durability=Durability.DURABLE)
-    elif found.queues >= len(levels):
-        return succeeded(found)
-    else:
-        wanted = replace(found, queues=len(levels))
-    return backend.put_topic(wanted, deadline)
 
 
 def _key_and_tags(delivery: bytes) -> tuple[bytes, bytes]:

@@ -49,13 +49,10 @@ class Firing:
             self._done(self, error)
 
     def _start(self) -> None:
-        made = None
         if any(outlet.reason for outlet in self.outlets):
-            made = self._around.ready_dead_topic()
-        if made is None:
-            self._store()
+            self._around.ready_dead_topic().then(self._topic_made)
         else:
-            made.then(self._topic_made)
+            self._store()
 
     def _topic_made(self, made: Completion[Any]) -> None:
         if made.error is not None:

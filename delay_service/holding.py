@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from backend.completion import Completion
+from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, QueueRef, TopicInfo
@@ -56,11 +57,9 @@ class Around:
         """Of one commit; monotonic seconds."""
         return self.clock.monotonic() + self.config.commit_timeout_ms / 1e3
 
-    def ready_dead_topic(self) -> Completion[TopicInfo] | None:
-        """Make the topic of dead letters; None when it is there."""
-        if self.backend.topic(DELAY_DLQ_TOPIC) is not None:
-            return None
-        return self.backend.put_topic(TopicInfo(DELAY_DLQ_TOPIC, 0, 1), self.deadline())
+    def ready_dead_topic(self) -> Completion[TopicInfo]:
+        """The topic of dead letters, made if need be."""
+        return ready_topic(self.backend, DELAY_DLQ_TOPIC, 1, self.deadline())
 
 
 class Generations:

@@ -274,11 +274,11 @@ class Ingest:
             self._settled()
 
     def _prepare(self, ready: Ready) -> None:
-        made = self._around.ready_dead_topic() if ready.dead else None
-        if made is None:
-            self._commit(ready)
-        else:
+        if ready.dead:
+            made = self._around.ready_dead_topic()
             made.then(lambda _: self._ending("commit", self._commit, ready))
+        else:
+            self._commit(ready)
 
     def _commit(self, ready: Ready) -> None:
         holding, backend = self._holding, self._around.backend

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from backend.completion import Completion, succeeded
+from backend.internal_topics import ready_topic
 from backend.port import Assignment, Backend, Health, Membership
 from backend.records import Bounds, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
@@ -92,9 +93,10 @@ class DelayService:
             self._stop_watching = self._backend.watch_settings(self._changed)
             self._look_alarm.set(LOOK_S, self._look)
         try:
-            ready_delay_topic(self._backend, self._config.shards, self._around.deadline()).then(
-                self._topic_ready
-            )
+            found = self._backend.topic(DELAY_TOPIC)
+            # it keeps the shards that it was made with: commands find their message by them
+            shards = self._config.shards if found is None else found.queues
+            ready_topic(self._backend, DELAY_TOPIC, shards, self._around.deadline()).then(self._topic_ready)
         except Exception as error:
             self._not_started(error)
 
@@ -312,12 +314,3 @@ class DelayService:
             if shard.holding is not None and shard.holding.running:
                 total.update(shard.holding.store.sizes())
         return total
-
-
-def ready_delay_topic(backend: Backend, shards: int, deadline: float) -> Completion[TopicInfo]:
-    """Make the inner topic with a queue for each shard, unless it is there. It keeps the shards that it was
-    made with: orders find their message by them."""
-    found = backend.topic(DELAY_TOPIC)
-    if found is None:
-        return backend.put_topic(TopicInfo(DELAY_TOPIC, 0, shards), deadline)
-    return succeeded(found)

@@ -24,7 +24,7 @@ from proxy_producer.config import ProducerConfig
 from proxy_producer.core.limits import Gate
 from proxy_producer.core.refusal import Refusal, refusal
 from proxy_producer.counts import Counts
-from proxy_producer.schedule import Schedule
+from proxy_producer.levels import DelayLevels
 from proxy_producer.topics import TopicTable
 
 _NEVER = float("inf")
@@ -64,9 +64,26 @@ class Flow:
     """
 
     __slots__ = (
-        "_config", "_deferred", "_drain_deadline", "_drained", "_period", "_sequence", "_ticker", "append",
-        "counts", "draining", "earliest", "inflight", "inflight_bytes", "monotonic", "plain", "schedule",
-        "ticking", "topics", "unanswered", "wall_ms",
+        "_config",
+        "_deferred",
+        "_drain_deadline",
+        "_drained",
+        "_period",
+        "_sequence",
+        "_ticker",
+        "append",
+        "counts",
+        "draining",
+        "earliest",
+        "inflight",
+        "inflight_bytes",
+        "levels",
+        "monotonic",
+        "plain",
+        "ticking",
+        "topics",
+        "unanswered",
+        "wall_ms",
     )  # fmt: skip
 
     def __init__(
@@ -77,14 +94,14 @@ class Flow:
         counts: Counts,
         topics: TopicTable,
         ticker: Ticker,
-        schedule: Schedule,
+        levels: DelayLevels,
     ) -> None:
         self.append = backend.append
         self.monotonic = clock.monotonic
         self.wall_ms = clock.wall_ms
         self.counts = counts
         self.topics = topics
-        self.schedule = schedule
+        self.levels = levels
         self.plain: Relays
         self.draining = False
         self.inflight = 0

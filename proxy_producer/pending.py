@@ -124,13 +124,12 @@ class PendingSend(Completion[list[AppendResult]]):
         topic.turn += 1
         self.record.queue_id = choose(partition_id, hash_id, topic.queues, topic.turn)
         if self.level:
-            self.record = self.flow.schedule.wrap(self.record, self.level)
-            self.flow.schedule.when_ready(self)
+            self.record = self.flow.levels.wrap(self.record, self.level)
+            self.flow.levels.topic.when_ready(self._levels_ready)
         else:
             self._send_careful()
 
-    def schedule_ready(self, fault: Refusal | None) -> None:
-        """The delay levels' topic is there, or cannot be made."""
+    def _levels_ready(self, fault: Refusal | None) -> None:
         if self.answered:
             return
         if fault is None:

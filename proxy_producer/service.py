@@ -34,10 +34,10 @@ from proxy_producer.delay.desk import DelayDesk
 from proxy_producer.delay.tail import Later
 from proxy_producer.flow import Flow, Ticker
 from proxy_producer.intake import Intake
+from proxy_producer.levels import DelayLevels
 from proxy_producer.messages import marks, record_of
 from proxy_producer.oneway import OnewayCall
 from proxy_producer.pending import PendingSend
-from proxy_producer.schedule import Schedule
 from proxy_producer.ticker import HubTicker
 from proxy_producer.topics import Topic, TopicTable
 
@@ -67,8 +67,8 @@ class ProducerService:
         self._counts = Counts(metrics)
         self.topics = TopicTable(backend, config, clock, self._counts, random)
         heartbeat = ticker or HubTicker(config.sweep_ms / 1_000)
-        schedule = Schedule(backend, levels, clock, config.timeout_ms_max / 1_000)
-        self.flow = Flow(backend, config, clock, self._counts, self.topics, heartbeat, schedule)
+        self._levels = DelayLevels(backend, levels, clock, config.timeout_ms_max / 1_000)
+        self.flow = Flow(backend, config, clock, self._counts, self.topics, heartbeat, self._levels)
         self._intake = Intake(config, self.topics, self.flow, self._wall_ms, self._new_id)
         self._delay = DelayDesk(
             backend, config, clock, self._counts, random, self.flow, self.topics, self._intake, self._new_id,
@@ -113,6 +113,7 @@ class ProducerService:
         """Stop listening to the backend; call after drain."""
         self.topics.close()
         self._delay.close()
+        self._levels.topic.close()
         self.flow.stop()
 
     # --- single sends

@@ -13,11 +13,8 @@ message id, born time, the application's and the internal properties, and gains:
 
 from __future__ import annotations
 
-from backend.capabilities import Durability
-from backend.completion import Completion, succeeded
 from backend.levels import REAL_QUEUE, REAL_TOPIC
-from backend.port import Backend
-from backend.records import NewRecord, TopicInfo
+from backend.records import NewRecord
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, dlq_topic
@@ -65,11 +62,3 @@ def _facts(outlet: Outlet, wall_ms: int) -> dict[str, str]:
         "dead-letter-time": str(wall_ms),
     }
     return {name: text for name, text in texts.items() if text}
-
-
-def ready_dead_topic(backend: Backend, deadline: float) -> Completion[TopicInfo]:
-    """Make the topic unless it is there."""
-    found = backend.topic(DEAD_TOPIC)
-    if found is not None:
-        return succeeded(found)
-    return backend.put_topic(TopicInfo(DEAD_TOPIC, 0, 1, durability=Durability.DURABLE), deadline)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backend.completion import Completion
+from backend.internal_topics import ready_topic
 from backend.levels import real_record, schedule_record
 from backend.port import Backend
 from backend.records import NewRecord, ProgressDelta, TopicInfo
@@ -16,7 +17,7 @@ from ddmq_common.levels import Levels
 from ddmq_common.names import LEVELS_GROUP
 from delay_service.levels.core.level import Fire, Level
 from delay_service.levels.core.targets import Outlet
-from delay_service.levels.dead_letters import dead_letter, ready_dead_topic
+from delay_service.levels.dead_letters import DEAD_TOPIC, dead_letter
 from delay_service.storing import store
 
 
@@ -47,7 +48,7 @@ class Firing:
 
     def start(self) -> None:
         if any(outlet.reason for outlet in self.fire.outlets):
-            ready_dead_topic(self._backend, self._deadline).then(self._topic_made)
+            ready_topic(self._backend, DEAD_TOPIC, 1, self._deadline).then(self._topic_made)
         else:
             self._store()
 

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Sequence
 
 from backend.completion import Completion
-from backend.levels import ready_schedule_topic
+from backend.internal_topics import ready_topic
 from backend.port import Assignment, Backend, Health, Membership
 from backend.records import Bounds, ProgressView, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
@@ -103,10 +103,8 @@ class LevelService:
             self._looks = True
             self._look_alarm.set(LOOK_S, self._look_at_heads)
         deadline = self._clock.monotonic() + self._config.commit_timeout_ms / 1e3
-        try:
-            ready_schedule_topic(self._backend, self._config.table, deadline).then(self._topic_ready)
-        except DdmqError as error:
-            self._not_started(error)
+        levels = len(self._config.table)
+        ready_topic(self._backend, SCHEDULE_TOPIC, levels, deadline).then(self._topic_ready)
 
     def _topic_ready(self, made: Completion[TopicInfo]) -> None:
         if self._stopping:

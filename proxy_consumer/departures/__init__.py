@@ -8,7 +8,6 @@ durable first. Until that is done the message stays unfinished and is delivered 
     trail.py         what travels with a retried message, and which step comes next (pure)
     letters.py       dead letters: made, read back, sent again (pure)
     retry_queues.py  which queue of the retry topic belongs to which topic of the group
-    topics.py        the system's own topics, made on first need
     turns.py         one changer at a time, by a generation that only one commit can take
     departure.py     one move
     undertaker.py    a subscription's moves, a few at a time

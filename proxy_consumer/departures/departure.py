@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backend.completion import Completion
+from backend.internal_topics import ready_topic
 from backend.levels import schedule_record
 from backend.records import (
     AppendResult,
@@ -27,7 +28,6 @@ from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, Remot
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.departures.letters import dead_letter
-from proxy_consumer.departures.topics import ensure_topic
 from proxy_consumer.departures.trail import Trail, level_of, next_step, retry_record, trail_after
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Departure:
             else:
                 self._write(record)
 
-        ensure_topic(self._runtime, record.topic, queues).then(made)
+        ready_topic(self._runtime.backend, record.topic, queues, self._runtime.commit_deadline()).then(made)
 
     def _write(self, record: NewRecord) -> None:
         backend, deadline = self._runtime.backend, self._runtime.commit_deadline()

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from backend.completion import Completion
+from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.records import CommitBatch, ProgressView, QueueRef, TopicInfo
 from ddmq_common.errors import DdmqError, FencedError, StorageError
 from ddmq_common.names import RETRY_PREFIX, TURN_GROUP, retry_topic
-from proxy_consumer.departures.topics import ensure_topic
 from proxy_consumer.departures.turns import turn
 from proxy_consumer.runtime import Runtime
 
@@ -92,7 +92,11 @@ class RetryQueueGrant(Completion[QueueRef]):
             self.succeed(known)
             return
         self._tries += 1
-        ensure_topic(self._runtime, retry_topic(self._group), 1).then(self._topic_made)
+        self._ready_topic(1).then(self._topic_made)
+
+    def _ready_topic(self, queues: int) -> Completion[TopicInfo]:
+        runtime = self._runtime
+        return ready_topic(runtime.backend, retry_topic(self._group), queues, runtime.commit_deadline())
 
     def _topic_made(self, made: Completion[TopicInfo]) -> None:
         if made.error is not None:
@@ -106,7 +110,7 @@ class RetryQueueGrant(Completion[QueueRef]):
         if number is None:
             self._ask_turn(QueueRef(made.value.name, made.value.incarnation, 0))
         else:
-            ensure_topic(self._runtime, made.value.name, number + 1).then(self._grown)
+            self._ready_topic(number + 1).then(self._grown)
 
     def _ask_turn(self, first: QueueRef) -> None:
         view = self._runtime.backend.progress(TURN_GROUP, (first,))

@@ -37,7 +37,6 @@ from proxy_producer.core.refusal import Refusal
 from proxy_producer.core.validation import CHRONOS, content_fault
 from proxy_producer.counts import Counts
 from proxy_producer.delay.full import FullTopics
-from proxy_producer.delay.inner_topic import InnerTopic
 from proxy_producer.delay.intake import DelayIntake
 from proxy_producer.delay.outcomes import OutcomeDesk
 from proxy_producer.delay.pending import DelayShared, PendingDelay
@@ -47,6 +46,7 @@ from proxy_producer.delay.tail import Later
 from proxy_producer.delay.wire import Asked, asked_of, with_due
 from proxy_producer.flow import Flow
 from proxy_producer.intake import Intake
+from proxy_producer.internal_topic import InternalTopic
 from proxy_producer.messages import NO_DELAY_SERVICE, marks
 from proxy_producer.topics import Topic, TopicTable
 
@@ -76,8 +76,8 @@ class DelayDesk:
     ) -> None:
         timeout_s, delay = config.timeout_ms_max / 1_000, config.delay
         self.presence = Presence(backend, clock, delay.absent_ms / 1_000)
-        self.inner = InnerTopic(backend, DELAY_TOPIC, 1, clock, timeout_s)
-        heard = InnerTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
+        self.inner = InternalTopic(backend, DELAY_TOPIC, 1, clock, timeout_s)
+        heard = InternalTopic(backend, OUTCOME_TOPIC, OUTCOME_QUEUES, clock, timeout_s)
         self.outcomes = OutcomeDesk(backend, clock, random, counts, heard, delay.waiters_max, later)
         self.full = FullTopics(backend)
         self.shared = DelayShared(flow, self.inner, self.outcomes)

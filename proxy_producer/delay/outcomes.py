@@ -20,8 +20,8 @@ from ddmq_common.delay_command import DelayOutcome
 from ddmq_common.names import OUTCOME_GROUP, OUTCOME_TOPIC
 from proxy_producer.core.refusal import Refusal
 from proxy_producer.counts import Counts
-from proxy_producer.delay.inner_topic import InnerTopic
 from proxy_producer.delay.tail import Later, Tail
+from proxy_producer.internal_topic import InternalTopic
 
 
 class Waiter(Protocol):
@@ -43,7 +43,7 @@ class OutcomeDesk:
         clock: Clock,
         random: Random,
         counts: Counts,
-        topic: InnerTopic,
+        topic: InternalTopic,
         waiters_max: int,
         later: Later,
     ) -> None:

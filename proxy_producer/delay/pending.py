@@ -24,9 +24,9 @@ from ddmq_rpc.api import Call
 from proxy_producer import replies
 from proxy_producer.core.delay_checks import echoed_id
 from proxy_producer.core.refusal import Refusal
-from proxy_producer.delay.inner_topic import InnerTopic
 from proxy_producer.delay.outcomes import OutcomeDesk
 from proxy_producer.flow import Flow
+from proxy_producer.internal_topic import InternalTopic
 from proxy_producer.pending import PendingSend
 from proxy_producer.topics import Topic
 
@@ -36,7 +36,7 @@ class DelayShared:
 
     __slots__ = ("flow", "inner", "outcomes")
 
-    def __init__(self, flow: Flow, inner: InnerTopic, outcomes: OutcomeDesk) -> None:
+    def __init__(self, flow: Flow, inner: InternalTopic, outcomes: OutcomeDesk) -> None:
         self.flow = flow
         self.inner = inner
         self.outcomes = outcomes

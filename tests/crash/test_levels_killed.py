@@ -12,7 +12,8 @@ from random import Random
 import pytest
 
 from backend.file_log import FileLogOptions, open_log
-from backend.levels import ready_schedule_topic, schedule_record
+from backend.internal_topics import ready_topic
+from backend.levels import schedule_record
 from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import decode, encode
@@ -43,7 +44,7 @@ class Directory:
     def fill(self) -> None:
         """Messages of both short levels, some to a topic that is deleted then, and one that is not due."""
         levels = Levels(WAITS)
-        ready_schedule_topic(self.log, levels, self.deadline()).wait(WAIT_S)
+        ready_topic(self.log, SCHEDULE_TOPIC, len(levels), self.deadline()).wait(WAIT_S)
         for name in ("level1", "level2", "gone"):
             self.make(name)
         records = [

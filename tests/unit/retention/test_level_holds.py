@@ -9,7 +9,7 @@ import pytest
 from test_retention_on_log import SEGMENT, House
 
 from backend.file_log.level_holds import LevelHolds
-from backend.levels import ready_schedule_topic
+from backend.internal_topics import ready_topic
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, QueueRef
 from ddmq_common.delivery import encode
 from ddmq_common.errors import DiskFullError
@@ -20,7 +20,7 @@ from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     made = House(tmp_path, log_bytes_max=2 * SEGMENT)
-    ready_schedule_topic(made.log, DEFAULT_LEVELS, made.deadline()).wait(60)
+    ready_topic(made.log, SCHEDULE_TOPIC, len(DEFAULT_LEVELS), made.deadline()).wait(60)
     yield made
     made.log.close()
 

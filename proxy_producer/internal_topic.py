@@ -1,28 +1,27 @@
-"""An internal topic that is made when it is first needed: orders to the delay service, and their outcomes.
+"""An internal topic as one proxy sees it: the delay levels', the delay commands', their outcomes'.
 
-Whoever starts first makes it; it grows to as many queues as somebody wants, and never shrinks.
+Whoever needs it first makes it, a delay service or a proxy; so a delayed message is stored also while no
+service runs, and fires when one does. It grows to as many queues as somebody wants, and never shrinks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from backend.capabilities import Durability
-from backend.completion import Completion, succeeded
+from backend.completion import Completion
+from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.records import TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DdmqError
 from proxy_producer.core.outcomes import refusal_of
 from proxy_producer.core.refusal import Refusal
 
 Ready = Callable[[Refusal | None], None]
 
 
-class InnerTopic:
-    """One such topic, as one proxy sees it. `queues`: how many it has, at least so many as this proxy wants;
-    `ready`: it is there with all of them. The hot path looks at both.
+class InternalTopic:
+    """Made when it is first needed. `queues`: how many it has, at least so many as this proxy wants; `ready`:
+    it is there with all of them. The hot path looks at both. `timeout_s`: how long making it may take.
     """
 
     __slots__ = (
@@ -58,35 +57,20 @@ class InnerTopic:
         return self.ready
 
     def when_ready(self, call: Ready) -> None:
-        """`call(None)` follows, at once when it is there; else a refusal."""
+        """`call(None)` follows, at once when the topic is there; else a refusal follows."""
         if self.look():
             call(None)
         elif self._waiting is not None:
             self._waiting.append(call)
         else:
             self._waiting = [call]
-            try:
-                self._made_of(self._clock.monotonic() + self._timeout_s).then(self._made)
-            except DdmqError as error:
-                self._tell(refusal_of(error))
-
-    def _made_of(self, deadline: float) -> Completion[TopicInfo]:
-        """Creating gives an existing one back as it is, so growing it is a second step."""
-        found = self._backend.topic(self._name)
-        if found is None:
-            wanted = TopicInfo(self._name, 0, self._queues, durability=Durability.DURABLE)
-        elif found.queues < self._queues:
-            wanted = replace(found, queues=self._queues)
-        else:
-            return succeeded(found)
-        return self._backend.put_topic(wanted, deadline)
+            deadline = self._clock.monotonic() + self._timeout_s
+            ready_topic(self._backend, self._name, self._queues, deadline).then(self._made)
 
     def _made(self, made: Completion[TopicInfo]) -> None:
         if made.error is None:
             self.look()
-        self._tell(None if made.error is None else refusal_of(made.error))
-
-    def _tell(self, fault: Refusal | None) -> None:
+        fault = None if made.error is None else refusal_of(made.error)
         waiting, self._waiting = self._waiting or [], None
         for call in waiting:
             call(fault)
