@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import stat
 from pathlib import Path
@@ -62,6 +63,25 @@ def test_only_the_owner_may_connect(tmp_path: Path) -> None:
     with house(tmp_path) as home:
         home.serve()
         assert stat.S_IMODE((tmp_path / place.SOCKET_FILE).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("uid", "taken"), [(os.geteuid(), True), (0, True), (os.geteuid() + 1, False)])
+def test_a_member_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, uid: int, taken: bool
+) -> None:
+    """Root's are taken: it reads the directory anyway."""
+    with house(tmp_path) as home:
+        server = home.serve()
+        client = RawClient(tmp_path, greet=False)
+        monkeypatch.setattr(place, "peer_uid", lambda _: uid)  # asked when the writer accepts
+        client.send(Kind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
+        if taken:
+            client.next(Kind.READY)
+        else:
+            client.until_ended()
+        assert server.sessions == taken
+        assert home.metrics.cell(catalogue.SESSION_REFUSED, "user").value == (not taken)
+    assert ("of another user is refused" in caplog.text) is not taken
 
 
 @pytest.mark.parametrize(
