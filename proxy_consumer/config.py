@@ -134,6 +134,7 @@ class ConsumerConfig:
     `advertise`: HOST:PORT where other proxies reach this one, when it is not where it listens (NAT).
     `idle_ms`: after that long without a pull, and nothing leased, a subscription gives up its queues.
     `push_targets`: hosts, addresses, networks and URLs that AsyncHttp and Redis may use; empty = none.
+    `secrets_dir`: the folder of secrets that say `file:NAME`.
     `push_files_dir`: where File writes ("" = nowhere); at `push_files_bytes_max` its messages fail.
     """
 
@@ -157,6 +158,7 @@ class ConsumerConfig:
     tick_ms: int = field(default=5, metadata=rules(low=1, high=1_000))
     drain_leases_ms: int = field(default=1_000, metadata=rules(low=0, high=600_000))
     push_targets: tuple[str, ...] = ()
+    secrets_dir: str = ""
     push_files_dir: str = ""
     push_files_bytes_max: int = field(default=10 << 30, metadata=rules(low=1 << 20, high=1 << 50))
     defaults: SubscriptionDefaults = field(default_factory=SubscriptionDefaults)
@@ -170,7 +172,7 @@ LIVE_KEYS = frozenset(  # of ConsumerConfig: those that a reload puts in force; 
         "auto_create_groups", "groups_max", "subscriptions_per_group_max", "subscriptions_max",
         "linger_min_ms", "linger_max_ms", "offsets_per_call_max", "results_per_call_max", "waiters_max",
         "read_ahead_count", "read_ahead_bytes", "read_ahead_bytes_max", "fail_delay_max_ms",
-        "commit_timeout_ms", "idle_ms", "drain_leases_ms", "push_targets", "defaults",
+        "commit_timeout_ms", "idle_ms", "drain_leases_ms", "push_targets", "secrets_dir", "defaults",
     }
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from ddmq_common.config.secret_files import reveal
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
 from proxy_consumer.actions.config import PushConfig, ScriptConfig
@@ -93,7 +94,7 @@ class Pushers:
 
     def _look(self, subscription: Subscription, *, there: bool) -> None:
         """Make what runs agree with the subscription."""
-        made = (subscription.config.actions, subscription.config.push)
+        made, fault = self._made(subscription) if there else (None, "")
         running = self._runners.get(subscription)
         if running is not None and (not there or running[0] != made or running[1].sink.fault is not None):
             self._end(subscription)
@@ -101,22 +102,36 @@ class Pushers:
         if running is None:
             self._faults.pop(subscription, None)
             if there and not self._stopped:
-                self._begin(subscription, made)
+                if made is None:
+                    self._hold(subscription, fault)
+                else:
+                    self._begin(subscription, made)
         self._held.value = len(self._faults)
+
+    def _made(self, subscription: Subscription) -> tuple[Made | None, str]:
+        """What its runner is to be made of, secrets as their files have them now; or why it cannot."""
+        config = subscription.config
+        try:
+            return (config.actions, reveal(config.push, self._runtime.config.secrets_dir)), ""
+        except DdmqError as error:
+            return None, str(error)
+
+    def _hold(self, subscription: Subscription, fault: str) -> None:
+        self._faults[subscription] = fault
+        names = {"group": subscription.group.name, "topic": subscription.topic}
+        log.error("push subscription held back", extra=names | {"error": fault})
 
     def _begin(self, subscription: Subscription, made: Made) -> None:
         from proxy_consumer.actions.chain import build_chain  # loads CEL, where actions are used
 
         try:
             chain = build_chain(*made, heavy=self._heavy)
-            sink = self._sink(chain.sink, subscription)
+            sink = self._sink(chain.sink, subscription, made[1])
             fault = sink.fault
         except (ValueError, DdmqError) as error:
             fault = str(error)
         if fault is not None:
-            self._faults[subscription] = fault
-            names = {"group": subscription.group.name, "topic": subscription.topic}
-            log.error("push subscription held back", extra=names | {"error": fault})
+            self._hold(subscription, fault)
             return
         runner = PushRunner(subscription, chain, sink, self._source)
         self._runners[subscription] = made, runner
@@ -133,12 +148,12 @@ class Pushers:
         _, runner = self._runners.pop(subscription)
         runner.stop()
 
-    def _sink(self, name: str, subscription: Subscription) -> Sink:
+    def _sink(self, name: str, subscription: Subscription, push: PushConfig) -> Sink:
         config, allowed = self._runtime.config, self._allowed
         if name == "AsyncHttp":
-            return HttpSink(subscription, allowed, self._random)
+            return HttpSink(subscription, push, allowed, self._random)
         if name == "Redis":
-            return RedisSink(subscription.config, allowed, self._random)
+            return RedisSink(subscription.config, push.redis, allowed, self._random)
         if self._folder is None:
             self._folder = FilesFolder(config.push_files_dir, config.push_files_bytes_max)
         return FileSink(subscription.config.push.file, self._folder, self._runtime.clock)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from ddmq_common.metrics import catalogue
+from proxy_consumer.actions.config import PushConfig
 from proxy_consumer.actions.job import Job
 from proxy_consumer.actions.targets import AllowList, Url, parse_url
 from proxy_consumer.push.permits import Permits
@@ -34,10 +35,16 @@ OUR_HEADERS = {
 class HttpSink:
     """The sink of one subscription."""
 
-    def __init__(self, subscription: Subscription, allowed: Callable[[], AllowList], random: Random) -> None:
+    def __init__(
+        self,
+        subscription: Subscription,
+        push: PushConfig,
+        allowed: Callable[[], AllowList],
+        random: Random,
+    ) -> None:
         runtime = subscription.runtime
         self._subscription = subscription
-        self._push = subscription.config.push
+        self._push = push
         self._config = self._push.http
         self._urls = [parse_url(url) for url in self._config.urls]
         self._allowed = allowed

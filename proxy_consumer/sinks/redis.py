@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from proxy_consumer.actions.commands import Commands, NoValueError
+from proxy_consumer.actions.config import RedisConfig
 from proxy_consumer.actions.targets import AllowList
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.push.verdict import DONE, Kind, Pushed, Verdict
@@ -16,9 +17,12 @@ class RedisSink:
     """The sink of one subscription."""
 
     def __init__(
-        self, config: SubscriptionDefaults, allowed: Callable[[], AllowList], random: Random
+        self,
+        config: SubscriptionDefaults,
+        settings: RedisConfig,
+        allowed: Callable[[], AllowList],
+        random: Random,
     ) -> None:
-        settings = config.push.redis
         self._commands = Commands(settings, after_json="Json" in config.actions)
         self._allowed = allowed
         self._random = random

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,24 @@ def test_a_signed_request_tells_who_sent_it_and_when(rig: PushRig, receiver: Rec
     plain.until_committed(1)
     assert "ddmq-signature" not in receiver.seen[-1].headers
     plain.close()
+
+
+def test_a_signing_key_in_a_file_of_its_own(receiver: Receiver, tmp_path: Path) -> None:
+    """Held back until the file is there; at a reload the file is read again."""
+    rig, file = PushRig(secrets_dir=str(tmp_path)), tmp_path / "key"
+    rig.http(receiver.url(), signing_key="file:key")
+    rig.put(b"x")
+    assert "key: cannot be read" in rig.service.push_fault("G", "T")
+    for number, secret in enumerate((b"first", b"second"), 1):
+        file.write_bytes(secret)
+        file.chmod(0o600)
+        rig.service.reconfigure(rig.config)
+        rig.put(b"x")
+        rig.until_moved(lambda upto=number + 1: rig.progress().committed == upto)
+        seen = receiver.seen[-1]
+        at, mac = seen.headers["ddmq-signature"].removeprefix("t=").split(",v1=")
+        assert mac == hmac.new(secret, at.encode() + b"." + seen.body, "sha256").hexdigest()
+    rig.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"no json", b"[]", b"{}", b'{"errno":"0"}', b'{"errno":1000001}'])
