@@ -94,7 +94,7 @@ class PlainDelays:
         spoken = self.spoken.get(topic)
         if spoken is None:
             return properties, None
-        asked = dialect_of(properties, spoken, self._wall_ms(), self._limits)
+        asked = dialect_of(properties, spoken, self._wall_ms() + 1, self._limits)
         return without_dialects(properties, spoken), asked
 
     def send(

@@ -53,7 +53,8 @@ def dialect_of(
     """The order that these (checked) properties ask for, why they cannot, or None: no delay is asked for.
 
     The order is a schedule, so that the message keeps its own key; its uuid, topic, shard and queue are the
-    caller's to fill in. A due time that has come is no delay.
+    caller's to fill in. A due time that has come is no delay. `now_ms`: the end of this millisecond,
+    so that what counts from it is never early.
     """
     if enabled.properties.isdisjoint(properties):
         return None
@@ -84,7 +85,8 @@ def _order(wish: Wish, now_ms: int, limits: ScheduleLimits) -> DelayCommand | Re
     if fault is not None or due is None:
         what, _, allowed = (fault or "the cron has no time to come; allowed: one that has").partition("; ")
         return illegal("delay_dialect", what, allowed)
-    if due <= now_ms and not schedule.repeat and not schedule.cron:
+    relative = wish.relative or wish.due_ms is None
+    if (due <= now_ms if relative else due < now_ms) and not schedule.repeat and not schedule.cron:
         return None
     return DelayCommand(ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=schedule)
 

@@ -24,7 +24,7 @@ def read(properties: Mapping[bytes, bytes], now_ms: int) -> Wish | None:
     delay = whole(properties, DELAY_MS)
     moment = whole(properties, DELIVER_MS)
     if seconds is not None:
-        return Wish(Schedule(), now_ms + seconds * 1_000)
+        return Wish(Schedule(), now_ms + seconds * 1_000, relative=True)
     if delay is not None:
-        return Wish(Schedule(), now_ms + delay)
+        return Wish(Schedule(), now_ms + delay, relative=True)
     return None if moment is None else Wish(Schedule(), moment)

@@ -22,10 +22,12 @@ SECONDS_BELOW = 100_000_000_000
 
 
 class Wish(NamedTuple):
-    """`due_ms`: the first delivery, epoch milliseconds; None: as the schedule says, from now on."""
+    """`due_ms`: the first delivery, epoch milliseconds; None: as the schedule says, from now on. `relative`:
+    it counts from now, too."""
 
     schedule: Schedule
     due_ms: int | None = None
+    relative: bool = False
 
 
 class WrongValueError(Exception):

@@ -71,7 +71,8 @@ def test_a_series_may_start_at_a_moment_or_now():
 
 def test_what_has_passed_goes_at_once():
     assert ask(at=1) is None
-    assert ask(at=NOW) is None
+    assert ask(at=NOW - 1) is None
+    assert ask(at=NOW).due_ms == NOW, "now is the end of a millisecond that is not over yet"
     assert ask(after=0) is None
 
 

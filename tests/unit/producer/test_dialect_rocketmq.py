@@ -26,6 +26,7 @@ def test_the_three_ways():
     assert ask(DELAY_SEC=10).due_ms == NOW + 10_000
     assert ask(DELAY_MS=10).due_ms == NOW + 10
     assert ask(DELIVER_MS=NOW + 600_000).due_ms == NOW + 600_000
+    assert ask(DELIVER_MS=NOW).due_ms == NOW, "now is the end of a millisecond that is not over yet"
 
 
 def test_which_of_several_holds():
@@ -34,7 +35,7 @@ def test_which_of_several_holds():
 
 
 @pytest.mark.parametrize(
-    "properties", [{"DELIVER_MS": NOW}, {"DELIVER_MS": 1}, {"DELAY_SEC": 0}, {"DELAY_MS": -1}]
+    "properties", [{"DELIVER_MS": NOW - 1}, {"DELIVER_MS": 1}, {"DELAY_SEC": 0}, {"DELAY_MS": -1}]
 )
 def test_what_has_passed_goes_at_once(properties):
     assert ask(**properties) is None

@@ -28,7 +28,7 @@ class TestDialects:
         call = rig.send(properties={b"x-delay": b"5000", b"a": b"b"}, key=b"k", partitionId=3, clientId=b"me")
         (record,), order = rig.records(), rig.order()
         assert (record.topic, order.topic, order.kind) == (DELAY_TOPIC, "orders", SCHEDULE)
-        assert order.due_ms == rig.clock.wall_ms() + 5_000
+        assert order.due_ms == rig.clock.wall_ms() + 5_001, "from the end of this millisecond"
         assert (order.partition, order.shard) == (3, record.queue_id)
         found = decode(record.delivery)
         assert (found.key, found.properties) == (b"k", {b"a": b"b"})
@@ -117,7 +117,30 @@ class TestTopicsOwnDialects:
     def test_from_the_start(self):
         rig = DelayRig([replace(TOPICS[0], delay_dialects=("ddmq",)), *TOPICS[1:]])
         rig.send(properties={b"deliver-after": b"5s"})
-        assert rig.order().due_ms == rig.clock.wall_ms() + 5_000
+        assert rig.order().due_ms == rig.clock.wall_ms() + 5_001
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {b"x-delay": b"1"},
+            {b"AMQ_SCHEDULED_DELAY": b"1"},
+            {b"TIMER_DELAY_MS": b"1"},
+            {b"TIMER_DELAY_SEC": b"1"},
+            {b"deliver-after": b"1ms"},
+        ],
+    )
+    def test_what_counts_from_now_is_never_early(self, asked):
+        rig = DelayRig(delay=DelayLimits(dialects={"orders": ("amq", "rabbit", "rocketmq", "ddmq")}))
+        rig.clock.advance(0.0009)
+        sent_ms = rig.clock.wall_ms() + 0.9
+        rig.send(properties=asked)
+        assert rig.order().due_ms >= sent_ms + (1_000 if b"TIMER_DELAY_SEC" in asked else 1)
+
+    def test_a_moment_in_this_millisecond_goes_at_once_and_the_next_one_waits(self):
+        rig = DelayRig(delay=DelayLimits(dialects={"orders": ("rocketmq",)}))
+        for later, inner in ((0, False), (1, True)):
+            rig.send(properties={b"TIMER_DELIVER_MS": b"%d" % (rig.clock.wall_ms() + later)})
+            assert (rig.records()[-1].topic == DELAY_TOPIC) is inner
 
     def test_switched_on_and_off_while_it_runs(self):
         rig = DelayRig()
