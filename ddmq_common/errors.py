@@ -62,6 +62,10 @@ class RefusedUntilRecoveredError(StorageError):
     """An fsync failed; the log refuses writes until what it holds has been proven durable again."""
 
 
+class NotWriterError(StorageError):
+    """This process may not write the log any more; what is refused with this was not stored."""
+
+
 class DamagedError(StorageError):
     """Stored bytes do not match their checksum; they are never served."""
 

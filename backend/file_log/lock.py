@@ -16,7 +16,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from ddmq_common.errors import CallerError, StorageError
+from ddmq_common.errors import CallerError, NotWriterError, StorageError
 
 LOCK_FILE = "writer.lock"
 _TEXT_BYTES_MAX = 512
@@ -69,14 +69,14 @@ class DirectoryLock:
         return cls(directory, fd)
 
     def check(self) -> None:
-        """Raise StorageError when the file was deleted or replaced: others may lock the new one."""
+        """Raise NotWriterError when the file was deleted or replaced: others may lock the new one."""
         path = self.directory / LOCK_FILE
         try:
             same = os.path.samestat(os.stat(path), os.fstat(self._fd))
         except FileNotFoundError:
             same = False
         if not same:
-            raise StorageError(
+            raise NotWriterError(
                 f"the lock file {path} was deleted or replaced while this process wrote the log; nothing more"
                 " is written, because others may write it now: stop all servers of the directory, start one"
             )

@@ -21,7 +21,7 @@ class Code(IntEnum):
     TAKES_NO_DELAY = 18
     TAKES_ONLY_DELAY = 19
     SHUTTING_DOWN = 20
-    NO_SERVICE = 21  # no backend for the topic's cluster, or no delay service
+    NO_SERVICE = 21  # no backend for the topic (any more), or no delay service
     DELAY_ID_MALFORMED = 30
     DELAY_TYPE_UNKNOWN = 31
     DELAY_ACTION_UNKNOWN = 32

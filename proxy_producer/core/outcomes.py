@@ -13,6 +13,7 @@ from ddmq_common.errors import (
     DiskFullError,
     DrainingError,
     NoSuchTopicError,
+    NotWriterError,
     RemoteError,
     StorageError,
     TryLaterError,
@@ -25,6 +26,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Code, str], ...] = (
     (DrainingError, Code.SHUTTING_DOWN, "backend_draining"),
     (DiskFullError, Code.BUSY, "disk_full"),
     (TryLaterError, Code.BUSY, "backend_bound"),
+    (NotWriterError, Code.NO_SERVICE, "not_writer"),  # code 10 is an unknown outcome to clients
     (StorageError, Code.BACKEND_FAILED, "storage"),
     (RemoteError, Code.TIMED_OUT, "backend_silent"),
 )

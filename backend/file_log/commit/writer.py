@@ -300,6 +300,9 @@ class Writer:
     # --- after a failed write or sync
 
     def _fail(self, error: Exception, frame: PackedFrame | None) -> None:
+        if self.refusal is not None:  # given up meanwhile
+            self._refuse_all(frame)
+            return
         self.refusal = RefusedUntilRecoveredError(
             f"writing the log failed ({error}); it refuses writes until all of it is proven durable again"
         )
@@ -310,6 +313,8 @@ class Writer:
 
     def _rescue_done(self, job: RescueJob) -> None:
         self._rescues[job.error is None].value += 1
+        if self._rescue is None:  # given up meanwhile
+            return
         if job.error is not None:
             log.error("the log stays refused: a new segment could not be written: %s", job.error)
             self._refuse_all(job.frame)
@@ -333,7 +338,8 @@ class Writer:
     def give_up(self, error: DdmqError) -> None:
         """Write nothing any more; whatever waits or comes is refused with this."""
         self.refusal = error
-        self._refuse_all(None)
+        rescue, self._rescue = self._rescue, None
+        self._refuse_all(None if rescue is None else rescue.frame)
 
     def _refuse_all(self, frame: PackedFrame | None) -> None:
         pending, self._pending, self._pending_bytes = list(self._pending), deque(), 0

@@ -12,7 +12,7 @@ from log_story import Story, Told, check, new_record, open_story, read_all, soon
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, TopicInfo
-from ddmq_common.errors import RefusedUntilRecoveredError, RemoteError
+from ddmq_common.errors import NotWriterError, RefusedUntilRecoveredError, RemoteError
 
 
 class Failing(FaultyStorage):
@@ -75,6 +75,24 @@ def test_refused_until_it_can_be_written_elsewhere(tmp_path: Path) -> None:
     again = open_story(storage.image(tmp_path / "dark"))
     assert [record.delivery for record in read_all(again, "orders").values()] == bodies
     again.close()
+
+
+def test_a_log_that_was_given_up_while_it_was_refused_stays_so(tmp_path: Path) -> None:
+    """Another process may write it now."""
+    (tmp_path / "live").mkdir()
+    storage = Failing(tmp_path / "live")
+    log = open_story(tmp_path / "live", storage)
+    wait(log.put_topic(TopicInfo("orders", 0, 1), soon()))
+    storage.broken = ("write through", "create", "sync all")
+    wait(log.append([new_record("orders", 0, b"000001:unknown")], soon()))
+    log._writer.give_up(NotWriterError("the lock file is gone"))
+    storage.broken = ()
+    log._writer._rescue_again()  # as its timer does
+    assert log._writer._job is None
+    result = wait(log.append([new_record("orders", 0, b"000002:refused")], soon()))[0]
+    assert (result.status, type(result.error)) == (AppendStatus.REFUSED, NotWriterError)
+    assert not log.health().ready
+    log.close()
 
 
 def test_a_disk_that_fails_again_and_again_costs_a_segment_a_period_not_one_each(tmp_path: Path) -> None:

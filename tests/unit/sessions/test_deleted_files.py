@@ -12,7 +12,9 @@ from backend.file_log.lock import LOCK_FILE
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.wire.place import SOCKET_FILE
 from backend.records import AppendStatus
-from ddmq_common.errors import StorageError
+from ddmq_client.idl.codes import Code
+from ddmq_common.errors import NotWriterError
+from proxy_producer.core.outcomes import outcome_of
 from tests.unit.sessions.test_session_local import Pair
 
 
@@ -41,8 +43,11 @@ def test_a_writer_whose_lock_file_is_gone_writes_no_more(pair: Pair) -> None:
     assert log._retention.run_once() == []
     result = done(log.append([record()], soon()))[0]
     assert result.status is AppendStatus.REFUSED
-    assert isinstance(result.error, StorageError)
+    assert isinstance(result.error, NotWriterError)
     assert "lock file" in str(result.error)
+    assert outcome_of(result).code == Code.NO_SERVICE, "clients know that it is not stored"
+    sent = done(pair.enter().append([record()], soon()))[0]
+    assert (sent.status, type(sent.error)) == (AppendStatus.REFUSED, NotWriterError), "members hear the same"
     assert not log.health().ready
     assert "lock file" in log.health().reason
 

@@ -61,6 +61,7 @@ _ERRORS: dict[int, type[Exception]] = {
     14: errors.RemoteError,
     15: ValueError,
     16: errors.NewerFormatError,
+    17: errors.NotWriterError,
 }
 _CODES = {kind: code for code, kind in _ERRORS.items()}
 ErrorRow = tuple[int, str]
