@@ -11,6 +11,7 @@ from proxy_consumer.answers import Place
 from proxy_consumer.core.steps import Loaded, QueueState, ReadRequest
 
 if TYPE_CHECKING:
+    from proxy_consumer.subscription.reading import Reading
     from proxy_consumer.subscription.subscription import Subscription
 
 
@@ -33,32 +34,32 @@ class Held:
 class QueueRead(Completion[ReadBatch]):
     """One read; `inline` while the call that started it has not returned."""
 
-    __slots__ = ("inline", "request", "subscription")
+    __slots__ = ("inline", "reading", "request")
 
-    def __init__(self, subscription: Subscription, request: ReadRequest) -> None:
+    def __init__(self, reading: Reading, request: ReadRequest) -> None:
         super().__init__()
-        self.subscription = subscription
+        self.reading = reading
         self.request = request
         self.inline = True
 
     def settled(self) -> None:
         if self.inline:
             return
-        loaded = self.subscription.read_done(self)
-        if loaded is Loaded.DATA or self.subscription.buffer.may_have:
-            self.subscription.group.serve()
+        loaded, subscription = self.reading.read_done(self), self.reading.subscription
+        if loaded is Loaded.DATA or subscription.buffer.may_have:
+            subscription.group.serve()
 
 
 class DataWait(Wait):
     """The wait at one queue's end."""
 
-    __slots__ = ("state", "subscription")
+    __slots__ = ("reading", "state")
 
-    def __init__(self, subscription: Subscription, state: QueueState) -> None:
+    def __init__(self, reading: Reading, state: QueueState) -> None:
         super().__init__()
-        self.subscription = subscription
+        self.reading = reading
         self.state = state
 
     def settled(self) -> None:
         if not self.cancelled:
-            self.subscription.wait_done(self)
+            self.reading.wait_done(self)

@@ -1,9 +1,7 @@
 """One group's subscription to one topic: the PullBuffer, and the backend calls it asks for.
 
 It takes its seats (seat.py) with the first pull and leaves them after `idle_ms` without one. Queues that
-it is given are read on demand: a read that the backend answers at once is used at once, another one
-wakes the group's waiters when it comes. At a queue's end one wait stands armed for as long as the
-subscription is in use, so that no append goes unnoticed.
+it is given are read on demand (reading.py).
 """
 
 from __future__ import annotations
@@ -11,25 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from backend.completion import Completion
 from backend.port import Sharing
-from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
-from ddmq_common.errors import DrainingError
-from ddmq_common.metrics.catalogue import SKIPPED
+from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.names import retry_qid, retry_topic
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.order.lane import OrderedLane
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.ranges import ranges_of
-from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, Purpose, QueueState, ReadRequest
+from proxy_consumer.core.steps import Delivery, EndsRequest, QueueState
 from proxy_consumer.departures.retry_queues import retry_queue_of
-from proxy_consumer.departures.trail import is_of_another_life
 from proxy_consumer.departures.undertaker import Undertaker
 from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharing_of, start_anew
 from proxy_consumer.results.commits import Part, ProgressCommit, collect, store_settings
-from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.gates import gate_of, same_gate
 from proxy_consumer.subscription.handover import (
     Carried,
@@ -40,18 +33,16 @@ from proxy_consumer.subscription.handover import (
     note_of,
     read_note,
 )
-from proxy_consumer.subscription.reads import DataWait, Held, QueueRead
+from proxy_consumer.subscription.next_offsets import NextOffsets
+from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading
+from proxy_consumer.subscription.reads import Held
 from proxy_consumer.subscription.seat import RETRY_S, Seat
 
 if TYPE_CHECKING:
     from proxy_consumer.groups.group import Group
 
-WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
-NEXT_OFFSET_AGE_S = 0.1
 LOST_S = 3.0  # a queue that was lost is mostly ours again by then: a writer is replaced in 3 s
 READS_MAX = 32  # reads answered at once in one `take`; then others have their turn
-SOON_S = 0.001  # at the next tick
-FLUSH_S = 0.5  # when what is finished without a client is stored
 
 
 class Subscription:
@@ -83,11 +74,10 @@ class Subscription:
         self.undertaker = Undertaker(self)
         self._seat = Seat(self, topic, retry=False)
         self._retry_seat = Seat(self, retry_topic(group.name), retry=True)
-        self._waits: dict[QueueRef, DataWait] = {}
-        self._stalled: list[QueueState] = []  # to be tried again after an error
+        self.reading = Reading(self)
         self._handed_out: dict[QueueRef, tuple[int, int]] = {}  # of lost queues: generation, delivered until
         self._carried: dict[QueueRef, Carried] = {}  # of lost queues
-        self._next_offsets: dict[QueueRef, tuple[float, int]] = {}  # as of when
+        self._next_offsets = NextOffsets(runtime)
         self.readable = True
         self.check_topic()
 
@@ -220,7 +210,7 @@ class Subscription:
             self.order.open_at = max(self.order.open_at, self.runtime.now() + wait_s)
         state = self.buffer.assign(queue, view, bounds, retry_queue=seat.retry)
         state.jobs.epoch = epoch
-        self._next_offsets[queue] = (self.runtime.now(), bounds.next)
+        self._next_offsets.note(queue, bounds.next)
         runtime = self.runtime
         name = retry_qid(runtime.backend.cluster, queue.queue_id) if seat.retry else runtime.qid(queue)
         held = state.label = Held(Place(self.group.name, self.topic, name), self, state)
@@ -279,13 +269,11 @@ class Subscription:
 
     def drop(self, queue: QueueRef) -> None:
         """A queue is not ours any more."""
-        self._next_offsets.pop(queue, None)
+        self._next_offsets.forget(queue)
         state = self.buffer.revoke(queue)
         if state is not None:
             self.group.forget(state.label)
-        wait = self._waits.pop(queue, None)
-        if wait is not None:
-            wait.cancel()
+        self.reading.forget(queue)
 
     def lives(self, queue: QueueRef) -> bool:
         """Whether its topic is still there."""
@@ -338,128 +326,16 @@ class Subscription:
                 self.runtime.agenda.set(self, soon if buffer.short else max(soon, buffer.next_event()))
                 return None
             if isinstance(step, EndsRequest):
-                self._ask_ends(step)
+                self.reading.ask_ends(step)
                 continue
             held: Held | None = step.state.label
-            (self if held is None else held.subscription).read(step)
+            (self if held is None else held.subscription).reading.read(step)
         self.runtime.agenda.set(self, now + SOON_S)
         return None
 
     def next_offset(self, state: QueueState, now: float) -> int:
         """The queue's next offset as known lately, for our own clients."""
-        known = self._next_offsets.get(state.queue)
-        if known is None or now - known[0] > NEXT_OFFSET_AGE_S:
-            known = self._next_offsets[state.queue] = (now, 0 if known is None else known[1])
-            asked = self.runtime.backend.bounds((state.queue,))
-            asked.then(lambda found: self._note_bounds(state.queue, found))
-        return max(self._next_offsets[state.queue][1], state.feed.cursor)
-
-    def _note_bounds(self, queue: QueueRef, found: Completion[list[Bounds | None]]) -> None:
-        known = self._next_offsets.get(queue)
-        if known is not None and found.error is None and found.value[0] is not None:
-            self._next_offsets[queue] = (known[0], found.value[0].next)
-
-    def _ask_ends(self, request: EndsRequest) -> None:
-        asked = self.runtime.backend.bounds([lane.state.queue for lane in request.lanes])
-        inline = True
-
-        def answered(found: Completion[list[Bounds | None]]) -> None:
-            if found.error is not None:
-                request.scope.ends_failed()
-                self._stall(request.lanes[0].state, found.error)
-                return
-            request.scope.ends(request, found.value)
-            if not inline:
-                self.group.serve()
-
-        asked.then(answered)
-        inline = False
-
-    def read(self, request: ReadRequest) -> None:
-        """Carry out what a PullBuffer asks for."""
-        read = QueueRead(self, request)
-        self.runtime.backend.read(
-            request.state.queue,
-            request.offset,
-            request.count_max,
-            request.bytes_max,
-            into=read,
-            tags=request.tags,
-        )
-        if read.done:
-            self.read_done(read)
-        else:
-            read.inline = False
-
-    def read_done(self, read: QueueRead) -> Loaded:
-        """A read came back, at once or later."""
-        state = read.request.state
-        if read.error is not None:
-            self.buffer.read_failed(read.request)
-            self._stall(state, read.error)
-            return Loaded.TAIL
-        if state.retry_queue and read.request.purpose is Purpose.NEW:
-            self._pass_over_other_lives(state, read.value)
-        now = self.runtime.now()
-        loaded = self.buffer.loaded(read.request, read.value, now)
-        if loaded is Loaded.TAIL:
-            self._arm(state)
-        elif loaded is Loaded.GONE and self.holds(state):
-            self.drop(state.queue)
-            self.runtime.agenda.set(self, now + SOON_S)  # what waited behind its messages goes on
-        if state.jobs.owes:  # finished undelivered: no client will have it stored
-            self.runtime.agenda.set(self, now + FLUSH_S)
-        if state.jobs.burials:
-            self.settle_up((state,))
-        return loaded
-
-    def _pass_over_other_lives(self, state: QueueState, batch: ReadBatch) -> None:
-        """What failed before the subscription was deleted, and made anew, is finished undelivered."""
-        if batch.status is not ReadStatus.DATA or not self.created_ms:
-            return
-        jobs, finished = state.jobs, state.jobs.ack_map.is_finished
-        gone = [
-            offset
-            for index, offset in enumerate(batch.offsets)
-            if is_of_another_life(batch.record(index).system, self.created_ms)
-            and not (finished(offset) or jobs.is_burying(offset))
-        ]
-        if gone:
-            jobs.skip(ranges_of(gone))
-            state.feed.finished_until = max(state.feed.finished_until, gone[-1] + 1)
-            cell = self.runtime.metrics.cell
-            cell(SKIPPED, self.group.name, self.topic, "subscription deleted").value += len(gone)
-
-    def _stall(self, state: QueueState, error: Exception) -> None:
-        if not isinstance(error, DrainingError):
-            log.warning(
-                "queue not readable",
-                extra={"group": self.group.name, "topic": self.topic, "error": str(error)},
-            )
-        if self.holds(state):
-            self._stalled.append(state)
-            self.runtime.agenda.set(self, self.runtime.now() + RETRY_S)
-
-    def _arm(self, state: QueueState) -> None:
-        if state.queue in self._waits or not self.joined:
-            return
-        wait = self._waits[state.queue] = DataWait(self, state)
-        runtime = self.runtime
-        runtime.backend.wait(state.queue, state.feed.cursor, runtime.now() + WAIT_S, into=wait)
-
-    def wait_done(self, wait: DataWait) -> None:
-        """There is data, or the wait has stood long enough."""
-        state = wait.state
-        self._waits.pop(state.queue, None)
-        if not self.holds(state):
-            return
-        if wait.error is not None:
-            self._stall(state, wait.error)
-        elif wait.value:
-            self.buffer.data_arrived(state)
-            self.group.serve()
-        else:
-            self._arm(state)
+        return max(self._next_offsets.of(state.queue, now), state.feed.cursor)
 
     # --- results and time
 
@@ -489,9 +365,7 @@ class Subscription:
             return
         self.buffer.sweep(now)
         self.flush()
-        stalled, self._stalled = self._stalled, []
-        for state in stalled:
-            self.buffer.data_arrived(state)
+        self.reading.go_on()
         for seat in (self._seat, self._retry_seat):
             seat.load()
         self.order.update()

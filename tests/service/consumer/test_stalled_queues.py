@@ -11,6 +11,7 @@ from backend.port import Sharing
 from ddmq_common.metrics.catalogue import STALLED_QUEUES
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import Group
+from proxy_consumer.subscription.reading import Reading
 from proxy_consumer.subscription.subscription import Subscription
 
 LOOKS = 50
@@ -45,7 +46,7 @@ def never_delivers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def data_goes_unnoticed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Subscription, "wait_done", lambda *_: None)
+    monkeypatch.setattr(Reading, "wait_done", lambda *_: None)
 
 
 def never_joins(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
