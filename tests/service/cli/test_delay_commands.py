@@ -207,6 +207,28 @@ def test_level_and_delay_do_not_go_together(shell, topic):
     assert "choose one" in shell.refused("send", topic, "x", "--delay", "1s", "--delay-level", "2", code=2)
 
 
+def test_deleting_a_topic_tells_of_what_waits_for_it(shell, topic, monkeypatch):
+    shell("topic", "create", topic)
+    row = added(shell, topic, "--delay", "1h")
+    added(shell, topic, "--delay", "2h")
+    until(lambda: shell.json("delay", "count", topic)["count"] == 2, "both wait")
+    asked = []
+    monkeypatch.setattr("ddmq.cli.topic.confirm", asked.append)
+    said = shell("topic", "delete", topic)
+    waits = "2 delayed messages for it wait"
+    assert asked == [f"Delete topic {topic} and every message in it? {waits}, and will be dead letters."]
+    assert said == f"deleted {topic}\n"
+    assert " ".join(shell.error.split()) == (
+        f"note: {waits}: they are dead letters when due, unless a topic {topic} is there again;"
+        f" ddmq delay cancel --topic {topic} takes them back"
+    )
+    assert shell("delay", "cancel", row["id"]).strip() == "cancelled", "they wait on"
+    shell("topic", "create", topic)
+    shell("delay", "cancel", "--topic", topic)
+    shell("topic", "delete", topic, "--yes")
+    assert shell.error == "", "nothing waits, nothing is told"
+
+
 # --- backup and restore
 
 

@@ -13,6 +13,7 @@ import pytest
 from backend.file_log import open_log
 from backend.file_log.options import FileLogOptions
 from backend.records import QueueRef
+from ddmq.cli.root import run
 from ddmq.server.delay_backup import MANIFEST, Held, backup_folder, copy_shards, make_backup
 from ddmq.server.delay_belongs import pages
 from ddmq.server.delay_restore import Restored, restore_backup
@@ -144,3 +145,21 @@ def test_a_damaged_backup_is_restored_as_far_as_it_goes_and_says_so(
         open_log(data, LOG, clock=SystemClock(), metrics=Registry()).close()
         (data / "commitlog").mkdir(exist_ok=True)
     assert restore_backup(folder, data, None, LOG).damaged == (0,)
+
+
+def test_the_command_ends_with_1_after_a_damaged_backup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = backup(tmp_path)
+    arguments = ("delay", "restore", str(folder), "--data-dir")
+    assert run((*arguments, str(tmp_path / "whole"))) == 0
+    assert "messages wait in a new log" in capsys.readouterr().out
+    for manifest in (folder / "0").glob("MANIFEST-*"):
+        manifest.unlink()
+    assert run((*arguments, str(tmp_path / "data"))) == 1
+    said = capsys.readouterr()
+    assert "messages wait in a new log" in said.out, "what could be read is there"
+    assert said.err.splitlines()[-1] == (
+        "Error: the backup is damaged in shard 0: what could be read is restored,"
+        " the log says what was left out"
+    )

@@ -1,0 +1,96 @@
+"""When a server says that it is ready, and what a listing of what waits reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from delay_rig import Disks, HandAlarms, KeptStore, Rig
+
+from backend.port import Health
+from backend.records import QueueRef
+from ddmq.server.delay import PAGE_BYTES, DelayRoutes
+from ddmq.server.http import Request
+from ddmq.server.parts import ServerProcess
+from ddmq_common.metrics.registry import Registry
+from delay_service.config import DelayConfig
+from delay_service.service import DelayService
+from delay_service.store.port import DelayStore, Pending, Scan
+
+MIB = 1 << 20
+HOUR_MS = 3_600_000
+
+
+class HeldDisks(Disks):
+    """Opening takes until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def open(self, queue: QueueRef, epoch: int) -> DelayStore:
+        assert self.go_on.wait(20)
+        return super().open(queue, epoch)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig(DelayConfig(shards=2))
+    made.make("orders")
+    yield made
+    made.close()
+
+
+def server_health(rig: Rig) -> Health:
+    """As `/ready` asks it, with levels that run."""
+    levels = SimpleNamespace(health=lambda: Health(True, ""))
+    parts = SimpleNamespace(_draining=False, backend=rig.backend, delay=levels, timers=rig.service)
+    return ServerProcess.health(cast(Any, parts))
+
+
+def test_a_server_is_ready_when_every_delay_shard_fires(rig: Rig) -> None:
+    rig.service.drain(rig.clock.monotonic()).wait(20)
+    assert not server_health(rig).ready
+    disks, alarms = HeldDisks(), HandAlarms()
+    rig.service = DelayService(rig.backend, rig.config, Registry(), rig.clock, disks.open, alarms=alarms)
+    rig.service.start()
+    rig.until(lambda: len(rig.service.shards) == 2, "the shards are granted")
+    for _ in range(5):
+        alarms.ring()
+        rig.until(lambda: True, "the hub has run")
+        health = server_health(rig)
+        assert (health.ready, health.reason) == (False, "delay shard 0 does not fire: it is being opened")
+    assert not rig.service.started.done
+    disks.go_on.set()
+    rig.until(lambda: server_health(rig).ready or alarms.ring(), "every shard fires")
+    assert rig.service.started.done
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_listing_reads_a_bounded_number_of_bytes(
+    rig: Rig, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of each shard one page at a time, whatever waits behind it."""
+    due_ms = rig.clock.wall_ms() + HOUR_MS
+    for number in range(60):
+        rig.add(number, due_ms + number, bytes(MIB))
+    rig.settle()
+    pages: list[int] = []
+    scan = KeptStore.scan
+
+    def counted(self: KeptStore, wanted: Scan) -> list[Pending]:
+        page = scan(self, wanted)
+        pages.append(sum(len(one.delivery) for one in page))
+        return page
+
+    monkeypatch.setattr(KeptStore, "scan", counted)
+    routes = DelayRoutes(rig.backend, rig.service, rig.clock, tmp_path).table()
+    query = {"topic": "orders", "count": str(count), "forwarded": "1"}
+    answer = routes["GET", "/delay/messages"](Request({}, query, {}))
+    assert len(answer["messages"]) == count
+    assert max(pages) <= PAGE_BYTES + MIB + 1_000, "a page ends with the message that fills it"
+    assert sum(pages) <= 2 * (PAGE_BYTES + MIB) + (count + 1) * 2 * MIB, "and no more pages than asked for"
