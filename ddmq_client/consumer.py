@@ -161,6 +161,15 @@ class Consumer:
         batch = self._settings.max_batch if self._batch_handler else 1
         self._crew.start(self._settings.workers, batch, handle)
 
+    def pause(self) -> None:
+        """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
+        (what an older proxy, or a broadcast, has brought is still handled); what handlers have they end."""
+        self._desk.hold(True)
+
+    def resume(self) -> None:
+        """Pull again."""
+        self._desk.hold(False)
+
     def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
 

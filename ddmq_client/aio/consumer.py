@@ -100,6 +100,7 @@ class AsyncConsumer:
         self._desk: AsyncDesk | None = None
         self._crew: AsyncCrew | None = None
         self._state = "new"
+        self._paused = False
         self._ended = asyncio.Event()
 
     @property
@@ -123,12 +124,26 @@ class AsyncConsumer:
         self._state = "started"
         handling = bool(self._handler or self._batch_handler)
         self._desk = AsyncDesk(self._settings, handling, self._teller)
+        self._desk.hold(self._paused)
         if self._place is None:
             self._crew = AsyncCrew(self._desk, self._proxies)
         else:
             self._crew = AsyncBroadcastCrew(self._desk, self._proxies, *self._place)
         batch = self._settings.max_batch if self._batch_handler else 1
         await self._crew.start(self._settings.workers, batch, self._handle if handling else None)
+
+    def pause(self) -> None:
+        """Pull nothing more until `resume`; as `Consumer.pause`."""
+        self._hold(True)
+
+    def resume(self) -> None:
+        """Pull again."""
+        self._hold(False)
+
+    def _hold(self, paused: bool) -> None:
+        self._paused = paused
+        if self._desk is not None:
+            self._desk.hold(paused)
 
     async def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, handle what is here, submit the results, close; as `Consumer.stop`."""

@@ -88,6 +88,13 @@ class AsyncDesk:
         """A copy of the counters."""
         return self._intake.counts.copy()
 
+    def hold(self, paused: bool) -> None:
+        """As `Desk.hold`."""
+        self._intake.paused = paused
+        if paused:
+            self.hand_back()
+        self._room.wake()
+
     # Pullers.
 
     async def wait_room(self, source: Source) -> tuple[int, int, Parcel | None] | None:
@@ -116,7 +123,7 @@ class AsyncDesk:
         self._intake.arrived(
             source, answer.origin, answer.messages, self.settle, self.extend, answer.lease_ms
         )
-        if self.pulling_stopped:
+        if self.pulling_stopped or self._intake.paused:
             self.hand_back()
         if answer.messages:
             self._arrived.wake()

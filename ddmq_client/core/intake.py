@@ -108,6 +108,7 @@ class Intake:
         self.demand: int | None = None  # messages asked for by callers that wait; None: handlers take all
         self.askers = 0
         self.idle = 0  # messages that waiting workers would take
+        self.paused = False  # nothing is pulled
         self.places: Places | None = None  # broadcasting: where this instance is; no results are owed
 
     def __len__(self) -> int:
@@ -126,6 +127,8 @@ class Intake:
         Handlers are fed whole batches as long as they fit beside what waits, and no more may wait than they
         took in time of late. Without handlers nothing is pulled that nobody asked for.
         """
+        if self.paused:
+            return 0
         if self.demand is None:
             most = max(self._window(source), self.idle)
             batch = min(batch_max, most)

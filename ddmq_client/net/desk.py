@@ -71,6 +71,14 @@ class Desk:
         with self._lock:
             return self._intake.counts.copy()
 
+    def hold(self, paused: bool) -> None:
+        """Pull nothing more, and return what waits here; or go on."""
+        with self._lock:
+            self._intake.paused = paused
+            if paused:
+                self._hand_back()
+            self._room.notify_all()
+
     # Pullers.
 
     def wait_room(self, source: Source) -> tuple[int, int, Parcel | None] | None:
@@ -94,7 +102,7 @@ class Desk:
             self._intake.arrived(
                 source, answer.origin, answer.messages, self.settle, self.extend, answer.lease_ms
             )
-            if self.pulling_stopped:
+            if self.pulling_stopped or self._intake.paused:
                 self._hand_back()
             if answer.messages:
                 self._arrived.notify(len(answer.messages))

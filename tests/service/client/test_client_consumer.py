@@ -568,3 +568,21 @@ def test_a_submit_that_hangs_is_broken_off_when_the_time_to_stop_is_over(proxy: 
     assert not consumer.stop(50)
     assert consumer.counts().results_dropped == 1
     proxy.release()
+
+
+def test_a_paused_consumer_pulls_nothing_until_it_goes_on(proxy: Standin) -> None:
+    got: list[Message] = []
+    with Consumer(proxy.address, "g", "t", handler=got.append, linger_ms=20) as consumer:
+        proxy.put("t", b"one")
+        proxy.wait(lambda: len(proxy.done) == 1)
+        consumer.pause()
+        proxy.wait(lambda: not consumer._desk._parked)
+        pulls = [method for method, _ in proxy.calls].count("pull")
+        with Producer(proxy.address) as producer:
+            for _ in range(20):
+                producer.send("t", b"two")
+        assert [method for method, _ in proxy.calls].count("pull") == pulls
+        consumer.resume()
+        proxy.wait(lambda: len(proxy.done) == 21)
+        consumer.pause()
+    assert len(got) == 21

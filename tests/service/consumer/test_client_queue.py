@@ -304,3 +304,40 @@ def test_a_handler_sees_that_its_message_is_anothers(monkeypatch: pytest.MonkeyP
     assert (first[0], first[-1]) == (False, True), "the extension in between was too late"
     assert not any(again)
     rig.close()
+
+
+def test_a_consumer_that_pauses_leaves_messages_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = ready(5, False)
+    mine, others = Handlers(False), Handlers(False)
+
+    async def work() -> None:
+        consumer = AsyncConsumer(
+            PROXY, "G", "T", handler=lambda message: mine.handle(message, 3.0), concurrency=1
+        )
+        consumer.pause()
+        await consumer.start()
+        await asyncio.sleep(2.0)
+        assert consumer.counts().pulled == 0
+        consumer.resume()
+        await asyncio.sleep(0.5)
+        assert mine.running == {0}
+        other = AsyncConsumer(PROXY, "G", "T", handler=lambda message: others.handle(message, 0.0))
+        await other.start()
+        consumer.pause()
+        await asyncio.sleep(0.3)
+        assert others.done == {1, 2, 3, 4}
+        other.pause()
+        rig.send(1)
+        await asyncio.sleep(5.0)
+        assert mine.done == {0}, "what it had it has ended"
+        assert 5 not in mine.running | mine.done | others.done
+        consumer.resume()
+        await asyncio.sleep(4.0)
+        assert mine.done == {0, 5}
+        consumer.pause()
+        for each in (consumer, other):
+            assert await each.stop()
+
+    run(rig, work(), monkeypatch)
+    assert rig.counted("ddmq_lease_timeouts_total") == 0
+    rig.close()
