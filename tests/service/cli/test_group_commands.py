@@ -232,3 +232,20 @@ def test_setting_a_push_shows_what_differs_and_that_it_is_held_back(shell: Shell
     assert {name for name in named if name.startswith(("actions", "push"))} == {"actions", "push.http.urls"}
     said = shell("group", "set", f"g-{topic}", "--topic", topic, "--push", push.replace("hook", "other"))
     assert [line.split(":")[0] for line in said.splitlines()] == ["push.http.urls"]
+
+
+def test_what_a_url_says_in_its_query_is_shown_to_nobody(
+    shell: Shell, server: RealServer, topic: str
+) -> None:
+    """It may be a key or a token. Where the URL is changed, the answer masks it, too."""
+    shell("topic", "create", topic)
+    push = {"http": {"urls": ["http://hooks.example/in?apikey=s3cret&x=1"], "signing_key": "s3cret"}}
+    change = {"actions": ["FormParams", "AsyncHttp"], "push": push}
+    status, answer = server.ask("POST", f"/groups/{topic}/topics/{topic}", change)
+    assert status == 200, answer
+    told = [repr(answer), shell("group", "show", topic, "--json"), shell("group", "show", topic)]
+    told += [shell("group", "list", "--json"), shell("group", "set", topic, "--topic", topic, "--json")]
+    told += [repr(server.ask("GET", path)) for path in (f"/groups/{topic}", "/groups")]
+    assert "http://hooks.example/in?apikey=***&x=***" in told[1]
+    assert "http://hooks.example/in?apikey=***&x=***" in told[-2]
+    assert [each for each in told if "s3cret" in each] == []
