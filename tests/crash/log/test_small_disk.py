@@ -22,7 +22,6 @@ from backend.file_log.core.retention import RetentionOptions
 from backend.file_log.segments import SegmentSet
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import ManualClock
-from ddmq_common.errors import DiskFullError
 from ddmq_common.metrics.registry import Registry
 
 MIB = 1 << 20
@@ -209,8 +208,6 @@ def test_one_line_when_it_gets_full_and_one_when_it_is_not(
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert disk.send(50) == [AppendStatus.REFUSED] * 50
-        with pytest.raises(DiskFullError):  # at once, as all of them: the clock stands still
-            wait(disk.log.put_topic(TopicInfo("new", 0, 1), disk.soon))
         assert not disk.log.health().ready
         assert "cannot grow" in disk.log.health().reason
         assert [text for text in caplog.messages if "grow" in text] == []
