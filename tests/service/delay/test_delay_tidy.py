@@ -8,7 +8,10 @@ import pytest
 from delay_rig import Rig
 
 from ddmq_common.errors import StorageError
+from delay_service.fire import FORGET_MAX, FORGET_S
 from delay_service.service import TIDY_LOOKS
+from delay_service.store.port import Changes, IdKind, IdState
+from tests.service.delay.hand_alarm import HandAlarm
 
 
 @pytest.fixture
@@ -42,3 +45,31 @@ def test_a_store_that_cannot_tidy_goes_on(delay: Rig, monkeypatch: pytest.Monkey
     delay.settle()
     delay.advance(0.01)
     assert delay.bodies() == [b"1"]
+
+
+@pytest.mark.parametrize("one_waits", [False, True])
+def test_ids_are_forgotten_as_fast_as_they_come(delay: Rig, one_waits: bool) -> None:
+    """However many ends of the same moment there are: one look after the other, a moment apart."""
+    now = delay.clock.wall_ms()
+    count = 4 * FORGET_MAX
+    store = delay.disks.stores[0]
+    ended = IdState(IdKind.CANCELLED, now, 1, now + delay.config.kept_ms)
+    store.write(Changes(ids={number.to_bytes(16, "big"): ended for number in range(count)}))
+    ids = store._ids
+    if one_waits:
+        delay.add(1 << 100, now + 100 * 24 * 3_600_000)
+    delay.advance(delay.config.kept_ms / 1e3 + 3_700)
+    fire = delay.service.shards[0]._fire
+    assert fire is not None
+    left = len(ids)
+    while left > one_waits:
+        alarm = fire._alarm
+        assert isinstance(alarm, HandAlarm)
+        assert alarm.seconds is not None
+        assert alarm.seconds <= FORGET_S
+        delay.clock.advance(alarm.seconds)
+        alarm.ring()
+        delay.settle()
+        left, before = len(ids), left
+        assert before - left >= min(FORGET_MAX, before - one_waits)
+    assert not store.forgettable(delay.clock.wall_ms(), 10)
