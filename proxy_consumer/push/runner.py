@@ -217,16 +217,16 @@ class PushRunner(PullWaiter):
         offsets, leases = [pushed.offset], [pushed.lease_id]
         if verdict.kind is Kind.DONE:
             self._forget(pushed)
-            taken = buffer.finish(state, offsets, leases, self._runtime.now())
+            taken = buffer.outcomes.finish(state, offsets, leases, self._runtime.now())
         else:
             self._remember(pushed)
-            taken = buffer.fail(state, offsets, leases, None, self._runtime.now(), [verdict.error])
+            taken = buffer.outcomes.fail(state, offsets, leases, None, self._runtime.now(), [verdict.error])
         self._outcomes[outcome if taken else "late"].value += 1
         self._leave(pushed.lease_id)
         self._settle_later(state)
 
     def _give_up(self, state: QueueState, offset: int, lease_id: int, error: str) -> None:
-        given_up = self.subscription.buffer.give_up(state, offset, lease_id, GIVEN_UP, error)
+        given_up = self.subscription.buffer.outcomes.give_up(state, offset, lease_id, GIVEN_UP, error)
         self._outcomes["given up" if given_up else "late"].value += 1
         self._leave(lease_id)
         self._settle_later(state)
@@ -236,7 +236,7 @@ class PushRunner(PullWaiter):
         state = self._state(pushed)
         self._remember(pushed)
         if self.subscription.holds(state):
-            self.subscription.buffer.take_back(state, [pushed.offset], [pushed.lease_id])
+            self.subscription.buffer.outcomes.take_back(state, [pushed.offset], [pushed.lease_id])
             self._settle_later(state)
         self._leave(pushed.lease_id)
 
@@ -317,7 +317,7 @@ class PushRunner(PullWaiter):
             by_state.setdefault(id(state), (state, []))[1].append(lease_id)
         for state, lease_ids in by_state.values():
             if self.subscription.holds(state):
-                self.subscription.buffer.extend(state, lease_ids, now)
+                self.subscription.buffer.outcomes.extend(state, lease_ids, now)
         self._extend_at = NEVER
         self._extend_later()
 

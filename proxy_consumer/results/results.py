@@ -153,19 +153,19 @@ class Results:
         missed: list[Missed] = []
         if result.successOffsets:
             offsets, leases = result.successOffsets, result.successLeases
-            done = buffer.finish(state, offsets, leases, now)
+            done = buffer.outcomes.finish(state, offsets, leases, now)
             if done < len(offsets) and leases:
                 missed += _missed(state, offsets, leases, done)
         if result.failOffsets:
             missed += self._fail(buffer, state, result, now)
         if result.extendOffsets and result.extendLeases:
             offsets, leases = result.extendOffsets, result.extendLeases
-            late = set(buffer.extend_parts(state, offsets, leases, now))
+            late = set(buffer.outcomes.extend_parts(state, offsets, leases, now))
             missed += [(at, lease) for at, lease in zip(offsets, leases, strict=False) if at in late]
         elif result.extendLeases:
-            buffer.extend(state, result.extendLeases, now)
+            buffer.outcomes.extend(state, result.extendLeases, now)
         if result.returnOffsets:
-            buffer.take_back(state, result.returnOffsets, result.returnLeases or NO_OFFSETS)
+            buffer.outcomes.take_back(state, result.returnOffsets, result.returnLeases or NO_OFFSETS)
             held.subscription.group.serve()
         return missed
 
@@ -181,10 +181,10 @@ class Results:
         for offset, lease, delay, reason in columns:
             error = error_text(reason or "")
             if delay == GIVE_UP:
-                taken = buffer.give_up(state, offset, lease or 0, GIVEN_UP, error)
+                taken = buffer.outcomes.give_up(state, offset, lease or 0, GIVEN_UP, error)
             else:
                 delays = None if delay is None else (min(delay, longest),)
-                taken = bool(buffer.fail(state, (offset,), (lease or 0,), delays, now, (error,)))
+                taken = bool(buffer.outcomes.fail(state, (offset,), (lease or 0,), delays, now, (error,)))
             if lease and not taken:
                 missed.append((offset, lease))
         return missed

@@ -307,7 +307,7 @@ class OrderMachine(RuleBasedStateMachine):
         leased = [message for message in self.messages if message.state == "leased"]
         chosen = data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased and keep else leased
         for message in chosen:
-            done = self.buffer.finish(
+            done = self.buffer.outcomes.finish(
                 self.lane_state(message.queue), [message.offset], [message.lease], self.now
             )
             assert done == 1
@@ -324,7 +324,7 @@ class OrderMachine(RuleBasedStateMachine):
         for number in range(QUEUES):
             offsets = [message.offset for message in chosen if message.queue == number]
             done = [message for message in chosen if message.queue == number and message.tries]
-            assert self.buffer.finish(self.lane_state(number), offsets, None, self.now) == len(done)
+            assert self.buffer.outcomes.finish(self.lane_state(number), offsets, None, self.now) == len(done)
             for message in done:
                 message.state = "done"
 
@@ -335,7 +335,7 @@ class OrderMachine(RuleBasedStateMachine):
             return
         message = data.draw(st.sampled_from(leased))
         state = self.lane_state(message.queue)
-        assert self.buffer.fail(state, [message.offset], [message.lease], None, self.now) == 1
+        assert self.buffer.outcomes.fail(state, [message.offset], [message.lease], None, self.now) == 1
         self.came_back(message, failed=True)
 
     def came_back(self, message: Message, *, failed: bool) -> None:
@@ -468,7 +468,7 @@ class OrderMachine(RuleBasedStateMachine):
     def ack_everything(self) -> None:
         for message in self.messages:
             if message.state == "leased":
-                self.buffer.finish(
+                self.buffer.outcomes.finish(
                     self.lane_state(message.queue), [message.offset], [message.lease], self.now
                 )
                 message.state = "done"
