@@ -22,6 +22,7 @@ from backend.file_log.core.retention import RetentionOptions
 from backend.file_log.segments import SegmentSet
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.clock import ManualClock
+from ddmq_common.errors import DiskFullError
 from ddmq_common.metrics.registry import Registry
 
 MIB = 1 << 20
@@ -218,4 +219,17 @@ def test_one_line_when_it_gets_full_and_one_when_it_is_not(
             gevent.sleep(0.001)
         assert "the log can grow again" in caplog.messages
     assert disk.send() == [AppendStatus.STORED]
+    disk.log.close()
+
+
+def test_a_log_that_cannot_grow_refuses_a_new_topic_at_once(tmp_path: Path) -> None:
+    """It does not wait for its deadline: the clock stands still."""
+    disk = Disk(tmp_path / "live", retention=RetentionOptions(clean_free_percent=0, refuse_free_percent=0,
+                reserve_free_percent=0))  # fmt: skip
+    disk.storage.fill(600 << 10)
+    for size in (10_000, 1_000, 100, 0):  # smaller ones find a place for a while
+        while disk.send(body=bytes(size)) == [AppendStatus.STORED]:
+            pass
+    with pytest.raises(DiskFullError, match="cannot grow"):
+        wait(disk.log.put_topic(TopicInfo("new", 0, 1), disk.soon))
     disk.log.close()
