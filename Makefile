@@ -7,11 +7,12 @@ JOBS ?= 4
 # Byte code is kept, whatever the shell says: without it every worker and server compiles for seconds.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: help setup demo test check lint format bench clean
+.PHONY: help setup demo test test-long check lint format bench clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
-	@echo "make test    every test, JOBS=4 files at a time"
+	@echo "make test    every test but the longest, JOBS=4 files at a time"
+	@echo "make test-long  the longest (see docs/testing.md)"
 	@echo "make check   format, lint, types, rooms, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
 	@echo "make setup   fill .venv (the targets above do it themselves)"
@@ -27,7 +28,10 @@ demo: setup
 	@$(PY) -m ddmq demo
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) -m "not long"
+
+test-long: setup
+	$(PYTEST) -m long
 
 check: lint
 	$(PYTEST) -m "not slow"

@@ -5,8 +5,9 @@
   hub instead of the test while a test waits in gevent.)
 * An example of Hypothesis has no time limit of its own: on a busy machine it is exceeded by chance.
 * Several workers share the files as ByFile says, whatever `--dist` names.
-* A test is slow that carries the mark or lies in one of SLOW_FOLDERS. A run of the others (`-m "not slow"`)
-  does not read those folders, tries fewer examples of Hypothesis, and fails a test that starts a process.
+* A test is slow that carries that mark or `long`, or lies in one of SLOW_FOLDERS. A run of the others
+  (`-m "not slow"`) does not read those folders, tries fewer examples of Hypothesis, and fails a test that
+  starts a process.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ FRAMES = 12  # of each stack that are shown
 AGAIN_S = 60.0  # a test that goes on after its limit, or hangs in its clean-up, is failed again
 SLOWEST = ("tests/spark/", "tests/scenarios/test_bench", "tests/crash/", "tests/scenarios/")
 
+ONE_BY_ONE = "tests/scenarios/test_bench_smoke.py"  # shares nothing between its tests, and is the longest
 SLOW_FOLDERS = ("crash", "interop", "scenarios", "spark", "service/cli", "service/hostile")
 HERE = Path(__file__).parent
 PROCESS_STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
@@ -98,16 +100,18 @@ class NoProcesses:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest come first, so that no worker is left alone with them at the end."""
     for item in items:
-        if _lies_in_slow_folder(item.path):
+        if item.get_closest_marker("long") or _lies_in_slow_folder(item.path):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: _place(item.nodeid))
 
 
 class ByFile(LoadScopeScheduling):
-    """Files are shared out whole, and all of tests/spark together, for one Java machine."""
+    """Files are shared out whole but for ONE_BY_ONE; all of tests/spark together, for one Java machine."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file == ONE_BY_ONE:
+            return nodeid
         return SLOWEST[0] if file.startswith(SLOWEST[0]) else file
 
 

@@ -327,7 +327,7 @@ def test_an_engine_does_what_the_model_does(name: str) -> None:
     _run(name, stories=examples(15), steps=30)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(18_000)
 @pytest.mark.parametrize("name", list(MODELLED))
 def test_an_engine_does_what_the_model_does_at_length(name: str) -> None:

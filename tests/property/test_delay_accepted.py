@@ -292,7 +292,7 @@ def test_what_is_accepted_can_be_kept_fired_and_cancelled() -> None:
     assert min(found.values()) > 20, found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 8))
 def test_much_of_what_is_accepted_can_be_kept_fired_and_cancelled(seed: int) -> None:
     fuzz(seed, 4_000)

@@ -13,6 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BENCHMARKS = sorted(path.stem for path in (REPOSITORY / "bench").glob("t[0-9]*_*.py"))
+LONG = ("t07_delay_lateness", "t14_metrics_job")  # wait for due times, or start a Java machine several times
 
 
 def quick(name: str, folder: Path) -> str:
@@ -32,7 +33,9 @@ def quick(name: str, folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in BENCHMARKS]
+)
 def test_a_benchmark_is_right(name: str, tmp_path: Path) -> None:
     assert re.search("^== T", quick(name, tmp_path), re.MULTILINE)
 
@@ -66,3 +69,4 @@ def test_the_report_has_a_row_per_series(tmp_path: Path) -> None:
 
 def test_there_are_benchmarks() -> None:
     assert len(BENCHMARKS) >= 7
+    assert set(BENCHMARKS) >= set(LONG)

@@ -124,7 +124,7 @@ def test_a_damaged_store_delivers_what_is_due_later(seed: int, tmp_path: Path) -
     check(tmp_path, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4, 40))
 def test_many_damaged_stores_deliver_what_is_due_later(seed: int, tmp_path: Path) -> None:
     check(tmp_path, seed)

@@ -60,7 +60,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     kills(tmp_path, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_many_random_moments(tmp_path: Path) -> None:
     kills(tmp_path, 30)
 

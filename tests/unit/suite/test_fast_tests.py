@@ -44,6 +44,10 @@ def test_has_one_started(child):
 def test_may_start_one():
     subprocess.run(COMMAND, check=True)
 
+@pytest.mark.long
+def test_may_start_many():
+    subprocess.run(COMMAND, check=True)
+
 def test_starts_none():
     assert EXAMPLES == 20
 """
@@ -53,7 +57,9 @@ def test_starts_none():
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     (tmp_path / "test_story.py").write_text(STORY)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\nmarkers = slow: is long\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = -p no:cacheprovider\nmarkers =\n  slow: takes long\n  long: takes longer\n"
+    )
     for name in ("spark", "crash"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text("def test_is_left_out():\n    pass\n")
@@ -87,4 +93,4 @@ def test_a_fast_test_that_starts_a_process_fails(folder: Path, workers: tuple[st
 @pytest.mark.timeout(120)
 def test_tests_of_slow_folders_are_slow(folder: Path) -> None:
     (folder / "spark" / "conftest.py").unlink()
-    assert "3 passed, 6 deselected" in _run(folder, "-m", "slow")
+    assert "4 passed, 6 deselected" in _run(folder, "-m", "slow")
