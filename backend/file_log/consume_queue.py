@@ -19,7 +19,8 @@ from backend.records import QueueRef
 
 FILE_ENTRIES = 1 << 18
 SYNC_EACH_MAX = 16  # more queues that were written are made durable in one call, not file by file …
-OTHERS_BYTES_MAX = 64 << 20  # … unless it would have to write more than this of other files first
+OTHERS_BYTES_MAX = 64 << 20  # … unless it would have to write more than this of other files first,
+EACH_BESIDE_MAX = 10_000  # and unless they are more than this: a checkpoint would take too long
 
 
 class QueueFiles:
@@ -147,7 +148,8 @@ class QueueFiles:
         if len(unsynced) <= SYNC_EACH_MAX:
             return False
         others = self._storage.dirty_bytes() - sum(map(len, unsynced.values())) * PAGE_BYTES
-        if others <= OTHERS_BYTES_MAX and self._storage.sync_disk(self._directory):
+        at_once = others <= OTHERS_BYTES_MAX or len(unsynced) > EACH_BESIDE_MAX
+        if at_once and self._storage.sync_disk(self._directory):
             return True
         for ref, indexes in unsynced.items():
             for index in indexes:

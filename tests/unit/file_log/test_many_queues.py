@@ -188,6 +188,17 @@ def test_many_queues_do_not_wait_for_files_of_others(many: Many, tmp_path: Path)
     log.close()
 
 
+def test_a_great_many_queues_are_synced_at_one_go_all_the_same(
+    many: Many, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many.storage.dirty = 1 << 40
+    monkeypatch.setattr("backend.file_log.consume_queue.EACH_BESIDE_MAX", len(many.refs))
+    assert many.checkpoint()["disk"] == 0
+    many.send(b"second")
+    monkeypatch.setattr("backend.file_log.consume_queue.EACH_BESIDE_MAX", len(many.refs) - 1)
+    assert many.checkpoint()["disk"] == 1
+
+
 def test_a_few_queues_are_synced_one_by_one(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "log")
     rig.make(queues=4)
