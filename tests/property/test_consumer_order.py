@@ -506,6 +506,7 @@ class TwoBuffers:
     def __init__(self, buffers: dict[str, PullBuffer]) -> None:
         self.buffers = buffers
         self.asked = "T"
+        self.outcomes = self
 
     @property
     def queues(self) -> dict[QueueRef, Any]:
@@ -536,10 +537,10 @@ class TwoBuffers:
         return self.buffers[request.state.queue.topic].loaded(request, *given)
 
     def finish(self, state: Any, *given: Any) -> Any:
-        return self.buffers[state.queue.topic].finish(state, *given)
+        return self.buffers[state.queue.topic].outcomes.finish(state, *given)
 
     def fail(self, state: Any, *given: Any) -> Any:
-        return self.buffers[state.queue.topic].fail(state, *given)
+        return self.buffers[state.queue.topic].outcomes.fail(state, *given)
 
     def buried(self, state: Any, *given: Any) -> None:
         self.buffers[state.queue.topic].buried(state, *given)
