@@ -27,7 +27,6 @@ from backend.file_log.read.picking import Ask
 from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState, capabilities
-from backend.file_log.watchers import Watchers
 from backend.port import Backend, Health, Membership, MembershipListener, Sharing, Wait
 from backend.records import (
     AppendResult,
@@ -40,6 +39,7 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
+from backend.watchers import Watchers
 from ddmq_common.clock import Clock
 from ddmq_common.errors import (
     DdmqError,

@@ -40,6 +40,7 @@ from backend.records import (
     TopicInfo,
 )
 from backend.store_clock import StoreClock
+from backend.watchers import Watchers
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, NoSuchTopicError
 from ddmq_common.hub_timer import HubTimer
@@ -65,7 +66,7 @@ class MemoryBackend(Backend):
             self._tick_on,
             self._options.entries_max,
         )
-        self._watchers: list[Callable[[str], None]] = []
+        self._watchers = Watchers(self._loop.run_callback)
         self._writes = WriteLine(self._loop.run_callback)
         self._draining = self._closed = False
         sweep_s = self._options.sweep_ms / 1000
@@ -109,28 +110,15 @@ class MemoryBackend(Backend):
         return {key: value for key, value in self._store.settings.items() if key.startswith(prefix)}
 
     def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        def tell(key: str) -> None:
-            if tell in self._watchers:
-                listener(key)
-
-        def stop() -> None:
-            if tell in self._watchers:
-                self._watchers.remove(tell)
-
-        self._watchers.append(tell)
-        return stop
+        return self._watchers.watch(listener)
 
     def _topic_changed(self, name: str) -> None:
-        self._changed(f"topic/{name}")
+        self._watchers.changed(f"topic/{name}")
         self._members.topic_changed(name)
         error = NoSuchTopicError(f"topic {name} was deleted")
         for queue in self._waits.queues():
             if queue.topic == name and self._store.queue(queue) is None:
                 self._waits.fail(queue, error)
-
-    def _changed(self, key: str) -> None:
-        for tell in self._watchers:
-            self._loop.run_callback(tell, key)
 
     # --- writing
 
@@ -166,7 +154,7 @@ class MemoryBackend(Backend):
             if batch.records:
                 self._store_clock.stored()
             for key in batch.settings:
-                self._changed(key)
+                self._watchers.changed(key)
             self._loop.run_callback(self._wake, batch.records)
             return results
 

@@ -8,7 +8,7 @@ Later = Callable[..., object]
 
 
 class Watchers:
-    """Listeners of one log. `later` runs a function with its arguments from the hub."""
+    """Listeners of one engine. `later` runs a function with its arguments from the hub."""
 
     def __init__(self, later: Later) -> None:
         self._later = later
