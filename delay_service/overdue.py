@@ -1,7 +1,7 @@
 """How long what is due has not fired, shard by shard: what has stopped firing shows here, and nowhere else.
 
 A shard that cannot be asked (it is being opened, or its claim had anew) counts on from what was known of it;
-one that was never heard of, from when it was first looked at: something may be due in it.
+one of which nothing was known to wait, from when it was first looked at: something may be due in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Overdue:
             if not shard.why and shard.running:
                 self._first_ms[number] = due_ms
             else:
-                self._first_ms.setdefault(number, wall_ms)
+                first_ms = self._first_ms.get(number)
+                self._first_ms[number] = wall_ms if first_ms is None else first_ms
         if all_known:
             for number in self._first_ms.keys() - shards.keys():
                 del self._first_ms[number]

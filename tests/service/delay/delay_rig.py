@@ -109,13 +109,17 @@ class Rig:
 
     def start(self) -> None:
         """A service, as after a start of the process; it is to hold every shard and fire."""
+        self.serve()
+        self.until(lambda: self.ready() or self.alarms.ring(), "every shard fires")
+
+    def serve(self) -> None:
+        """The same, whatever becomes of it."""
         self.metrics = Registry()
         self.alarms = HandAlarms()
         self.service = DelayService(
             self.backend, self.config, self.metrics, self.clock, self.disks.open, alarms=self.alarms
         )
         self.service.start()
-        self.until(lambda: self.ready() or self.alarms.ring(), "every shard fires")
 
     def ready(self) -> bool:
         return len(self.service.shards) == self.config.shards and self.service.health().ready

@@ -23,7 +23,7 @@ from ddmq_common.clock import ManualClock
 from ddmq_common.delay_command import SCHEDULE, Schedule
 from ddmq_common.delay_id import shard_of
 from ddmq_common.errors import DamagedError, RemoteError, StorageError
-from ddmq_common.names import OUTCOME_TOPIC
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.store.port import DelayStore
 
@@ -268,5 +268,43 @@ def test_a_shard_whose_commits_nobody_knows_of_has_a_new_epoch() -> None:
         assert rig.service.shards[0].epoch > epoch
         rig.ring()
         assert rig.bodies() == [b"1"]
+    finally:
+        rig.close()
+
+
+def test_what_a_full_store_cannot_take_waits_in_the_log_and_is_told() -> None:
+    """Adds are answered 0 by the log, which keeps them until the store has taken them in, over restarts too.
+    That nothing fires is seen: in the health, by what failed, by how long something may have been due."""
+    disks = BrokenDisks()
+    rig = Rig(disks=disks)
+    try:
+        rig.make("orders")
+        rig.advance(2)  # it is known that nothing waits
+        now = rig.clock.wall_ms()
+        disks.armed = disks.broken = True
+        for number in range(1, 6):
+            rig.add(number, now + 1_000)
+        rig.until(lambda: rig.alarms.ring() or disks.refused, "the store refuses")
+        rig.advance(5)
+        for again in range(2):
+            rig.advance(60)
+            health = rig.service.health()
+            assert (health.ready, health.reason) == (False, "delay shard 0 does not fire: the disk says no")
+            assert rig.value("ddmq_delay_failed_total", reason="StorageError") > 0
+            assert rig.value("ddmq_delay_overdue_ms", shard="0") >= 60_000
+            taken = rig.backend.progress(DELAY_GROUP, [rig.queue(DELAY_TOPIC)]).wait(20)[0]
+            assert not taken.committed, "retention leaves in the log what is not taken in"
+            if not again:
+                rig.service.close()
+                disks.refused = 0
+                rig.serve()
+                rig.until(lambda: rig.alarms.ring() or disks.refused, "it refuses on")
+        assert rig.bodies() == []
+        disks.broken = False
+        rig.until(lambda: rig.ring() or rig.ready(), "it fires again")
+        rig.ring()
+        assert sorted(rig.bodies()) == [b"%d" % number for number in range(1, 6)]
+        rig.advance(2)
+        assert rig.value("ddmq_delay_overdue_ms", shard="0") == 0
     finally:
         rig.close()

@@ -199,3 +199,27 @@ def test_a_move_behind_an_early_fire_outlives_the_message_in_the_store(delay: Ri
     delay.advance(3 * HOUR_MS / 1e3)
     assert len(delay.bodies()) == 3
     assert delay.fired_to() == 3, "nothing of it is left unfinished"
+
+
+def test_a_service_with_stores_elsewhere_loses_and_doubles_nothing_that_the_log_has(delay: Rig) -> None:
+    """Another `dir` over the same log: its stores are empty, and filled from the log; and back again."""
+    now, here, elsewhere = delay.clock.wall_ms(), delay.disks, Disks()
+    for number in range(1, 7):
+        delay.add(number, now + (number + 1) // 2 * 10_000, born_ms=now)
+    delay.settle()
+    delay.cancel(2, born_ms=now)
+    delay.settle()
+    wanted: list[bytes] = []
+    for disks, fired, taken_back in ((here, [b"1"], 4), (elsewhere, [b"3"], 6), (here, [b"5"], 0)):
+        delay.service.drain(delay.clock.monotonic()).wait(20)
+        delay.disks = disks
+        delay.start()
+        if taken_back:
+            delay.cancel(taken_back, born_ms=delay.clock.wall_ms())
+        delay.settle()
+        delay.advance(10)
+        wanted += fired
+        assert delay.bodies() == wanted
+    assert [code_of_a_cancel(delay, number) for number in (2, 4, 6)] == [CANCELLED] * 3
+    delay.advance(60)
+    assert delay.bodies() == wanted
