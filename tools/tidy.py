@@ -1,0 +1,186 @@
+"""Hold the house to what it has reached: rings, doubled names, private words, long files do not grow back.
+
+    python tools/tidy.py            one line per breach; exit code 1 when there is any
+    python tools/tidy.py --lower    write down what stands now, where it is less than tools/tidy.json allows
+
+What is counted, in the product's rooms (not bench, tests, tools):
+
+* rings: modules that import each other in a circle, imports for types alone included;
+* class names that stand for different things in different modules;
+* words: those that docs/glossary.md says not to use, in the product's names and texts;
+* files over FILE_LINES_MAX lines, functions over FUNCTION_LINES_MAX, folders over FOLDER_FILES_MAX files.
+
+tools/tidy.json lists what is allowed because it stood there before. It only ever gets shorter.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+from check_rooms import MAY_IMPORT, imports  # noqa: E402
+
+ALLOWED = ROOT / "tools" / "tidy.json"
+GLOSSARY = ROOT / "docs" / "glossary.md"
+ROOMS = (*MAY_IMPORT, "ddmq")
+FILE_LINES_MAX, FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 400, 60, 15
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+Counts = dict[str, dict[str, int]]
+
+
+def sources(root: Path) -> dict[str, Path]:
+    """Module name → file, of every room."""
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for room in ROOMS
+        for path in sorted((root / room).rglob("*.py"))
+    }
+
+
+def rings(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The strongly connected parts of more than one node (Tarjan), each sorted."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = low[node] = len(number)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in number:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], number[other])
+        if low[node] == number[node]:
+            at = stack.index(node)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for node in graph:
+        if node not in number:
+            visit(node)
+    return found
+
+
+def import_graph(files: Mapping[str, Path]) -> dict[str, list[str]]:
+    """Who imports whom, also for types alone."""
+    return {
+        module: sorted(
+            {
+                name
+                for _, found in imports(path)
+                for name in (found, found.rpartition(".")[0])
+                if name in files and name != module
+            }
+        )
+        for module, path in files.items()
+    }
+
+
+def words_not_to_say(glossary: str) -> set[str]:
+    """The single words of the glossary's last column."""
+    rows = [line.split("|") for line in glossary.splitlines() if line.startswith("|")]
+    header = next((row for row in rows if "do not say" in row[-2]), None)
+    if header is None:
+        return set()
+    return {
+        word.strip()
+        for row in rows
+        if len(row) == len(header) and row is not header
+        for word in re.split(r"[·,]", row[-2])
+        if re.fullmatch(r"[a-z]+", word.strip())
+    }
+
+
+def words_of(text: str) -> Counter[str]:
+    """How often each word stands there, in prose and in names; a plural counts as its singular."""
+    return Counter(word.lower().removesuffix("s") for word in _WORD.findall(text))
+
+
+def functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Name and length in lines of each function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def count(root: Path) -> Counts:
+    """What stands in the tree: kind → what → how much."""
+    files = sources(root)
+    unwanted = words_not_to_say((root / GLOSSARY.relative_to(ROOT)).read_text(encoding="utf-8"))
+    classes: defaultdict[str, set[str]] = defaultdict(set)
+    folders: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+    found: Counts = {"rings": {}, "class_names": {}, "words": {}, "files": {}, "functions": {}, "folders": {}}
+    for module, path in files.items():
+        text = path.read_text(encoding="utf-8")
+        shown = str(path.relative_to(root))
+        tree = ast.parse(text, shown)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].add(module)
+        for name, lines in functions(tree):
+            if lines > FUNCTION_LINES_MAX:
+                found["functions"][f"{shown}:{name}"] = lines
+        if text.count("\n") > FILE_LINES_MAX:
+            found["files"][shown] = text.count("\n")
+        if path.name != "__init__.py":
+            folders[str(path.parent.relative_to(root))] += 1
+        words += words_of(text)
+    found["rings"] = {" ".join(ring): len(ring) for ring in rings(import_graph(files))}
+    found["class_names"] = {name: len(homes) for name, homes in classes.items() if len(homes) > 1}
+    found["words"] = {word: words[word] for word in sorted(unwanted) if words[word]}
+    found["folders"] = {folder: files for folder, files in folders.items() if files > FOLDER_FILES_MAX}
+    return found
+
+
+def breaches(found: Counts, allowed: Counts) -> Iterator[str]:
+    """What is more than allowed, a line each."""
+    for kind, counted in found.items():
+        for what, number in sorted(counted.items()):
+            most = allowed.get(kind, {}).get(what, 0)
+            if number > most:
+                yield f"tidy: {kind}: {what}: {number}, allowed {most} ({ADVICE[kind]})"
+
+
+def lowered(found: Counts, allowed: Counts) -> Counts:
+    """What may stay: of what was allowed so much as is still there."""
+    return {
+        kind: {what: min(number, most[what]) for what, number in sorted(found[kind].items()) if what in most}
+        for kind, most in allowed.items()
+    }
+
+
+ADVICE = {
+    "rings": "let one of them take what it needs as an argument, or return it",
+    "class_names": "name each for what it is",
+    "words": "docs/glossary.md has the word for it",
+    "files": f"at most {FILE_LINES_MAX} lines: move an idea out",
+    "functions": f"at most {FUNCTION_LINES_MAX} lines: name its steps",
+    "folders": f"at most {FOLDER_FILES_MAX} files: it holds two ideas",
+}
+
+
+def main(arguments: list[str]) -> int:
+    found = count(ROOT)
+    allowed: Counts = json.loads(ALLOWED.read_text(encoding="utf-8"))
+    if arguments == ["--lower"]:
+        ALLOWED.write_text(json.dumps(lowered(found, allowed), indent=1) + "\n", encoding="utf-8")
+        return 0
+    said = list(breaches(found, allowed))
+    print("\n".join(said) if said else "tidy: nothing grew back")
+    return 1 if said else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

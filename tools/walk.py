@@ -1,0 +1,300 @@
+"""Count the files that a message passes: one real message each, traced through a real server.
+
+    python tools/walk.py            a table of routes, files and limits; exit code 1 when one is passed
+    python tools/walk.py --files    with the files of each route, in the order in which they were entered
+
+The server runs in this process, its clients in another. A profile function notes each file of the product
+whose code is entered on the hub or on a native thread while a step runs. Each step is done several times,
+and a file counts when it was entered each time: what happens only the first time (topics made, queues
+claimed) and what a timer does meanwhile is no part of a route. Nor is what runs in every turn of the loop,
+whoever asks (a file that is entered in nearly every short moment of rest, too).
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import http.client
+import json
+import logging
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("proxy_producer", "proxy_consumer", "delay_service", "backend", "ddmq", "ddmq_common", "ddmq_rpc")
+REPEATS, SETTLED_S, REST_S, DEADLINE_S, DUE_MS = 10, 0.25, 0.01, 30.0, 40
+ALWAYS = 0.8  # of the moments of rest
+LEVELS = {"levels": ["20ms", "40ms", "60ms", "80ms"]}
+
+
+class Route(NamedTuple):
+    """A way through the house, how many files it passes at most today, and how many it shall."""
+
+    name: str
+    step: str
+    files_max: int
+    goal: int
+    beside: tuple[str, ...] = ()  # steps whose files are theirs, not this one's
+
+
+ROUTES = (
+    Route("send", "send", 38, 14),
+    Route("pull with acknowledgements", "pull_ack", 55, 20),
+    Route("acknowledgement, until it is durable", "ack", 45, 16),
+    Route("retry, until it is delivered again", "retry", 32, 16, ("pull_ack", "ack")),
+    Route("delayed message, until it is in its topic", "delay", 90, 24),
+    Route("an operator parks a key", "park", 46, 6, ("look",)),
+    Route("any answer of the admin API", "look", 12, 8),
+)
+
+
+class Trace:
+    """Which files of the product are entered, in order, while it is on. Install it before anything starts."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.seen: dict[str, None] = {}
+        self._shown: dict[str, str] = {}
+
+    def install(self) -> None:
+        """Profile this thread and every native thread that starts from now on."""
+        start = _thread.start_new_thread
+
+        def start_traced(function: Callable[..., Any], args: tuple[Any, ...], *more: Any) -> int:
+            def run(*given: Any, **named: Any) -> Any:
+                sys.setprofile(self.note)
+                return function(*given, **named)
+
+            return start(run, args, *more)
+
+        _thread.start_new_thread = start_traced
+        sys.setprofile(self.note)
+
+    def note(self, frame: FrameType, event: str, _: Any) -> None:
+        """The profile function."""
+        if self.on and event == "call":
+            path = frame.f_code.co_filename
+            shown = self._shown.get(path)
+            if shown is None:
+                shown = self._shown[path] = room_file(path)
+            if shown:
+                self.seen.setdefault(shown)
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[dict[str, None]]:
+        self.seen = {}
+        self.on = True
+        try:
+            yield self.seen
+        finally:
+            self.on = False
+
+
+def room_file(path: str) -> str:
+    """The file's name in the tree when it is the product's, else ""."""
+    try:
+        shown = Path(path).resolve().relative_to(ROOT)
+    except ValueError:
+        return ""
+    return str(shown) if shown.parts[0] in ROOMS else ""
+
+
+def walk() -> dict[str, list[str]]:
+    """The files of each step."""
+    trace = Trace()
+    trace.install()
+    import gevent
+    from gevent.subprocess import PIPE, Popen
+
+    from ddmq.server.config import load_folder, with_flags
+    from ddmq.server.parts import PARTS, ServerProcess
+
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        any_port = "127.0.0.1:0"
+        flags = {"data_dir": Path(folder) / "data", "producer": any_port, "consumer": any_port}
+        conf = Path(folder, "conf")
+        conf.mkdir()
+        (conf / "delay_service.yaml").write_text(json.dumps(LEVELS))
+        server = ServerProcess(with_flags(load_folder(conf), **flags, admin=any_port), PARTS)
+        server.start()
+        gevent.get_hub().loop.run_callback(sys.setprofile, trace.note)
+        ports = [str(server.addresses[part].port) for part in ("producer", "consumer", "admin")]
+        command = [sys.executable, str(Path(__file__).resolve()), "client", *ports]
+        found: dict[str, list[str]] = {}
+        with Popen(command, stdin=PIPE, stdout=PIPE, bufsize=0) as client:
+
+            def do(step: str) -> None:
+                client.stdin.write(step.encode() + b"\n")
+                with gevent.Timeout(DEADLINE_S, RuntimeError(f"{step} did not end")):
+                    if client.stdout.readline().strip() != step.encode():
+                        raise RuntimeError(f"{step} failed")
+
+            steps = [route.step for route in ROUTES]
+            rests: Counter[str] = Counter()
+            for step in [*steps, *(step for _ in range(REPEATS) for step in steps)]:
+                do(f"before_{step}")
+                gevent.sleep(SETTLED_S)
+                with trace.record() as rest:
+                    gevent.sleep(REST_S)
+                rests.update(rest.keys())
+                with trace.record() as seen:
+                    do(step)
+                found[step] = [file for file in seen if file in found.get(step, seen)]
+            always = {file for file, times in rests.items() if times > ALWAYS * len(steps) * (REPEATS + 1)}
+            client.stdin.close()
+        server.drain()
+        server.close()
+    return {
+        route.step: [
+            file
+            for file in found[route.step]
+            if file not in always and not any(file in found[step] for step in route.beside)
+        ]
+        for route in ROUTES
+    }
+
+
+class Wire:
+    """One connection that makes calls of one service and waits for their answers."""
+
+    def __init__(self, port: int, idl: Any, service: str) -> None:
+        self._idl, self._service = idl, service
+        self._socket = socket.create_connection(("127.0.0.1", port), DEADLINE_S)
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        from ddmq_rpc.client_side import decode_reply, encode_call
+
+        self._socket.sendall(encode_call(self._idl, self._service, method, **arguments))
+        length = self._read(4)
+        frame = length + self._read(int.from_bytes(length, "big"))
+        return decode_reply(self._idl, self._service, frame).result.success
+
+    def _read(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            more = self._socket.recv(count - len(found))
+            if not more:
+                raise ConnectionError("the server closed the connection")
+            found += more
+        return found
+
+
+class Client:
+    """Does one step at a time against the server, over sockets; `before_STEP` makes ready for it."""
+
+    def __init__(self, producer: int, consumer: int, admin: int) -> None:
+        from ddmq_client.idl import consumer as consumer_idl
+        from ddmq_client.idl import producer as producer_idl
+
+        self._admin_port = admin
+        self._producer_idl, self._consumer_idl = producer_idl, consumer_idl
+        self._produce = Wire(producer, producer_idl, "ProducerService")
+        self._consume = Wire(consumer, consumer_idl, "ConsumerService")
+        self._held: Any = None
+        plain = {"start": "first", "retry_intervals_ms": [], "retry_steps": 16}
+        for topic, more in (
+            ("walk", plain),
+            ("walk-retry", plain),
+            ("walk-keys", plain | {"order_key": "KEY"}),
+        ):
+            self._admin("POST", f"topics/{topic}", {"create": True, "queues": 1})
+            self._admin("POST", f"groups/{topic}", {"topics": [topic]} | more)
+
+    def before_pull_ack(self) -> None:
+        self.send()
+        self.send()
+        self._held = self._pull("walk")
+
+    def pull_ack(self) -> None:
+        self._held = self._pull("walk", self._result("success"))
+
+    def ack(self) -> None:
+        self._consume.call("submit", result=self._result("success"))
+
+    def before_retry(self) -> None:
+        self._send("walk-retry")
+        self._held = self._pull("walk-retry")
+
+    def retry(self) -> None:
+        self._consume.call("submit", result=self._result("fail"))
+        self._held = self._pull("walk-retry")
+        self._consume.call("submit", result=self._result("success"))
+
+    def send(self) -> None:
+        self._send("walk")
+
+    def delay(self) -> None:
+        due = int(time.time() * 1000) + DUE_MS
+        message = self._producer_idl.DelayMessage(
+            topic="walk-delay", body=b"x", tags="", action=1, dmsgtype=2, dueMs=due, fresh=True
+        )
+        if self._produce.call("sendDelaySync", delayMessage=message, timeout=5_000).code:
+            raise RuntimeError("the delayed message was refused")
+        time.sleep(1.5 * DUE_MS / 1000)
+
+    def park(self) -> None:
+        self._admin("POST", "groups/walk-keys/keys", {"action": "park", "key": "k"})
+
+    def before_look(self) -> None:
+        self._admin("POST", "groups/walk-keys/keys", {"action": "replay", "key": "k"})
+
+    def look(self) -> None:
+        self._admin("GET", "health")
+
+    def _send(self, topic: str, key: str = "") -> None:
+        message = self._producer_idl.Message(topic=topic, key=key, body=b"x")
+        if self._produce.call("sendSync", message=message, timeout=5_000).code:
+            raise RuntimeError("the message was refused")
+
+    def _pull(self, topic: str, result: Any = None) -> Any:
+        request = self._consumer_idl.PullRequest(
+            groupId=topic, topic=topic, maxBatchSize=1, maxLingerTime=int(DEADLINE_S * 1000), result=result
+        )
+        answer = self._consume.call("pull", request=request)
+        if not answer.messages:
+            raise RuntimeError(f"nothing came from {topic}")
+        return answer
+
+    def _result(self, outcome: str) -> Any:
+        offsets = {f"{outcome}Offsets": [each.offset for each in self._held.messages]}
+        empty = {"successOffsets": [], "failOffsets": []}
+        return self._consumer_idl.ConsumeResult(context=self._held.context, **(empty | offsets))
+
+    def _admin(self, method: str, path: str, body: Any = None) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self._admin_port, timeout=DEADLINE_S)
+        text = None if body is None else json.dumps(body)
+        connection.request(method, "/" + path, text, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        said = answer.read()
+        if answer.status >= 300:
+            raise RuntimeError(f"{method} {path}: {answer.status} {said!r}")
+        return json.loads(said or b"null")
+
+
+def main(arguments: list[str]) -> int:
+    sys.path.insert(0, str(ROOT))
+    if arguments[:1] == ["client"]:
+        client = Client(*(int(port) for port in arguments[1:]))
+        for line in sys.stdin:
+            getattr(client, line.strip(), lambda: None)()
+            print(line.strip(), flush=True)
+        return 0
+    found = walk()
+    for route in ROUTES:
+        files = found[route.step]
+        print(f"{len(files):4}  (at most {route.files_max}, goal {route.goal})  {route.name}")
+        if "--files" in arguments:
+            print("\n".join(f"        {file}" for file in files))
+    return 0 if all(len(found[route.step]) <= route.files_max for route in ROUTES) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
