@@ -1,0 +1,74 @@
+"""Build the server's wheel, install it into empty environments and run the demo from there.
+
+    python tools/wheel_trial.py            without extras, then with those of `spark`
+    python tools/wheel_trial.py --plain    without extras only
+
+What a user installs is a wheel, what the tests run is the source tree: a module, a conf file or an IDL that
+is not packaged shows here only. Versions are those of requirements.lock. Exit code 1 when a demo fails.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_PINNED = re.compile(r"^[A-Za-z0-9._-]+==[^ \\]+(?: ; [^\\]+)?", re.MULTILINE)
+
+
+def pinned() -> str:
+    """The versions of requirements.lock, without its hashes: for pip, a list of constraints."""
+    return "\n".join(_PINNED.findall((ROOT / "requirements.lock").read_text(encoding="utf-8")))
+
+
+def build(folder: Path) -> Path:
+    """The wheel, made in `folder` from a copy of what git knows of the tree."""
+    source = folder / "source"
+    source.mkdir()
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    archive = ["tar", "--create", "--directory", str(ROOT), "--null", "--files-from=-"]
+    packed = subprocess.run(archive, input=names, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "--extract", "--directory", str(source)], input=packed, check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "-w", str(folder), str(source)], check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def trial(wheel: Path, extra: str, folder: Path) -> None:
+    """The demo from an environment that holds the wheel, nothing of the tree. Raises CalledProcessError."""
+    environment, start = folder / f"env{extra}", time.monotonic()
+    constraints = folder / "constraints.txt"
+    constraints.write_text(pinned(), encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    install = [environment / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, "-c", str(constraints), f"{wheel}{extra}"], check=True)
+    installed_s = time.monotonic() - start
+    ddmq = str(environment / "bin" / "ddmq")
+    said = subprocess.run([ddmq, "demo"], cwd=folder, capture_output=True, text=True, check=False)
+    if said.returncode:
+        print(said.stdout + said.stderr)
+        said.check_returncode()
+    demo_s = time.monotonic() - start - installed_s
+    print(f"wheel{extra}: installed in {installed_s:.0f} s, its demo ran {demo_s:.0f} s", flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        wheel = build(folder)
+        try:
+            for extra in ("",) if "--plain" in arguments else ("", "[spark]"):
+                trial(wheel, extra, folder)
+        except subprocess.CalledProcessError as error:
+            print(f"the wheel is not whole: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
