@@ -16,7 +16,8 @@ not waited for: a pull may be held.
 
 Slices are told by a clock that is cheap to ask. It also runs while another process has the core, so nobody
 rests because of what it says: an address that looks costly has its processor time measured for its next
-MEASURED_EVENTS. How long it rests the clock does say, since that long the others waited.
+MEASURED_EVENTS. How long it rests the clock does say, since that long the others waited; up to STRETCH_MAX
+times the processor time, or a process that was held up for a second would rest for four.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SLICE_S = 0.0005
 COSTLY_S = 0.001
 COSTLY_S_PER_BYTE = 10e-9  # of requests that decode: long ones may take longer
 REST_FACTOR = 4
+STRETCH_MAX = 8  # of its processor time at most a request counts as having taken
 ACTIVE_S = 1.0  # how long an address counts as being about
 LIGHT_PART = 1 / 40  # of the core
 GIVE_WAY_S = 0.002
@@ -177,7 +179,8 @@ class Turns:
         if took > allowed:
             share.suspect = MEASURED_EVENTS
         if cpu > allowed and now - self._shared.changed_at < ACTIVE_S:
-            share.rest_until = max(share.rest_until, now) + took * REST_FACTOR
+            waited = min(took, cpu * STRETCH_MAX)
+            share.rest_until = max(share.rest_until, now) + waited * REST_FACTOR
             self._rested()
         share.over = True
         self._over[share] = None

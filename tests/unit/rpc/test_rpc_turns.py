@@ -263,6 +263,18 @@ def test_time_that_another_process_took_is_nobodys_fault() -> None:
     assert loop.rested == 0
 
 
+def test_a_rest_is_bounded_by_the_processor_time() -> None:
+    """The server had no core for half a second while it worked on a request that is just costly."""
+    loop = Loop()
+    loop.connect("10.0.0.1", 0.0001)
+    other = loop.connect("10.0.0.2", COSTLY_S * 1.1)
+    loop.turns.begins(other.share, loop.now)
+    loop.now += 0.5
+    loop.turns.served(other.share, 0.5, COSTLY_S * 1.1)
+    assert loop.rested == 1
+    assert 0.0 < other.share.rest_until - loop.now < 0.1
+
+
 def test_what_has_left_is_forgotten() -> None:
     loop = Loop()
     loop.connect("10.0.0.1", 0.0001, every_s=0.01)
