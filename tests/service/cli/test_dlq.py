@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from ddmq_client import Consumer
-from tests.scenarios.real_server import ddmq, until
+from tests.scenarios.real_server import RealServer, ddmq, running, until
 from tests.service.cli.conftest import Shell
 
 Bury = Callable[..., str]
@@ -143,3 +145,49 @@ def test_a_group_that_never_had_a_dead_letter_has_nothing_to_do(shell: Shell, to
     assert shell.json("dlq", "show", f"g-{topic}")["shown"] == []
     assert "nothing to resend" in shell("dlq", "resend", f"g-{topic}", "--all")
     assert "purged 0" in shell("dlq", "purge", f"g-{topic}", "--all", "--yes")
+
+
+def test_what_is_told_of_dead_letters_is_true_after_a_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Column "dead": those that are open, whoever counted them. "since this proxy started": those alone."""
+    with running(tmp_path / "data") as server:
+        shell = shell_at(server, capsys, monkeypatch)
+        shell("topic", "create", "orders")
+        body = {"topics": ["orders"], "start": "first", "retry_steps": 0, "retry_intervals_ms": []}
+        server.admin("POST", "groups", "billing", body=body)
+        shell("send", "orders", "one")
+        with Consumer(consumers(shell), "billing", ["orders"], linger_ms=50) as consumer:
+            failed: list[bytes] = []
+            until(lambda: _fail(consumer, failed), "it was delivered")
+        until(lambda: _row(shell, "billing").get("letters"), "it is a dead letter")
+        became = r"^became dead letters +{} since this proxy started$".format
+        assert_told(shell, 1, became(1))
+        server.kill()
+        server.start()
+        shell = shell_at(server, capsys, monkeypatch)
+        assert_told(shell, 1, became(0))
+        shell("dlq", "resend", "billing", "--all")
+        assert_told(shell, 0, became(0))
+
+
+def shell_at(
+    server: RealServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Shell:
+    for part, port in server.ports.items():
+        monkeypatch.setenv(f"DDMQ_{part.upper()}", f"127.0.0.1:{port}")
+    monkeypatch.setenv("COLUMNS", "100")
+    return Shell(server, capsys)
+
+
+def assert_told(shell: Shell, dead: int, became: str) -> None:
+    """Everywhere the same: the columns of `stats` and `group list`, and both lines of `group show`."""
+    (row,) = (row for row in shell.json("group", "list") if row["group"] == "billing")
+    assert row["dead_letters_open"] == dead
+    for command in (("stats",), ("group", "list")):
+        lines = shell(*command).splitlines()
+        (head,) = (line for line in lines if "later  dead" in line)
+        (said,) = (line for line in lines if line.startswith("billing"))
+        assert said[: head.index("dead") + len("dead")].split()[-1] == str(dead), command
+    assert re.search(became, shell("group", "show", "billing"), re.MULTILINE)
+    assert ("1 dead letter: `ddmq dlq show billing`" in shell.error) is bool(dead)
