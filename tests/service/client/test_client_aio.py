@@ -337,7 +337,7 @@ def test_reasons_and_leases_while_a_handler_runs(proxy: Standin) -> None:
             raise KeyError("no such order")
 
     async def test() -> None:
-        async with AsyncConsumer(proxy.address, "g", "t", handler=handle, lease_ms=60):
+        async with AsyncConsumer(proxy.address, "g", "t", handler=handle, lease_ms=600):
             await until(lambda: ("t", 0) in proxy.done)
 
     run(test)
