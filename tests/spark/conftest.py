@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from metrics_job.session import session
+from tests.spark.few_rows import small_session
 
 PATIENCE_S = 900  # a Spark session and a first job take a minute, and several on a busy machine
 
@@ -20,19 +20,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(PATIENCE_S))
 
 
-# Of queries over a few rows most of the time goes into compiling code for them and into planning again what
-# is known, and into tasks without a row.
-FEW_ROWS = {
-    "spark__sql__shuffle__partitions": "2",
-    "spark__sql__codegen__wholeStage": "false",
-    "spark__sql__codegen__factoryMode": "NO_CODEGEN",
-    "spark__sql__adaptive__enabled": "false",
-}
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session of this test run; leave its settings as they are."""
-    made = session("tests", master="local[2]", spark__driver__memory="1g", **FEW_ROWS)
+    made = small_session("tests")
     yield made
     made.stop()

@@ -5,12 +5,12 @@ python -m tests.spark.stream_to_files SERVERS TOPIC OUT CHECKPOINT MESSAGES_PER_
 
 import sys
 
-from metrics_job.session import session
 from metrics_job.sparksource import DdmqSource
+from tests.spark.few_rows import small_session
 
 if __name__ == "__main__":
     servers, topic, out, checkpoint, most = sys.argv[1:]
-    spark = session("stream-to-files", master="local[2]")
+    spark = small_session("stream-to-files")
     spark.dataSource.register(DdmqSource)
     rows = (
         spark.readStream.format("ddmq")

@@ -20,7 +20,13 @@ SHAPE = Shape(samples=3_000, seed=21, faults=0.3, interval_ms=20_000, topics=1, 
 FILES_A_BATCH = 90
 DEADLINE_S = 600.0
 ROOT = Path(__file__).parents[2]
-COMMAND = "import sys; from metrics_job.stream_command import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = """
+import sys
+from metrics_job.stream_command import main
+from tests.spark.few_rows import small_session
+small_session("stream")
+sys.exit(main(sys.argv[1:]))
+"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
