@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import date, timedelta
 from pathlib import Path
@@ -19,11 +19,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from ddmq_common.metrics.samples.names import day_of
-from metrics_job.arrow.read import Found, read_minutes
+from metrics_job.arrow.read import read_minutes
 from metrics_job.folders import Days, Folders, days_of, near
 from metrics_job.kept import notes_now, read_note, sort_days, write_note
 from metrics_job.minutes import Keep
 from metrics_job.rollups import anomalies, groups, latencies, numbers, objectives, processes
+from metrics_job.rollups.objectives import Goals
 from metrics_job.session import quiet_interrupt, session, settings_of_the_job
 from metrics_job.tables import (
     ANOMALIES_HOUR,
@@ -41,9 +42,6 @@ from metrics_job.tables import (
     SLO_DAY,
 )
 from metrics_job.write import Store, partition_path
-
-Open = Callable[[Keep], Found]
-Goals = dict[str, objectives.Objective]
 
 
 def run_batch(
@@ -86,25 +84,16 @@ def _run(spark: SparkSession, samples: str, out: str, wanted: Days, goals: Goals
     if todo.compute:
         whole = Days(todo.compute[0], todo.compute[-1] + timedelta(days=1))
         paths = [hour.path for hour in hours if near(todo.compute, hour.start)]
-        write_tables(spark, out, _opened(spark, paths, whole), todo.compute, goals)
+        _write_tables(spark, out, paths, whole, todo.compute, goals)
     for day in todo.compute:
         write_note(folders, at[day], now[day])
     return days
 
 
-def _opened(spark: SparkSession, paths: list[str], days: Days) -> Open:
-    """The lines of these folders, of whole days."""
-    return lambda keep: read_minutes(spark, paths, days, keep)
-
-
-def write_tables(
-    spark: SparkSession,
-    out: str,
-    opened: Open,
-    days: Sequence[date],
-    goals: dict[str, objectives.Objective],
+def _write_tables(
+    spark: SparkSession, out: str, paths: list[str], whole: Days, days: Sequence[date], goals: Goals
 ) -> None:
-    """Every table of these days, from all their lines."""
+    """Every table of these days, from the lines of `whole`, which holds them, in these folders."""
     kept: list[DataFrame] = []
 
     def keep(rows: DataFrame) -> DataFrame:
@@ -112,7 +101,7 @@ def write_tables(
         return rows
 
     try:
-        store, found = Store(spark, out, days), opened(keep)
+        store, found = Store(spark, out, days), read_minutes(spark, paths, whole, keep)
         now_ms = time.time_ns() // 1_000_000
         counters = write_series(store, found.made, keep)
         store.write(LAG_MINUTE, groups.lag_minute(found.made, counters, now_ms))
@@ -138,7 +127,7 @@ def write_series(store: Store, made: DataFrame, keep: Keep) -> DataFrame:
     return counters
 
 
-def write_judged(store: Store, days: Sequence[date], goals: dict[str, objectives.Objective]) -> None:
+def write_judged(store: Store, days: Sequence[date], goals: Goals) -> None:
     """What compares hours: with what was promised, and with former weeks; from the tables as written."""
     day = F.col(PARTITION)
     all_counters, all_latencies = store.read(COUNTERS_HOUR), store.read(LATENCIES_HOUR)

@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 from ddmq_common.metrics.samples.names import parse
 from metrics_job.folders import Folders, Hour
+from metrics_job.rollups.objectives import Goals
 
 NOTE = "_samples.json"  # in the day's folder of `processes`; Spark and Arrow read no file that starts with _
 TABLES_VERSION = 2  # another one when the same samples give other tables
@@ -82,7 +83,7 @@ def sort_days(
 
 
 def notes_now(
-    folders: Folders, hours: Iterable[Hour], days: Sequence[date], promises: Any
+    folders: Folders, hours: Iterable[Hour], days: Sequence[date], promises: Goals
 ) -> dict[date, Note]:
     """The notes of tables that would be made now. A day's hours are its own and the two beside them."""
     hour = timedelta(hours=1)

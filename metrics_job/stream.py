@@ -35,6 +35,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ddmq_common.errors import ConfigError
+from ddmq_common.metrics.samples.names import HOUR_MS
 from metrics_job.arrived import NEVER, Arrived, utc_date
 from metrics_job.minutes import INTERVAL, minutes
 from metrics_job.read import FILE, READER_OPTIONS, REASON, classified, read_schema
@@ -45,7 +46,6 @@ from metrics_job.tables import HOUR, PARTITION
 LATE = "late"
 INTERVAL_KEY = ("instance", "seq")
 _DAY_FOLDER = r"/date(?:=|%3D)(\d{4}-\d\d-\d\d)/"
-HOUR_MS = 3_600_000
 KEEP_DAYS = 2  # behind the oldest line that still counts: merged hours are compared with what is kept
 FILES_MAX = 100_000  # of one batch
 POLL_S = 1  # between two looks at the stop signal

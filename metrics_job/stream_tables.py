@@ -21,7 +21,7 @@ from pyspark.sql import types as T  # noqa: N812
 from ddmq_common.errors import ConfigError
 from metrics_job.batch import write_judged, write_series
 from metrics_job.folders import Folders
-from metrics_job.minutes import FOLLOWED, INTERVAL, schema
+from metrics_job.minutes import FOLLOWED, INTERVAL, Keep, schema
 from metrics_job.read import FILE, REASON
 from metrics_job.rollups import groups, objectives, processes
 from metrics_job.tables import (
@@ -104,8 +104,8 @@ def _write(
     store: Store,
     rows: DataFrame,
     which: Touched,
-    keep: Callable[[DataFrame], DataFrame],
-    goals: dict[str, objectives.Objective],
+    keep: Keep,
+    goals: objectives.Goals,
 ) -> None:
     now_ms = time.time_ns() // 1_000_000
     of_days = rows.filter(F.col(PARTITION).isin(which.days))

@@ -148,13 +148,9 @@ def _lists(lists: list[Sequence[int]], kind: Any) -> Any:
 def column(table: Any, name: str) -> Any:
     """A column as one array."""
     chunks = table[name].chunks
-    return (
-        chunks[0]
-        if len(chunks) == 1
-        else pa.concat_arrays(chunks)
-        if chunks
-        else table[name].combine_chunks()
-    )
+    if len(chunks) == 1:
+        return chunks[0]
+    return pa.concat_arrays(chunks) if chunks else table[name].combine_chunks()
 
 
 def _elements(line: Odd) -> Iterator[Odd]:

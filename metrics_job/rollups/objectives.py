@@ -53,7 +53,10 @@ class Objective:
         return max((index for index in range(OVERFLOW) if upper_edge(index) <= limit), default=-1)
 
 
-def defaults() -> dict[str, Objective]:
+Goals = dict[str, Objective]  # by name
+
+
+def defaults() -> Goals:
     """What holds without a file; conf/slo.yaml says the same."""
     return {
         "sends stored": Objective(99.9),
@@ -71,7 +74,7 @@ class Objectives:
     objectives: dict[str, Objective] = field(default_factory=defaults)
 
 
-def load_objectives(folder: Path | None) -> dict[str, Objective]:
+def load_objectives(folder: Path | None) -> Goals:
     """Those of `slo.yaml` in a configuration folder; the defaults without one. Raises ConfigError."""
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; --config wants the one with slo.yaml")
@@ -88,7 +91,7 @@ class Observed(NamedTuple):
     sampled: DataFrame
 
 
-def slo_day(observed: Observed, objectives: dict[str, Objective]) -> DataFrame | None:
+def slo_day(observed: Observed, objectives: Goals) -> DataFrame | None:
     """One row per day, objective, topic and group that was observed; None when nothing is promised."""
     parts = [_judged(_observations(observed, one), name, one) for name, one in objectives.items()]
     return reduce(DataFrame.unionByName, parts) if parts else None

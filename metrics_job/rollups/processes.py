@@ -11,9 +11,7 @@ from metrics_job.tables import CORRUPT, PARTITION, line_schema
 
 VANISHED_AFTER_S = 120  # silent for so long while others still wrote
 VANISHED_AFTER_INTERVALS = 3  # where its own are so long that this is more
-VANISHED_AFTER_MAX_S = (
-    3600 + VANISHED_AFTER_S
-)  # while nobody has a second file: the longest interval there is
+VANISHED_AFTER_MAX_S = 3600 + VANISHED_AFTER_S  # nobody has a second file: the longest interval there is
 EXAMPLE_CHARS = 300
 RUN = ("date", "process", "instance")
 
