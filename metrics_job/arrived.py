@@ -1,13 +1,14 @@
 """What the streaming job took in: the rows of every batch, kept until no later line can touch their day.
 
-A batch lies in `<root>/<first>-<last>/date=…/hour=…/*.parquet` (both numbers its own); a merge of neighbours
-lies in a folder with their whole range. A folder counts when it has its state file, which is written last and
+A batch lies in `<root>/batches=<first>-<last>/date=…/hour=…/*.parquet` (both numbers its own); a merge of
+neighbours lies in a folder with their whole range. All of them are one reading, so that the number of folders
+does not count in what is planned. A folder counts when it has its state file, which is written last and
 under its final name at once; one that lies inside the range of another that counts is dead and is deleted. So
 a batch that is repeated replaces itself, and a kill at any point leaves each row in exactly one folder that
 counts. Folders are merged FANOUT at a time, so that an hour is read from few files and a row is rewritten as
 many times as the logarithm of the number of batches.
 
-Works on every file system Spark reaches (paths or URLs): it asks Hadoop's own classes.
+Works on every file system Spark reaches (paths or URLs).
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 from pyspark.sql import types as T  # noqa: N812
 
+from metrics_job.folders import Folders
 from metrics_job.minutes import INTERVAL
 from metrics_job.tables import HOUR, PARTITION
 
 FANOUT = 16
 STATE = "_state.json"  # Spark reads no file that starts with _
+BATCHES = "batches"  # the partition column of the folders
 NEVER = -(1 << 62)
 
 
@@ -48,6 +51,11 @@ class Range(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.first:012d}-{self.last:012d}"
+
+    @property
+    def folder(self) -> str:
+        """Where its rows lie."""
+        return f"{BATCHES}={self.name}"
 
     @property
     def level(self) -> int:
@@ -85,9 +93,7 @@ class Arrived:
 
     def __init__(self, spark: SparkSession, root: str, schema: T.StructType) -> None:
         self._spark, self._root, self._schema = spark, root.rstrip("/"), schema
-        jvm: Any = spark._jvm
-        self._path = jvm.org.apache.hadoop.fs.Path
-        self._files = self._path(self._root).getFileSystem(spark._jsc.hadoopConfiguration())
+        self._folders = Folders(spark)
 
     def ranges(self, before: int) -> list[Range]:
         """Folders that count and hold only batches below `before`, in order."""
@@ -130,12 +136,10 @@ class Arrived:
             self._merge(merging, keep_from)
 
     def state(self, one: Range) -> State:
-        """What its state file says."""
-        stream = self._files.open(self._at(one, STATE))
-        try:
-            text = bytes(stream.readAllBytes()).decode()
-        finally:
-            stream.close()
+        """What its state file says. Raises FileNotFoundError when it has none."""
+        text = self._folders.read(self._at(one, STATE))
+        if text is None:
+            raise FileNotFoundError(self._at(one, STATE))
         return State(**json.loads(text))
 
     def _merge(self, ranges: list[Range], keep_from: date) -> None:
@@ -152,50 +156,33 @@ class Arrived:
     def _write(self, one: Range, rows: DataFrame) -> None:
         self._delete(one)
         writer = rows.write.partitionBy(PARTITION, HOUR).mode("overwrite")
-        writer.option("partitionOverwriteMode", "static").parquet(f"{self._root}/{one.name}")
+        writer.option("partitionOverwriteMode", "static").parquet(self._at(one))
 
     def _finish(self, one: Range, state: State) -> None:
         hidden = self._at(one, "_" + STATE)
-        stream = self._files.create(hidden, True)
-        try:
-            stream.write(bytearray(json.dumps(asdict(state)).encode()))
-        finally:
-            stream.close()
-        if not self._files.rename(hidden, self._at(one, STATE)):
-            raise OSError(f"cannot rename {hidden.toString()} to {STATE}: batch {one.name} is not kept")
+        self._folders.write(hidden, json.dumps(asdict(state)))
+        if not self._folders.rename(hidden, self._at(one, STATE)):
+            raise OSError(f"cannot rename {hidden} to {STATE}: batch {one.name} is not kept")
 
     def _read(self, ranges: list[Range]) -> DataFrame:
-        parts = [
-            self._spark.read.schema(self._schema).parquet(f"{self._root}/{one.name}")
-            for one in ranges
-            if self._has_rows(one)
-        ]
-        found = self._spark.createDataFrame([], self._schema) if not parts else parts[0]
-        for part in parts[1:]:
-            found = found.union(part)
-        return found
-
-    def _has_rows(self, one: Range) -> bool:
-        found = self._files.listStatus(self._path(f"{self._root}/{one.name}"))
-        return any(entry.getPath().getName().startswith(f"{PARTITION}=") for entry in found)
+        if not ranges:
+            return self._spark.createDataFrame([], self._schema)
+        reader = self._spark.read.schema(self._schema).option("basePath", self._root)
+        return reader.parquet(*map(self._at, ranges)).select(*self._schema.names)
 
     def _all(self) -> list[Range]:
-        if not self._files.exists(self._path(self._root)):
-            return []
-        names = [entry.getPath().getName() for entry in self._files.listStatus(self._path(self._root))]
-        return [Range(*map(int, name.split("-"))) for name in names if name.replace("-", "").isdigit()]
+        names = (name.partition("=") for name in self._folders.names(self._root))
+        return [Range(*map(int, numbers.split("-"))) for column, _, numbers in names if column == BATCHES]
 
     def _counts(self, one: Range) -> bool:
-        return bool(self._files.exists(self._at(one, STATE)))
+        return self._folders.exists(self._at(one, STATE))
 
     def _delete(self, one: Range) -> None:
-        state = self._at(one, STATE)
-        if self._files.exists(state):
-            self._files.delete(state, False)  # first, so that half a folder never counts
-        self._files.delete(self._path(f"{self._root}/{one.name}"), True)
+        self._folders.delete(self._at(one, STATE))  # first, so that half a folder never counts
+        self._folders.delete(self._at(one))
 
-    def _at(self, one: Range, name: str) -> Any:
-        return self._path(f"{self._root}/{one.name}/{name}")
+    def _at(self, one: Range, *name: str) -> str:
+        return "/".join((self._root, one.folder, *name))
 
 
 def utc_date(ms: int) -> date:

@@ -117,6 +117,10 @@ class Folders:
         finally:
             stream.close()
 
+    def rename(self, path: str, to: str) -> bool:
+        """Whether it could be done."""
+        return bool(self._system(path).rename(self._path(path), self._path(to)))
+
     def delete(self, path: str) -> None:
         """Away with it and all below; nothing happens when it is not there."""
         self._system(path).delete(self._path(path), True)

@@ -147,14 +147,16 @@ def test_folders_are_merged_and_days_behind_the_window_deleted(
     assert rig.rolled[-1][1] == {None: many - 1}
     ranges = rig.arrived.ranges(many)
     assert ranges[0].first > 0, "the day nine days ago is still kept"
-    assert len(ranges) < fanout
+    assert 1 < len(ranges) < fanout
+    plan = str(rig.arrived.read(many)._jdf.queryExecution().optimizedPlan())
+    assert plan.count("parquet") == 1, "as many readings as folders"
     assert rig.arrived.newest_ms(many) == NOON + many - 1
 
 
 def test_half_a_batch_does_not_count(rig: Rig, tmp_path: Path) -> None:
     rig.take(0, rig.file(A, {0: (NOON, 5)}))
     rig.take(1, rig.file(A, {1: (NOON + 10_000, 7)}))
-    (tmp_path / "out" / "stream" / "minutes" / f"{1:012d}-{1:012d}" / "_state.json").unlink()
+    (tmp_path / "out" / "stream" / "minutes" / f"batches={1:012d}-{1:012d}" / "_state.json").unlink()
     assert rig.take(2, rig.file(A, {2: (NOON + 20_000, 1)})) == {None: 6}
 
 
