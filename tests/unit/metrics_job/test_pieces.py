@@ -36,7 +36,7 @@ def totals(made: list[dict[str, Any]]) -> dict[str, float]:
     return told
 
 
-@pytest.mark.parametrize("size", [1, 200, 700, 5_000])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 200, 700, 5_000])
 def test_a_file_in_pieces_counts_every_line_once(size: int) -> None:
     """Three lines for each of 200 intervals; one of them is there twice."""
     data = b"".join(line(seq, metric) * (1 + (seq == 77)) for seq in range(200) for metric in METRICS)
