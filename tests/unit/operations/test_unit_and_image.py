@@ -59,6 +59,7 @@ def test_the_unit_starts_the_server_in_the_directory_that_it_gives_it() -> None:
     assert int(found["LimitNOFILE"]) >= 2 * 10_000 + 2_048, "both proxies' connections, and the log's files"
 
 
+@pytest.mark.slow
 def test_systemd_finds_nothing_wrong_in_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
