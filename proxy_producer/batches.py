@@ -8,7 +8,7 @@ concerns its own message only. Order within a queue is the order of the messages
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, NewRecord
@@ -19,43 +19,37 @@ from proxy_producer import replies
 from proxy_producer.core.limits import longest
 from proxy_producer.core.outcomes import outcome_of, refusal_of, timed_out
 from proxy_producer.core.refusal import Refusal, refusal
+from proxy_producer.delay.relays import Relays
 from proxy_producer.flow import Flow
+from proxy_producer.requests import BatchMember
 from proxy_producer.topics import Topic
 
 _STORED = AppendStatus.STORED
 
 
-class Member(NamedTuple):
-    """One message of a batch that passed its checks. `place`: where it stands in the request."""
-
-    place: int
-    record: NewRecord
-    body_bytes: int
-    partition_id: int
-    hash_id: int
-    chronos: bool
-
-
 class PendingBatch(Completion[list[AppendResult]]):
-    """State of one batch. `faults`: by place, what is wrong with messages that are not stored."""
+    """State of one batch; making one accepts it. `faults`: by place, what is wrong with messages that are not
+    stored. `relays`: what an old delay server sends goes by them."""
 
     __slots__ = (
-        "answered", "call", "deadline", "each", "faults", "flow", "frame_bytes", "members", "missing", "sent",
-        "size", "topics",
+        "answered", "call", "deadline", "each", "faults", "flow", "frame_bytes", "members", "missing",
+        "relays", "sent", "size", "topics",
     )  # fmt: skip
 
     def __init__(
         self,
         flow: Flow,
+        relays: Relays,
         call: Call,
         deadline: float,
         size: int,
-        members: list[Member],
+        members: list[BatchMember],
         faults: dict[int, Refusal],
         each: bool,
     ) -> None:
         super().__init__()
         self.flow = flow
+        self.relays = relays
         self.call = call
         self.deadline = deadline
         self.frame_bytes = call.frame_bytes
@@ -67,6 +61,8 @@ class PendingBatch(Completion[list[AppendResult]]):
         self.missing = 0
         self.answered = False
         self.sent = False
+        flow.inflight += 1
+        flow.inflight_bytes += call.frame_bytes
 
     # --- on the way to the backend
 
@@ -106,7 +102,7 @@ class PendingBatch(Completion[list[AppendResult]]):
         self.missing -= 1
         if not self.missing and not self.answered:
             self._check_modes()
-            self._pass_gates()
+            self._pass_limits()
 
     def _check_modes(self) -> None:
         """Topics that did not exist when the messages were checked may have come with other rules."""
@@ -118,17 +114,17 @@ class PendingBatch(Completion[list[AppendResult]]):
             if fault is not None:
                 self._drop_topic(name, fault)
 
-    def _pass_gates(self) -> None:
+    def _pass_limits(self) -> None:
         """Wait for the rate limits of all topics; those that would wait too long are dropped."""
-        limited = any(topic.gates for topic in self.topics.values())
+        limited = any(topic.limiters for topic in self.topics.values())
         wait_s = self._longest_wait() if limited else 0.0
         if not self.members or (self.faults and not self.each):
             self._finish_unsent()
             return
         if limited:
             for topic, (messages, body_bytes) in self._tally(self.members).items():
-                for gate in topic.gates:
-                    gate.take(messages, body_bytes)
+                for limiter in topic.limiters:
+                    limiter.take(messages, body_bytes)
         if wait_s > 0:
             self.flow.defer(self, wait_s)
         else:
@@ -140,15 +136,15 @@ class PendingBatch(Completion[list[AppendResult]]):
         now = flow.monotonic()
         longest_s = 0.0
         for topic, (messages, body_bytes) in self._tally(self.members).items():
-            wait_s, gate = longest(topic.gates, messages, body_bytes, now)
-            fault = flow.rate_fault(wait_s, gate, self.deadline, now)
+            wait_s, limiter = longest(topic.limiters, messages, body_bytes, now)
+            fault = flow.rate_fault(wait_s, limiter, self.deadline, now)
             if fault is not None:
                 self._drop_topic(topic.name, fault)
             else:
                 longest_s = max(longest_s, wait_s)
         return longest_s
 
-    def _tally(self, members: Sequence[Member]) -> dict[Topic, tuple[int, int]]:
+    def _tally(self, members: Sequence[BatchMember]) -> dict[Topic, tuple[int, int]]:
         """Messages and body bytes by topic."""
         topics = self.topics
         if len(topics) == 1 and members:  # nearly always: no need to look each one up
@@ -171,6 +167,7 @@ class PendingBatch(Completion[list[AppendResult]]):
     def release(self) -> None:
         """Choose the queues and append: one queue for all of a topic that do not mind which."""
         turns: dict[str, int] = {}
+        records: list[NewRecord] = []
         topics = self.topics
         for member in self.members:
             record = member.record
@@ -179,17 +176,15 @@ class PendingBatch(Completion[list[AppendResult]]):
             if turn is None:
                 topic.turn = turn = turns[record.topic] = topic.turn + 1
             record.queue_id = choose(member.partition_id, member.hash_id, topic.queues, turn)
+            if member.chronos:
+                record = self.relays.relayed(record, (member.partition_id, member.hash_id))
+            records.append(record)
         self.sent = True
         try:
-            self.flow.append([self._stored_as(member) for member in self.members], self.deadline, self)
+            self.flow.append(records, self.deadline, self)
         except BaseException:
             self._forget()
             raise
-
-    def _stored_as(self, member: Member) -> NewRecord:
-        if not member.chronos:
-            return member.record
-        return self.flow.plain.relayed(member.record, (member.partition_id, member.hash_id))
 
     # --- the answer
 

@@ -39,9 +39,9 @@ class DelayLimits:
     """Shard numbers that ids may carry (code 34 for others): as many as the delay service has, or an old
     delay server had whose ids are still cancelled. How many there are is said by the delay service."""
     absent_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
-    """For so long no delay service may be seen (a takeover, a restart) before orders get code 21."""
+    """For so long no delay service may be seen (a takeover, a restart) before delayed sends get code 21."""
     waiters_max: int = field(default=10_000, metadata=rules(low=0))
-    """Callers that wait for the outcome of a cancel. Above: the order is stored, the answer "pending"."""
+    """Callers that wait for the outcome of a cancel. Above: the command is stored, the answer "pending"."""
     dialects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By topic: whose delay properties mean a delay there (docs/delay.md); else they are ordinary ones."""
 

@@ -68,5 +68,5 @@ class Counts:
         self._metrics.cell(catalogue.TOPICS_CREATED, outcome).value += 1
 
     def outcome(self, kind: str) -> None:
-        """What became of an outcome of a delay order, or of waiting for one."""
+        """What became of an outcome of a delay command, or of waiting for one."""
         self._metrics.cell(catalogue.DELAY_OUTCOMES, kind).value += 1

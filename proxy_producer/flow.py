@@ -17,73 +17,52 @@ from typing import Protocol
 
 from backend.completion import Completion
 from backend.port import Backend
-from backend.records import NewRecord
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.limits import Gate
+from proxy_producer.core.limits import RateLimiter
 from proxy_producer.core.refusal import Refusal, refusal
 from proxy_producer.counts import Counts
-from proxy_producer.levels import DelayLevels
 from proxy_producer.topics import TopicTable
 
 _NEVER = float("inf")
 
 
 class Unanswered(Protocol):
-    """What the flow needs to know of an accepted request."""
+    """An accepted request whose caller waits."""
 
-    deadline: float
-    answered: bool
+    @property
+    def deadline(self) -> float:
+        """Monotonic seconds."""
 
     def expire(self) -> None:
-        """The time is up: answer code 12 now."""
+        """The time is up: answer now."""
+
+
+class Deferrable(Protocol):
+    """An accepted request over a rate limit."""
+
+    answered: bool
 
     def release(self) -> None:
         """The tokens have come: append now."""
 
 
-class Ticker(Protocol):
-    """Calls the sweep every few milliseconds between start and stop."""
+class SweepTimer(Protocol):
+    """Calls the sweep every few milliseconds until it is stopped (ddmq_common.hub_timer)."""
 
-    def start(self, sweep: Callable[[], None]) -> None: ...
+    def every(self, seconds: float, ring: Callable[[], object]) -> None: ...
 
     def stop(self) -> None: ...
 
 
-class Relays(Protocol):
-    """What an old delay server sends: delay/plain.py."""
-
-    def relayed(self, record: NewRecord, place: tuple[int, int]) -> NewRecord: ...
-
-
 class Flow:
-    """Shared by all requests of one proxy; fields are plain because the hot path touches them.
-
-    `plain`: set by whoever puts the proxy together, before the first send.
-    """
+    """Shared by all requests of one proxy; fields are plain because the hot path touches them."""
 
     __slots__ = (
-        "_config",
-        "_deferred",
-        "_drain_deadline",
-        "_drained",
-        "_period",
-        "_sequence",
-        "_ticker",
-        "append",
-        "counts",
-        "draining",
-        "earliest",
-        "inflight",
-        "inflight_bytes",
-        "levels",
-        "monotonic",
-        "plain",
-        "ticking",
-        "topics",
+        "_config", "_deferred", "_drain_deadline", "_drained", "_period", "_sequence", "_timer", "append",
+        "counts", "draining", "earliest", "inflight", "inflight_bytes", "monotonic", "ticking", "topics",
         "unanswered",
-        "wall_ms",
     )  # fmt: skip
 
     def __init__(
@@ -93,16 +72,12 @@ class Flow:
         clock: Clock,
         counts: Counts,
         topics: TopicTable,
-        ticker: Ticker,
-        levels: DelayLevels,
+        timer: SweepTimer,
     ) -> None:
         self.append = backend.append
         self.monotonic = clock.monotonic
-        self.wall_ms = clock.wall_ms
         self.counts = counts
         self.topics = topics
-        self.levels = levels
-        self.plain: Relays
         self.draining = False
         self.inflight = 0
         self.inflight_bytes = 0
@@ -111,8 +86,8 @@ class Flow:
         self.ticking = False
         self._config = config
         self._period = config.sweep_ms / 1_000
-        self._ticker = ticker
-        self._deferred: list[tuple[float, int, Unanswered]] = []
+        self._timer = timer
+        self._deferred: list[tuple[float, int, Deferrable]] = []
         self._sequence = 0
         self._drained: Completion[None] | None = None
         self._drain_deadline = _NEVER
@@ -148,20 +123,22 @@ class Flow:
         self.inflight_bytes -= frame_bytes
         self.unanswered.discard(request)
 
-    def rate_fault(self, wait_s: float, gate: Gate | None, deadline: float, now: float) -> Refusal | None:
+    def rate_fault(
+        self, wait_s: float, limiter: RateLimiter | None, deadline: float, now: float
+    ) -> Refusal | None:
         """Code 15 when waiting for the tokens would take too long, or too many wait already."""
-        if wait_s <= 0 or gate is None:
+        if wait_s <= 0 or limiter is None:
             return None
         patience_s = min(self._config.defer_ms_max / 1_000, (deadline - now) / 2)
         if wait_s > patience_s:
             allowed = f"send it again in {int(wait_s * 1_000) + 1} ms"
-            return refusal(Code.BUSY, "rate", gate.shown(), allowed)
+            return refusal(Code.BUSY, "rate", limiter.shown(), allowed)
         if len(self._deferred) >= self._config.deferred_max:
-            what = f"{gate.shown()} and {len(self._deferred)} requests wait for rate limits"
+            what = f"{limiter.shown()} and {len(self._deferred)} requests wait for rate limits"
             return refusal(Code.BUSY, "deferred_max", what, "send it again (deferred_max)")
         return None
 
-    def defer(self, request: Unanswered, wait_s: float) -> None:
+    def defer(self, request: Deferrable, wait_s: float) -> None:
         """Append `request` once `wait_s` has passed; ask rate_fault first."""
         self._sequence += 1
         self.counts.deferred.value += 1
@@ -169,7 +146,7 @@ class Flow:
 
     def start_ticking(self) -> None:
         self.ticking = True
-        self._ticker.start(self.sweep)
+        self._timer.every(self._period, self.sweep)
 
     def sweep(self) -> None:
         """Append what may go now, answer what is out of time, stop when there is nothing left to do."""
@@ -200,7 +177,7 @@ class Flow:
         """No more sweeps until the next request."""
         if self.ticking:
             self.ticking = False
-            self._ticker.stop()
+            self._timer.stop()
 
     def drain(self, deadline: float) -> Completion[None]:
         """Take nothing new (code 20); settles when all is answered, at the latest at `deadline`."""

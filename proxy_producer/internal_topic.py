@@ -58,7 +58,7 @@ class InternalTopic:
 
     def when_ready(self, call: Ready) -> None:
         """`call(None)` follows, at once when the topic is there; else a refusal follows."""
-        if self.look():
+        if self.ready or self.look():
             call(None)
         elif self._waiting is not None:
             self._waiting.append(call)

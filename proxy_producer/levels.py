@@ -1,25 +1,58 @@
-"""The way of DELAY=n: the delay levels as this proxy knows them, and their topic."""
+"""The way of DELAY=n: the delay levels as this proxy knows them, and sends that go through one."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from backend.levels import schedule_record
 from backend.port import Backend
-from backend.records import NewRecord
 from ddmq_common.clock import Clock
 from ddmq_common.levels import Levels
 from ddmq_common.names import SCHEDULE_TOPIC
+from proxy_producer import replies
+from proxy_producer.core.refusal import Refusal
 from proxy_producer.internal_topic import InternalTopic
+from proxy_producer.pending import PendingSend, SendAnswers
+from proxy_producer.topics import Topic
 
 
 class DelayLevels:
-    """Of one producer proxy. `topic`: where messages wait, a queue for each level."""
+    """Of one producer proxy: what DELAY=n means, and the topic that has a queue for each level."""
 
-    __slots__ = ("_levels", "topic")
+    __slots__ = ("table", "topic")
 
-    def __init__(self, backend: Backend, levels: Levels, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, backend: Backend, table: Levels, clock: Clock, timeout_s: float) -> None:
+        self.table = table
+        self.topic = InternalTopic(backend, SCHEDULE_TOPIC, len(table), clock, timeout_s)
+
+
+class ToLevel:
+    """A send with a delay level: its record goes to the levels' topic instead, with its queue chosen."""
+
+    __slots__ = ("_level", "_levels", "_place")
+    held_by = "a rate limit or the delay levels' topic"
+
+    def __init__(self, levels: DelayLevels, level: int, place: tuple[int, int]) -> None:
         self._levels = levels
-        self.topic = InternalTopic(backend, SCHEDULE_TOPIC, len(levels), clock, timeout_s)
+        self._level = level
+        self._place = place
 
-    def wrap(self, record: NewRecord, level: int) -> NewRecord:
-        """The schedule record of `record`, whose queue has been chosen."""
-        return schedule_record(record, level, self._levels)
+    def mode_fault(self, topic: Topic) -> Refusal | None:
+        return topic.delayed_fault()
+
+    def append(self, send: PendingSend) -> None:
+        send.choose_queue(self._place)
+        send.record = schedule_record(send.record, self._level, self._levels.table)
+        self._levels.topic.when_ready(partial(_send, send))
+
+
+def _send(send: PendingSend, fault: Refusal | None) -> None:
+    if send.answered:
+        return
+    if fault is None:
+        send.send_careful()
+    else:
+        send.refuse_unsent(fault)
+
+
+LEVEL_ANSWERS = SendAnswers(replies.scheduled)

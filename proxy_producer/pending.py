@@ -1,13 +1,17 @@
-"""One accepted sendSync, sendAsync or sendOneway: its own completion, from acceptance to its answer.
+"""One accepted send of any kind: its own completion, from acceptance to its answer.
 
-The usual way is straight: the service appends the record with this object as completion, and `settled`
-answers. The other ways go through `advance`: the topic is created first, or a rate limit makes it wait, or
-the message has a delay level and goes to the schedule topic instead.
+The usual way is straight: the service hands the record to the backend with this object as completion, and
+`settled` answers. The careful way goes through `advance`: the topic is created first, or a rate limit makes
+it wait, or an internal topic is to be had. Kinds of sends differ in two things alone: where they go on the
+careful way, their `destination`, and how their callers are answered, their `answers`.
 Whatever happens, it is answered exactly once and released exactly once: `answered` guards the first,
 `settled` or `Flow.settled` does the second.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, NewRecord
@@ -24,15 +28,38 @@ from proxy_producer.topics import Topic
 _STORED = AppendStatus.STORED
 
 
-class PendingSend(Completion[list[AppendResult]]):
-    """State of one send. `route` is (partitionId, hashId, fromChronos) until the queue is chosen.
+class Answers(Protocol):
+    """How the caller of one kind of sends is answered."""
 
-    `level`: the delay level asked for, 0 = none; set it before `advance`.
+    def stored(self, send: PendingSend, result: AppendResult) -> None:
+        """Its record is stored: answer, at once or when there is more to tell."""
+
+    def refused(self, send: PendingSend, fault: Refusal) -> None:
+        """It was not accepted, is not stored, or nobody knows: answer so, and count it."""
+
+
+class Destination(Protocol):
+    """Where one send on the careful way goes. `held_by`: what it may wait for on its way."""
+
+    @property
+    def held_by(self) -> str: ...
+
+    def mode_fault(self, topic: Topic) -> Refusal | None:
+        """Codes 18 and 19, for a topic that did not exist when the send was checked."""
+
+    def append(self, send: PendingSend) -> None:
+        """No limit holds the send any more: let `send.send_careful` follow, or `send.refuse_unsent`."""
+
+
+class PendingSend(Completion[list[AppendResult]]):
+    """State of one send. Making one accepts it: it counts against the bounds from then on.
+
+    `topic`: whose limits and counts are its own; None as long as it does not exist.
     """
 
     __slots__ = (
-        "answered", "body_bytes", "call", "deadline", "flow", "frame_bytes", "level", "ours", "record",
-        "route", "sent", "topic",
+        "answered", "answers", "body_bytes", "call", "deadline", "destination", "flow", "frame_bytes", "ours",
+        "record", "sent", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +71,7 @@ class PendingSend(Completion[list[AppendResult]]):
         body_bytes: int,
         ours: bool,
         topic: Topic | None,
+        answers: Answers,
     ) -> None:
         self.done = False
         self.error = None
@@ -53,12 +81,14 @@ class PendingSend(Completion[list[AppendResult]]):
         self.record = record
         self.deadline = deadline
         self.body_bytes = body_bytes
-        self.frame_bytes = call.frame_bytes
+        self.frame_bytes = frame_bytes = call.frame_bytes
         self.ours = ours
         self.topic = topic
-        self.level = 0
+        self.answers = answers
         self.answered = False
         self.sent = False
+        flow.inflight += 1
+        flow.inflight_bytes += frame_bytes
 
     # --- on the way to the backend
 
@@ -71,14 +101,25 @@ class PendingSend(Completion[list[AppendResult]]):
             self._forget()
             raise
 
-    def advance(self, route: tuple[int, int, bool]) -> None:
-        """The careful way: create the topic if it is missing, wait for rate limits if need be."""
-        self.route = route
+    def send_careful(self) -> None:
+        """The same from a place that no call waits for."""
+        try:
+            self.send()
+        except BaseException:
+            self.call.fault(Fault.INTERNAL_ERROR, "the send failed inside the proxy")
+            raise
+
+    def advance(self, destination: Destination, name: str | None) -> None:
+        """The careful way: create topic `name` if it is missing (None: it need not be there), wait for rate
+        limits if need be."""
+        self.destination = destination
         self.flow.watch(self)
-        if self.topic is None:
-            self.flow.topics.create(self.record.topic, self)
+        if self.topic is not None:
+            self._pass_limits(self.topic)
+        elif name is not None:
+            self.flow.topics.create(name, self)
         else:
-            self._pass_gates(self.topic)
+            self.release()
 
     def topic_settled(self, name: str, fault: Refusal | None) -> None:
         """The topic exists now, or does not and will not."""
@@ -91,24 +132,24 @@ class PendingSend(Completion[list[AppendResult]]):
             )
         self.topic = topic
         if fault is None and topic is not None:
-            fault = topic.write_fault() or self._mode_fault(topic)
+            fault = topic.write_fault() or self.destination.mode_fault(topic)
         if fault is not None:
-            self._refuse_unsent(fault)
+            self.refuse_unsent(fault)
         elif topic is not None:
-            self._pass_gates(topic)
+            self._pass_limits(topic)
 
-    def _mode_fault(self, topic: Topic) -> Refusal | None:
-        return topic.delayed_fault() if self.level else topic.plain_fault(self.route[2])
-
-    def _pass_gates(self, topic: Topic) -> None:
+    def _pass_limits(self, topic: Topic) -> None:
+        if not topic.limiters:
+            self.release()
+            return
         flow = self.flow
         now = flow.monotonic()
-        wait_s, gate = longest(topic.gates, 1, self.body_bytes, now)
-        fault = flow.rate_fault(wait_s, gate, self.deadline, now)
+        wait_s, limiter = longest(topic.limiters, 1, self.body_bytes, now)
+        fault = flow.rate_fault(wait_s, limiter, self.deadline, now)
         if fault is not None:
-            self._refuse_unsent(fault)
+            self.refuse_unsent(fault)
             return
-        for one in topic.gates:
+        for one in topic.limiters:
             one.take(1, self.body_bytes)
         if wait_s > 0:
             flow.defer(self, wait_s)
@@ -116,33 +157,16 @@ class PendingSend(Completion[list[AppendResult]]):
             self.release()
 
     def release(self) -> None:
-        """Nothing holds it any more: choose the queue and append."""
+        """No limit holds it any more."""
+        self.destination.append(self)
+
+    def choose_queue(self, place: tuple[int, int]) -> None:
+        """The queue of the topic that (partitionId, hashId) `place` means."""
         topic = self.topic
         if topic is None:
             raise RuntimeError("a send was released before its topic was known")
-        partition_id, hash_id, _ = self.route
         topic.turn += 1
-        self.record.queue_id = choose(partition_id, hash_id, topic.queues, topic.turn)
-        if self.level:
-            self.record = self.flow.levels.wrap(self.record, self.level)
-            self.flow.levels.topic.when_ready(self._levels_ready)
-        else:
-            self._send_careful()
-
-    def _levels_ready(self, fault: Refusal | None) -> None:
-        if self.answered:
-            return
-        if fault is None:
-            self._send_careful()
-        else:
-            self._refuse_unsent(fault)
-
-    def _send_careful(self) -> None:
-        try:
-            self.send()
-        except BaseException:
-            self.call.fault(Fault.INTERNAL_ERROR, "the send failed inside the proxy")
-            raise
+        self.record.queue_id = choose(place[0], place[1], topic.queues, topic.turn)
 
     # --- the answer
 
@@ -156,50 +180,41 @@ class PendingSend(Completion[list[AppendResult]]):
             return
         flow.unanswered.discard(self)
         if self.error is not None:
-            self._answer(refusal_of(self.error))
+            self._refuse(refusal_of(self.error))
             return
         result = self.value[0]
         if result.status is _STORED:
-            self._answer_stored(result)
+            self.answers.stored(self, result)
         else:
-            self._answer(outcome_of(result))
+            self._refuse(outcome_of(result))
 
-    def _answer_stored(self, result: AppendResult) -> None:
-        call, flow = self.call, self.flow
+    def count_stored(self) -> None:
+        """Its caller is told that it is stored: counted under the message's topic."""
         self.answered = True
         if self.topic is not None:
             counts = self.topic.counts
-            counts.latency.observe((flow.monotonic() - call.received_at) * 1e6)
+            counts.latency.observe((self.flow.monotonic() - self.call.received_at) * 1e6)
             counts.stored.value += 1
             counts.stored_bytes.value += self.body_bytes
-        if self.ours:
-            reply = replies.scheduled if self.level else replies.stored
-            call.reply(reply(self.record, result))
-        else:
-            call.reply_encoded(replies.OK[call.wire])
 
     def expire(self) -> None:
         """Out of time: say what it was waiting for, and whether it can be stored."""
         waited_ms = round((self.deadline - self.call.received_at) * 1_000)
-        doing = "the backend" if self.sent else self._held_by() if self.topic else "the topic's creation"
-        fault = timed_out(waited_ms, doing, self.sent)
         if self.sent:
             self.flow.unanswered.discard(self)
-            self._answer(fault)
+            self._refuse(timed_out(waited_ms, "the backend", sent=True))
         else:
-            self._refuse_unsent(fault)
+            doing = self.destination.held_by if self.topic else "the topic's creation"
+            self.refuse_unsent(timed_out(waited_ms, doing, sent=False))
 
-    def _held_by(self) -> str:
-        return "a rate limit or the delay levels' topic" if self.level else "a rate limit"
-
-    def _refuse_unsent(self, fault: Refusal) -> None:
+    def refuse_unsent(self, fault: Refusal) -> None:
+        """It does not get to the backend."""
         self.flow.settled(self, self.frame_bytes)
-        self._answer(fault)
+        self._refuse(fault)
 
-    def _answer(self, fault: Refusal) -> None:
+    def _refuse(self, fault: Refusal) -> None:
         self.answered = True
-        self.flow.counts.refused(self.topic.name if self.topic else None, fault)
-        self.call.reply(replies.refused(fault))
+        self.answers.refused(self, fault)
 
     def _forget(self) -> None:
         """The backend raised: it will not settle this; whoever called hears of the error."""
@@ -207,3 +222,49 @@ class PendingSend(Completion[list[AppendResult]]):
             self.done = True
             self.answered = True
             self.flow.settled(self, self.frame_bytes)
+
+
+class SendAnswers:
+    """Of plain sends: a constant; `told(record, result)` to callers that know fields of ours."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Callable[[NewRecord, AppendResult], Any]) -> None:
+        self._told = told
+
+    def stored(self, send: PendingSend, result: AppendResult) -> None:
+        send.count_stored()
+        if send.ours:
+            send.call.reply(self._told(send.record, result))
+        else:
+            send.call.reply_encoded(replies.OK[send.call.wire])
+
+    def refused(self, send: PendingSend, fault: Refusal) -> None:
+        refuse(send.flow, send.call, send.topic, fault)
+
+
+def refuse(flow: Flow, call: Call, topic: Topic | None, fault: Refusal) -> None:
+    """Answer a send of a message that is not stored, and count it."""
+    flow.counts.refused(None if topic is None else topic.name, fault)
+    call.reply(replies.refused(fault))
+
+
+SEND_ANSWERS = SendAnswers(replies.stored)
+
+
+class ToTopic:
+    """A send without any delay. `chronos`: a delay service sends it, also to topics for delayed ones."""
+
+    __slots__ = ("_chronos", "_place")
+    held_by = "a rate limit"
+
+    def __init__(self, place: tuple[int, int], chronos: bool) -> None:
+        self._place = place
+        self._chronos = chronos
+
+    def mode_fault(self, topic: Topic) -> Refusal | None:
+        return topic.plain_fault(self._chronos)
+
+    def append(self, send: PendingSend) -> None:
+        send.choose_queue(self._place)
+        send.send_careful()

@@ -46,7 +46,7 @@ _BINARY_HEAD = _DELAYED.binary.partition(b"\x00\x00\x00\x01" + _MARK)[0]
 
 
 def delay_stored(call: Call, delay_id: bytes) -> None:
-    """Answer that an order is durable: a constant around the id."""
+    """Answer that a command is durable: a constant around the id."""
     size = len(delay_id)
     if call.wire is Wire.BINARY:
         call.reply_encoded(b"%b%b%b%b" % (_BINARY_HEAD, size.to_bytes(4), delay_id, _DELAY_TAIL))

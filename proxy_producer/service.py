@@ -1,14 +1,15 @@
-"""ProducerService: Thrift in, backend append out. The wire's names end here, in intake.py and messages.py.
+"""ProducerService: Thrift in, backend append out.
 
-The life of a send: refuse when draining (20), check the content (11), find the topic (13), its delay mode
-(18, 19), the bounds (15), the rate limits (15, or a short wait), choose the queue, append, answer.
-Handlers never block: a PendingSend or PendingBatch carries the call until the backend settles it, and the
-flow's sweep answers 12 in time when the backend does not.
+The life of a send: it is checked (admission.py), accepted (a PendingSend or a PendingBatch, which counts
+against the bounds), waits for its topic or for tokens if need be, is appended and answered.
+Handlers never block: the pending send carries the call until the backend settles it, and the flow's sweep
+answers 12 in time when the backend does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,34 +20,37 @@ from backend.port import Backend
 from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
 from ddmq_common.config.reloading import Reloaded, reloaded
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Service
 from proxy_producer import replies
+from proxy_producer.admission import NO_DELAY_SERVICE, Admission
 from proxy_producer.batches import PendingBatch, worst
 from proxy_producer.config import LIVE_KEYS, ProducerConfig
 from proxy_producer.core.message_ids import PREFIX_BYTES, message_ids
 from proxy_producer.core.refusal import Refusal
-from proxy_producer.core.validation import HEARTBEAT, content_fault
+from proxy_producer.core.validation import HEARTBEAT
 from proxy_producer.counts import Counts
-from proxy_producer.delay.desk import DelayDesk
-from proxy_producer.delay.tail import Later
-from proxy_producer.flow import Flow, Ticker
-from proxy_producer.intake import Intake
-from proxy_producer.levels import DelayLevels
-from proxy_producer.messages import marks, record_of
+from proxy_producer.delay.answers import refuse_delay
+from proxy_producer.delay.context import DelayContext
+from proxy_producer.delay.outcome_reader import Later
+from proxy_producer.delay.requests import delay_request_of
+from proxy_producer.delay.sends import DelaySends, Way
+from proxy_producer.flow import Flow, SweepTimer
+from proxy_producer.levels import LEVEL_ANSWERS, DelayLevels, ToLevel
 from proxy_producer.oneway import OnewayCall
-from proxy_producer.pending import PendingSend
-from proxy_producer.ticker import HubTicker
-from proxy_producer.topics import Topic, TopicTable
+from proxy_producer.pending import SEND_ANSWERS, PendingSend, ToTopic, refuse
+from proxy_producer.requests import RequestKind, SendRequest, request_of
+from proxy_producer.topics import TopicTable
 
 
 class ProducerService:
     """One producer proxy over one backend.
 
     `new_id` gives 16 bytes, unique across proxies and restarts; by default 8 drawn from `random` (seed
-    it from the system, as Random() does) and a counter. `ticker` drives the sweep, by default on the hub.
+    it from the system, as Random() does) and a counter. `timer` drives the sweep, by default one of the hub.
     `levels`: what property DELAY=n means, the same as at the level scheduler.
     """
 
@@ -58,7 +62,7 @@ class ProducerService:
         clock: Clock,
         random: Random,
         new_id: Callable[[], bytes] | None = None,
-        ticker: Ticker | None = None,
+        timer: SweepTimer | None = None,
         levels: Levels = DEFAULT_LEVELS,
         later: Later = gevent.spawn_later,
     ) -> None:
@@ -66,15 +70,15 @@ class ProducerService:
         self._wall_ms = clock.wall_ms
         self._counts = Counts(metrics)
         self.topics = TopicTable(backend, config, clock, self._counts, random)
-        heartbeat = ticker or HubTicker(config.sweep_ms / 1_000)
+        timer = timer or HubTimer(ref=False)
         self._levels = DelayLevels(backend, levels, clock, config.timeout_ms_max / 1_000)
-        self.flow = Flow(backend, config, clock, self._counts, self.topics, heartbeat, self._levels)
-        self._intake = Intake(config, self.topics, self.flow, self._wall_ms, self._new_id)
-        self._delay = DelayDesk(
-            backend, config, clock, self._counts, random, self.flow, self.topics, self._intake, self._new_id,
-            later,
-        )  # fmt: skip
-        self._plain = self._intake.plain = self.flow.plain = self._delay.plain
+        self.delay = DelayContext(backend, config, clock, self._counts, random, later)
+        self.flow = Flow(backend, config, clock, self._counts, self.topics, timer)
+        self.admission = Admission(config, self.topics, self.flow, self.delay, self._wall_ms, self._new_id)
+        self._usual = self.admission.usual
+        self._delay_sends = DelaySends(
+            self.delay, config, clock, random, self.flow, self.topics.known, self._new_id
+        )
         self._known = self.topics.known
         self._config = config
         self._use(config)
@@ -89,7 +93,7 @@ class ProducerService:
         done = reloaded(self._config, fresh, LIVE_KEYS)
         self._config = done.config
         self._use(done.config)
-        for part in (self.topics, self.flow, self._intake, self._delay):
+        for part in (self.topics, self.flow, self.admission, self._delay_sends):
             part.reconfigure(done.config)
         return done
 
@@ -112,7 +116,7 @@ class ProducerService:
     def close(self) -> None:
         """Stop listening to the backend; call after drain."""
         self.topics.close()
-        self._delay.close()
+        self.delay.close()
         self._levels.topic.close()
         self.flow.stop()
 
@@ -130,65 +134,75 @@ class ProducerService:
         """Ours: what is refused is counted, and nobody hears of it."""
         self._send(OnewayCall(call), call.args.message, self._deadline(call, None))
 
-    # One function of more than forty lines: it is the hot path, and each call costs it 0.1 µs.
+    def send_delay_sync(self, call: Call) -> None:
+        args = call.args
+        deadline = self._deadline(call, args.timeout)
+        if not self._delay_sends.send_usual(call, deadline):
+            request = delay_request_of(args.delayMessage, self._wall_ms(), call.frame_bytes)
+            self._admit(call, request, deadline)
+
     def _send(self, call: Call, message: Any, deadline: float) -> None:
-        flow = self.flow
-        topic = self._known.get(message.topic)
-        if topic is None or flow.draining:
-            if message.topic == HEARTBEAT and not flow.draining:
-                call.reply_encoded(replies.OK[call.wire])
-                return
-            topic, fault = self._intake.first_look(message.topic)
-            if fault is not None:
-                self._refuse(call, None, fault)
-                return
-        body = message.body or message.value
-        key = message.key or b""
-        tags = message.tags or b""
-        properties = message.properties
-        limits = self.topics.default_limits if topic is None else topic.limits
-        fault = content_fault(key, tags, body, properties, limits)
-        flags, level, chronos, order = 0, 0, False, None
-        if fault is None:
-            if properties:
-                if self._plain.spoken:
-                    properties, order = self._plain.read(message.topic, properties)
-                properties, flags, level, chronos = marks(properties)
-            if topic is None or level or order or not topic.plain_now:
-                fault = self._intake.mode_fault(topic, message.topic, level, chronos, order)
-        frame_bytes = call.frame_bytes
-        if fault is None and (
-            flow.inflight >= self._inflight_max
-            or flow.inflight_bytes + frame_bytes > self._inflight_bytes_max
+        """The hot path, of messages as nearly all are; the others take the careful way."""
+        flow, topic, record = self.flow, self._known.get(message.topic), None
+        if (
+            topic is not None
+            and flow.inflight < self._inflight_max
+            and flow.inflight_bytes + call.frame_bytes <= self._inflight_bytes_max
+            and not flow.draining
         ):
-            fault = flow.bound_fault(frame_bytes)
-        if fault is not None:
-            self._refuse(call, topic, fault)
+            record = self._usual(message, topic, self._wall_ms())
+        if topic is None or record is None:
+            self._send_careful(call, message, deadline)
             return
-        name = message.topic.decode() if topic is None else topic.name
-        record = record_of(name, -1, self._new_id(), self._wall_ms(), key, tags, body, properties, flags)
+        body_bytes = len(message.body or message.value)
         ours = message.clientId is not None or message.producerGroup is not None
-        if chronos or order:
-            place = message.partitionId, message.hashId
-            asked = None if isinstance(order, Refusal) else order
-            if self._plain.send(call, record, deadline, len(body), ours, topic, place, asked):
-                return
-        pending = PendingSend(flow, call, record, deadline, len(body), ours, topic)
-        flow.inflight += 1
-        flow.inflight_bytes += frame_bytes
-        if topic is None or topic.gates or level:
-            pending.level = level
-            pending.advance((message.partitionId, message.hashId, chronos))
+        send = PendingSend(flow, call, record, deadline, body_bytes, ours, topic, SEND_ANSWERS)
+        if topic.limiters:
+            send.advance(ToTopic((message.partitionId, message.hashId), chronos=False), topic.name)
             return
         topic.turn = turn = topic.turn + 1
         record.queue_id = choose(message.partitionId, message.hashId, topic.queues, turn)
-        pending.send()
-        if not pending.done:
-            flow.watch(pending)
+        send.send()
+        if not send.done:
+            flow.watch(send)
 
-    def _refuse(self, call: Call, topic: Topic | None, fault: Refusal) -> None:
-        self._counts.refused(None if topic is None else topic.name, fault)
-        call.reply(replies.refused(fault))
+    def _send_careful(self, call: Call, message: Any, deadline: float) -> None:
+        if message.topic == HEARTBEAT and not self.flow.draining:
+            call.reply_encoded(replies.OK[call.wire])
+            return
+        self._admit(
+            call, request_of(RequestKind.SINGLE, message, self._wall_ms(), call.frame_bytes), deadline
+        )
+
+    # --- the careful way, of single sends and delay requests
+
+    def _admit(self, call: Call, request: SendRequest, deadline: float) -> None:
+        """Check, then accept or refuse. A delay service that has just begun is noticed before code 21."""
+        fault = self.admission.fault(request)
+        if fault is None:
+            self._accept(call, request, deadline)
+        elif fault is not NO_DELAY_SERVICE or not self.delay.presence.look_again(
+            partial(self._admit, call, request, deadline)
+        ):
+            self._refuse(call, request, fault)
+
+    def _accept(self, call: Call, request: SendRequest, deadline: float) -> None:
+        record, destination, answers = self._delay_sends.way_of(request) or self._plain_way(request)
+        body_bytes, topic = len(request.body), request.topic
+        send = PendingSend(self.flow, call, record, deadline, body_bytes, request.ours, topic, answers)
+        send.advance(destination, request.topic_name if request.adds else None)
+
+    def _plain_way(self, request: SendRequest) -> Way:
+        record = request.record(self._new_id())
+        if request.level:
+            return record, ToLevel(self._levels, request.level, request.place), LEVEL_ANSWERS
+        return record, ToTopic(request.place, request.chronos), SEND_ANSWERS
+
+    def _refuse(self, call: Call, request: SendRequest, fault: Refusal) -> None:
+        if request.delay is None:
+            refuse(self.flow, call, request.topic, fault)
+        else:
+            refuse_delay(self.flow, call, request.topic, fault, request.delay.delay_id, request.adds)
 
     def _deadline(self, call: Call, timeout_ms: int | None) -> float:
         """Absent, 0 and less: no limit of the caller's, so ours."""
@@ -211,11 +225,11 @@ class ProducerService:
         if not size:
             self._answer_empty(call, each)
             return
-        fault = self._intake.batch_fault(messages)
+        fault = self.admission.batch_fault(messages)
         if fault is not None:
             self._refuse_batch(call, fault, size, each)
             return
-        members, faults = self._intake.members(messages, each)
+        members, faults = self.admission.members(messages, each)
         if faults and not each:
             self._refuse_batch(call, worst(faults, size, 0), size, each)
             return
@@ -223,10 +237,8 @@ class ProducerService:
         if fault is not None:
             self._refuse_batch(call, fault, size, each)
             return
-        self.flow.inflight += 1
-        self.flow.inflight_bytes += call.frame_bytes
-        deadline = self._deadline(call, timeout_ms)
-        PendingBatch(self.flow, call, deadline, size, members, faults, each).start()
+        deadline, relays = self._deadline(call, timeout_ms), self._delay_sends.relays
+        PendingBatch(self.flow, relays, call, deadline, size, members, faults, each).start()
 
     def _answer_empty(self, call: Call, each: bool) -> None:
         if each:
@@ -238,8 +250,3 @@ class ProducerService:
         self._counts.refused(None, fault, size)
         answer = replies.refused(fault)
         call.reply([answer] * size if each else answer)
-
-    # --- delay
-
-    def send_delay_sync(self, call: Call) -> None:
-        self._delay.send(call, self._deadline(call, call.args.timeout))

@@ -18,7 +18,7 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_producer.config import ProducerConfig, RateLimit
-from proxy_producer.core.limits import Gate
+from proxy_producer.core.limits import RateLimiter
 from proxy_producer.core.outcomes import refusal_of
 from proxy_producer.core.refusal import Refusal, refusal
 from proxy_producer.core.validation import ContentLimits
@@ -39,7 +39,7 @@ class Topic:
 
     __slots__ = (
         "counts",
-        "gates",
+        "limiters",
         "limits",
         "name",
         "plain_now",
@@ -50,10 +50,10 @@ class Topic:
         "writable",
     )
 
-    def __init__(self, info: TopicInfo, turn: int, gates: tuple[Gate, ...], counts: Counts) -> None:
+    def __init__(self, info: TopicInfo, turn: int, limiters: tuple[RateLimiter, ...], counts: Counts) -> None:
         self.name = info.name
         self.turn = turn
-        self.gates = gates
+        self.limiters = limiters
         self.counts = counts.topic(info.name)
 
     def settle(self, info: TopicInfo, limits: ContentLimits) -> None:
@@ -122,7 +122,7 @@ class TopicTable:
         self._random = random
         self._creations: dict[str, _Creation] = {}
         self._creation_rate = creations(clock.monotonic())
-        self._proxy_gate = self._gate("this proxy", config.rate)
+        self._proxy_limiter = self._limiter("this proxy", config.rate)
         self.default_limits = self._limits(None)
         self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
 
@@ -133,12 +133,12 @@ class TopicTable:
         """Other limits; where a rate changed, its buckets start full."""
         before, self._config = self._config, config
         if config.rate != before.rate:
-            self._proxy_gate = self._gate("this proxy", config.rate)
+            self._proxy_limiter = self._limiter("this proxy", config.rate)
         self.default_limits = self._limits(None)
         for topic in self.known.values():
             rates = [each.topic_rates.get(topic.name, each.topic_rate) for each in (before, config)]
             if config.rate != before.rate or rates[0] != rates[1]:
-                topic.gates = self._gates(topic.name)
+                topic.limiters = self._limiters(topic.name)
             info = self._backend.topic(topic.name)
             if info is not None:
                 topic.settle(info, self._limits(info))
@@ -151,7 +151,7 @@ class TopicTable:
         info = self._backend.topic(name)
         if info is None:
             return None
-        topic = Topic(info, self._random.randrange(1 << 16), self._gates(name), self._counts)
+        topic = Topic(info, self._random.randrange(1 << 16), self._limiters(name), self._counts)
         topic.settle(info, self._limits(info))
         self.known[name.encode()] = topic
         return topic
@@ -223,11 +223,11 @@ class TopicTable:
             body_max = info.body_bytes_max
         return ContentLimits(min(body_max, can.body_bytes_max), can.properties_bytes_max, can.forbidden_bytes)
 
-    def _gates(self, name: str) -> tuple[Gate, ...]:
+    def _limiters(self, name: str) -> tuple[RateLimiter, ...]:
         config = self._config
-        own = self._gate(f"topic {name!r}", config.topic_rates.get(name, config.topic_rate))
-        return tuple(gate for gate in (own, self._proxy_gate) if not gate.open_always)
+        own = self._limiter(f"topic {name!r}", config.topic_rates.get(name, config.topic_rate))
+        return tuple(limiter for limiter in (own, self._proxy_limiter) if not limiter.open_always)
 
-    def _gate(self, what: str, rate: RateLimit) -> Gate:
+    def _limiter(self, what: str, rate: RateLimit) -> RateLimiter:
         now = self._clock.monotonic()
-        return Gate(what, rate.messages_per_s, rate.bytes_per_s, rate.burst_ms / 1_000, now)
+        return RateLimiter(what, rate.messages_per_s, rate.bytes_per_s, rate.burst_ms / 1_000, now)

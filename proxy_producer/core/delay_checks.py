@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddmq_client.idl.codes import Code, DelayAction, DelayType
+from ddmq_common.delay_command import Schedule
 from ddmq_common.delay_id import is_uuid, parse_delay_id
-from ddmq_common.schedules import PERIOD_MS_MIN
-from proxy_producer.core.refusal import Refusal, refusal, shown
+from ddmq_common.schedules import PERIOD_MS_MIN, ScheduleLimits, schedule_fault
+from proxy_producer.core.refusal import Refusal, illegal, refusal, shown
 
 TIMESTAMP_S_MIN = 1_000_000_000
 INTERVAL_S_MIN = 3
@@ -29,7 +30,11 @@ _ID_ALLOWED = (
 
 
 class DelayRequest(NamedTuple):
-    """The fields that say when, how often and which; None = absent. Times are epoch seconds."""
+    """The fields that say when, how often and which; None = absent. Times are epoch seconds.
+
+    `due_ms` is set when the caller gave milliseconds in any way. `schedule`: of an add of type 5; its strings
+    alone have been decoded. `fresh`: an add whose uuid nobody can know yet.
+    """
 
     action: int | None
     delay_id: bytes
@@ -41,6 +46,8 @@ class DelayRequest(NamedTuple):
     uuid: bytes
     due_ms: int | None
     ours: bool = False
+    schedule: Schedule | None = None
+    fresh: bool = False
 
 
 class DelayRules(NamedTuple):
@@ -55,6 +62,8 @@ class DelayRules(NamedTuple):
 def delay_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
     """The first thing wrong, or None."""
     if request.action == DelayAction.ADD:
+        if request.schedule is not None:
+            return _schedule_fault(request, request.schedule, rules, now_ms)
         return _add_fault(request, rules, now_ms)
     if request.action == DelayAction.CANCEL:
         return id_fault(request.delay_id, rules.shards, ours=request.ours)
@@ -81,6 +90,19 @@ def _add_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal
     if fault is None and request.kind not in OLD_KINDS:
         fault = _kind_fault(f"dmsgtype is {_number(request.kind)}")
     return fault or _times_fault(request, rules) or _loop_fault(request) or uuid_fault(request.uuid)
+
+
+def _schedule_fault(
+    request: DelayRequest, schedule: Schedule, rules: DelayRules, now_ms: int
+) -> Refusal | None:
+    fault = None if request.due_ms is None else timestamp_fault(request, rules, now_ms)
+    if fault is None:
+        limits = ScheduleLimits(rules.delay_s_max * 1_000, rules.occurrences_max, rules.period_ms_min)
+        wrong = schedule_fault(schedule, limits, now_ms)
+        if wrong is not None:
+            what, _, allowed = wrong.partition("; ")
+            fault = illegal("delay_schedule", what, allowed)
+    return fault or uuid_fault(request.uuid)
 
 
 def due_s(request: DelayRequest) -> int | None:

@@ -1,4 +1,4 @@
-"""Rate limits: the gates of one topic, made of token buckets. Time is an argument."""
+"""Rate limiters of topics and of a whole proxy, made of token buckets. Time is an argument."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ddmq_common.token_bucket import TokenBucket
 
 
-class Gate:
-    """One rate limit: who it guards, and its buckets for messages and bytes (None: no such limit)."""
+class RateLimiter:
+    """One rate limit: whom it guards, and its buckets for messages and bytes (None: no such limit)."""
 
     __slots__ = ("body_bytes", "messages", "what")
 
@@ -41,11 +41,13 @@ class Gate:
         return f"{self.what} is limited to {' and '.join(parts)}"
 
 
-def longest(gates: Sequence[Gate], messages: int, body_bytes: int, now: float) -> tuple[float, Gate | None]:
-    """How long this many have to wait for all gates, and the gate that makes them wait longest."""
+def longest(
+    limiters: Sequence[RateLimiter], messages: int, body_bytes: int, now: float
+) -> tuple[float, RateLimiter | None]:
+    """How long this many have to wait for all rate limiters, and the one that makes them wait longest."""
     worst, by = 0.0, None
-    for gate in gates:
-        wait = gate.wait_s(messages, body_bytes, now)
+    for limiter in limiters:
+        wait = limiter.wait_s(messages, body_bytes, now)
         if wait > worst:
-            worst, by = wait, gate
+            worst, by = wait, limiter
     return worst, by

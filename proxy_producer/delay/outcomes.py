@@ -1,6 +1,6 @@
-"""What the delay service says became of an order, for callers that wait to hear it.
+"""What the delay service says became of a command, for callers that wait to hear it.
 
-An order names a queue of the outcome topic and a number. This proxy holds one of the topic's queues (group
+A command names a queue of the outcome topic and a number. This proxy holds one of the topic's queues (group
 OUTCOME_GROUP) and reads it from its end, so nothing is kept; what finds nobody waiting is counted and
 forgotten. Numbers differ between proxies and starts, so it does no harm when two proxies read one queue:
 before a queue is granted, or when none is left, any will do. After a move the old queue is read as long as
@@ -20,22 +20,22 @@ from ddmq_common.delay_command import DelayOutcome
 from ddmq_common.names import OUTCOME_GROUP, OUTCOME_TOPIC
 from proxy_producer.core.refusal import Refusal
 from proxy_producer.counts import Counts
-from proxy_producer.delay.tail import Later, Tail
+from proxy_producer.delay.outcome_reader import Later, OutcomeReader
 from proxy_producer.internal_topic import InternalTopic
 
 
-class Waiter(Protocol):
-    """An order whose caller waits."""
+class OutcomeWaiter(Protocol):
+    """A delay command whose caller waits."""
 
     def outcomes_ready(self, fault: Refusal | None) -> None:
-        """Outcomes can be heard from now on (None), or not."""
+        """OutcomeWaiters can be heard from now on (None), or not."""
 
     def decided(self, outcome: DelayOutcome) -> None:
         """Here it is."""
 
 
-class OutcomeDesk:
-    """Of one producer proxy; begins with the first order that asks. `waiters_max`: who may wait at once."""
+class OutcomeWaiters:
+    """Of one producer proxy; begins with the first command that asks. `waiters_max`: who may wait at once."""
 
     def __init__(
         self,
@@ -55,35 +55,35 @@ class OutcomeDesk:
         self._waiters_max = waiters_max
         self._later = later
         self._number = random.randrange(1 << 62)
-        self._waiters: dict[int, tuple[Waiter, Tail]] = {}
-        self._begun: list[Waiter] = []
-        self._tail: Tail | None = None
-        self._next: Tail | None = None
+        self._waiters: dict[int, tuple[OutcomeWaiter, OutcomeReader]] = {}
+        self._begun: list[OutcomeWaiter] = []
+        self._reader: OutcomeReader | None = None
+        self._next: OutcomeReader | None = None
         self._held: set[QueueRef] = set()
         self._membership: Membership | None = None
         self._closed = False
 
-    # --- for orders
+    # --- for commands
 
-    def when_ready(self, waiter: Waiter) -> None:
+    def when_ready(self, waiter: OutcomeWaiter) -> None:
         """`waiter.outcomes_ready` follows, nearly always at once."""
-        if self._tail is not None:
+        if self._reader is not None:
             waiter.outcomes_ready(None)
             return
         self._begun.append(waiter)
         if len(self._begun) == 1:
             self._topic.when_ready(self._topic_ready)
 
-    def expect(self, waiter: Waiter) -> tuple[int, int] | None:
-        """(reply queue, reply id) for an order about to be sent; None when too many wait already."""
-        tail = self._tail
-        if tail is None or len(self._waiters) >= self._waiters_max:
+    def expect(self, waiter: OutcomeWaiter) -> tuple[int, int] | None:
+        """(reply queue, reply id) for a command about to be sent; None when too many wait already."""
+        reader = self._reader
+        if reader is None or len(self._waiters) >= self._waiters_max:
             self._counts.outcome("waiters_max")
             return None
         self._number += 1
-        self._waiters[self._number] = (waiter, tail)
-        tail.waiting += 1
-        return tail.queue.queue_id, self._number
+        self._waiters[self._number] = (waiter, reader)
+        reader.waiting += 1
+        return reader.queue.queue_id, self._number
 
     def forget(self, reply_id: int) -> None:
         """The caller has been answered otherwise. Harmless when unknown."""
@@ -95,9 +95,9 @@ class OutcomeDesk:
         """Hear nothing more. May be called twice."""
         self._closed = True
         self._topic.close()
-        for tail in (self._tail, self._next, *(tail for _, tail in self._waiters.values())):
-            if tail is not None:
-                tail.close()
+        for reader in (self._reader, self._next, *(reader for _, reader in self._waiters.values())):
+            if reader is not None:
+                reader.close()
         if self._membership is not None:
             self._membership.leave()
             self._membership = None
@@ -113,10 +113,10 @@ class OutcomeDesk:
         self._leave(found[1])
         found[0].decided(outcome)
 
-    def _leave(self, tail: Tail) -> None:
-        tail.waiting -= 1
-        if tail is not self._tail and not tail.waiting:
-            tail.close()
+    def _leave(self, reader: OutcomeReader) -> None:
+        reader.waiting -= 1
+        if reader is not self._reader and not reader.waiting:
+            reader.close()
 
     # --- which queue
 
@@ -137,14 +137,14 @@ class OutcomeDesk:
         """Hear this queue from its present end on, then ask for answers there."""
         if self._next is not None:
             self._next.close()
-        self._next = Tail(self._backend, self._clock, queue, self._hear, self._later)
+        self._next = OutcomeReader(self._backend, self._clock, queue, self._hear, self._later)
         self._next.open(self._moved)
 
-    def _moved(self, tail: Tail) -> None:
-        if tail is not self._next or self._closed:
-            tail.close()
+    def _moved(self, reader: OutcomeReader) -> None:
+        if reader is not self._next or self._closed:
+            reader.close()
             return
-        before, self._tail, self._next = self._tail, tail, None
+        before, self._reader, self._next = self._reader, reader, None
         if before is not None and not before.waiting:
             before.close()
         self._tell(None)
@@ -173,6 +173,6 @@ class OutcomeDesk:
 
     def _settle(self) -> None:
         """Stay where we are if that is ours; with nothing of our own any queue will do."""
-        going = self._next or self._tail
+        going = self._next or self._reader
         if self._held and (going is None or going.queue not in self._held) and not self._closed:
             self._move(min(self._held))

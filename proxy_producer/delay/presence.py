@@ -1,7 +1,7 @@
 """Is there a delay service that would fire what this proxy takes? Asked for code 21, from a cache.
 
 The backend is asked who holds the shards, when this proxy starts and now and then while delay requests come.
-As long as it has not answered, or cannot, the answer is yes: an order is durable all the same. Where a
+As long as it has not answered, or cannot, the answer is yes: a command is durable all the same. Where a
 service has ever run, as its inner topic tells, none for a short time is a takeover or a restart, not an
 absence; we may have started first. Before a request is refused the backend is asked again, so that a service
 that has just begun is noticed.
@@ -85,7 +85,7 @@ class Presence:
         self._tell(now)
 
     def _unknown(self, now: float) -> None:
-        """Then an order is worth a try."""
+        """Then a command is worth a try."""
         self._absent_since = None
         self._tell(now)
 

@@ -134,13 +134,13 @@ def _decoded(method: str, wire: Wire, result: bytes) -> Any:
     return found.success
 
 
-class FakeTicker:
+class FakeTimer:
     """Sweeps only when the test says so."""
 
     def __init__(self) -> None:
-        self.sweep: Callable[[], None] | None = None
+        self.sweep: Callable[[], object] | None = None
 
-    def start(self, sweep: Callable[[], None]) -> None:
+    def every(self, seconds: float, sweep: Callable[[], object]) -> None:
         self.sweep = sweep
 
     def stop(self) -> None:
@@ -154,7 +154,7 @@ class Rig:
         self.clock = ManualClock()
         self.backend = HeldBackend(self.clock)
         self.metrics = Registry()
-        self.ticker = FakeTicker()
+        self.timer = FakeTimer()
         for info in topics:
             self.backend.put_topic(info, self.clock.monotonic() + 10).wait(10)
         self.proxy = ProducerService(
@@ -163,7 +163,7 @@ class Rig:
             self.metrics,
             self.clock,
             Random(7),
-            ticker=self.ticker,
+            timer=self.timer,
         )
         self.calls: list[FakeCall] = []
         self.handlers = self.proxy.service().handlers
@@ -192,8 +192,8 @@ class Rig:
     def advance(self, seconds: float) -> None:
         """Move time and let the sweep run as the hub would."""
         self.clock.advance(seconds)
-        if self.ticker.sweep is not None:
-            self.ticker.sweep()
+        if self.timer.sweep is not None:
+            self.timer.sweep()
 
 
 def message(**fields: Any) -> Any:

@@ -356,7 +356,7 @@ class TestPresence:
 
     def test_a_proxy_that_starts_first_takes_orders_until_the_service_runs_again(self):
         rig = Rig(TOPICS)
-        until(lambda: rig.proxy._delay.presence._absent_since is not None)
+        until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(9.0)
         assert not self.refused(rig)
         rig.clock.advance(2.0)
@@ -364,7 +364,7 @@ class TestPresence:
 
     def test_one_that_has_just_begun_is_noticed(self):
         rig = Rig(TOPICS)
-        until(lambda: rig.proxy._delay.presence._absent_since is not None)
+        until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(11.0)
         assert self.refused(rig)
         shards = Shards(rig.backend)
@@ -376,7 +376,7 @@ class TestPresence:
         rig.shards.membership.leave()
         rig.clock.advance(3.0)
         assert not self.refused(rig)
-        until(lambda: rig.proxy._delay.presence._absent_since is not None)
+        until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(9.0)
         assert not self.refused(rig)
         rig.clock.advance(2.0)

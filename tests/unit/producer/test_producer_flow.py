@@ -61,12 +61,12 @@ def test_each_is_swept_at_its_own_time():
 
 def test_the_sweep_rests_when_nothing_is_pending():
     rig = Rig()
-    assert rig.ticker.sweep is None
+    assert rig.timer.sweep is None
     rig.send()
-    assert rig.ticker.sweep is not None
+    assert rig.timer.sweep is not None
     rig.backend.sent[0].answer()
     rig.advance(0.005)
-    assert rig.ticker.sweep is None
+    assert rig.timer.sweep is None
     call = rig.send(timeout=20)
     rig.advance(0.02)
     assert call.answer.code == 12
@@ -213,7 +213,7 @@ class TestDrain:
     def test_an_idle_proxy_is_drained_at_once(self):
         rig = Rig()
         assert rig.proxy.drain(rig.clock.monotonic()).done
-        assert rig.ticker.sweep is None
+        assert rig.timer.sweep is None
 
     def test_at_the_deadline_the_rest_is_answered_12(self):
         rig = Rig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from producer_rig import FakeTicker, Rig, until
+from producer_rig import FakeTimer, Rig, until
 
 from backend.levels import real_record
 from backend.records import AppendStatus, NewRecord, StoredRecord, TopicInfo
@@ -66,7 +66,7 @@ def test_its_topic_is_made_once_with_a_queue_for_each_level(rig):
 
 def test_a_topic_of_an_older_shorter_list_grows(rig):
     short = ProducerService(rig.backend, ProducerConfig(), rig.metrics, rig.clock, Random(1),
-                            ticker=FakeTicker(), levels=Levels(["1s", "2s"]))  # fmt: skip
+                            timer=FakeTimer(), levels=Levels(["1s", "2s"]))  # fmt: skip
     rig.handlers, usual = short.service().handlers, rig.handlers
     rig.send(properties=level(9))
     assert sent(rig)[0].queue_id == 1

@@ -1,11 +1,11 @@
-"""Token buckets and gates: never more than the rate, and nobody starves."""
+"""Token buckets and rate limiters: never more than the rate, and nobody starves."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.token_bucket import TokenBucket
-from proxy_producer.core.limits import Gate, longest
+from proxy_producer.core.limits import RateLimiter, longest
 
 
 @given(
@@ -62,18 +62,18 @@ def test_a_clock_that_steps_back_takes_nothing_away():
 
 
 def test_a_gate_waits_for_its_slower_bucket_and_names_its_limits():
-    gate = Gate("topic 'x'", 10, 100, 1.0, 0.0)
-    gate.take(10, 150)
-    assert gate.wait_s(1, 1, 0.0) == pytest.approx(0.51)
-    assert gate.shown() == "topic 'x' is limited to 10 messages/s and 100 bytes/s"
-    assert Gate("y", 0, 0, 1.0, 0.0).open_always
+    limiter = RateLimiter("topic 'x'", 10, 100, 1.0, 0.0)
+    limiter.take(10, 150)
+    assert limiter.wait_s(1, 1, 0.0) == pytest.approx(0.51)
+    assert limiter.shown() == "topic 'x' is limited to 10 messages/s and 100 bytes/s"
+    assert RateLimiter("y", 0, 0, 1.0, 0.0).open_always
 
 
 def test_longest_names_the_gate_that_holds_back():
-    fast, slow = Gate("fast", 100, 0, 0.01, 0.0), Gate("slow", 1, 0, 1.0, 0.0)
+    fast, slow = RateLimiter("fast", 100, 0, 0.01, 0.0), RateLimiter("slow", 1, 0, 1.0, 0.0)
     assert longest((fast, slow), 1, 1, 0.0) == (0.0, None)
-    for gate in (fast, slow):
-        gate.take(1, 1)
-    wait, gate = longest((fast, slow), 1, 1, 0.0)
+    for limiter in (fast, slow):
+        limiter.take(1, 1)
+    wait, limiter = longest((fast, slow), 1, 1, 0.0)
     assert wait == pytest.approx(1.0)
-    assert gate is slow
+    assert limiter is slow

@@ -86,7 +86,7 @@ class TestDialects:
     def test_however_seldom_somebody_sends(self):
         """The holders of the shards are asked again before it is refused, and before it is taken."""
         rig = Rig(TOPICS, delay=DelayLimits(dialects={"orders": ("rabbit",), "none": ("rabbit",)}))
-        until(lambda: rig.proxy._delay.presence._absent_since is not None)
+        until(lambda: rig.proxy.delay.presence._absent_since is not None)
         rig.clock.advance(10.0)
         for _ in range(2):
             rig.clock.advance(1.0)

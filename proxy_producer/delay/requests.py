@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddmq_client.idl.codes import DelayAction, DelayType
 from ddmq_common.delay_command import Schedule
-from ddmq_common.schedules import first_due_ms
 from proxy_producer.core.delay_checks import DelayRequest
 from proxy_producer.core.delay_commands import ANY_QUEUE
+from proxy_producer.requests import RequestKind, SendRequest
 
 _OURS = (
     "clientId", "dueMs", "cron", "zone", "delayMs", "periodMs", "repeat", "occurrencesMax", "catchUp", "key",
@@ -18,73 +17,36 @@ _OURS = (
 _CRON_CHARACTERS_SHOWN = 256  # longer ones are refused by their length, and need not be kept whole
 
 
-class Asked(NamedTuple):
-    """One delay request. `request.due_ms` is set when the caller gave milliseconds in any way.
-
-    `schedule`: of an add of type 5. Strings are bytes that nobody has checked, but for those of the schedule.
-    """
-
-    request: DelayRequest
-    topic: bytes
-    body: bytes
-    tags: bytes
-    properties: Mapping[bytes, bytes] | None
-    key: bytes
-    place: tuple[int, int]
-    schedule: Schedule | None
-    fresh: bool  # an add whose uuid nobody can know yet
-
-    @property
-    def ours(self) -> bool:
-        """The caller knows fields of ours."""
-        return self.request.ours
-
-    @property
-    def adds(self) -> bool:
-        """It adds a message; everything else changes one."""
-        return self.request.action == DelayAction.ADD
-
-    @property
-    def topic_name(self) -> str:
-        """Of a checked request; empty where a change of ours names none."""
-        return self.topic.decode()
-
-
-def asked_of(message: Any, now_ms: int) -> Asked:
-    """What `message` asks for; nothing is refused here."""
+def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
+    """What `message` asks for; nothing is refused here. `born_ms`: epoch milliseconds."""
     ours = any(getattr(message, name) is not None for name in _OURS)
     schedule = _schedule(message) if ours and message.dmsgtype == DelayType.SCHEDULE else None
-    request = DelayRequest(
-        message.action,
-        message.uniqDelayMsgId or b"",
-        message.timestamp,
-        message.dmsgtype,
-        message.interval,
-        message.expire,
-        message.times,
-        message.uuid or b"",
-        _due_ms(message, now_ms),
-        ours,
-    )
-    return Asked(
-        request,
+    return SendRequest(
+        RequestKind.CHANGE if ours and message.action != DelayAction.ADD else RequestKind.DELAY,
         message.topic or b"",
-        message.body or b"",
-        message.tags or b"",
-        message.properties,
         (message.key or b"") if schedule is not None else b"",
+        message.tags or b"",
+        message.body or b"",
+        message.properties,
         (ANY_QUEUE if message.partitionId is None else message.partitionId, message.hashId or 0),
-        schedule,
-        bool(message.fresh) or not message.uuid,
+        ours,
+        born_ms,
+        frame_bytes,
+        DelayRequest(
+            message.action,
+            message.uniqDelayMsgId or b"",
+            message.timestamp,
+            message.dmsgtype,
+            message.interval,
+            message.expire,
+            message.times,
+            message.uuid or b"",
+            _due_ms(message, born_ms + 1),
+            ours,
+            schedule,
+            bool(message.fresh) or not message.uuid,
+        ),
     )
-
-
-def with_due(asked: Asked, now_ms: int) -> Asked:
-    """A checked schedule that says no moment of its own: its first one."""
-    if asked.schedule is None or asked.request.due_ms is not None:
-        return asked
-    due_ms = first_due_ms(asked.schedule, now_ms)
-    return asked._replace(request=asked.request._replace(due_ms=due_ms))
 
 
 def _due_ms(message: Any, now_ms: int) -> int | None:

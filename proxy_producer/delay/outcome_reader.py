@@ -24,7 +24,7 @@ Later = Callable[[float, Callable[[], None]], object]
 log = logging.getLogger("ddmq.producer")
 
 
-class Tail:
+class OutcomeReader:
     """`hear` is called with each outcome. `waiting`: how many wait for one here; kept by the owner."""
 
     __slots__ = (
@@ -43,14 +43,14 @@ class Tail:
         self._clock = clock
         self._hear = hear
         self._later = later
-        self._opened: Callable[[Tail], None] | None = None
+        self._opened: Callable[[OutcomeReader], None] | None = None
         self._offset = 0
         self._wait: Wait | None = None
         self._closed = False
         self.queue = queue
         self.waiting = 0
 
-    def open(self, opened: Callable[[Tail], None]) -> None:
+    def open(self, opened: Callable[[OutcomeReader], None]) -> None:
         """Look where the queue ends; `opened(self)` follows when everything after that will be heard."""
         self._opened = opened
         self._look()
@@ -124,6 +124,8 @@ class Tail:
             outcome = decode_outcome(decode(delivery).value)
         except DdmqError as error:
             kind = "damaged" if isinstance(error, DamagedError) else type(error).__name__
-            log.warning("outcome of a delay order cannot be read", extra={"kind": kind, "error": str(error)})
+            log.warning(
+                "outcome of a delay command cannot be read", extra={"kind": kind, "error": str(error)}
+            )
             return
         self._hear(outcome)

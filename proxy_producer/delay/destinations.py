@@ -1,0 +1,154 @@
+"""Commands on the careful way: to the delay service's inner topic, and for some callers on to their outcome.
+
+The record goes to that topic while counts, limits and modes are those of the target topic. The command is
+written into the record last: one whose caller waits names the reply queue, and that is known only when
+outcomes can be heard.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from backend.records import AppendResult
+from ddmq_common.delay_command import (
+    ADD,
+    COMMAND_PROPERTY,
+    PENDING,
+    DelayCommand,
+    DelayOutcome,
+    encode_command,
+)
+from proxy_producer import replies
+from proxy_producer.core.refusal import Refusal
+from proxy_producer.delay.answers import refuse_delay
+from proxy_producer.delay.context import DelayContext
+from proxy_producer.internal_topic import InternalTopic
+from proxy_producer.pending import PendingSend
+from proxy_producer.topics import Topic
+
+HELD_BY = "a rate limit or the delay service's inner topics"
+
+
+class ToDelayService:
+    """A command that nobody waits for."""
+
+    __slots__ = ("_command", "_topic")
+    held_by = HELD_BY
+
+    def __init__(self, topic: InternalTopic, command: DelayCommand) -> None:
+        self._topic = topic
+        self._command = command
+
+    def mode_fault(self, topic: Topic) -> Refusal | None:
+        """An old delay server has waited already: any topic takes what it sends."""
+        return None if self._command.unless_cancelled else topic.delayed_fault()
+
+    def append(self, send: PendingSend) -> None:
+        self._topic.when_ready(partial(self._ready, send))
+
+    def _ready(self, send: PendingSend, fault: Refusal | None) -> None:
+        if send.answered:
+            return
+        if fault is None:
+            write(send, self._command, self._topic)
+        else:
+            send.refuse_unsent(fault)
+
+
+def write(send: PendingSend, command: DelayCommand, topic: InternalTopic) -> None:
+    """Put the command into the record, and send it to its shard."""
+    send.record.queue_id = command.shard % topic.queues
+    send.record.system = {COMMAND_PROPERTY: encode_command(command)}
+    send.send_careful()
+
+
+class AwaitedCommand:
+    """A command whose caller waits for what it comes to: where it goes, and the answer.
+
+    Once it is stored, running out of time is no code 12 any more: the command will be carried out, so the
+    answer is 0 and "pending".
+    """
+
+    __slots__ = ("_command", "_context", "_delay_id", "_reply_id", "_send")
+    held_by = HELD_BY
+
+    def __init__(self, context: DelayContext, command: DelayCommand, delay_id: bytes) -> None:
+        self._context = context
+        self._command = command
+        self._delay_id = delay_id
+        self._reply_id = 0
+        self._send: PendingSend
+
+    # --- where it goes
+
+    def mode_fault(self, topic: Topic) -> Refusal | None:
+        return topic.delayed_fault()
+
+    def append(self, send: PendingSend) -> None:
+        self._send = send
+        self._context.commands.when_ready(self._commands_ready)
+
+    def _commands_ready(self, fault: Refusal | None) -> None:
+        if self._send.answered:
+            return
+        if fault is None:
+            self._context.outcomes.when_ready(self)
+        else:
+            self._send.refuse_unsent(fault)
+
+    def outcomes_ready(self, fault: Refusal | None) -> None:
+        """Where outcomes cannot be heard, the command goes all the same and its caller is told "pending"."""
+        if self._send.answered:
+            return
+        place = None if fault is not None else self._context.outcomes.expect(self)
+        if place is not None:
+            self._command = msgspec.structs.replace(self._command, reply_queue=place[0], reply_id=place[1])
+            self._reply_id = place[1]
+        write(self._send, self._command, self._context.commands)
+
+    # --- what is answered
+
+    def stored(self, send: PendingSend, result: AppendResult) -> None:
+        if self._reply_id:
+            send.flow.watch(self)  # until the outcome comes, or the time is up
+        else:
+            self._tell(PENDING)
+
+    def refused(self, send: PendingSend, fault: Refusal) -> None:
+        self._forget()
+        adds = self._command.op == ADD
+        refuse_delay(send.flow, send.call, send.topic, fault, self._delay_id, adds)
+
+    # --- the outcome
+
+    @property
+    def deadline(self) -> float:
+        """The send's own; monotonic seconds."""
+        return self._send.deadline
+
+    def expire(self) -> None:
+        """The command is durable, and nothing was heard of it in time."""
+        self._forget()
+        self._tell(PENDING)
+
+    def decided(self, outcome: DelayOutcome) -> None:
+        """What came of it; the append's own answer may still be on its way."""
+        self._reply_id = 0
+        if not self._send.answered:
+            self._send.flow.unanswered.discard(self._send)
+            self._tell(outcome.code, outcome)
+
+    def _tell(self, code: int, outcome: DelayOutcome | None = None) -> None:
+        """Code 0, and with it `code`: DelayResult field 100."""
+        send = self._send
+        send.flow.unanswered.discard(self)
+        send.count_stored()
+        if code == PENDING:
+            send.flow.counts.outcome("pending")
+        send.call.reply(replies.delay_decided(self._delay_id, code, self._command.due_ms, outcome))
+
+    def _forget(self) -> None:
+        self._context.outcomes.forget(self._reply_id)
+        self._reply_id = 0

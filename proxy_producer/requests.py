@@ -1,0 +1,131 @@
+"""A wire Message in our words. The wire's field names end here (a DelayMessage's in delay/requests.py).
+
+Everything is taken out of the message here, at once: the RPC layer may use its argument objects again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from backend.records import FLAG_PRESSURE, NewRecord
+from ddmq_client.idl.codes import DelayAction
+from ddmq_common.delay_command import DelayCommand
+from ddmq_common.delivery import encode
+from proxy_producer.core.delay_checks import DelayRequest
+from proxy_producer.core.validation import PRESSURE
+from proxy_producer.topics import Topic
+
+_PRESSURE_ON = b"true"
+
+
+class RequestKind(IntEnum):
+    """What a request is; each has its column in the table of checks (admission.py)."""
+
+    SINGLE = 0
+    MEMBER = 1  # of a batch
+    DELAY = 2  # sendDelaySync
+    CHANGE = 3  # the same, of what waits already, by a caller of ours: the id says it all
+
+
+class SendRequest:
+    """One message that somebody wants sent, or a change of one that waits. Bytes are as they came.
+
+    `place`: (partitionId, hashId). `ours`: the caller knows fields of ours. `born_ms`: epoch milliseconds.
+    `delay`: what a sendDelaySync asks for.
+
+    The checks find out the rest: `topic`, None as long as it does not exist; `topic_name`, "" where a change
+    names none; `kept`, the properties to deliver; `level`, the delay level that was asked for, 0 = none;
+    `chronos`, a delay service sends it; `command`, what it asks of ours in the words of a dialect.
+    """
+
+    __slots__ = (
+        "body", "born_ms", "chronos", "command", "delay", "frame_bytes", "kept", "key", "kind", "level",
+        "name", "ours", "place", "properties", "tags", "topic", "topic_name",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: RequestKind,
+        name: bytes,
+        key: bytes,
+        tags: bytes,
+        body: bytes,
+        properties: Mapping[bytes, bytes] | None,
+        place: tuple[int, int],
+        ours: bool,
+        born_ms: int,
+        frame_bytes: int,
+        delay: DelayRequest | None = None,
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.key = key
+        self.tags = tags
+        self.body = body
+        self.properties = self.kept = properties
+        self.place = place
+        self.ours = ours
+        self.born_ms = born_ms
+        self.frame_bytes = frame_bytes
+        self.delay = delay
+        self.topic: Topic | None = None
+        self.topic_name = ""
+        self.level = 0
+        self.chronos = False
+        self.command: DelayCommand | None = None
+
+    @property
+    def now_ms(self) -> int:
+        """The end of its millisecond: a delay that counts from it is never early."""
+        return self.born_ms + 1
+
+    @property
+    def adds(self) -> bool:
+        """It brings a message; everything else changes one."""
+        return self.delay is None or self.delay.action == DelayAction.ADD
+
+    @property
+    def delayed(self) -> bool:
+        """It asks for a delay, in whatever way."""
+        return bool(self.level) or self.command is not None or self.delay is not None
+
+    def record(self, message_id: bytes) -> NewRecord:
+        """The record to append; `delivery` is encoded here, once for all consumers."""
+        delivery = encode(self.key, self.body, self.tags, self.kept)
+        return NewRecord(
+            self.topic_name, -1, message_id, self.born_ms, delivery, self.key, self.tags, flags_of(self.kept)
+        )
+
+
+class BatchMember(NamedTuple):
+    """One message of a batch that passed its checks. `place`: where it stands in the request."""
+
+    place: int
+    record: NewRecord
+    body_bytes: int
+    partition_id: int
+    hash_id: int
+    chronos: bool
+
+
+def request_of(kind: RequestKind, message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
+    """Of a wire Message; nothing is refused here."""
+    return SendRequest(
+        kind,
+        message.topic or b"",
+        message.key or b"",
+        message.tags or b"",
+        message.body or message.value or b"",
+        message.properties,
+        (message.partitionId, message.hashId),
+        message.clientId is not None or message.producerGroup is not None,
+        born_ms,
+        frame_bytes,
+    )
+
+
+def flags_of(properties: Mapping[bytes, bytes] | None) -> int:
+    """The record's flags that checked properties ask for."""
+    return FLAG_PRESSURE if properties and properties.get(PRESSURE) == _PRESSURE_ON else 0

@@ -1,0 +1,197 @@
+"""The checks stand in one order for all requests: of several faults the first row's is the answer."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from producer_delay_rig import DelayRig
+from producer_rig import Rig, delay_message, message
+
+from backend.records import TopicInfo
+from ddmq_common.delivery import encode
+from ddmq_common.names import DELAY_TOPIC
+from proxy_producer.config import DelayLimits
+from proxy_producer.delay.requests import delay_request_of
+from proxy_producer.requests import RequestKind, SendRequest, request_of
+
+TOPICS = (
+    TopicInfo("orders", 0, 4),
+    TopicInfo("mails", 0, 4),
+    TopicInfo("shut-only", 0, 1, writable=False, delay="only"),
+    TopicInfo("shut-none", 0, 1, writable=False, delay="none"),
+    TopicInfo("only", 0, 1, delay="only"),
+    TopicInfo("none", 0, 1, delay="none"),
+)
+WITH_DELAYS = (*TOPICS, TopicInfo(DELAY_TOPIC, 0, 16))
+DIALECTS = dict.fromkeys(("shut-none", "none", "orders"), ("rabbit",))
+NOW_MS = 1_700_000_000_000
+WRONG_DELAY = {b"x-delay": b"soon"}
+DELAY = {b"x-delay": b"5000"}
+
+
+def crowded(*, service: bool) -> Rig:
+    """Draining, at its bound, and `orders` full of delayed messages."""
+    config: dict[str, Any] = {"inflight_requests_max": 1, "delay": DelayLimits(dialects=DIALECTS)}
+    rig = DelayRig(WITH_DELAYS, **config) if service else Rig(TOPICS, **config)
+    rig.proxy.flow.draining = True
+    rig.proxy.flow.inflight = 1
+    rig.proxy.delay.full.names = frozenset({"orders"})
+    return rig
+
+
+def single(**fields: Any) -> SendRequest:
+    return request_of(RequestKind.SINGLE, message(**fields), NOW_MS, 200)
+
+
+def member(**fields: Any) -> SendRequest:
+    return request_of(RequestKind.MEMBER, message(**fields), NOW_MS, 0)
+
+
+def delayed(**fields: Any) -> SendRequest:
+    return delay_request_of(delay_message(**fields), NOW_MS, 200)
+
+
+def reasons(rig: Rig, *requests: SendRequest) -> list[str]:
+    """Why each is refused, one after the other; "" where it is not."""
+    found = []
+    for request in requests:
+        fault = rig.proxy.admission.fault(request)
+        found.append("" if fault is None else fault.reason)
+    return found
+
+
+def test_a_single_send() -> None:
+    rig = crowded(service=False)
+    assert reasons(rig, single(topic=b" ")) == ["draining"]
+    rig.proxy.flow.draining = False
+    assert reasons(
+        rig,
+        single(topic=b" ", body=b""),
+        single(topic=b"shut-only", body=b""),
+        single(topic=b"shut-only"),
+        single(topic=b"only"),
+        single(),
+    ) == ["topic_name", "body_empty", "not_writable", "only_delay", "inflight_requests"]
+    rig.proxy.flow.inflight = 0
+    assert reasons(rig, single()) == [""]
+
+
+def test_a_single_send_in_the_words_of_another_system() -> None:
+    rig = crowded(service=False)
+    rig.proxy.flow.draining = False
+    assert reasons(
+        rig,
+        single(topic=b"shut-none", properties=WRONG_DELAY, body=b""),
+        single(topic=b"shut-none", properties=WRONG_DELAY),
+        single(topic=b"shut-none", properties=DELAY),
+        single(topic=b"none", properties=DELAY),
+        single(properties=DELAY),
+    ) == ["body_empty", "delay_dialect", "not_writable", "no_delay", "no_delay_service"]
+    rig = crowded(service=True)
+    rig.proxy.flow.draining = False
+    assert reasons(rig, single(properties=DELAY)) == ["delay_pending"]
+    rig.proxy.delay.full.names = frozenset()
+    assert reasons(rig, single(properties=DELAY)) == ["inflight_requests"]
+    rig.proxy.flow.inflight = 0
+    assert reasons(rig, single(properties=DELAY)) == [""]
+
+
+def test_a_member_of_a_batch() -> None:
+    rig = crowded(service=False)
+    rig.proxy.flow.draining = False
+    assert reasons(
+        rig,
+        member(topic=b" ", body=b""),
+        member(topic=b"shut-none", properties=WRONG_DELAY, body=b""),
+        member(topic=b"shut-none", properties=WRONG_DELAY),
+        member(topic=b"shut-none", properties=DELAY),
+        member(topic=b"shut-only", properties={b"DELAY": b"1"}),
+        member(topic=b"shut-only"),
+        member(topic=b"only"),
+        member(),
+    ) == [
+        "topic_name", "body_empty", "delay_dialect", "delayed_in_batch", "delayed_in_batch", "not_writable",
+        "only_delay", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ours", [{}, {"clientId": b"me"}])
+def test_a_delay_request(ours: dict[str, bytes]) -> None:
+    rig = crowded(service=False)
+    assert reasons(rig, delayed(topic=b" ", **ours)) == ["draining"]
+    rig.proxy.flow.draining = False
+    late, level = {"timestamp": 1, **ours}, {b"DELAY": b"1"}
+    assert reasons(
+        rig,
+        delayed(topic=b" ", body=b"", **late),
+        delayed(topic=b"shut-none", body=b"", properties=level, **late),
+        delayed(topic=b"shut-none", properties=level, **late),
+        delayed(topic=b"shut-none", **late),
+        delayed(topic=b"none", **late),
+        delayed(**late),
+        delayed(**ours),
+    ) == [
+        "topic_name", "body_empty", "property_reserved", "not_writable", "no_delay", "delay_timestamp",
+        "no_delay_service",
+    ]  # fmt: skip
+    rig = crowded(service=True)
+    rig.proxy.flow.draining = False
+    assert reasons(rig, delayed(**ours)) == ["delay_pending"]
+    rig.proxy.delay.full.names = frozenset()
+    assert reasons(rig, delayed(**ours)) == ["inflight_requests"]
+    rig.proxy.flow.inflight = 0
+    assert reasons(rig, delayed(**ours)) == [""]
+
+
+def test_a_change_by_our_callers_needs_no_topic_and_no_body() -> None:
+    rig = crowded(service=False)
+    change = {"action": 2, "clientId": b"me", "topic": b"", "body": None, "uniqDelayMsgId": b"x"}
+    uuid = {**change, "uniqDelayMsgId": b"a4207970-e5e1-11f1-a4e0-02fc00000001"}
+    assert reasons(rig, delayed(**change)) == ["draining"]
+    rig.proxy.flow.draining = False
+    assert reasons(rig, delayed(**{**change, "topic": b" "}), delayed(**change), delayed(**uuid)) == [
+        "topic_name", "delay_id", "no_delay_service",
+    ]  # fmt: skip
+    rig = crowded(service=True)
+    rig.proxy.flow.draining = False
+    assert reasons(rig, delayed(**uuid), delayed(**{**uuid, "topic": b"orders"})) == ["inflight_requests"] * 2
+    rig.proxy.flow.inflight = 0
+    assert reasons(rig, delayed(**uuid)) == [""]
+
+
+def random_fields(random: Random) -> dict[str, Any]:
+    texts = [b"", b"k", "é".encode(), b"x" * 255, b"x" * 256, b"\xff"]
+    names = [b"a", b"x-delay", b"DELAY", b"KEYS", b"from_chronos", b"isPressureTraffic", b" "]
+    values = [b"true", b"5000", b"0", b"", b"\xff", b"from_chronos"]
+    properties = {random.choice(names): random.choice(values) for _ in range(random.randrange(3))}
+    return {
+        "topic": random.choice([b"mails", b"mails", b"orders", b"only", b"none", b"shut-only"]),
+        "key": random.choice(texts),
+        "tags": random.choice(texts[:3]),
+        "body": random.choice([b"", b"body", b"body"]),
+        "properties": random.choice([None, properties]),
+    }
+
+
+def test_what_the_short_way_takes_the_table_takes_with_the_same_record() -> None:
+    rig = Rig(TOPICS, delay=DelayLimits(dialects=DIALECTS))
+    admission, random, taken = rig.proxy.admission, Random(11), 0
+    for _ in range(3_000):
+        sent = message(**random_fields(random))
+        topic = rig.proxy.topics.find(sent.topic.decode())
+        assert topic is not None
+        record = admission.usual(sent, topic, NOW_MS)
+        if record is None:
+            continue
+        taken += 1
+        request = request_of(RequestKind.SINGLE, sent, NOW_MS, 200)
+        assert admission.fault(request) is None
+        assert not request.delayed
+        assert not request.chronos
+        other = request.record(bytes(16))
+        for name in ("topic", "born_ms", "delivery", "key", "tags", "flags", "due_ms", "system"):
+            assert getattr(record, name) == getattr(other, name), name
+        assert record.delivery == encode(sent.key, sent.body, sent.tags, request.kept)
+    assert taken > 300
