@@ -8,9 +8,9 @@ it goes afterwards stands in two more system properties, under RocketMQ's names.
 from __future__ import annotations
 
 from backend.records import NewRecord, StoredRecord
+from ddmq_common.delays.levels import Levels
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
-from ddmq_common.levels import Levels
 from ddmq_common.names import SCHEDULE_TOPIC
 
 REAL_TOPIC = "REAL_TOPIC"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from ddmq_common.delay_command import DelayCommand, encode_command
+from ddmq_common.delays.command import DelayCommand, encode_command
 from delay_service.store.port import Changes, IdKind, IdState, Pending
 
 BATCH = 1_000

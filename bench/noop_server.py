@@ -12,8 +12,8 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.server import RpcServer
-from ddmq_rpc.structs import structs
-from ddmq_rpc.templates import constant_result
+from ddmq_rpc.wire.structs import structs
+from ddmq_rpc.wire.templates import constant_result
 
 SERVICE = "ProducerService"
 

@@ -22,8 +22,8 @@ from typing import Any
 from ddmq_client.idl import producer
 from ddmq_rpc.api import Call, Service, Wire
 from ddmq_rpc.client_side import decode_reply, encode_call
-from ddmq_rpc.structs import structs
-from ddmq_rpc.templates import constant_result
+from ddmq_rpc.wire.structs import structs
+from ddmq_rpc.wire.templates import constant_result
 
 SERVICE = "ProducerService"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ddmq.address import ready_line
-from ddmq.server import logs
 from ddmq.server.config import SamplesConfig, load_folder, with_flags
-from ddmq.server.hub import HubWatch
-from ddmq.server.parts import PARTS, ServerProcess
-from ddmq.server.signals import install_signals
+from ddmq.server.process import logs
+from ddmq.server.process.hub import HubWatch
+from ddmq.server.process.parts import PARTS, ServerProcess
+from ddmq.server.process.signals import install_signals
 from ddmq_common.metrics.cells import Histogram
 from proxy_consumer.subscription.handed_out import HandedOut
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from ddmq.address import ready_line
-from ddmq.server import logs
 from ddmq.server.config import load_folder, with_flags
-from ddmq.server.parts import ServerProcess
-from ddmq.server.signals import install_signals
+from ddmq.server.process import logs
+from ddmq.server.process.parts import ServerProcess
+from ddmq.server.process.signals import install_signals
 
 
 def main() -> None:

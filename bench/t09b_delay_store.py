@@ -17,7 +17,7 @@ from random import Random
 from bench.delay_messages import BATCH, adding, messages
 from bench.harness import Series, run, sized
 from bench.servers import scratch
-from ddmq_common.rocks import Batch, Rocks
+from ddmq_common.rocks.database import Batch, Rocks
 from delay_service.store import keys
 from delay_service.store.opening import open_store
 from delay_service.store.port import Changes

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ddmq_rpc.api import Call, Fault, Wire
-from ddmq_rpc.codec import encode_fault, encode_result
-from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
-from ddmq_rpc.structs import ENCODERS, Method
+from ddmq_rpc.wire.codec import encode_fault, encode_result
+from ddmq_rpc.wire.envelope import EXCEPTION, REPLY, Envelope
+from ddmq_rpc.wire.structs import ENCODERS, Method
 
 
 class OpenMethod:

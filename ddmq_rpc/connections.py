@@ -15,12 +15,12 @@ from collections.abc import Callable
 from ddmq_common.hub_timer import HubTimer
 from ddmq_rpc.api import Fault, Wire
 from ddmq_rpc.calls import OpenCall
-from ddmq_rpc.codec import CHUNK_BYTES, DecodeError, encode_fault
-from ddmq_rpc.envelope import CALL, EXCEPTION, ONEWAY, Envelope, Header, HeaderError, read_header
-from ddmq_rpc.framing import FrameRefusedError, Frames
 from ddmq_rpc.sender import UNSENT, Sender
 from ddmq_rpc.traffic import Traffic
 from ddmq_rpc.turns import NOT_MEASURED, SLICE_S
+from ddmq_rpc.wire.codec import CHUNK_BYTES, DecodeError, encode_fault
+from ddmq_rpc.wire.envelope import CALL, EXCEPTION, ONEWAY, Envelope, Header, HeaderError, read_header
+from ddmq_rpc.wire.framing import FrameRefusedError, Frames
 
 RECV_BYTES = 16 << 10  # when the size of what comes is not known
 RECV_BYTES_MAX = 256 << 10

@@ -23,9 +23,9 @@ from ddmq_rpc.calls import OpenMethod
 from ddmq_rpc.connections import Connection
 from ddmq_rpc.counts import Counts, log
 from ddmq_rpc.limits import RpcLimits
-from ddmq_rpc.structs import methods
 from ddmq_rpc.traffic import Traffic
 from ddmq_rpc.turns import Shared
+from ddmq_rpc.wire.structs import methods
 
 __all__ = ["RpcLimits", "RpcServer"]
 

@@ -19,10 +19,10 @@ from ddmq_common.clock import Clock
 from ddmq_common.hub_timer import HubTimer
 from ddmq_rpc.backlog import Backlog
 from ddmq_rpc.calls import OpenMethod
-from ddmq_rpc.codec import Codec
 from ddmq_rpc.counts import Counts, FaultLog
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.turns import Shared, Turns
+from ddmq_rpc.wire.codec import Codec
 
 
 class Closable(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddmq_common.config.loader import rules
-from ddmq_common.levels import DEFAULT_WAITS, Levels
+from ddmq_common.delays.levels import DEFAULT_WAITS, Levels
 from delay_service.core.kinds import CATCH_UP_MAX
 
 

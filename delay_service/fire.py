@@ -20,7 +20,7 @@ from typing import Any
 import gevent
 
 from backend.records import NewRecord
-from ddmq_common.delay_command import ALREADY_FIRED, CANCELLED, DelayOutcome
+from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, DelayOutcome
 from ddmq_common.errors import (
     BoundReachedError,
     CallerError,

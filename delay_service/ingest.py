@@ -20,7 +20,7 @@ import gevent
 from backend.completion import Completion
 from backend.port import Wait
 from backend.records import CommitBatch, NewRecord, ReadBatch
-from ddmq_common.delay_command import COMMAND_PROPERTY
+from ddmq_common.delays.command import COMMAND_PROPERTY
 from ddmq_common.errors import CallerError, FencedError, RemoteError
 from ddmq_common.native_threads import off_hub
 from delay_service.core.intake import INGESTED

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from backend.port import Backend
 from backend.records import NewRecord
-from ddmq_common.delay_command import encode_outcome
+from ddmq_common.delays.command import encode_outcome
 from ddmq_common.delivery import encode
 from ddmq_common.names import OUTCOME_TOPIC
 from delay_service.core.taken import Reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from backend.records import QueueRef
-from ddmq_common.rocks import RocksOptions
+from ddmq_common.rocks.database import RocksOptions
 from delay_service.shard import Opener
 from delay_service.store.opening import open_store
 from delay_service.store.port import DelayStore

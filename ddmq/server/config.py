@@ -18,8 +18,8 @@ from backend.file_log import FileLogOptions
 from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, Address, is_loopback, parse
 from ddmq_common import names
 from ddmq_common.config.loader import load, resolved, rules
+from ddmq_common.delays.levels import shown as shown_wait
 from ddmq_common.errors import ConfigError
-from ddmq_common.levels import shown as shown_wait
 from ddmq_rpc.server import RpcLimits
 from delay_service.config import DelayConfig
 from proxy_consumer.config import ConsumerConfig, GroupsFile

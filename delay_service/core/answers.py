@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddmq_common.delay_command import ADDED, ALREADY_FIRED, CANCELLED, UNKNOWN, DelayCommand
+from ddmq_common.delays.command import ADDED, ALREADY_FIRED, CANCELLED, UNKNOWN, DelayCommand
 from delay_service.store.port import IdKind, IdState
 
 OVER = (IdKind.FIRED, IdKind.DEAD)

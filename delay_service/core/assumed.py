@@ -7,7 +7,7 @@ then had fired. (An order that came in time because the service was late is take
 
 from __future__ import annotations
 
-from ddmq_common.delay_command import FIRE, DelayCommand, decode_command
+from ddmq_common.delays.command import FIRE, DelayCommand, decode_command
 from delay_service.core.kinds import CATCH_UP_MAX, next_after
 from delay_service.core.outlets import UNFIT
 from delay_service.store.port import Pending

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     ADDED,
     ALREADY_FIRED,
@@ -19,7 +19,7 @@ from ddmq_common.delay_command import (
     DelayCommand,
     DelayOutcome,
 )
-from ddmq_common.delay_id import uuid_bytes
+from ddmq_common.delays.ids import uuid_bytes
 from ddmq_common.errors import DamagedError
 from delay_service.core.answers import OVER, code_of, known, known_again, latest_ms
 from delay_service.core.assumed import Assumed, of_add, of_waiting

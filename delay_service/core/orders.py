@@ -9,7 +9,7 @@ import msgspec
 
 from backend.progress.ack_map import OFFSET_END
 from backend.records import Carried
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     CANCEL,
     FIRE,
@@ -19,7 +19,7 @@ from ddmq_common.delay_command import (
     decode_command,
     encode_command,
 )
-from ddmq_common.delay_id import uuid_bytes
+from ddmq_common.delays.ids import uuid_bytes
 from ddmq_common.delivery_parts import tag_of
 from ddmq_common.errors import DamagedError
 from delay_service.store.port import DueKey, Pending

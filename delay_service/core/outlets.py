@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from backend.records import NewRecord
-from ddmq_common.delay_command import ONCE, SCHEDULE, DelayCommand, decode_command
+from ddmq_common.delays.command import ONCE, SCHEDULE, DelayCommand, decode_command
 from ddmq_common.delivery import decode, encode, varint
 from ddmq_common.delivery_parts import key_of
 from ddmq_common.errors import DamagedError

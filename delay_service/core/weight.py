@@ -6,8 +6,8 @@ bound holds what waits and what endless schedules write. Equal records weigh the
 
 from __future__ import annotations
 
-from ddmq_common.cron import Cron, CronError
-from ddmq_common.delay_command import EXPONENTIAL, LOOP, DelayCommand, decode_command
+from ddmq_common.delays.command import EXPONENTIAL, LOOP, DelayCommand, decode_command
+from ddmq_common.delays.cron import Cron, CronError
 from ddmq_common.errors import DamagedError
 from delay_service.store.port import Pending
 

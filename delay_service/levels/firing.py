@@ -13,7 +13,7 @@ from backend.levels import real_record, schedule_record
 from backend.port import Backend
 from backend.records import NewRecord, ProgressDelta, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.levels import Levels
+from ddmq_common.delays.levels import Levels
 from ddmq_common.names import LEVELS_GROUP
 from delay_service.levels.core.level import Fire, Level
 from delay_service.levels.core.targets import Outlet

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from ddmq_common.errors import CallerError, DamagedError, FencedError, StorageError
-from ddmq_common.rocks import Batch, Recovery, Rocks, RocksOptions, only_torn
+from ddmq_common.rocks.database import Batch, Recovery, Rocks, RocksOptions, only_torn
 from delay_service.store.copies import (
     DAMAGED,
     Copy,

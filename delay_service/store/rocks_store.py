@@ -16,7 +16,7 @@ from heapq import merge
 from pathlib import Path
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks import Pair, Rocks
+from ddmq_common.rocks.database import Pair, Rocks
 from delay_service.store import keys
 from delay_service.store.copies import sync_path
 from delay_service.store.front import Front

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks import Batch, Pair, Recovery, Rocks, RocksOptions, repair
-from ddmq_common.rocks_log import after_gap
+from ddmq_common.rocks.database import Batch, Pair, Recovery, Rocks, RocksOptions, repair
+from ddmq_common.rocks.write_ahead_log import after_gap
 from delay_service.core.weight import weight
 from delay_service.store import keys
 from delay_service.store.copies import DAMAGED, MARK_FILE, clone_files, sync_path

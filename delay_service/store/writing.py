@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ddmq_common.rocks import Batch
+from ddmq_common.rocks.database import Batch
 from delay_service.core.weight import weight
 from delay_service.store import keys
 from delay_service.store.front import Front

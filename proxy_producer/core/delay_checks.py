@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddmq_client.idl.codes import Code, DelayAction, DelayType
-from ddmq_common.delay_command import Schedule
-from ddmq_common.delay_id import is_uuid, parse_delay_id
-from ddmq_common.schedules import PERIOD_MS_MIN, ScheduleLimits, schedule_fault
+from ddmq_common.delays.command import Schedule
+from ddmq_common.delays.ids import is_uuid, parse_delay_id
+from ddmq_common.delays.schedules import PERIOD_MS_MIN, ScheduleLimits, schedule_fault
 from proxy_producer.core.refusal import Refusal, illegal, refusal, shown
 
 TIMESTAMP_S_MIN = 1_000_000_000

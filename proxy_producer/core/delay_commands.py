@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddmq_client.idl.codes import DelayAction, DelayType
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     CANCEL,
     FIRE,
@@ -19,7 +19,7 @@ from ddmq_common.delay_command import (
     DelayCommand,
     Schedule,
 )
-from ddmq_common.delay_id import EXPIRE_AFTER_S, DelayId, is_uuid, parse_delay_id, shard_of
+from ddmq_common.delays.ids import EXPIRE_AFTER_S, DelayId, is_uuid, parse_delay_id, shard_of
 from proxy_producer.core.delay_checks import DelayRequest, due_s
 
 ANY_QUEUE = -2

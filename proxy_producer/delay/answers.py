@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend.records import AppendResult
-from ddmq_common.delay_command import ADDED
+from ddmq_common.delays.command import ADDED
 from ddmq_rpc.api import Call
 from proxy_producer import replies
 from proxy_producer.core.delay_checks import echoed_id

@@ -7,8 +7,8 @@ from random import Random
 
 from backend.port import Backend
 from ddmq_common.clock import Clock
+from ddmq_common.delays.schedules import ScheduleLimits
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
-from ddmq_common.schedules import ScheduleLimits
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_checks import DelayRules
 from proxy_producer.counts import Counts

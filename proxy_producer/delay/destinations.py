@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from backend.records import AppendResult
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     COMMAND_PROPERTY,
     PENDING,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backend.port import Backend
-from ddmq_common.delay_full import decode_full
+from ddmq_common.delays.full import decode_full
 from ddmq_common.names import DELAY_FULL_PREFIX
 
 

@@ -13,7 +13,7 @@ from backend.completion import Completion
 from backend.port import Backend, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.clock import Clock
-from ddmq_common.delay_command import DelayOutcome, decode_outcome
+from ddmq_common.delays.command import DelayOutcome, decode_outcome
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError, DdmqError
 

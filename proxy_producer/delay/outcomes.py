@@ -16,7 +16,7 @@ from typing import Protocol
 from backend.port import Assignment, Backend, Membership, Sharing
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
-from ddmq_common.delay_command import DelayOutcome
+from ddmq_common.delays.command import DelayOutcome
 from ddmq_common.names import OUTCOME_GROUP, OUTCOME_TOPIC
 from proxy_producer.core.refusal import Refusal
 from proxy_producer.counts import Counts

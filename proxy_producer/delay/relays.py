@@ -13,8 +13,8 @@ from hashlib import blake2b
 
 from backend.records import NewRecord
 from ddmq_common.clock import Clock
-from ddmq_common.delay_command import COMMAND_PROPERTY, DelayCommand, encode_command
-from ddmq_common.delay_id import parse_delay_id
+from ddmq_common.delays.command import COMMAND_PROPERTY, DelayCommand, encode_command
+from ddmq_common.delays.ids import parse_delay_id
 from ddmq_common.names import DELAY_TOPIC
 from proxy_producer.core.delay_commands import relay_command, uuid_of
 from proxy_producer.delay.context import DelayContext

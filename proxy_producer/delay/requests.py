@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddmq_client.idl.codes import DelayAction, DelayType
-from ddmq_common.delay_command import Schedule
+from ddmq_common.delays.command import Schedule
 from proxy_producer.core.delay_checks import DelayRequest
 from proxy_producer.core.delay_commands import ANY_QUEUE
 from proxy_producer.requests import RequestKind, SendRequest

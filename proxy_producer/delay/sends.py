@@ -19,11 +19,11 @@ import msgspec
 from backend.records import NewRecord
 from ddmq_client.idl.codes import FROM_CHRONOS, DelayAction, DelayType
 from ddmq_common.clock import Clock
-from ddmq_common.delay_command import COMMAND_PROPERTY, ONCE, DelayCommand, encode_command
-from ddmq_common.delay_id import EXPIRE_AFTER_S, DelayId, is_uuid, shard_of
+from ddmq_common.delays.command import COMMAND_PROPERTY, ONCE, DelayCommand, encode_command
+from ddmq_common.delays.ids import EXPIRE_AFTER_S, DelayId, is_uuid, shard_of
+from ddmq_common.delays.schedules import first_due_ms
 from ddmq_common.delivery import encode, encode_properties, keyless
 from ddmq_common.names import DELAY_TOPIC
-from ddmq_common.schedules import first_due_ms
 from ddmq_rpc.api import Call
 from proxy_producer import replies
 from proxy_producer.config import ProducerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ddmq_common.rocks import RocksOptions
+from ddmq_common.rocks.database import RocksOptions
 from delay_service.store.memory import MemoryStore
 from delay_service.store.opening import open_store
 from delay_service.store.port import Changes, DelayStore, IdKind, IdState, Pending

@@ -23,7 +23,7 @@ from uuid import UUID
 from backend.file_log import open_log
 from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     ALREADY_FIRED,
     CANCEL,
@@ -36,7 +36,7 @@ from ddmq_common.delay_command import (
     decode_outcome,
     encode_command,
 )
-from ddmq_common.delay_id import shard_of
+from ddmq_common.delays.ids import shard_of
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC

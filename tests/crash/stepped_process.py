@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddmq.cli.root import run as ddmq
-from ddmq.server import parts
 from ddmq.server.config import Configuration
+from ddmq.server.process import parts
 
 _OFFSET = struct.Struct("<q")
 

@@ -16,8 +16,8 @@ from backend.internal_topics import ready_topic
 from backend.levels import schedule_record
 from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
+from ddmq_common.delays.levels import Levels
 from ddmq_common.delivery import decode, encode
-from ddmq_common.levels import Levels
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import SCHEDULE_TOPIC, dlq_topic
 from tests.scenarios.real_server import RealServer, until, write_config

@@ -16,9 +16,9 @@ import pytest
 from backend.progress.ack_map import OFFSET_END, AckMap
 from backend.progress.codec import encode_delta
 from backend.records import ProgressDelta, QueueRef
-from ddmq.server.delay import _row
+from ddmq.server.delays.routes import _row
 from ddmq_client.idl.codes import DelayAction, DelayType
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     CANCEL,
     EXPONENTIAL,
@@ -29,9 +29,9 @@ from ddmq_common.delay_command import (
     decode_command,
     encode_command,
 )
-from ddmq_common.delay_id import DelayId, parse_delay_id
+from ddmq_common.delays.ids import DelayId, parse_delay_id
+from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from ddmq_common.delivery import encode
-from ddmq_common.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from delay_service.core.intake import Intake
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.orders import Order

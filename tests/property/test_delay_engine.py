@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from backend.progress.ack_map import AckMap
 from backend.records import StoredRecord, carried_of
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     ALREADY_FIRED,
     CANCEL,

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddmq_common.cron import Cron
-from ddmq_common.delay_command import ADD, EXPONENTIAL, LOOP, SCHEDULE, DelayCommand, Schedule
+from ddmq_common.delays.command import ADD, EXPONENTIAL, LOOP, SCHEDULE, DelayCommand, Schedule
+from ddmq_common.delays.cron import Cron
 from delay_service.core.kinds import delivered_before, due_ms, next_after, occurrence_id, to_fire
 from tests.examples import examples
 

@@ -9,7 +9,7 @@ same milliseconds (occurrences.py).
 
 from __future__ import annotations
 
-from ddmq_common.delay_command import EXPONENTIAL, LOOP, DelayCommand
+from ddmq_common.delays.command import EXPONENTIAL, LOOP, DelayCommand
 
 DAY_S = 86_400
 

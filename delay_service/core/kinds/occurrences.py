@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ddmq_common.cron import CronError
-from ddmq_common.delay_command import EXPONENTIAL, LOOP, SCHEDULE, DelayCommand
-from ddmq_common.delay_id import DelayId
+from ddmq_common.delays.command import EXPONENTIAL, LOOP, SCHEDULE, DelayCommand
+from ddmq_common.delays.cron import CronError
+from ddmq_common.delays.ids import DelayId
 from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import loops, schedules
 

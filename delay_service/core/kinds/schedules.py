@@ -5,14 +5,14 @@ The number of an occurrence holds two things: how many milliseconds after the fi
 count, it only grows, and it needs no walk through a cron's past. The cap `occurrences_max` counts deliveries;
 `repeat` counts places in the series, so those that were passed over are among them.
 
-The order was checked at the edge (ddmq_common/schedules.py).
+The order was checked at the edge (ddmq_common/delays/schedules.py).
 """
 
 from __future__ import annotations
 
-from ddmq_common.cron import Cron
-from ddmq_common.delay_command import DelayCommand, Schedule
-from ddmq_common.schedules import cron_delivery_after
+from ddmq_common.delays.command import DelayCommand, Schedule
+from ddmq_common.delays.cron import Cron
+from ddmq_common.delays.schedules import cron_delivery_after
 
 COUNT_BITS = 20
 COUNT_MAX = (1 << COUNT_BITS) - 1

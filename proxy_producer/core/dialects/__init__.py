@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ddmq_common.delay_command import ADD, SCHEDULE, DelayCommand
+from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand
+from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from ddmq_common.names import DELAY_DIALECTS
-from ddmq_common.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from proxy_producer.core.dialects import amq, ours, rabbit, rocketmq
 from proxy_producer.core.dialects.wish import Wish, WrongValueError
 from proxy_producer.core.refusal import Refusal, illegal

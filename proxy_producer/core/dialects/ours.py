@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddmq_common.delay_command import Schedule
+from ddmq_common.delays.command import Schedule
 from proxy_producer.core.delay_checks import TIMESTAMP_S_MIN
 from proxy_producer.core.dialects.wish import (
     Wish,

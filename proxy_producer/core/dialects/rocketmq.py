@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddmq_common.delay_command import Schedule
+from ddmq_common.delays.command import Schedule
 from proxy_producer.core.dialects.wish import Wish, whole
 
 DELAY_SEC = b"TIMER_DELAY_SEC"

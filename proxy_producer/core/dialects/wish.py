@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 
-from ddmq_common.delay_command import Schedule
+from ddmq_common.delays.command import Schedule
 from proxy_producer.core.refusal import shown
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}\Z")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ddmq_common.rocks import Rocks, RocksOptions
+from ddmq_common.rocks.database import Rocks, RocksOptions
 from delay_service.store.copies import CopyLock, clone_files, copies_of
 from delay_service.store.opening import open_store
 from tests.crash.delay_store.store_load import Load

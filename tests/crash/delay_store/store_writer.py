@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from ddmq_common.errors import StorageError
-from ddmq_common.rocks import RocksOptions
+from ddmq_common.rocks.database import RocksOptions
 from delay_service.store.opening import open_store
 from delay_service.store.port import Changes, DelayStore
 from tests.crash.delay_store.store_load import Load, written

@@ -12,9 +12,9 @@ from random import Random
 import pytest
 
 from backend.records import QueueRef
-from ddmq_common.delay_command import SCHEDULE, Schedule
+from ddmq_common.delays.command import SCHEDULE, Schedule
 from ddmq_common.names import OUTCOME_TOPIC
-from ddmq_common.rocks import RocksOptions
+from ddmq_common.rocks.database import RocksOptions
 from delay_service.store.copies import copies_of
 from delay_service.store.opening import open_store
 from delay_service.store.port import DelayStore

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from ddmq_common.errors import DamagedError
-from ddmq_common.rocks import Rocks
+from ddmq_common.rocks.database import Rocks
 from delay_service.store.copies import MARK_FILE, copy_name
 from delay_service.store.opening import open_store
 from delay_service.store.port import DueKey, IdKind, Pending, Scan

@@ -135,7 +135,7 @@ def test_a_signal_just_before_the_wait_ends_the_wait() -> None:
     """What a wait in the system alone would sleep through, until some part died."""
     code = """
 import os, signal
-from ddmq.server.processes import NEVER, Wakes
+from ddmq.server.process.processes import NEVER, Wakes
 told = []
 signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
 wakes = Wakes()

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from backend.memory import MemoryBackend
-from ddmq.server.admin import AdminApi
+from ddmq.server.admin.api import AdminApi
 from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
 from tests.scenarios.real_server import PATIENCE_S, RealServer

@@ -213,7 +213,7 @@ def test_deleting_a_topic_tells_of_what_waits_for_it(shell, topic, monkeypatch):
     added(shell, topic, "--delay", "2h")
     until(lambda: shell.json("delay", "count", topic)["count"] == 2, "both wait")
     asked = []
-    monkeypatch.setattr("ddmq.cli.topic.confirm", asked.append)
+    monkeypatch.setattr("ddmq.cli.operate.topic.confirm", asked.append)
     said = shell("topic", "delete", topic)
     waits = "2 delayed messages for it wait"
     assert asked == [f"Delete topic {topic} and every message in it? {waits}, and will be dead letters."]

@@ -19,7 +19,7 @@ CLI = Path(ddmq.cli.__file__).parent
 PRINTERS = {"output.py", "completion.py"}  # the second prints a script of its own
 
 
-@pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(CLI.rglob("*.py")), ids=lambda path: str(path.relative_to(CLI)))
 def test_commands_print_through_one_module(path: Path) -> None:
     """So that what others wrote is escaped in one place and nowhere forgotten."""
     called = {

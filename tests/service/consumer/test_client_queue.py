@@ -14,7 +14,7 @@ import pytest
 from consumer_rig import Rig
 from virtual_time import run
 
-from ddmq.server import offsets
+from ddmq.server.admin import offsets
 from ddmq_client import LateResult, Message
 from ddmq_client.aio import AsyncConsumer
 from proxy_consumer.config import SubscriptionDefaults

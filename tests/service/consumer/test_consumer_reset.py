@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.records import Bounds, ProgressDelta, ProgressView, QueueRef
-from ddmq.server import offsets
+from ddmq.server.admin import offsets
 from ddmq_common.errors import CallerError, FencedError
 from proxy_consumer.config import SubscriptionDefaults
 

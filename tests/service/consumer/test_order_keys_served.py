@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backend.records import NewRecord
-from ddmq.server import keys, offsets
+from ddmq.server.admin import keys, offsets
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from proxy_consumer.actions.config import HttpConfig, PushConfig

@@ -17,7 +17,7 @@ from backend.memory import MemoryBackend
 from backend.port import Backend
 from backend.records import AppendStatus, NewRecord, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     CANCEL,
     COMMAND_PROPERTY,
@@ -28,7 +28,7 @@ from ddmq_common.delay_command import (
     decode_outcome,
     encode_command,
 )
-from ddmq_common.delay_id import shard_of
+from ddmq_common.delays.ids import shard_of
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, FIRED_GROUP, OUTCOME_TOPIC

@@ -14,11 +14,11 @@ from backend.file_log import open_log
 from backend.file_log.options import FileLogOptions
 from backend.records import QueueRef
 from ddmq.cli.root import run
-from ddmq.server.delay_backup import MANIFEST, Held, backup_folder, copy_shards, make_backup
-from ddmq.server.delay_belongs import pages
-from ddmq.server.delay_restore import Restored, restore_backup
+from ddmq.server.delays.backup import MANIFEST, Held, backup_folder, copy_shards, make_backup
+from ddmq.server.delays.belongs import pages
+from ddmq.server.delays.restore import Restored, restore_backup
 from ddmq_common.clock import SystemClock
-from ddmq_common.delay_command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
+from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import CallerError
 from ddmq_common.metrics.registry import Registry

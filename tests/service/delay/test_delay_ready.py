@@ -13,9 +13,9 @@ from delay_rig import Disks, HandAlarms, KeptStore, Rig
 
 from backend.port import Health
 from backend.records import QueueRef
-from ddmq.server.delay import PAGE_BYTES, DelayRoutes
-from ddmq.server.http import Request
-from ddmq.server.parts import ServerProcess
+from ddmq.server.delays.routes import PAGE_BYTES, DelayRoutes
+from ddmq.server.http.routing import Request
+from ddmq.server.process.parts import ServerProcess
 from ddmq_common.metrics.registry import Registry
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService

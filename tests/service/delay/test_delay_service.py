@@ -8,7 +8,7 @@ import pytest
 from delay_rig import Rig, uuid_of
 
 from backend.records import AppendStatus, NewRecord, StoredRecord, carried_of
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADDED,
     ALREADY_FIRED,
     CANCEL,
@@ -210,7 +210,7 @@ def test_a_loop_fires_its_times_with_its_own_ids_until_it_is_cancelled(delay: Ri
 
 
 def test_a_schedule_keeps_its_own_key(delay: Rig) -> None:
-    from ddmq_common.delay_command import ADD, DelayCommand, Schedule
+    from ddmq_common.delays.command import ADD, DelayCommand, Schedule
     from ddmq_common.delivery import encode
 
     now = delay.clock.wall_ms()

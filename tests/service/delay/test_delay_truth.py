@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from delay_rig import Disks, KeptStore, Rig
 
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ALREADY_FIRED,
     CANCELLED,
     LOOP,

@@ -9,9 +9,9 @@ from levels_rig import Rig
 
 from backend.completion import failed
 from backend.records import AppendStatus, NewRecord
+from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.delivery import decode
 from ddmq_common.errors import BoundReachedError, CallerError, RemoteError
-from ddmq_common.levels import DEFAULT_LEVELS
 from ddmq_common.names import SCHEDULE_TOPIC, dlq_topic
 from delay_service.config import DelayConfig
 

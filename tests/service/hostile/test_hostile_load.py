@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.server.open_files import share
+from ddmq.server.process.open_files import share
 from tests.interop.anyframe import I32, STRUCT
 from tests.interop.apache_client import Client, PullRequest
 from tests.scenarios.real_server import RealServer, running, until

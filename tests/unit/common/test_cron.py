@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from ddmq_common.cron import Cron, CronError, cron_fault
+from ddmq_common.delays.cron import Cron, CronError, cron_fault
 
 BERLIN, NEW_YORK, SHANGHAI, LORD_HOWE = (
     "Europe/Berlin", "America/New_York", "Asia/Shanghai", "Australia/Lord_Howe",

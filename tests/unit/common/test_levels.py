@@ -6,9 +6,9 @@ import pytest
 
 from backend.levels import REAL_QUEUE, REAL_TOPIC, real_record, schedule_record
 from backend.records import NewRecord, StoredRecord
+from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels, parse_wait, shown
 from ddmq_common.delivery import encode
 from ddmq_common.errors import DamagedError
-from ddmq_common.levels import DEFAULT_LEVELS, Levels, parse_wait, shown
 from ddmq_common.names import SCHEDULE_TOPIC
 
 ID = bytes(range(16))

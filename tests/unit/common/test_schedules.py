@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddmq_common.delay_command import Schedule
-from ddmq_common.schedules import ScheduleLimits, cron_delivery_after, first_due_ms, schedule_fault
+from ddmq_common.delays.command import Schedule
+from ddmq_common.delays.schedules import ScheduleLimits, cron_delivery_after, first_due_ms, schedule_fault
 
 NOW = 1_795_289_273_000
 LIMITS = ScheduleLimits(delay_ms_max=86_400_000, occurrences_max=1_000, period_ms_min=500)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from backend.levels import real_record, schedule_record
 from backend.records import NewRecord, StoredRecord
+from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.delivery import decode, encode
-from ddmq_common.levels import DEFAULT_LEVELS
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.departures.letters import dead_letter, read_letter, resent_record

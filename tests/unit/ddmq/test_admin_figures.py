@@ -12,13 +12,13 @@ import pytest
 
 from backend.memory import MemoryBackend
 from ddmq.address import Address
+from ddmq.cli.operate.stats import view
 from ddmq.cli.output import console
-from ddmq.cli.stats import view
-from ddmq.server import admin
-from ddmq.server.admin import PAGE_CHEAP_S, PAGE_KEPT_S, PAGE_RESTS, AdminApi
-from ddmq.server.http_connection import AdminServer
-from ddmq.server.other_parts import OtherParts, merge, told_line
-from ddmq.server.parent import when_parent_ends
+from ddmq.server.admin import api as admin_api
+from ddmq.server.admin.api import PAGE_CHEAP_S, PAGE_KEPT_S, PAGE_RESTS, AdminApi
+from ddmq.server.admin.other_parts import OtherParts, merge, told_line
+from ddmq.server.http.connection import AdminServer
+from ddmq.server.process.parent import when_parent_ends
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.catalogue import LOG_GATE, SEND_INFLIGHT, SEND_LATENCY, SESSIONS_ENDED
 from ddmq_common.metrics.registry import Registry
@@ -62,7 +62,7 @@ def test_a_costly_page_is_given_again_for_a_while() -> None:
 
 
 def test_a_page_is_not_kept_for_longer_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "PAGE_RESTS", 1_000)
+    monkeypatch.setattr(admin_api, "PAGE_RESTS", 1_000)
     costly = Costly(PAGE_CHEAP_S + 0.01)
     assert costly.page() == 1
     costly.clock.advance(PAGE_KEPT_S * 0.99)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from backend.memory import MemoryBackend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, StoredRecord, TopicInfo
-from ddmq.server import dlq, dlq_changes
-from ddmq.server.dlq import Choice, Open, choice_of
-from ddmq.server.errors import NoSuchGroupError
+from ddmq.server.admin import dlq, dlq_changes
+from ddmq.server.admin.dlq import Choice, Open, choice_of
+from ddmq.server.http.errors import NoSuchGroupError
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError, RemoteError

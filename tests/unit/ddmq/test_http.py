@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddmq.server.errors import NoSuchGroupError
-from ddmq.server.http import BODY_BYTES_MAX, Request, Router, Text
-from ddmq.server.http_checks import refusal
+from ddmq.server.http.checks import refusal
+from ddmq.server.http.errors import NoSuchGroupError
+from ddmq.server.http.routing import BODY_BYTES_MAX, Request, Router, Text
 from ddmq_common.errors import CallerError, NoSuchTopicError, StorageError, TryLaterError
 
 

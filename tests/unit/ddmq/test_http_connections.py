@@ -9,9 +9,10 @@ import gevent
 import pytest
 from gevent import socket
 
-from ddmq.server import http, http_connection
-from ddmq.server.http import Router
-from ddmq.server.http_connection import AdminServer
+from ddmq.server.http import connection as http_connection
+from ddmq.server.http import routing
+from ddmq.server.http.connection import AdminServer
+from ddmq.server.http.routing import Router
 
 ASK = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -58,7 +59,7 @@ def test_who_does_not_ask_in_time_is_closed(
 
 
 def test_a_body_that_does_not_come_is_408(server: AdminServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "BODY_S", 0.05)
+    monkeypatch.setattr(routing, "BODY_S", 0.05)
     head = b"POST /x HTTP/1.1\r\nHost: mq.example\r\nContent-Type: application/json\r\n"
     monkeypatch.setattr(http_connection, "STALLED_S", 0.5)
     assert answer(connect(server, head + b"Content-Length: 9\r\n\r\n{")).startswith(b"HTTP/1.1 408")

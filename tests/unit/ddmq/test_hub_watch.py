@@ -10,7 +10,7 @@ from typing import Any
 import gevent
 import pytest
 
-from ddmq.server.hub import HubWatch
+from ddmq.server.process.hub import HubWatch
 from ddmq_common.metrics.catalogue import HUB_BLOCKED
 from ddmq_common.metrics.cells import Histogram
 from ddmq_common.metrics.registry import Registry

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from ddmq.server import logs
-from ddmq.server.logs import ALIKE_MAX, ALIKE_S, Bounded, extras
+from ddmq.server.process import logs
+from ddmq.server.process.logs import ALIKE_MAX, ALIKE_S, Bounded, extras
 
 
 def record(line: int, at: float) -> logging.LogRecord:

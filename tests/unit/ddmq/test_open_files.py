@@ -9,7 +9,7 @@ import pytest
 
 from ddmq.cli.doctor import OK, WARNING, open_files
 from ddmq.server.config import Configuration
-from ddmq.server.open_files import Share, share, within
+from ddmq.server.process.open_files import Share, share, within
 from ddmq_rpc.limits import RpcLimits
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ddmq.cli.group_show import stall_text
-from ddmq.cli.lag import COLUMNS, _cells
+from ddmq.cli.messages.pull import _number
+from ddmq.cli.operate.group_show import stall_text
+from ddmq.cli.operate.lag import COLUMNS, _cells
+from ddmq.cli.operate.stats import view
 from ddmq.cli.output import body_fields, cell, reason, show_body, show_row_body, table
-from ddmq.cli.pull import _number
-from ddmq.cli.stats import view
 
 
 @pytest.mark.parametrize(

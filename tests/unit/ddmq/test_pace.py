@@ -11,10 +11,12 @@ import pytest
 from gevent import socket
 
 from backend.memory import MemoryBackend
-from ddmq.server import http_connection, pace, queries, topics
-from ddmq.server.http import Router, Text
-from ddmq.server.http_connection import AdminServer
-from ddmq.server.pace import OWED_S, SHARE_S, Account, Accounts, PacedGreenlet, breathe, paced
+from ddmq.server.admin import queries, topics
+from ddmq.server.http import connection as http_connection
+from ddmq.server.http import pace
+from ddmq.server.http.connection import AdminServer
+from ddmq.server.http.pace import OWED_S, SHARE_S, Account, Accounts, PacedGreenlet, breathe, paced
+from ddmq.server.http.routing import Router, Text
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import TryLaterError
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ddmq.address import Address
-from ddmq.server.processes import NEVER, Part, Supervisor, admin_of_part
+from ddmq.server.process.processes import NEVER, Part, Supervisor, admin_of_part
 
 HOST = "127.0.0.1"
 

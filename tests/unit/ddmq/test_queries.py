@@ -8,8 +8,8 @@ import msgspec
 
 from backend.memory import MemoryBackend
 from backend.records import NewRecord, TopicInfo
-from ddmq.server import queries
-from ddmq.server.admin import AdminApi
+from ddmq.server.admin import queries
+from ddmq.server.admin.api import AdminApi
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry

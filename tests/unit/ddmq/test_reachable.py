@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from ddmq.address import Address
-from ddmq.server.parts import reachable
+from ddmq.server.process.parts import reachable
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

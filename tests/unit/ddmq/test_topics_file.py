@@ -8,7 +8,7 @@ import pytest
 
 from backend.memory import MemoryBackend
 from backend.records import TopicInfo
-from ddmq.server import topics
+from ddmq.server.admin import topics
 from ddmq.server.config import TopicEntry
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import CallerError

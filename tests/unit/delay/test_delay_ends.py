@@ -8,7 +8,7 @@ import pytest
 
 from backend.progress.ack_map import AckMap
 from backend.records import StoredRecord
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     ALREADY_FIRED,
     CANCEL,

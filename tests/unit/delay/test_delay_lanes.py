@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend.progress.ack_map import AckMap
-from ddmq_common.delay_command import ADD, DelayCommand, encode_command
+from ddmq_common.delays.command import ADD, DelayCommand, encode_command
 from ddmq_common.delivery import decode, encode
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.outlets import with_key

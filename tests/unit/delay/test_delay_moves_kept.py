@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from backend.progress.ack_map import AckMap
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ADD,
     ALREADY_FIRED,
     CANCEL,

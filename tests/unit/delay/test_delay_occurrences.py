@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddmq_common.delay_command import ADD, EXPONENTIAL, LOOP, ONCE, SCHEDULE, DelayCommand, Schedule
+from ddmq_common.delays.command import ADD, EXPONENTIAL, LOOP, ONCE, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.errors import DamagedError
 from delay_service.core.kinds import Next, delivered_before, due_ms, next_after, occurrence_id, to_fire
 

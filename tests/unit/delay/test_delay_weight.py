@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ddmq_common.delay_command import ADD, EXPONENTIAL, LOOP, SCHEDULE, DelayCommand, Schedule, encode_command
+from ddmq_common.delays.command import (
+    ADD,
+    EXPONENTIAL,
+    LOOP,
+    SCHEDULE,
+    DelayCommand,
+    Schedule,
+    encode_command,
+)
 from delay_service.core.weight import RECORD_BYTES, deliveries_a_day, weight
 from delay_service.store.port import Pending
 

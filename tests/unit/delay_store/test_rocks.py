@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks import Batch, Rocks, RocksOptions
+from ddmq_common.rocks.database import Batch, Rocks, RocksOptions
 
 
 def filled(folder: Path, count: int = 3_000) -> Rocks:
@@ -199,7 +199,7 @@ def test_a_write_is_refused_where_rocksdb_would_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, failures: int, says: str
 ) -> None:
     rocks = Rocks(tmp_path / "db", RocksOptions(write_buffers=4))
-    monkeypatch.setattr("ddmq_common.rocks.ROOM_S", 0.01)
+    monkeypatch.setattr("ddmq_common.rocks.database.ROOM_S", 0.01)
     held_up(monkeypatch, rocks, (waiting, failures))
     with pytest.raises(StorageError, match=says):
         rocks.write(one_key())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_common.errors import CallerError, FencedError, StorageError
-from ddmq_common.rocks import Batch, Rocks
+from ddmq_common.rocks.database import Batch, Rocks
 from delay_service.store.copies import MAKING, CopyLock, copies_of, copy_name, new_folder
 from delay_service.store.opening import open_store, restore
 from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending, Scan

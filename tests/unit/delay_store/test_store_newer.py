@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_common.errors import NewerFormatError
-from ddmq_common.rocks import Batch, Rocks, RocksOptions
+from ddmq_common.rocks.database import Batch, Rocks, RocksOptions
 from delay_service.store import keys
 from delay_service.store.copies import MARK_FILE
 from delay_service.store.port import IdKind, IdState

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq_common.rocks import Batch, Rocks
+from ddmq_common.rocks.database import Batch, Rocks
 from delay_service.store import keys
 from delay_service.store.opening import open_store
 from delay_service.store.port import Changes, IdKind, IdState, Scan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from ddmq_common.rocks import RocksOptions
+from ddmq_common.rocks.database import RocksOptions
 from delay_service.store import rocks_store
 from delay_service.store.opening import open_store
 from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending

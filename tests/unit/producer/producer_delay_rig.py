@@ -10,7 +10,7 @@ from producer_rig import Rig, until
 from backend.memory import MemoryBackend
 from backend.port import Assignment
 from backend.records import NewRecord, QueueRef, TopicInfo
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     COMMAND_PROPERTY,
     DelayCommand,
     DelayOutcome,

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ddmq_common.delay_command import DelayCommand
-from ddmq_common.schedules import ScheduleLimits
+from ddmq_common.delays.command import DelayCommand
+from ddmq_common.delays.schedules import ScheduleLimits
 from delay_service.core.kinds import next_after
 from proxy_producer.core.dialects import dialect_of, dialects
 

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ddmq_common.delay_command import DelayCommand, Schedule
-from ddmq_common.schedules import ScheduleLimits
+from ddmq_common.delays.command import DelayCommand, Schedule
+from ddmq_common.delays.schedules import ScheduleLimits
 from proxy_producer.core.dialects import dialect_of, dialects
 
 NOW = 1_795_289_273_456

@@ -8,8 +8,8 @@ is not delayed again, is in rabbit_delayed_message_utils of that repository.
 
 import pytest
 
-from ddmq_common.delay_command import DelayCommand
-from ddmq_common.schedules import ScheduleLimits
+from ddmq_common.delays.command import DelayCommand
+from ddmq_common.delays.schedules import ScheduleLimits
 from proxy_producer.core.dialects import dialect_of, dialects
 
 NOW = 1_795_289_273_456

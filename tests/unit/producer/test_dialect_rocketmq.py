@@ -9,8 +9,8 @@ rocketmq.apache.org/docs/4.x/producer/04message3) are tests/unit/producer/test_p
 
 import pytest
 
-from ddmq_common.delay_command import DelayCommand
-from ddmq_common.schedules import ScheduleLimits
+from ddmq_common.delays.command import DelayCommand
+from ddmq_common.delays.schedules import ScheduleLimits
 from proxy_producer.core.dialects import dialect_of, dialects
 
 NOW = 1_795_289_273_456

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_client.idl.codes import DELAY_DIALECT_PROPERTIES, Code
-from ddmq_common.delay_command import ADD, SCHEDULE, DelayCommand, Schedule
-from ddmq_common.schedules import ScheduleLimits
+from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
+from ddmq_common.delays.schedules import ScheduleLimits
 from proxy_producer.core.dialects import DIALECTS, dialect_of, dialects, without_dialects
 from proxy_producer.core.refusal import Refusal
 

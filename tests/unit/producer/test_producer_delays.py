@@ -7,7 +7,7 @@ from producer_delay_rig import TOPICS, DelayRig, Shards
 from producer_rig import Rig, delay_message, until
 
 from backend.records import AppendStatus, TopicInfo
-from ddmq_common.delay_command import (
+from ddmq_common.delays.command import (
     ALREADY_FIRED,
     CANCELLED,
     EXPONENTIAL,
@@ -17,7 +17,7 @@ from ddmq_common.delay_command import (
     SCHEDULE,
     Schedule,
 )
-from ddmq_common.delay_id import parse_delay_id, shard_of
+from ddmq_common.delays.ids import parse_delay_id, shard_of
 from ddmq_common.delivery import decode
 from ddmq_common.metrics import catalogue
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC

@@ -9,9 +9,9 @@ from producer_rig import FakeTimer, Rig, until
 
 from backend.levels import real_record
 from backend.records import AppendStatus, NewRecord, StoredRecord, TopicInfo
+from ddmq_common.delays.levels import Levels
 from ddmq_common.delivery import decode
 from ddmq_common.errors import BoundReachedError
-from ddmq_common.levels import Levels
 from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService

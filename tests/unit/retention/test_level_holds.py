@@ -11,9 +11,9 @@ from test_retention_on_log import SEGMENT, House
 from backend.file_log.level_holds import LevelHolds
 from backend.internal_topics import ready_topic
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, QueueRef
+from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.delivery import encode
 from ddmq_common.errors import DiskFullError
-from ddmq_common.levels import DEFAULT_LEVELS
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 
 

@@ -21,7 +21,7 @@ from ddmq_rpc.api import Call, Service, Wire
 from ddmq_rpc.client_side import Reply, decode_reply, encode_call
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.server import RpcServer
-from ddmq_rpc.structs import structs
+from ddmq_rpc.wire.structs import structs
 
 PRODUCER, CONSUMER = "ProducerService", "ConsumerService"
 WAIT_S = 20.0  # a deadline for a loaded machine, never a pause

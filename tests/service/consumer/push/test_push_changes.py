@@ -10,7 +10,7 @@ from consumer_rig import until
 from http_receiver import Receiver
 from push_rig import PushRig
 
-from ddmq.server import offsets
+from ddmq.server.admin import offsets
 from proxy_consumer.actions.config import HttpConfig, PushConfig
 
 QUEUES = 2

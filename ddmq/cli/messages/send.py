@@ -1,0 +1,261 @@
+"""`ddmq send`: messages from arguments, a file or standard input, with progress."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from ddmq.address import ADDRESS, PRODUCER, Address
+from ddmq.cli.messages.delayed import add_all, client_of, new_topic_told
+from ddmq.cli.messages.when import when, when_options
+from ddmq.cli.output import console, hint, json_option, print_json, say
+from ddmq.cli.values import TOPIC, Whole
+from ddmq_client import OutgoingMessage, Producer, SendResult, UnknownOutcomeError
+from ddmq_client.idl.codes import DELAY_PROPERTY
+
+PATIENCE_S = 1.0  # then people are told that the first request has no answer yet
+WINDOW = 500  # messages a request when many are sent
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("bodies", nargs=-1)
+@click.option("--file", "files", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="Send this file as one message; may be repeated.")  # fmt: skip
+@click.option("--lines", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
+              help="One message a line of this file, empty lines left out; - is standard input.")  # fmt: skip
+@click.option("--stdin", is_flag=True, help="Send all of standard input as one message.")
+@click.option("--key", help="Message key.")
+@click.option("--tags", help="Message tag.")
+@click.option(
+    "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property; may be repeated."
+)
+@when_options
+@click.option("--delay-level", type=Whole(0),
+              help="Deliver after this delay level: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
+@click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
+@click.option("--queue", type=Whole(0), help="Queue number, modulo the topic's queues.")
+@click.option("--repeat", default=1, show_default=True, type=Whole(1), help="Send everything N times.")
+@click.option(
+    "--timeout-ms",
+    default=10_000,
+    show_default=True,
+    type=Whole(1),
+    help="How long each request may take.",
+)
+@click.option("--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
+              help="Producer proxy (or DDMQ_PRODUCER).")  # fmt: skip
+@json_option
+def send(
+    topic: str,
+    bodies: tuple[str, ...],
+    files: tuple[Path, ...],
+    lines: Path | None,
+    stdin: bool,
+    key: str | None,
+    tags: str | None,
+    properties: tuple[str, ...],
+    delay_level: int | None,
+    shard_key: str | None,
+    queue: int | None,
+    repeat: int,
+    timeout_ms: int,
+    producer: Address,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Send BODIES (one message each), files, or lines to TOPIC; answered when they are durable.
+
+    With --delay, --at, --cron or --every they are delivered later, and the id of each is printed, by which
+    `ddmq delay` shows, cancels and moves it. Where the topic takes a --property for a delay (docs/delay.md),
+    that id is printed as `delay id`.
+
+    A topic that does not exist is created. Exit code 1 when any message was not stored; the first 20 of those
+    are named by their place in what was sent, with the reason.
+    """
+    named = dict(_property(text) for text in properties)
+    wanted = when(given)
+    if wanted and delay_level is not None:
+        raise click.UsageError("--delay-level stands beside another delay; choose one")
+    if delay_level is not None:
+        named[DELAY_PROPERTY] = str(delay_level)
+    payloads = _payloads(bodies, files, lines, stdin, repeat)
+    messages = (OutgoingMessage(topic, body, key, tags, named or None, shard_key, queue) for body in payloads)
+    known = None if lines is not None else (len(bodies) + len(files) + int(stdin)) * repeat
+    if known == 0:
+        raise click.UsageError("nothing to send: give a BODY, --file, --lines or --stdin")
+    if wanted:
+        add_all(producer, timeout_ms, topic, messages, wanted, as_json)
+        return
+    waiting = threading.Timer(
+        PATIENCE_S, hint, [f"no answer from {producer} yet; trying for {timeout_ms:,} ms"]
+    )
+    waiting.daemon = True
+    with new_topic_told(topic), client_of(producer, timeout_ms) as client:
+        report = _send_all(client, messages, known, as_json, waiting)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        report.tell()
+    if report.failed:
+        raise click.exceptions.Exit(1)
+
+
+class Report:
+    """What became of all messages, bounded: counts, and the first 20 results and the first 20 failures."""
+
+    SHOWN = 20
+
+    def __init__(self) -> None:
+        self.stored = self.failed = self.body_bytes = 0
+        self.results: list[SendResult] = []
+        self.failures: list[tuple[int, SendResult]] = []  # with their places, from 1
+        self.began = time.monotonic()
+
+    def add(self, result: SendResult, body_bytes: int) -> None:
+        if result.stored:
+            self.stored += 1
+            self.body_bytes += body_bytes
+        else:
+            self.failed += 1
+            if len(self.failures) < self.SHOWN:
+                self.failures.append((self.stored + self.failed, result))
+        if len(self.results) < self.SHOWN:
+            self.results.append(result)
+
+    def as_json(self) -> dict[str, object]:
+        shown = dict(enumerate(self.results, 1)) | dict(self.failures)
+        results = [
+            {"message": place, "code": one.code, "id": one.message_id, "queue": one.queue_id,
+             "offset": one.offset, "delay_id": one.delay_id,
+             "error": None if one.error is None else str(one.error)}
+            for place, one in sorted(shown.items())
+        ]  # fmt: skip
+        return {
+            "stored": self.stored,
+            "failed": self.failed,
+            "body_bytes": self.body_bytes,
+            "seconds": round(time.monotonic() - self.began, 3),
+            "results": results,
+        }
+
+    def tell(self) -> None:
+        """For people."""
+        total = self.stored + self.failed
+        for place, result in self.failures:
+            what = "outcome unknown" if isinstance(result.error, UnknownOutcomeError) else "not stored"
+            which = f" (message {place:,} of {total:,})" if total > 1 else ""
+            hint(f"{what}{which}: {result.error}")
+        if self.failed > len(self.failures):
+            hint(f"… and {self.failed - len(self.failures):,} more that were not stored")
+        if total and not self.stored and all(one.error and one.code < 0 for one in self.results):
+            hint("`ddmq serve` starts a server; --producer HOST:PORT names another")
+        if not total:
+            hint("nothing to send: the input has no lines")
+        elif self.stored == 1 and not self.failed:
+            _tell_one(self.results[0])
+        elif self.stored:
+            seconds = max(time.monotonic() - self.began, 1e-6)
+            say(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f}/s)")
+            for place, one in enumerate(self.results, 1):
+                if one.delay_id is not None:
+                    say(f"message {place} is delayed, delay id {one.delay_id}")
+
+
+def _tell_one(one: SendResult) -> None:
+    """`delay_id`: its topic took properties of it for a delay."""
+    where = "delayed" if one.offset is None else f"queue {one.queue_id}, offset {one.offset}"
+    by = "" if one.delay_id is None else f", delay id {one.delay_id}"
+    say(f"stored: {where}, id {one.message_id}{by}")
+    if one.delay_id is not None:
+        hint(f"`ddmq delay cancel {one.delay_id}` takes it back")
+
+
+def _send_all(
+    client: Producer,
+    messages: Iterable[OutgoingMessage],
+    known: int | None,
+    as_json: bool,
+    waiting: threading.Timer,
+) -> Report:
+    """`waiting` says that there is no answer yet, while the first request is under way."""
+    report = Report()
+    columns = (SpinnerColumn(), TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    screen = console(err=True)
+    quiet = as_json or not screen.is_terminal or known == 1
+    with Progress(*columns, console=screen, disable=quiet, transient=True) as progress:
+        task = progress.add_task("sending", total=known)
+        for window in _windows(messages):
+            if not (as_json or report.results):
+                waiting.start()
+            results = client.send_batch(window)
+            waiting.cancel()
+            for message, result in zip(window, results, strict=True):
+                report.add(result, len(message.body))
+            progress.advance(task, len(window))
+    return report
+
+
+def _windows(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
+    """By count, and by bytes so that a window of large files is not held at once."""
+    window: list[OutgoingMessage] = []
+    size = 0
+    for message in messages:
+        window.append(message)
+        size += len(message.body)
+        if len(window) >= WINDOW or size > 4 << 20:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window
+
+
+def _payloads(
+    bodies: tuple[str, ...], files: tuple[Path, ...], lines: Path | None, stdin: bool, repeat: int
+) -> Iterator[bytes]:
+    for _ in range(repeat):
+        for body in bodies:
+            yield body.encode()
+        for path in files:
+            yield path.read_bytes()
+        if stdin:
+            yield sys.stdin.buffer.read()
+        if lines is not None:
+            yield from _lines(lines)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if str(path) == "-":
+        yield from _stripped(sys.stdin.buffer)
+    else:
+        with path.open("rb") as file:
+            yield from _stripped(file)
+
+
+def _stripped(file: BinaryIO) -> Iterator[bytes]:
+    """Empty lines are left out: a message's body cannot be empty."""
+    for line in file:
+        body = line.rstrip(b"\r\n")
+        if body:
+            yield body
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        raise click.UsageError(f"--property {text!r} is not NAME=VALUE")
+    return name, value

@@ -1,0 +1,1 @@
+"""Commands of operators; each asks the admin port."""

@@ -1,0 +1,238 @@
+"""`ddmq group …`: consumer groups: what they are set to, where they stand, what holds them up."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ddmq.address import Address
+from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.moments import parse_start
+from ddmq.cli.operate import group_show
+from ddmq.cli.operate.lag import retry_path
+from ddmq.cli.operate.settings import given, setting_name, settings_options
+from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
+from ddmq.cli.values import GROUP, TOPIC, Whole
+from ddmq.settings import differences
+
+COLUMNS = (
+    "group", "topic", "lag", "in_flight", "retrying", "later", "dead", "ack_span", "waiters", "order_key"
+)  # fmt: skip
+
+
+@click.group()
+def group() -> None:
+    """Consumer groups: list, show, create, set, delete; blocked keys: keys, park, skip, replay."""
+
+
+@group.command("list", short_help="Every group's subscriptions with their lag.")
+@admin_option
+@json_option
+def list_groups(admin: Address, as_json: bool) -> None:
+    """Every group's subscriptions with their lag.
+
+    "retrying" wait for a quick retry, "later" for one 10 s to 2 h apart; "dead": open dead letters.
+    """
+    rows = AdminClient(admin).get("groups")
+    if as_json:
+        return print_json(rows)
+    print_table("", COLUMNS, (_row(each) for each in rows))
+    if not rows:
+        hint("no groups yet: `ddmq group create NAME --topic TOPIC`, or `ddmq pull TOPIC --group NAME`")
+    return None
+
+
+def _row(each: Mapping[str, Any]) -> list[Any]:
+    values = dict(each) | {"later": retry_path(each), "dead": each["dead_letters_open"]}
+    return [values[name] for name in COLUMNS]
+
+
+@group.command("show", short_help="One group in full, with its blocked keys.")
+@click.argument("name", type=GROUP)
+@click.option("--keys", default=20, show_default=True, type=Whole(1, 1000), help="Blocked keys at most.")
+@click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
+@admin_option
+@json_option
+def show(name: str, keys: int, settings: bool, admin: Address, as_json: bool) -> None:
+    """One group in full: lag, what is in flight, settings, and the keys that are blocked, with why."""
+    found = AdminClient(admin).get("groups", name, keys=keys)
+    if as_json:
+        return print_json(found)
+    group_show.print_group(found, all_settings=settings)
+    return None
+
+
+@group.command("create", short_help="Create a group, or add subscriptions.")
+@click.argument("name", type=GROUP)
+@click.option(
+    "--topic",
+    "topics",
+    type=TOPIC,
+    multiple=True,
+    required=True,
+    help="Topic to subscribe to; may be repeated.",
+)
+@settings_options
+@admin_option
+@json_option
+def create(name: str, topics: tuple[str, ...], admin: Address, as_json: bool, **options: Any) -> None:
+    """Create a group, or add subscriptions to one; what exists stays as it is (see `ddmq group set`)."""
+    options["start"] = parse_start(options["start"] or "last")
+    settings = given(options)
+    client = AdminClient(admin)
+    made = client.post("groups", name, body={"topics": list(topics)} | settings)
+    _hint_missing(client, topics)
+    if as_json:
+        return print_json(made)
+    if made["subscribed"]:
+        say(f"{name} consumes {', '.join(made['subscribed'])}, from {settings['start']}")
+    for topic in sorted(set(topics) - set(made["subscribed"])):
+        say(f"{name} consumes {topic} already, nothing is changed")
+        hint(f"`ddmq group set {name} --topic {topic}` changes it, `ddmq offset reset` moves it")
+    return None
+
+
+@group.command("set", short_help="Make or change a subscription: order, filter, …")
+@click.argument("name", type=GROUP, metavar="GROUP")
+@click.option("--topic", type=TOPIC, required=True, help="The subscription to make or change.")
+@settings_options
+@click.option(
+    "--unset",
+    multiple=True,
+    metavar="KEY",
+    help="Back to the default of proxy_consumer.yaml; may be repeated.",
+)
+@admin_option
+@json_option
+def set_(
+    name: str, topic: str, unset: tuple[str, ...], admin: Address, as_json: bool, **options: Any
+) -> None:
+    """Make GROUP's subscription to a topic, or change what is named of it, at once and at every proxy.
+
+    Clients stay connected, offsets stay where they are. What stands in groups.yaml is changed there. The
+    defaults shown are the program's; proxy_consumer.yaml may set others.
+    """
+    settings = given(options)
+    client = AdminClient(admin)
+    body = settings | {"unset": [setting_name(key) for key in unset]}
+    done = client.post("groups", name, "topics", topic, body=body)
+    _hint_missing(client, (topic,))
+    for note in done["notes"]:
+        hint(f"note: {note}")
+    if as_json:
+        return print_json(done)
+    if done["created"]:
+        say(f"{name} consumes {topic}, from {done['settings']['start']}")
+    for change in done["changed"]:
+        for option, before, after in differences(
+            change["key"].replace("_", "-"), change["before"], change["after"]
+        ):
+            say(f"{option}: {before} → {after}")
+    if not done["created"] and not done["changed"]:
+        say(f"nothing changes: {name} on {topic} has these settings already")
+    return None
+
+
+def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
+    for missing in sorted(set(topics) - {row["topic"] for row in client.get("topics", internal=1)}):
+        hint(f"note: topic {missing!r} does not exist yet; the group consumes it once it does")
+
+
+@group.command("delete", short_help="Delete a group, or one subscription.")
+@click.argument("name", type=GROUP)
+@click.option("--topic", type=TOPIC, help="This subscription alone.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@admin_option
+def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
+    """Delete a group, or one subscription; the messages stay, its progress is forgotten."""
+    what = f"group {name}" if topic is None else f"the subscription of {name} to {topic}"
+    if not yes:
+        confirm(f"Delete {what} and forget where it stands?")
+    AdminClient(admin).delete("groups", name, topic=topic)
+    say(f"deleted {name if topic is None else what}")
+
+
+# --- blocked keys
+
+
+@group.command("keys", short_help="Keys that are blocked: since when, and why.")
+@click.argument("name", type=GROUP, metavar="GROUP")
+@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
+@admin_option
+@json_option
+def keys(name: str, limit: int, admin: Address, as_json: bool) -> None:
+    """Keys whose first message is not finished, so that what comes after it waits.
+
+    Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
+    and how many messages are known to wait behind it. What can be done: park, skip, replay.
+    """
+    client = AdminClient(admin)
+    found = client.get("groups", name, "keys", limit=limit)
+    if as_json:
+        return print_json(found)
+    group_show.print_keys(name, found)
+    group_show.hint_elsewhere(client.get("groups", name))
+    return None
+
+
+def _act(name: str, key: str, action: str, admin: Address) -> Any:
+    return AdminClient(admin).post("groups", name, "keys", body={"action": action, "key": key})
+
+
+def key_command(command: Any) -> Any:
+    """What park, skip and replay take."""
+    arguments = (
+        click.argument("name", type=GROUP, metavar="GROUP"),
+        click.argument("key"),
+        admin_option,
+        json_option,
+    )
+    for option in reversed(arguments):
+        command = option(command)
+    return command
+
+
+@group.command("park", short_help="Hold a key back until it is replayed.")
+@key_command
+def park(name: str, key: str, admin: Address, as_json: bool) -> None:
+    """Deliver nothing of KEY until it is replayed; other keys go on, nothing is lost.
+
+    KEY as `ddmq group keys` shows it; quotes may be left out. It stays parked over restarts.
+    """
+    done = _act(name, key, "park", admin)
+    if as_json:
+        return print_json(done)
+    say(f"parked {done['key']}; `ddmq group replay {name} {shlex.quote(done['key'])}` lets it go on")
+    return None
+
+
+@group.command("skip", short_help="A key's first message to the dead letters.")
+@key_command
+def skip(name: str, key: str, admin: Address, as_json: bool) -> None:
+    """Move KEY's first message to the dead letters; the next message of the key goes on (a parked key stays
+    parked).
+
+    KEY as `ddmq group keys` shows it; quotes may be left out. `ddmq dlq resend GROUP` sends it again later.
+    """
+    done = _act(name, key, "skip", admin)
+    if as_json:
+        return print_json(done)
+    say(f"skipped the first message of {done['key']}; `ddmq dlq show {name}` has it")
+    return None
+
+
+@group.command("replay", short_help="Deliver a blocked key's first message now.")
+@key_command
+def replay(name: str, key: str, admin: Address, as_json: bool) -> None:
+    """Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.
+
+    KEY as `ddmq group keys` shows it; quotes may be left out.
+    """
+    done = _act(name, key, "replay", admin)
+    if as_json:
+        return print_json(done)
+    say(f"{done['key']} goes on; its first message is delivered again now")
+    return None

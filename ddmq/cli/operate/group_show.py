@@ -1,0 +1,194 @@
+"""How people see one group: a few lines a subscription, its queues, and the keys that are blocked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ddmq.cli.operate.lag import retry_path
+from ddmq.cli.output import cell, hint, print_facts, print_table, say
+from ddmq.moments import age
+from ddmq.settings import BY_NAME, differences, shown
+
+QUEUE_COLUMNS = (
+    "queue", "committed", "next", "lag", "oldest", "in_flight", "retrying", "ack_span", "holder"
+)  # fmt: skip
+KEY_COLUMNS = ("key", "since", "attempts", "state", "head", "waiting", "last error")
+CLIENT_COLUMNS = ("client", "address", "since", "last pull", "in flight", "topics")
+READY = "ready"  # the state of a key whose head nobody has got yet
+DIFFERENCE_COLUMNS = ("client", "topic", "since", "what")
+ERROR_SHOWN = 120
+
+
+def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
+    """The answer of GET /groups/NAME."""
+    for each in found["subscriptions"]:
+        say(f"{found['group']} on {each['topic']}")
+        print_facts(_facts(each, all_settings=all_settings))
+        own = {"committed": None, "lag": None} if _is_broadcast(each) else {}
+        print_table("", QUEUE_COLUMNS, (_queue(queue | own) for queue in each["queues"]))
+    if found["dead_letters_open"]:
+        many = "" if found["dead_letters_open"] == 1 else "s"
+        hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
+    for each in found.get("stalled", ()):  # a server of the release before does not tell
+        say(stall_text(each))
+    if found["blocked_keys"]:
+        if any(each["state"] != READY for each in found["blocked_keys"]):
+            say("blocked keys")
+        print_keys(found["group"], found["blocked_keys"])
+        if found["blocked_keys_more"]:
+            hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
+    if found["clients"]:
+        say("clients at this proxy")
+        print_table("", CLIENT_COLUMNS, (_client(each) for each in found["clients"]))
+        if found["clients_more"]:
+            hint(f"and {found['clients_more']:,} clients more")
+    if found["differences"]:
+        now_ms = time.time() * 1000
+        say("clients that subscribe differently")
+        print_table("", DIFFERENCE_COLUMNS, (_difference(each, now_ms) for each in found["differences"]))
+    hint_elsewhere(found)
+
+
+def stall_text(each: Mapping[str, Any]) -> str:
+    """One topic's queues that stand still, and what holds them up, as far as it is known."""
+    several = len(each["queues"]) != 1
+    queues = f"queue{'s' if several else ''} {', '.join(map(str, each['queues']))} of {each['topic']}"
+    text = (
+        f"STALLED: {queues} {'have' if several else 'has'} messages, clients wait for them, "
+        f"and nothing was finished for {age(each['seconds'])}"
+    )
+    others = ", ".join(each["held_up_by"])
+    if others:
+        return (
+            f"{text}; the order key reaches over the group, and nobody pulls {others}: pull it, or delete "
+            "the group's subscription to it where nobody wants it any more"
+        )
+    return f"{text}; nothing in flight, retrying or parked explains it (docs/alerts.md, DdmqQueuesStalled)"
+
+
+def hint_elsewhere(found: Mapping[str, Any]) -> None:
+    """Say whom to ask for the queues that this proxy does not hold."""
+    queues = [queue for each in found["subscriptions"] for queue in each["queues"]]
+    others = sorted({queue["holder"] for queue in queues if queue["holder"] and not queue["held"]})
+    if others:
+        hint(
+            f"some queues are held by another proxy ({', '.join(others)}): for what is in flight, retrying "
+            "and blocked there, ask the --admin address of that one"
+        )
+
+
+def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
+    key = each["order_key"]
+    rates = [each["delivered_per_s"], each["acked_per_s"]]
+    oldest = each["lag_age_s"]
+    lag = cell(each["lag"]) + ("" if oldest is None else f", the oldest waits {age(oldest)}")
+    facts = {
+        "order key": f"{key} over the {each['order_scope']}" if key else "none, messages are independent",
+        "filter": "none" if each["filter"] == "*" else each["filter"],
+        "lag": "every instance has a place of its own" if _is_broadcast(each) else lag,
+        "in flight": each["in_flight"],
+        "retrying": each["retrying"],
+        "retry path": _retry_path(each),
+        "became dead letters": cell(each["dead_letters"]) + " since this proxy started",
+        "ack span": each["ack_span"],
+        "waiting pulls": each["waiters"],
+        "rates": "not known yet"
+        if rates[0] is None
+        else f"{rates[0]:,.1f}/s delivered, {rates[1]:,.1f}/s acknowledged",
+        "settings from": "ddmq group set" if each["source"] == "log" else each["source"],
+    }
+    names = each["settings"] if all_settings else each["set_here"]
+    for name in names:
+        facts |= _setting(name.replace("_", "-"), each["settings"][name], whole=all_settings)
+    if each["push_fault"]:
+        facts["PUSH HELD BACK"] = each["push_fault"]
+    if each["inconsistent"]:
+        facts["INCONSISTENT"] = (
+            f"{each['inconsistent']:,} times since this proxy started a client stated another filter than "
+            "this subscription has"
+        )
+    return facts
+
+
+def _setting(name: str, value: Any, *, whole: bool) -> dict[str, str]:
+    """`whole`: of one with parts also those that are the program's default."""
+    if whole or not isinstance(value, dict):
+        return {"  " + name: shown(value)}
+    default = msgspec.json.decode(msgspec.json.encode(BY_NAME[name].default))
+    return {"  " + part: after for part, _, after in differences(name, default, value)}
+
+
+def _retry_path(each: Mapping[str, Any]) -> str:
+    waiting = retry_path(each)
+    if waiting is None:
+        return "not known just now"
+    if not each["retry_waiting"]:
+        return "nothing waits for a later retry"
+    due, oldest = each["retry_lag"], age(each["retry_oldest_s"])
+    soonest = f"{due:,} of them are due now" if due else f"the next is due in {age(each['retry_next_s'])}"
+    return f"{waiting} failed and not finished, the first since {oldest}; {soonest}"
+
+
+def _is_broadcast(each: Mapping[str, Any]) -> bool:
+    return bool(each["settings"]["model"] == "broadcasting")
+
+
+def _queue(queue: Mapping[str, Any]) -> list[Any]:
+    holder = queue["holder"] or ("this proxy" if queue["held"] else None)
+    oldest = None if queue["lag_age_s"] is None else age(queue["lag_age_s"])
+    values = dict(queue) | {"holder": holder, "oldest": oldest}
+    return [values[name] for name in QUEUE_COLUMNS]
+
+
+def print_keys(group: str, keys: Sequence[Mapping[str, Any]]) -> None:
+    """Blocked keys with what can be done about them; apart, those that only wait to be pulled."""
+    now_ms = time.time() * 1000
+    blocked = [each for each in keys if each["state"] != READY]
+    ready = [each for each in keys if each["state"] == READY]
+    if blocked:
+        print_table("", KEY_COLUMNS, (_key(each, now_ms) for each in blocked))
+    else:
+        say(f"no key of {group} is blocked at this proxy")
+    if ready:
+        say("not pulled yet, with others of their key behind them")
+        print_table("", KEY_COLUMNS, (_key(each, now_ms) for each in ready))
+    if not blocked:
+        return
+    hint(
+        f"a parked or retrying key goes on at once with `ddmq group replay {group} KEY`; "
+        f"`ddmq group skip {group} KEY` moves its first message to the dead letters; "
+        f"`ddmq group park {group} KEY` holds the key back"
+    )
+
+
+def _key(each: Mapping[str, Any], now_ms: float) -> list[Any]:
+    more = "+" if each["more"] else ""
+    return [
+        each["key"],
+        age((now_ms - each["since_ms"]) / 1000) + " ago" if each["since_ms"] else None,
+        each["attempts"],
+        each["state"],
+        f"{each['topic']}/{each['queue_id']}/{each['offset']}" if each["topic"] else None,
+        f"{each['waiting']:,}{more}",
+        each["error"][:ERROR_SHOWN] or None,
+    ]
+
+
+def _client(each: Mapping[str, Any]) -> list[Any]:
+    return [
+        each["client_id"],
+        each["address"],
+        age(time.time() - each["since_ms"] / 1000) + " ago",
+        age(each["idle_s"]) + " ago",
+        each["in_flight"],
+        ", ".join(each["topics"]) or "all",
+    ]
+
+
+def _difference(each: Mapping[str, Any], now_ms: float) -> list[Any]:
+    since = age((now_ms - each["since_ms"]) / 1000) + " ago"
+    return [each["client_id"], each["topic"] or None, since, each["what"]]

@@ -1,0 +1,194 @@
+"""`ddmq stats`: rates, lag and what is in flight; with --watch a live view that fits the terminal.
+
+Rates need two moments, so they are shown by --watch only. `--json` gives the counters themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Group
+from rich.live import Live
+
+from ddmq.address import Address
+from ddmq.cli.admin_client import AdminClient, admin_option
+from ddmq.cli.operate.lag import retry_path
+from ddmq.cli.output import console, json_option, print_json, show, table
+from ddmq.cli.values import Number
+from ddmq_common.metrics.buckets import TOP
+from ddmq_common.plain_text import plain
+
+GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "later", "dead")
+FRAME_LINES = 18  # lines of a view beside the rows of its three tables
+ROWS_MIN = 4  # of topics and groups together
+LATENCIES = {  # these first, then others
+    "ddmq_send_latency_us": "send, request to answer",
+    "ddmq_queue_wait_us": "stored to handed out",
+    "ddmq_process_us": "handed out to acknowledged",
+    "ddmq_log_sync_us": "group commit, write and fsync",
+    "ddmq_hub_blocked_us": "event loop busy",
+}
+LATENCIES_MAX = 6  # rows
+LATENCY_NAME_MAX = 40
+
+Stats = dict[str, Any]
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Keep showing, with rates, until interrupted.")
+@click.option(
+    "--interval", default=1.0, show_default=True, type=Number(0.1, 60),
+    help="Seconds between two looks of --watch.",
+)  # fmt: skip
+@admin_option
+@json_option
+def stats(watch: bool, interval: float, admin: Address, as_json: bool) -> None:
+    """Topics, groups with their lag, latencies since the start; rates with --watch.
+
+    Of a group's failed messages some wait for a quick retry ("retrying"), others for a later one, 10 s to 2 h
+    apart ("later"); "dead": its dead letters that were neither sent again nor purged.
+    """
+    client = AdminClient(admin)
+    now = client.get("stats")
+    if as_json:
+        _stream(client, now, interval if watch else None)
+        return
+    if not watch:
+        show(view(None, now))
+        return
+    screen = console()
+    with Live(view(None, now, screen.height), console=screen, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            before, now = now, client.get("stats")
+            live.update(view(before, now, screen.height), refresh=True)
+
+
+def _stream(client: AdminClient, now: Stats, interval: float | None) -> None:
+    print_json(now)
+    while interval is not None:
+        time.sleep(interval)
+        print_json(client.get("stats"))
+
+
+def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
+    """The tables of one moment, cut to `height` lines; rates need the moment before."""
+    topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
+    latencies = _latencies(now, height)
+    for_topics, for_groups = _shares(len(topics), len(groups), height and height - latencies.lines)
+    parts: list[Any] = [_health_line(now)]
+    parts += _cut("topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics)
+    if groups:
+        parts += _cut("groups", _group_columns(before), _group_rows(before, now, groups), for_groups)
+    return Group(*parts, *latencies.parts)
+
+
+def _shares(topics: int, groups: int, height: int | None) -> tuple[int, int]:
+    """How many rows of each fit: half the room each, and what one leaves over for the other."""
+    if height is None:
+        return topics, groups
+    room = max(ROWS_MIN, height - FRAME_LINES)
+    for_topics = min(topics, max(room // 2, room - groups))
+    return for_topics, room - for_topics
+
+
+def _cut(title: str, columns: Sequence[str], rows: list[list[Any]], room: int) -> list[Any]:
+    """A table with the first rows, and how many were left out."""
+    shown = [table(title, columns, rows[:room])]
+    return [*shown, f"… and {len(rows) - room:,} more"] if len(rows) > room else shown
+
+
+def _health_line(now: Stats) -> str:
+    """Ready or not, and with --processes whose figures are not among those shown."""
+    health = now["health"]
+    state = "ready" if health["ready"] else f"NOT READY: {health['reason']}"
+    silent = ", ".join(sorted(now.get("silent_parts", ())))
+    return plain(f"server: {state}{silent and f'; without figures of {silent}: no answer'}")
+
+
+def _topic_columns(before: Stats | None) -> list[str]:
+    return ["topic", "queues", "messages", *(["stored/s"] if before else [])]
+
+
+def _topic_rows(before: Stats | None, now: Stats, topics: list[Stats]) -> list[list[Any]]:
+    """With rates the busiest come first."""
+    rows: list[list[Any]] = [[row["topic"], row["queues"], row["messages"]] for row in topics]
+    if before is None:
+        return rows
+    stored = {row["topic"]: row["stored"] for row in before["topics"]}
+    for cells, row in zip(rows, topics, strict=True):
+        cells.append((row["stored"] - stored.get(row["topic"], 0)) / _seconds(before, now))
+    return sorted(rows, key=lambda cells: -float(cells[-1]))
+
+
+def _group_columns(before: Stats | None) -> list[str]:
+    return [*GROUP_COLUMNS, *(["acked/s"] if before else [])]
+
+
+def _group_rows(before: Stats | None, now: Stats, groups: list[Stats]) -> list[list[Any]]:
+    rows = [
+        [
+            (row | {"later": retry_path(row), "dead": row.get("dead_letters_open")}).get(name)
+            for name in GROUP_COLUMNS
+        ]
+        for row in groups
+    ]
+    if before is None:
+        return rows
+    earlier, later = _acked(before), _acked(now)
+    for cells in rows:
+        at = (str(cells[0]), str(cells[1]))
+        cells.append((later.get(at, 0.0) - earlier.get(at, 0.0)) / _seconds(before, now))
+    return sorted(rows, key=lambda cells: (-float(cells[-1] or 0), -int(cells[2] or 0)))
+
+
+def _acked(moment: Stats) -> dict[tuple[str, str], float]:
+    cells = moment["counters"].get("ddmq_acked_total", [])
+    return {(cell["group"], cell["topic"]): float(cell["value"]) for cell in cells}
+
+
+def _seconds(before: Stats, now: Stats) -> float:
+    return max(float(now["at_ms"] - before["at_ms"]) / 1000, 0.001)
+
+
+class Latencies(NamedTuple):
+    """The last table of a view. `lines`: its rows, and one for those left out."""
+
+    parts: list[Any]
+    lines: int
+
+
+def _latencies(now: Stats, height: int | None) -> Latencies:
+    """One row for each histogram of times: where it has labels, those with the highest p99."""
+    order = {name: at for at, name in enumerate(LATENCIES)}
+    names = sorted(
+        (name for name in now["counters"] if name.endswith("_us")), key=lambda name: order.get(name, 99)
+    )
+    rows = []
+    for name in names:
+        cells = [cell for cell in now["counters"][name] if cell.get("count")]
+        if cells:
+            worst = max(cells, key=lambda cell: float(cell["p99"]))
+            milliseconds = [_milliseconds(worst[key]) for key in ("p50", "p99", "max")]
+            rows.append(
+                [_latency_name(name, worst), int(sum(cell["count"] for cell in cells)), *milliseconds]
+            )
+    columns = ["what", "count", "p50 ms", "p99 ms", "max ms"]
+    room = len(rows) if height is None else min(LATENCIES_MAX, max(1, height - FRAME_LINES - ROWS_MIN - 1))
+    parts = _cut("latencies since the start", columns, rows, room)
+    return Latencies(parts, min(len(rows), room) + len(parts) - 1)
+
+
+def _milliseconds(us: float) -> float | str:
+    """Of what lies above all buckets only the lower edge is known."""
+    return f"≥ {TOP / 1000:,.1f}" if us > TOP else us / 1000
+
+
+def _latency_name(name: str, cell: Stats) -> str:
+    labels = [str(value) for key, value in cell.items() if key not in ("count", "mean", "p50", "p99", "max")]
+    said = LATENCIES.get(name, name.removeprefix("ddmq_").removesuffix("_us"))
+    name = f"{said} (worst: {' '.join(labels)})" if labels else said
+    return name if len(name) <= LATENCY_NAME_MAX else name[: LATENCY_NAME_MAX - 1] + "…"

@@ -1,0 +1,238 @@
+"""Dead letters as the admin API shows them: which groups have some, and what stands in them.
+
+A dead letter is open until it was sent again or purged; that is kept as the progress of an internal group
+on the dead-letter topic, so that it lives exactly as long as the letters do. Nothing here changes anything
+(dlq_changes.py does), and nobody who consumes `%DLQ%group` like a topic is disturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from backend.port import Backend
+from backend.progress.ack_map import AckMap
+from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
+from ddmq.server.admin.queries import ANSWER_BYTES_MAX, READ_BYTES_MAX, WAIT_S, queues_of
+from ddmq.server.http.errors import NoSuchGroupError
+from ddmq.server.http.pace import paced
+from ddmq.server.http.page import WHOLE, Page
+from ddmq_common.errors import CallerError
+from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
+from proxy_consumer.departures.letters import PREFIX, Letter, read_letter
+from proxy_consumer.groups.group import group_key
+
+BATCH = 100
+SHOWN_MAX = 1_000
+SCANNED_MAX = 10_000
+PREVIEW_CHARS = 200
+
+
+class Span(NamedTuple):
+    """Offsets `[at, end)` of one queue, still to be looked at."""
+
+    queue: QueueRef
+    at: int
+    end: int
+
+
+class Choice(NamedTuple):
+    """Which letters are meant; None (or no offsets) chooses by nothing. Times are epoch milliseconds."""
+
+    offsets: frozenset[int] = frozenset()
+    reason: str | None = None
+    topic: str | None = None
+    since_ms: int | None = None
+
+    def takes(self, letter: Letter) -> bool:
+        """Whether `letter` is one of them."""
+        return (
+            (not self.offsets or letter.record.offset in self.offsets)
+            and self.reason in (None, letter.reason)
+            and self.topic in (None, letter.topic)
+            and (self.since_ms is None or letter.time_ms >= self.since_ms)
+        )
+
+
+class Open:
+    """Which letters of one queue are open, as read once."""
+
+    def __init__(self, view: ProgressView, bounds: Bounds) -> None:
+        self._done = AckMap(view.committed or 0)
+        self._done.finish(view.finished)
+        self._bounds = bounds
+
+    def __contains__(self, offset: int) -> bool:
+        return not self._done.is_finished(offset)
+
+    def count(self, start: int, end: int) -> int:
+        """Open letters of `[start, end)`, as far as they are still there."""
+        low, high = max(start, self._bounds.min), min(end, self._bounds.next)
+        return sum(max(0, min(last, high) - first) for first, last in self.runs(low, high))
+
+    def runs(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Open ranges within `[start, end)`."""
+        at = max(start, self._done.committed)
+        for first, last in self._done.finished(at):
+            if first >= end:
+                break
+            if first > at:
+                yield at, first
+            at = last
+        if at < end:
+            yield at, end
+
+    @property
+    def first(self) -> int:
+        """The oldest open one; `next` when there is none."""
+        low, high = self._bounds
+        return next((start for start, _ in self.runs(low, high)), high)
+
+
+def rows(backend: Backend, page: Page = WHOLE) -> list[dict[str, Any]]:
+    """One row a group that has a dead-letter topic: those with open letters first, but a page is by name."""
+    topics = (name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX))
+    found = [_row(backend, name) for name in paced(page.of(topics, str))]
+    return sorted(found, key=lambda row: row["letters"] == 0) if page == WHOLE else found
+
+
+def _row(backend: Backend, group: str) -> dict[str, Any]:
+    queues = letter_queues(backend, group)
+    bounds, opened = look(backend, queues)
+    oldest = [_stored_ms(backend, queue, each.first) for queue, each in zip(queues, opened, strict=True)]
+    return {
+        "group": group,
+        "topic": dlq_topic(group),
+        "letters": sum(each.count(*limits) for each, limits in zip(opened, bounds, strict=True)),
+        "stored": sum(limits.next - limits.min for limits in bounds),
+        "oldest_ms": min((ms for ms in oldest if ms is not None), default=None),
+    }
+
+
+def _stored_ms(backend: Backend, queue: QueueRef, offset: int) -> int | None:
+    batch = backend.read(queue, offset, 1, 0).wait(WAIT_S)
+    return batch.record(0).stored_ms if batch.status is ReadStatus.DATA and batch.offsets else None
+
+
+def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
+    """The queues of a group's dead-letter topic, none where it never had a dead letter.
+
+    Raises NoSuchGroupError when there is no such group either.
+    """
+    info = backend.topic(dlq_topic(group))
+    if info is None and backend.setting(group_key(group)) is not None:
+        return []
+    if info is None:
+        raise NoSuchGroupError(f"group {group!r} has no dead letters; `ddmq dlq list` shows those that have")
+    return queues_of(info)
+
+
+def look(backend: Backend, queues: Sequence[QueueRef]) -> tuple[list[Bounds], list[Open]]:
+    """Bounds and open letters, per queue."""
+    views = backend.progress(DONE_GROUP, queues).wait(WAIT_S)
+    bounds = [limits or Bounds(0, 0) for limits in backend.bounds(queues).wait(WAIT_S)]
+    return bounds, [Open(view, limits) for view, limits in zip(views, bounds, strict=True)]
+
+
+def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -> dict[str, Any]:
+    """Up to `count` open letters from offset `start` on, oldest first.
+
+    `next` is the offset to go on at, None at the end; at most SCANNED_MAX letters are looked at.
+    """
+    queues = letter_queues(backend, group)
+    bounds, opened = look(backend, queues)
+    spans = [Span(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)]
+    found: list[dict[str, Any]] = []
+    size = 0
+    go_on: list[int] = []
+    for span, each in zip(spans, opened, strict=True):
+        at = span.at
+        while at < span.end and len(found) < count and at - span.at < SCANNED_MAX:
+            letters, at = read_letters(backend, span._replace(at=at), each)
+            for letter in paced(letters):
+                if choice.takes(letter):
+                    found.append(letter_row(letter))
+                    size += sum(map(len, found[-1]["properties"].values())) + len(found[-1]["error"])
+                    if len(found) == count or size > ANSWER_BYTES_MAX:
+                        at, count = letter.record.offset + 1, len(found)
+                        break
+        if at < span.end:
+            go_on.append(at)
+    total = sum(each.count(*limits) for each, limits in zip(opened, bounds, strict=True))
+    return {
+        "group": group,
+        "letters": total,
+        "shown": found,
+        "next": min(go_on, default=None),
+    }
+
+
+def read_letters(backend: Backend, span: Span, opened: Open) -> tuple[list[Letter], int]:
+    """The next open letters of `span`, and where to go on; a batch at a time."""
+    start = next((first for first, _ in opened.runs(span.at, span.end)), span.end)
+    if start >= span.end:
+        return [], span.end
+    batch = backend.read(span.queue, start, min(BATCH, span.end - start), READ_BYTES_MAX).wait(WAIT_S)
+    if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None and batch.bounds.min > start:
+        return [], min(batch.bounds.min, span.end)
+    if batch.status is not ReadStatus.DATA:
+        return [], span.end
+    records: list[StoredRecord] = [batch.record(index) for index in range(len(batch.offsets))]
+    return [
+        read_letter(record) for record in records if record.offset < span.end and record.offset in opened
+    ], batch.next_offset
+
+
+def letter_row(letter: Letter) -> dict[str, Any]:
+    """One dead letter as people and programs read it; `ddmq message` shows the whole body."""
+    record, content = letter.record, letter.content
+    value = b"" if content is None else content.value
+    properties = {} if content is None else content.properties
+    return {
+        "queue": record.queue_id,
+        "offset": record.offset,
+        "id": record.message_id.hex(),
+        "key": "" if content is None else content.key.decode("utf-8", "replace"),
+        "tags": "" if content is None else content.tag.decode("utf-8", "replace"),
+        "reason": letter.reason,
+        "error": letter.error,
+        "topic": letter.topic,
+        "topic_queue": letter.queue_id,
+        "topic_offset": letter.offset,
+        "attempts": letter.attempts,
+        "resent": letter.resent,
+        "time_ms": letter.time_ms,
+        "born_ms": record.born_ms,
+        "properties": {
+            name.decode("utf-8", "replace"): text.decode("utf-8", "replace")
+            for name, text in properties.items()
+            if not name.startswith(PREFIX.encode())
+        },
+        "body_bytes": len(value),
+        "preview": preview(value),
+    }
+
+
+def preview(value: bytes) -> str:
+    """The beginning of a body; binary ones in hexadecimal."""
+    head = value[: 4 * PREVIEW_CHARS]
+    try:
+        return head.decode("utf-8", "strict" if len(head) == len(value) else "ignore")[:PREVIEW_CHARS]
+    except UnicodeDecodeError:
+        return f"binary: {value[:24].hex(' ')}"
+
+
+def choice_of(query: Mapping[str, Any]) -> Choice:
+    """From query parameters or a JSON body: `offsets`, `reason`, `topic`, `since_ms`. Raises CallerError."""
+    offsets = query.get("offsets", [])
+    if not isinstance(offsets, list) or not all(isinstance(each, int) and each >= 0 for each in offsets):
+        raise CallerError(f"offsets is {offsets!r}; a list of whole numbers of 0 or more is wanted")
+    since = query.get("since_ms")
+    if isinstance(since, str) and since.isdecimal() and len(since) <= 15:
+        since = int(since)
+    if since is not None and not isinstance(since, int):
+        raise CallerError(f"since_ms is {since!r}; epoch milliseconds are wanted")
+    for name in ("reason", "topic"):
+        if not isinstance(query.get(name), str | None):
+            raise CallerError(f"{name} is {query[name]!r}; a text is wanted")
+    return Choice(frozenset(offsets), query.get("reason"), query.get("topic"), since)

@@ -1,0 +1,209 @@
+"""Dead letters sent again, or purged: marked done in the commit that does it, so never done twice.
+
+Each commit holds up to a batch of messages, their marks, and a turn (proxy_consumer/departures/turns.py):
+whoever does the same at the same moment is refused, reads again, and finds them done. A request works for a
+few seconds at most and answers with a cursor to go on with; what dies again meanwhile is beyond its end.
+On an engine that is not atomic a crash in between sends again what was sent and not marked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backend.port import Backend
+from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
+from ddmq.server.admin.dlq import (
+    Choice,
+    Span,
+    choice_of,
+    letter_queues,
+    look,
+    read_letters,
+)
+from ddmq.server.admin.queries import WAIT_S
+from ddmq_common.clock import Clock
+from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
+from ddmq_common.names import DONE_GROUP, TURN_GROUP
+from proxy_consumer.departures.letters import Letter, resent_record
+from proxy_consumer.departures.turns import turn
+
+WORK_S = 3.0
+TRIES_MAX = 8
+
+
+class Work:
+    """One request to resend: what is left of it, and what came of it so far."""
+
+    def __init__(self, backend: Backend, clock: Clock, choice: Choice, *, dry_run: bool) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._choice = choice
+        self._dry_run = dry_run
+        can = backend.capabilities
+        self._bytes_max = can.body_bytes_max + 2 * can.properties_bytes_max
+        self.sent: Counter[str] = Counter()  # by topic
+        self.kept: Counter[str] = Counter()  # by why they were not sent
+
+    def run(self, spans: Sequence[Span], stop_at: float) -> list[Span]:
+        """Work until `stop_at` (monotonic seconds); gives what is left, at least one batch less."""
+        left = list(spans)
+        while left:
+            span = left.pop(0)
+            at = self._next_batch(span)
+            if at < span.end:
+                left.insert(0, span._replace(at=at))
+            if self._clock.monotonic() >= stop_at:
+                break
+        return left
+
+    def _next_batch(self, span: Span) -> int:
+        for _ in range(TRIES_MAX):
+            try:
+                return self._batch(span)
+            except FencedError:
+                continue  # someone else took a turn
+        raise BoundReachedError(f"dead letters of {span.queue.topic} are being changed by others; try again")
+
+    def _batch(self, span: Span) -> int:
+        """The turn is read before the marks: whoever changes them later makes our turn fail."""
+        backend, queue = self._backend, span.queue
+        turns = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
+        done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
+        _, (opened,) = look(backend, (queue,))
+        letters, at = read_letters(backend, span, opened)
+        sent: Counter[str] = Counter()
+        kept: Counter[str] = Counter()
+        chosen, records = self._choose(letters, sent, kept)
+        if records and not self._dry_run:
+            self._store(queue, chosen, records, (done, turns))
+        self.sent += sent
+        self.kept += kept
+        return at
+
+    def _choose(
+        self, letters: Sequence[Letter], sent: Counter[str], kept: Counter[str]
+    ) -> tuple[list[int], list[NewRecord]]:
+        chosen: list[int] = []
+        records: list[NewRecord] = []
+        for letter in letters:
+            if not self._choice.takes(letter):
+                continue
+            info = self._backend.topic(letter.topic) if letter.topic else None
+            if info is None or not info.writable:
+                kept[_why_kept(letter, missing=info is None)] += 1
+                continue
+            record = resent_record(letter, info.queues)
+            if len(record.delivery) > self._bytes_max:
+                kept[f"larger than topic {letter.topic} takes (body_bytes_max of the log)"] += 1
+                continue
+            chosen.append(letter.record.offset)
+            records.append(record)
+            sent[letter.topic] += 1
+        return chosen, records
+
+    def _store(
+        self,
+        queue: QueueRef,
+        chosen: Sequence[int],
+        records: Sequence[NewRecord],
+        views: tuple[ProgressView, ProgressView],
+    ) -> None:
+        backend, deadline = self._backend, self._clock.monotonic() + WAIT_S
+        if not backend.capabilities.atomic:
+            results = backend.append(records, deadline).wait(WAIT_S)
+            for result in results:
+                if result.status is not AppendStatus.STORED:
+                    raise result.error or RemoteError("a resent message may or may not be stored")
+            records = ()
+        ranges = [(offset, offset + 1) for offset in chosen]
+        marks = (_mark(queue, views[0], ranges), turn(queue, views[1]))
+        backend.commit(CommitBatch(records=records, progress=marks), deadline).wait(WAIT_S)
+
+
+def _why_kept(letter: Letter, *, missing: bool) -> str:
+    if not letter.topic:
+        return "it does not say which topic it comes from"
+    return f"topic {letter.topic} " + ("does not exist any more" if missing else "takes no messages")
+
+
+def _mark(queue: QueueRef, done: ProgressView, ranges: Sequence[tuple[int, int]]) -> ProgressDelta:
+    return ProgressDelta(DONE_GROUP, queue, done.epoch, done.generation, finished=ranges)
+
+
+def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Send chosen letters to their original topics again, as far as a few seconds go.
+
+    `body`: `all`, or any of `offsets`, `reason`, `topic`, `since_ms`; `dry_run`; `cursor` of an earlier
+    answer. Answers `resent` (by topic), `kept` (by why) and `cursor`, None when all is done.
+    """
+    choice = choice_of(body)
+    if not body.get("all") and choice == Choice():
+        raise CallerError("nothing is chosen; give all, offsets, reason, topic or since_ms")
+    work = Work(backend, clock, choice, dry_run=bool(body.get("dry_run")))
+    left = work.run(_spans(backend, group, choice, body.get("cursor")), clock.monotonic() + WORK_S)
+    return {
+        "group": group,
+        "dry_run": bool(body.get("dry_run")),
+        "resent": dict(work.sent),
+        "kept": dict(work.kept),
+        "cursor": [[span.queue.queue_id, span.at, span.end] for span in left] or None,
+    }
+
+
+def _spans(backend: Backend, group: str, choice: Choice, cursor: object) -> list[Span]:
+    queues = letter_queues(backend, group)
+    if cursor is not None:
+        return _spans_of(queues, cursor)
+    bounds, _ = look(backend, queues)
+    spans = [Span(queue, limits.min, limits.next) for queue, limits in zip(queues, bounds, strict=True)]
+    if choice.offsets:
+        low, high = min(choice.offsets), max(choice.offsets) + 1
+        spans = [span._replace(at=max(low, span.at), end=min(high, span.end)) for span in spans]
+    return [span for span in spans if span.at < span.end]
+
+
+def _spans_of(queues: Sequence[QueueRef], cursor: object) -> list[Span]:
+    try:
+        rows: list[tuple[int, int, int]] = [tuple(row) for row in cursor]  # type: ignore[attr-defined]
+        return [
+            Span(queues[number], int(at), int(end))
+            for number, at, end in rows
+            if number >= 0 and 0 <= at < end
+        ]
+    except (TypeError, ValueError, IndexError) as error:
+        raise CallerError(f"cursor is {cursor!r}; the one of an earlier answer is wanted") from error
+
+
+def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Mark letters as done without sending them: `all`, or those stored before `before_ms`.
+
+    They stay readable in the dead-letter topic until retention takes them. Answers `purged`, their number.
+    """
+    before = body.get("before_ms")
+    if bool(body.get("all")) == (before is not None) or not isinstance(before, int | None):
+        raise CallerError(f"before_ms is {before!r}; give either all, or before_ms in epoch milliseconds")
+    purged = sum(_purge_queue(backend, clock, queue, before) for queue in letter_queues(backend, group))
+    return {"group": group, "purged": purged}
+
+
+def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int | None) -> int:
+    for _ in range(TRIES_MAX):
+        turns = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
+        done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
+        (limits,), (opened,) = look(backend, (queue,))
+        end = limits.next
+        if before_ms is not None:
+            end = min(end, backend.offset_for_time(queue, before_ms).wait(WAIT_S))
+        count = opened.count(0, end)
+        if not count:
+            return 0
+        marks = (_mark(queue, done, [(0, end)]), turn(queue, turns))
+        try:
+            deadline = clock.monotonic() + WAIT_S
+            backend.commit(CommitBatch(progress=marks), deadline).wait(WAIT_S)
+        except FencedError:
+            continue  # someone else took a turn
+        return count
+    raise BoundReachedError(f"dead letters of {queue.topic} are being changed by others; try again")

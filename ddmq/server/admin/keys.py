@@ -1,0 +1,141 @@
+"""Order keys as operators write them, and what can be done about one that is blocked.
+
+A key is JSON: "abc", 17, ["a","b"]. On a command line quotes are easily lost, so text that is not JSON is
+taken as a string, and so is a number (or true, null, …) when only that string is blocked.
+
+The key of a whole queue (order key QID) is shown as "TOPIC/QUEUE"; inside, the queue has the name that
+clients know it by. Either is understood.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from backend.completion import Completion
+from ddmq.server.admin.queries import WAIT_S
+from ddmq.server.http.errors import NoSuchGroupError
+from ddmq_common.errors import CallerError
+from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.stats import GroupSummary
+from proxy_consumer.order_keys.canonical import bounded, text_of_raw
+from proxy_consumer.order_keys.reader import QID
+from proxy_consumer.service import ConsumerService
+
+LIMIT_DEFAULT = 20
+LIMIT_MAX = 1_000
+KEY_CHARS_MAX = 100_000
+ACTIONS = ("park", "skip", "replay")
+
+
+def readings(text: str) -> list[str]:
+    """What `text` may mean, as canonical JSON, the likeliest first. Raises CallerError."""
+    if not text or len(text) > KEY_CHARS_MAX:
+        raise CallerError(f"key has {len(text)} characters; allowed: 1 to {KEY_CHARS_MAX}")
+    as_text = _canonical(json.dumps(text, ensure_ascii=False))
+    if text.startswith("sha256:"):  # what stands for a very long key
+        return [text, as_text]
+    try:
+        value = json.loads(text)
+        found = "null" if value is None else _canonical(text.strip())
+    except (ValueError, RecursionError):
+        return [as_text]
+    return [found] if isinstance(value, str) else [found, as_text]
+
+
+def _canonical(text: str) -> str:
+    """As the proxies compare keys. Raises ValueError."""
+    try:
+        return bounded(text_of_raw(text.encode()) or "null")
+    except (UnicodeEncodeError, msgspec.DecodeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def act(consumer: ConsumerService, group: str, action: str, text: str) -> dict[str, Any]:
+    """Park, skip or replay one key; says which one it was. Durable when it returns."""
+    known(consumer, group)
+    does: dict[str, Callable[[str, str], Completion[Any] | None]] = {
+        "park": consumer.park_key,
+        "skip": consumer.skip_key,
+        "replay": consumer.replay_key,
+    }
+    if action not in does:
+        raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
+    key = meant(consumer, group, readings(text))
+    shown = {internal: chain.key for internal, chain in whole_queues(consumer, group).items()}
+    inside = {chain: internal for internal, chain in shown.items()}
+    stored = does[action](group, inside.get(key, key))
+    if stored is not None:
+        stored.wait(WAIT_S)
+    return {"group": group, "key": shown.get(key, key), "action": action}
+
+
+class WholeQueue(NamedTuple):
+    """A queue that is one chain: its key as it is shown, and the offset that its next message gets."""
+
+    key: str
+    next_offset: int
+
+
+def whole_queues(consumer: ConsumerService, group: str) -> dict[str, WholeQueue]:
+    """The queues of a group whose order key is QID, by their keys as proxies compare them."""
+    return {
+        _canonical(json.dumps(f"{each.topic}/{queue.qid}")): WholeQueue(
+            _canonical(json.dumps(f"{each.topic}/{queue.queue_id}")), queue.next
+        )
+        for each in consumer.group_stats(group).wait(WAIT_S)
+        if each.config.order_key == QID
+        for queue in each.queues
+    }
+
+
+def meant(consumer: ConsumerService, group: str, candidates: list[str]) -> str:
+    """The first that is blocked or parked; else text where the order key is KEY, and so always text."""
+    if len(candidates) == 1:
+        return candidates[0]
+    there = {each.key for each in consumer.group_keys(group, LIMIT_MAX)} | consumer.parked_keys(group)
+    for key in candidates:
+        if key in there:
+            return key
+    order_keys = {each.config.order_key for each in consumer.group_stats(group).wait(WAIT_S)} - {""}
+    return candidates[-1] if order_keys == {"KEY"} else candidates[0]
+
+
+def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, Any]]:
+    """The blocked keys of a group at this proxy, those that wait longest first; then other parked ones.
+
+    Those whose head nobody has got yet stand behind those whose head somebody did.
+    """
+    if not 1 <= limit <= LIMIT_MAX + 1:
+        raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
+    known(consumer, group)
+    found = sorted(
+        consumer.group_keys(group, limit), key=lambda each: (not each.since_ms, each.since_ms, each.key)
+    )
+    there = {each.key for each in found}
+    found += [
+        BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False)
+        for key in sorted(consumer.parked_keys(group) - there)
+    ]
+    queues = whole_queues(consumer, group) if found else {}
+    return [dataclasses.asdict(_shown(each, queues.get(each.key))) for each in found[:limit]]
+
+
+def _shown(row: BlockedKey, queue: WholeQueue | None) -> BlockedKey:
+    """With all that lies behind the head in a queue that is one chain: it waits, whether read or not."""
+    if queue is None:
+        return row
+    behind = 0 if row.offset < 0 else queue.next_offset - row.offset - 1
+    return dataclasses.replace(row, key=queue.key, waiting=max(row.waiting, behind), more=False)
+
+
+def known(consumer: ConsumerService, group: str) -> GroupSummary:
+    """The group. Raises NoSuchGroupError that says how to see what there is."""
+    summary = next((found for found in consumer.groups() if found.name == group), None)
+    if summary is None:
+        raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+    return summary

@@ -1,0 +1,233 @@
+"""Where a group stands, and putting it elsewhere while its clients are connected.
+
+A reset is one commit: the new offset of every queue chosen, under a new generation, and the setting
+`reset/GROUP/TOPIC`. From then on results of the generation before are refused, and every proxy that
+watches the settings lets go of what it delivered and begins anew. Ack map and attempts are emptied, so
+messages that were finished above the new offset come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from backend.port import Backend
+from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
+from ddmq.moments import WALL_MS_MIN, moment, shown
+from ddmq.server.admin.queries import WAIT_S, known_topic, queues_of
+from ddmq.server.http.errors import NoSuchGroupError
+from ddmq.server.http.pace import paced
+from ddmq_common.clock import Clock
+from ddmq_common.config.loader import Place, build
+from ddmq_common.errors import CallerError, FencedError
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.groups.group import (
+    RESET_PREFIX,
+    SUBSCRIPTION_PREFIX,
+    group_key,
+    stored_subscription,
+    subscription_key,
+)
+
+TRIES_MAX = 5
+QUEUES_NAMED_MAX = 8
+_ALLOWED = (
+    "first, last, an offset (below 1,000,000,000,000), or a time: epoch milliseconds, "
+    "2026-11-21T12:00+01:00, or -2h"
+)
+
+
+class Target(NamedTuple):
+    """Where to. `kind`: first, last, offset or time; `value`: the offset or epoch milliseconds."""
+
+    kind: str
+    value: int
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if self.kind == "time":
+            return f"the first message stored at or after {shown(self.value)}"
+        if self.kind == "offset":
+            return f"offset {self.value}"
+        return "the first message" if self.kind == "first" else "the end, behind the last message"
+
+
+class Standing(NamedTuple):
+    """One queue of a topic as a group stands on it. `at`: committed, or the oldest message there is."""
+
+    queue: QueueRef
+    view: ProgressView
+    bounds: Bounds
+
+    @property
+    def at(self) -> int:
+        return max(self.bounds.min, self.bounds.min if self.view.committed is None else self.view.committed)
+
+
+def target_of(raw: Any, now_ms: int) -> Target:
+    """What `to` asks for. Raises CallerError with what is allowed."""
+    if raw in ("first", "last"):
+        return Target(raw, 0)
+    text = str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else raw
+    if not isinstance(text, str) or not text:
+        raise CallerError(f"to is {raw!r}; allowed: {_ALLOWED}")
+    if text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) < WALL_MS_MIN:
+        return Target("offset", int(text))
+    try:
+        return Target("time", moment(text, now_ms))
+    except ValueError as error:
+        reason = f"; {error}" if "time zone" in str(error) else ""
+        raise CallerError(f"to is {raw!r}{reason}; allowed: {_ALLOWED}") from error
+
+
+def standings(backend: Backend, group: str, topic: str) -> list[Standing]:
+    """Every queue of a topic."""
+    queues = queues_of(known_topic(backend, topic))
+    views = backend.progress(group, queues)
+    bounds = backend.bounds(queues).wait(WAIT_S)
+    rows = zip(queues, views.wait(WAIT_S), bounds, strict=True)
+    return [Standing(queue, view, limits) for queue, view, limits in rows if limits is not None]
+
+
+def show(backend: Backend, group: str, topic: str | None) -> list[dict[str, Any]]:
+    """A row per queue of one topic, or of all that the group subscribes to and that exist."""
+    topics = [topic] if topic is not None else _subscribed(backend, group)
+    for name in topics:
+        _check(backend, group, name)
+    found = [name for name in topics if topic is not None or backend.topic(name) is not None]
+    return [_row(name, each) for name in found for each in paced(standings(backend, group, name))]
+
+
+def _row(topic: str, each: Standing) -> dict[str, Any]:
+    finished = sum(end - start for start, end in each.view.finished)
+    return {
+        "topic": topic,
+        "queue": each.queue.queue_id,
+        "min": each.bounds.min,
+        "committed": each.at,
+        "next": each.bounds.next,
+        "lag": max(0, each.bounds.next - each.at),
+        "finished_above": finished,
+        "attempted": len(each.view.attempts),
+        "generation": each.view.generation,
+    }
+
+
+def reset(
+    backend: Backend, clock: Clock, group: str, topic: str, to: Any, queue: int | None, dry_run: bool
+) -> dict[str, Any]:
+    """Put the group's offsets on `topic` (or one queue of it) elsewhere; says what that means per queue."""
+    _check(backend, group, topic)
+    target = target_of(to, backend.clock_ms())
+    for _ in range(TRIES_MAX):
+        chosen = _chosen(standings(backend, group, topic), topic, queue)
+        offsets = _offsets(backend, chosen, target)
+        if not dry_run and not _commit(backend, clock, group, topic, target, chosen, offsets):
+            continue  # an owner changed meanwhile: look again
+        rows = [_plan(each, offset) for each, offset in zip(chosen, offsets, strict=True)]
+        return {
+            "group": group,
+            "topic": topic,
+            "to": target.words,
+            "dry_run": dry_run,
+            "queues": rows,
+            "again": sum(row["again"] for row in rows),
+            "passed_over": sum(row["passed_over"] for row in rows),
+        }
+    raise FencedError(f"queues of {topic!r} change hands just now; run the reset of {group!r} again")
+
+
+def _commit(
+    backend: Backend,
+    clock: Clock,
+    group: str,
+    topic: str,
+    target: Target,
+    chosen: Sequence[Standing],
+    offsets: Sequence[int],
+) -> bool:
+    deltas = [
+        ProgressDelta(group, each.queue, each.view.epoch, each.view.generation + 1, reset_to=offset)
+        for each, offset in zip(chosen, offsets, strict=True)
+    ]
+    said = {"at_ms": clock.wall_ms(), "to": target.words, "queues": [each.queue.queue_id for each in chosen]}
+    settings = {f"{RESET_PREFIX}{group}/{topic}": msgspec.json.encode(said)}
+    try:
+        backend.commit(CommitBatch((), deltas, settings), clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+    except FencedError:
+        return False
+    return True
+
+
+def _plan(each: Standing, to: int) -> dict[str, int]:
+    """`again`: finished messages that come again; `passed_over`: unfinished ones that will not come."""
+    at = each.at
+    above = each.view.finished
+    again = max(0, at - to) + sum(max(0, end - max(start, to)) for start, end in above)
+    skipped = sum(max(0, min(end, to) - start) for start, end in above)
+    passed = max(0, to - at - skipped)
+    return {"queue": each.queue.queue_id, "from": at, "to": to, "again": again, "passed_over": passed}
+
+
+def _chosen(found: list[Standing], topic: str, queue: int | None) -> list[Standing]:
+    if queue is None:
+        return found
+    chosen = [each for each in found if each.queue.queue_id == queue]
+    if not chosen:
+        raise CallerError(f"topic {topic!r} has no queue {queue}; it has 0 to {len(found) - 1}")
+    return chosen
+
+
+def _offsets(backend: Backend, chosen: Sequence[Standing], target: Target) -> list[int]:
+    if target.kind == "first":
+        return [each.bounds.min for each in chosen]
+    if target.kind == "last":
+        return [each.bounds.next for each in chosen]
+    if target.kind == "time":
+        asked = [backend.offset_for_time(each.queue, target.value) for each in chosen]
+        found = [each.wait(WAIT_S) for each in asked]
+        return [max(each.bounds.min, offset) for each, offset in zip(chosen, found, strict=True)]
+    outside = [each for each in chosen if not each.bounds.min <= target.value <= each.bounds.next]
+    if outside:
+        named = ", ".join(
+            f"queue {each.queue.queue_id}: {each.bounds.min} to {each.bounds.next}"
+            for each in outside[:QUEUES_NAMED_MAX]
+        )
+        more = f" and {len(outside) - QUEUES_NAMED_MAX} more" if len(outside) > QUEUES_NAMED_MAX else ""
+        hint = "" if len(chosen) == 1 else "; --queue N resets one queue alone"
+        raise CallerError(f"offset {target.value} is out of range; allowed: {named}{more}{hint}")
+    return [target.value] * len(chosen)
+
+
+# --- what there is
+
+
+def _subscribed(backend: Backend, group: str) -> list[str]:
+    if backend.setting(group_key(group)) is None:
+        raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+    prefix = f"{SUBSCRIPTION_PREFIX}{group}/"
+    return sorted(key.removeprefix(prefix) for key in backend.settings(prefix))
+
+
+def _check(backend: Backend, group: str, topic: str) -> None:
+    topics = _subscribed(backend, group)
+    if topic not in topics:
+        raise NoSuchGroupError(
+            f"group {group!r} does not consume topic {topic!r}; it consumes: {', '.join(topics)}"
+        )
+    if is_broadcast(backend, group, topic):
+        raise CallerError(
+            f"group {group!r} on {topic!r} is broadcasting: every instance keeps its own progress; "
+            "there is nothing to show or reset here"
+        )
+
+
+def is_broadcast(backend: Backend, group: str, topic: str) -> bool:
+    """Whether every instance of the group has a place of its own on the topic."""
+    key = subscription_key(group, topic)
+    value = backend.setting(key)
+    given = {} if value is None else stored_subscription(key, value).given
+    return build(SubscriptionDefaults, given, Place(key, "")).model == "broadcasting"

@@ -1,0 +1,89 @@
+"""What the other processes of `ddmq serve --processes` count: they are asked on their own admin ports.
+
+Their addresses come line by line from the process that started them all: `part producer 127.0.0.1:9913`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import gevent
+import msgspec
+from gevent import socket
+
+from ddmq.address import Address, parse
+from ddmq.server.http.forwarding import FORWARDED
+from ddmq_common.metrics.catalogue import CATALOGUE
+
+ASK_S = 1.0  # for all of them together
+FIGURES = ("value", "count", "mean", "p50", "p99", "max")
+Counters = dict[str, list[dict[str, Any]]]  # as Registry.snapshot gives them
+log = logging.getLogger("ddmq.server")
+
+
+class OtherParts:
+    """The parts beside this process; none until it is told of one."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[str, Address] = {}
+
+    def hear(self, line: str) -> None:
+        """`part NAME ADDRESS`: where that part's admin API listens from now on."""
+        _, name, address = line.split()
+        self._addresses[name] = parse(address)
+
+    def merged(self, own: Counters) -> tuple[Counters, dict[str, str]]:
+        """All counters, with `own`, and the addresses of the parts by name that did not answer in ASK_S."""
+        asked = {name: gevent.spawn(_ask, address) for name, address in self._addresses.items()}
+        gevent.joinall(list(asked.values()), timeout=ASK_S)
+        told = {name: each.value for name, each in asked.items() if each.value is not None}
+        gevent.killall(list(asked.values()), block=False)
+        silent = {name: str(self._addresses[name]) for name in asked.keys() - told.keys()}
+        return merge(own, *told.values()), silent
+
+
+def told_line(name: str, address: Address) -> str:
+    """What `hear` takes."""
+    return f"part {name} {address}\n"
+
+
+def merge(*snapshots: Counters) -> Counters:
+    """Counters and counts of histograms are added up, means weighed by count; of gauges, percentiles and
+    maxima the highest is taken: percentiles over several processes cannot be told from theirs."""
+    found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
+    for snapshot in snapshots:
+        for name, rows in snapshot.items():
+            merged = found.setdefault(name, {})
+            for row in rows:
+                labels = tuple(value for key, value in row.items() if key not in FIGURES)
+                before = merged.get(labels)
+                merged[labels] = row if before is None else row | _together(name, before, row)
+    return {name: list(rows.values()) for name, rows in found.items()}
+
+
+def _together(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    if "value" in one:
+        pair = (one["value"], other["value"])
+        return {"value": sum(pair) if CATALOGUE[name].kind == "counter" else max(pair)}
+    count = one["count"] + other["count"]
+    total = one["count"] * one["mean"] + other["count"] * other["mean"]
+    highest = {key: max(one[key], other[key]) for key in ("p50", "p99", "max")}
+    return {"count": count, "mean": total / count if count else 0.0} | highest
+
+
+def _ask(address: Address) -> Counters | None:
+    """The counters of the process there; None when it does not answer as it should."""
+    connection = http.client.HTTPConnection(*address)
+    try:
+        connection.sock = socket.create_connection(tuple(address), ASK_S)
+        connection.request("GET", f"/stats?{FORWARDED}=1")
+        response = connection.getresponse()
+        return msgspec.json.decode(response.read(), type=dict[str, Counters])["counters"]
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError, KeyError) as error:
+        log.debug("no counters of another part", extra={"admin": str(address), "why": str(error)})
+        return None
+    finally:
+        connection.close()

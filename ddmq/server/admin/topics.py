@@ -1,0 +1,142 @@
+"""Topics as an operator changes them: from the admin API and from conf/topics.yaml.
+
+What stands in a file belongs to the file: the command line may not change it and is told its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from backend.port import Backend
+from backend.records import TopicInfo
+from ddmq.server.admin.queries import WAIT_S, known_topic
+from ddmq.server.config import DURABILITY, DURABILITY_WORDS, TopicEntry
+from ddmq_common import names
+from ddmq_common.clock import Clock
+from ddmq_common.config.loader import Place, build
+from ddmq_common.errors import CallerError, TopicExistsError
+
+
+def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
+    """Make a new topic. Raises CallerError for a bad name or setting, TopicExistsError when it is there."""
+    fault = names.topic_fault(name)
+    if fault:
+        raise CallerError(fault)
+    if names.is_internal(name):
+        raise CallerError(f"topic {name!r} has a prefix of the system's own topics, which it makes itself")
+    if name == names.HEARTBEAT_TOPIC:
+        raise CallerError(f"topic {name!r} is for heartbeats, which nothing stores; choose another name")
+    if backend.topic(name) is not None:
+        raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
+    entry = build(TopicEntry, settings, Place("request", name))
+    _check_body(backend, f"topic {name!r}: ", entry)
+    return backend.put_topic(info_of(name, entry, "log"), clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+
+
+def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
+    """Change what `settings` names; queues only grow."""
+    info = changeable(backend, name)
+    _check_own(name, settings)
+    entry = build(TopicEntry, _as_settings(info) | dict(settings), Place("request", name))
+    if entry.body_bytes_max != info.body_bytes_max:
+        _check_body(backend, f"topic {name!r}: ", entry)
+    if entry.queues < info.queues:
+        raise CallerError(f"topic {name!r} has {info.queues} queues; they can be added, not removed")
+    wanted = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
+    return backend.put_topic(wanted, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+
+
+def _check_own(name: str, settings: Mapping[str, Any]) -> None:
+    """The system itself reads and writes its topics, relies on what it stores there being durable, and on the
+    number of queues: a shard's number, say, is in every delay id."""
+    grows = name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX))
+    if names.is_internal(name) and not (grows and settings.keys() <= {"queues"}):
+        allowed = "queues" if grows else "nothing"
+        raise CallerError(f"topic {name!r} belongs to the system; allowed to change: {allowed}")
+
+
+def delete(backend: Backend, clock: Clock, name: str) -> None:
+    """Delete a topic that no file owns."""
+    if names.is_internal(name):
+        raise CallerError(f"topic {name!r} belongs to the system and cannot be deleted")
+    changeable(backend, name)
+    backend.delete_topic(name, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+
+
+def changeable(backend: Backend, name: str) -> TopicInfo:
+    """The topic, unless a file owns it."""
+    info = known_topic(backend, name)
+    if info.source != "log":
+        raise CallerError(f"topic {name!r} stands in {info.source}; change it there and reload")
+    return info
+
+
+def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry], path: Path) -> list[str]:
+    """Bring the backend's topics in line with the file, once all of it is checked; returns what changed.
+
+    A topic that the file names no more keeps its settings, and belongs to the command line from then on.
+    """
+    wanted = [_declared(backend, name, entry, path) for name, entry in entries.items()]
+    left = [
+        dataclasses.replace(info, source="log")
+        for info in backend.topics().values()
+        if info.source == str(path) and info.name not in entries
+    ]
+    changed = [info for info in (*wanted, *left) if info != backend.topic(info.name)]
+    for info in changed:
+        backend.put_topic(info, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+    return [info.name for info in changed]
+
+
+def _declared(backend: Backend, name: str, entry: TopicEntry, path: Path) -> TopicInfo:
+    """The topic as the file wants it. Raises CallerError when it cannot become so."""
+    _check_body(backend, f"{path}: topics.{name}.", entry)
+    info, wanted = backend.topic(name), info_of(name, entry, str(path))
+    if info is None:
+        return wanted
+    if entry.queues < info.queues:
+        raise CallerError(
+            f"{path}: topics.{name}.queues: is {entry.queues}; the topic has {info.queues} "
+            "already and queues cannot be removed"
+        )
+    return dataclasses.replace(wanted, incarnation=info.incarnation)
+
+
+def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
+    """A topic cannot take larger bodies than the engine does."""
+    given, allowed = entry.body_bytes_max, backend.capabilities.body_bytes_max
+    if given is not None and given > allowed:
+        raise CallerError(
+            f"{where}body_bytes_max is {given}; allowed: at most {allowed}, the log's own body_bytes_max"
+        )
+
+
+def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
+    """A file's entry as the backend knows topics."""
+    return TopicInfo(
+        name=name,
+        incarnation=0,
+        queues=entry.queues,
+        durability=DURABILITY[entry.durability],
+        readable=entry.readable,
+        writable=entry.writable,
+        delay=entry.delay,
+        body_bytes_max=entry.body_bytes_max,
+        source=source,
+        delay_dialects=entry.delay_dialects,
+    )
+
+
+def _as_settings(info: TopicInfo) -> dict[str, Any]:
+    return {
+        "queues": info.queues,
+        "durability": DURABILITY_WORDS[info.durability],
+        "readable": info.readable,
+        "writable": info.writable,
+        "delay": info.delay,
+        "delay_dialects": list(info.delay_dialects),
+        "body_bytes_max": info.body_bytes_max,
+    }

@@ -1,0 +1,1 @@
+"""What the admin port answers about delayed messages; their backup and its restore."""

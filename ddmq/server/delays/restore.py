@@ -1,0 +1,210 @@
+"""A backup of pending messages put back, while no server runs over the directory.
+
+Two ways, chosen by what is there:
+* The log is there and its delay stores are not: the copies become the stores. What the log knows to have been
+  fired or cancelled since is not fired again; orders that came after the backup are taken in from the log, as
+  far as it still has them.
+* The directory is empty, log and all: a new log is begun, and every pending message becomes an order in it,
+  with its own id and its place in its series. Nothing else is known there: not what was fired or cancelled
+  before, which consumers were where, or what other topics held.
+
+Anything else is refused: a restore never mixes with what is there, nor with a log that the backup is not of.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from backend.capabilities import Durability
+from backend.file_log import open_shared
+from backend.file_log.lock import DirectoryInUseError, DirectoryLock
+from backend.file_log.options import FileLogOptions
+from backend.port import Backend
+from backend.records import AppendStatus, NewRecord, TopicInfo
+from ddmq.server.config import BACKUPS
+from ddmq.server.delays.backup import MANIFEST
+from ddmq.server.delays.belongs import foreign, pages
+from ddmq_common.clock import Clock, SystemClock
+from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command, encode_command
+from ddmq_common.errors import CallerError, DdmqError, RemoteError
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
+from ddmq_common.private_folder import make_private
+from delay_service.store.opening import open_store, restore
+from delay_service.store.port import DelayStore, Pending
+
+WAIT_S = 30.0
+WORK = "delay-restore"  # the stores, while a new log is made of them
+
+
+class Restored(NamedTuple):
+    """What was done. `way`: "stores" or "new log"; `messages`: sent as orders, None for stores. `damaged`:
+    shards of which not all could be read; the log says what was left out."""
+
+    way: str
+    shards: int
+    messages: int | None
+    damaged: tuple[int, ...] = ()
+
+
+class Backup(NamedTuple):
+    """A whole backup."""
+
+    folder: Path
+    shards: tuple[int, ...]
+
+
+def read_backup(folder: Path) -> Backup:
+    """Raises CallerError for what is none, or not a whole one."""
+    try:
+        facts: Any = msgspec.json.decode((folder / MANIFEST).read_bytes())
+        made = facts["format"]
+        shards = tuple(int(number) for number in facts["shards"])
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise CallerError(f"{folder} is no whole backup: {MANIFEST} cannot be read ({error})") from error
+    if made != 1:
+        raise CallerError(f"{folder} has format {made}; this program knows 1: use the newer one")
+    return Backup(folder, shards)
+
+
+def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: FileLogOptions) -> Restored:
+    """Put the backup in `folder` back into `data_dir`. Raises DdmqError; then nothing is to be used there.
+
+    `delay_dir`: where the stores are, when the configuration has them elsewhere than in `data_dir`/delay.
+    """
+    backup = read_backup(folder)
+    _refuse_beside_a_server(data_dir)
+    stores = delay_dir or data_dir / "delay"
+    if _filled(stores):
+        raise CallerError(
+            f"{stores} is not empty; a restore needs a directory without delay stores: put away what is"
+            " there, also what a restore that was cut short has left"
+        )
+    if (data_dir / WORK).exists():
+        raise CallerError(f"a restore into {data_dir} was cut short: what is there is a part; empty it first")
+    if (data_dir / "commitlog").is_dir():
+        damaged = _as_stores(backup, data_dir, stores, log)
+        return Restored("stores", len(backup.shards), None, damaged)
+    if any(entry.name != BACKUPS for entry in _entries(data_dir)):
+        raise CallerError(f"{data_dir} is not empty and has no log; choose an empty directory, or the log's")
+    count, damaged = _into_new_log(backup, data_dir, log)
+    return Restored("new log", len(backup.shards), count, damaged)
+
+
+def _refuse_beside_a_server(data_dir: Path) -> None:
+    """Of the processes over a log one writes it. A delay service among them would take restored stores for
+    old copies of its own, and remove them."""
+    if not (data_dir / "commitlog").is_dir():
+        return
+    try:
+        DirectoryLock.acquire(data_dir, SystemClock().wall_ms()).release()
+    except DirectoryInUseError as error:
+        raise CallerError(f"a server runs over {data_dir}; stop it for the restore ({error})") from error
+
+
+def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> tuple[int, ...]:
+    """All of them or, when one fails, none: the folder was empty."""
+    try:
+        for number in backup.shards:
+            restore(backup.folder / str(number), stores, number)
+        return _check_log(backup, data_dir, stores, log)
+    except DdmqError:
+        shutil.rmtree(stores, ignore_errors=True)
+        raise
+
+
+def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> tuple[int, ...]:
+    """Which shards are damaged."""
+    damaged = []
+    backend = open_shared(data_dir, log, clock=SystemClock(), metrics=Registry())
+    try:
+        for number in backup.shards:
+            store = open_store(stores, number, 0)
+            try:
+                why = foreign(store, number, backend)
+                damaged += [number] if store.damage is not None else []
+            finally:
+                store.close()
+            if why is not None:
+                raise CallerError(
+                    f"the backup is not of the log in {data_dir}: {why}; restore it beside its own log, or"
+                    " into an empty directory"
+                )
+    finally:
+        backend.close()
+    return tuple(damaged)
+
+
+def _filled(folder: Path) -> bool:
+    return any(_entries(folder))
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> tuple[int, tuple[int, ...]]:
+    """How many messages were sent, and which shards are damaged."""
+    make_private(data_dir)
+    clock = SystemClock()
+    work = data_dir / WORK
+    backend = open_shared(data_dir, log, clock=clock, metrics=Registry())
+    try:
+        queues = max(backup.shards, default=0) + 1
+        _make(backend, clock, TopicInfo(DELAY_TOPIC, 0, queues, durability=Durability.DURABLE))
+        count, damaged = 0, []
+        for number in backup.shards:
+            restore(backup.folder / str(number), work, number)
+            store = open_store(work, number, 0)
+            try:
+                count += _send_all(backend, clock, store, queues, log.request_bytes_max // 4)
+                damaged += [number] if store.damage is not None else []
+            finally:
+                store.close()
+        backend.drain(clock.monotonic() + WAIT_S).wait(WAIT_S)
+    finally:
+        backend.close()
+    shutil.rmtree(work)
+    return count, tuple(damaged)
+
+
+def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, bytes_max: int) -> int:
+    count = 0
+    for page in pages(store, bytes_max):
+        for topic in {message.topic for message in page}:
+            if backend.topic(topic) is None:
+                _make(backend, clock, TopicInfo(topic, 0, QUEUES_DEFAULT))
+        records = [_order_record(message, queues) for message in page]
+        results = backend.append(records, clock.monotonic() + WAIT_S).wait(WAIT_S)
+        for result in results:
+            if result.status is not AppendStatus.STORED:
+                raise result.error or RemoteError("a message may or may not be stored; begin anew, elsewhere")
+        count += len(records)
+    return count
+
+
+def _order_record(message: Pending, queues: int) -> NewRecord:
+    order = msgspec.structs.replace(
+        decode_command(message.order),
+        occurrence=message.occurrence,
+        at_ms=message.due_ms,
+        moved_at=0,
+        reply_queue=-1,
+    )
+    return NewRecord(
+        DELAY_TOPIC,
+        order.shard % queues,
+        message.message_id,
+        message.born_ms,
+        message.delivery,
+        flags=message.flags,
+        system={COMMAND_PROPERTY: encode_command(order)},
+    )
+
+
+def _make(backend: Backend, clock: Clock, info: TopicInfo) -> None:
+    backend.put_topic(info, clock.monotonic() + WAIT_S).wait(WAIT_S)

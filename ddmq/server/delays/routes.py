@@ -1,0 +1,298 @@
+"""Questions about delayed messages, and backups of them: what the admin API tells and does.
+
+Only the process that owns a shard can look into it; an answer names the shards that are held elsewhere, so
+that nobody takes a part for the whole. A process without a delay service passes questions on to one that has
+it, by the admin address that the owners of shards state. Looking is done page by page in native threads: a
+search for a rare topic among millions takes a while, and the service goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from backend.port import Backend
+from backend.progress.ack_map import OFFSET_END
+from ddmq.server.admin.queries import WAIT_S, body_fields
+from ddmq.server.delays.backup import Held, backup_folder, copy_shards, make_backup
+from ddmq.server.http.forwarding import FORWARDED, ask_other
+from ddmq.server.http.pace import paced
+from ddmq.server.http.routing import Request
+from ddmq_common import delivery
+from ddmq_common.clock import Clock
+from ddmq_common.delays.command import DelayCommand, decode_command
+from ddmq_common.delays.ids import is_uuid, parse_delay_id, shard_of, uuid_bytes
+from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
+from ddmq_common.native_threads import in_thread
+from delay_service.core.kinds import occurrence_id
+from delay_service.service import DelayService
+from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
+
+PAGE = 500
+PAGE_BYTES = 4 << 20
+SHOWN_MAX = 1_000
+COUNTED_MAX = 1_000_000
+FOREVER_MS = 1 << 62
+_STATES = {IdKind.TOMBSTONE: "cancelled before it was known", IdKind.DEAD: "dead letter"}
+
+
+class Cursor(NamedTuple):
+    """A place in the order of all shards."""
+
+    due_ms: int
+    shard: int
+    offset: int
+
+    def after_in(self, shard: int) -> DueKey:
+        """The last place of that shard at or before this one."""
+        if shard == self.shard:
+            return DueKey(self.due_ms, self.offset)
+        return DueKey(self.due_ms, OFFSET_END) if shard < self.shard else DueKey(self.due_ms - 1, OFFSET_END)
+
+
+class DelayRoutes:
+    """`timers`: the delay service of this process, None: it runs elsewhere. `backups`: where backups go."""
+
+    def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path) -> None:
+        self._backend = backend
+        self._timers = timers
+        self._clock = clock
+        self._backups = backups
+
+    def table(self) -> dict[tuple[str, str], Callable[[Request], Any]]:
+        """Routes by method and path."""
+        here: dict[tuple[str, str], Callable[[Request], Any]] = {
+            ("GET", "/delay"): lambda _: self._overview(),
+            ("GET", "/delay/messages"): self._list,
+            ("GET", "/delay/messages/{id}"): self._show,
+            ("GET", "/delay/count"): self._count,
+            ("POST", "/delay/backup"): self._backup,
+        }
+        return {(method, path): self._routed(method, path, act) for (method, path), act in here.items()}
+
+    def _routed(self, method: str, path: str, act: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        def answer(request: Request) -> Any:
+            address = None if FORWARDED in request.query else self._other(request)
+            if address is None:
+                return act(request)
+            return in_thread(ask_other, address, method, path, request)
+
+        return answer
+
+    def _other(self, request: Request) -> str | None:
+        """Whom to ask instead: the owner of the shard that is asked for, or anybody where nothing is here."""
+        service = self._timers
+        wanted = self._shard_of(request.path["id"])[1] if "id" in request.path else None
+        if service is not None and (wanted is None or wanted in service.shards):
+            return None
+        addresses = self._addresses()
+        if wanted is not None:
+            return addresses.get(wanted)
+        return next(iter(addresses.values()), None)
+
+    def _addresses(self) -> dict[int, str]:
+        """Where the owners of the shards are reached."""
+        asked = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
+        return {queue.queue_id: address for queue, address in asked.wait(WAIT_S).items() if address}
+
+    # --- what there is
+
+    def _overview(self) -> dict[str, Any]:
+        service = self._service()
+        lags, rows = service.lags(), []
+        for number, shard in service.shards.items():
+            held = shard.holding
+            pending = sum(held.store.counts().values()) if held is not None and held.running else 0
+            rows.append({
+                "shard": number, "epoch": shard.epoch, "fires": not shard.why, "why": shard.why,
+                "pending": pending, "orders_waiting": max(lags.get(number, -1), 0),
+            })  # fmt: skip
+        topics = dict(sorted(service.pending_counts().items()))
+        whole = {"pending": sum(topics.values()), "elsewhere": self._elsewhere(service)}
+        return {"health": service.health()._asdict(), "topics": topics, "shards": rows} | whole
+
+    def _list(self, request: Request) -> dict[str, Any]:
+        query = request.query
+        topic, (start, end) = query.get("topic"), _range(request)
+        count = min(max(request.number("count", 20), 1), SHOWN_MAX)
+        cursor = _cursor(query["after"]) if "after" in query else None
+        held = self._held()
+        walks = [self._rows(one, topic, start, end, cursor) for one in held]
+        found = list(islice(merge(*walks, key=lambda each: each[0]), count + 1))
+        rows = [row for _, row in found[:count]]
+        last = found[count - 1][0] if len(found) > count else None
+        follows = None if last is None else ".".join(str(part) for part in last)
+        return {"messages": rows, "next": follows, "elsewhere": self._elsewhere(self._service())}
+
+    def _rows(
+        self, held: Held, topic: str | None, start: int, end: int, cursor: Cursor | None
+    ) -> Iterator[tuple[Cursor, dict[str, Any]]]:
+        """A walk whose bodies are let go as it goes."""
+        for place, message in self._walk(held, topic, start, end, cursor):
+            yield place, _row(message)
+
+    def _walk(
+        self, held: Held, topic: str | None, start: int, end: int, cursor: Cursor | None
+    ) -> Iterator[tuple[Cursor, Pending]]:
+        after = None if cursor is None else cursor.after_in(held.number)
+        while page := in_thread(held.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
+            after = page[-1].key
+            for message in paced(page):
+                yield Cursor(message.due_ms, held.number, message.offset), message
+
+    def _count(self, request: Request) -> dict[str, Any]:
+        query, service = request.query, self._service()
+        topic = query.get("topic")
+        if "from_ms" not in query and "to_ms" not in query:
+            counts = service.pending_counts()
+            number, exact = counts[topic] if topic is not None else counts.total(), True
+        else:
+            walks = [self._walk(one, topic, *_range(request), None) for one in self._held()]
+            number = sum(1 for _ in islice((each for walk in walks for each in walk), COUNTED_MAX + 1))
+            number, exact = min(number, COUNTED_MAX), number <= COUNTED_MAX
+        return {"topic": topic, "count": number, "exact": exact, "elsewhere": self._elsewhere(service)}
+
+    def _show(self, request: Request) -> dict[str, Any]:
+        """One message by its delay id or its uuid."""
+        uuid, shard = self._shard_of(request.path["id"])
+        store = self._store_of(shard)
+        state = store.ids([uuid_bytes(uuid)])[0]
+        found: dict[str, Any] = {"uuid": uuid, "shard": shard, "state": "unknown"}
+        if state is None:
+            return found
+        found["state"] = _STATES.get(state.kind, state.kind.name.lower())
+        if state.kind is not IdKind.PENDING:
+            return found | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
+        message = store.get(DueKey(state.at_ms, state.offset))
+        return found if message is None else found | _row(message, whole=True)
+
+    def _shard_of(self, text: str) -> tuple[str, int]:
+        """(uuid, shard) of a delay id or a uuid."""
+        parsed = parse_delay_id(text.encode())
+        if parsed is None and not is_uuid(text.encode()):
+            raise CallerError(f"{text[:140]!r} is neither a delay id nor a uuid")
+        uuid, queues = text if parsed is None else parsed.uuid, self._queues()
+        return uuid, shard_of(uuid, queues) if parsed is None else parsed.shard % queues
+
+    # --- backup
+
+    def _backup(self, request: Request) -> dict[str, Any]:
+        """A copy of every shard, each as at one moment, into a new folder below the one for backups. With
+        `shards`: only those, into the folder that the process which makes the backup has begun."""
+        folder = backup_folder(request.body.get("folder"), self._backups)
+        wanted, held = request.body.get("shards"), self._held()
+        if wanted is not None:
+            if not isinstance(wanted, list):
+                raise CallerError(f"shards is {wanted!r}; a list of numbers is wanted")
+            part = [one for one in held if one.number in wanted]
+            if len(part) < len(wanted):
+                raise TryLaterError("not all of these shards are open here; try again")
+            in_thread(copy_shards, folder, part)
+            return {"folder": str(folder), "shards": len(part)}
+        others = self._owners(self._elsewhere(self._service()))
+        if len(held) + sum(map(len, others.values())) < self._queues():
+            raise TryLaterError("not every shard is open yet; try again")
+        shards = in_thread(make_backup, self._backups, folder, held, others, self._clock.wall_ms())
+        return {"folder": str(folder), "shards": shards}
+
+    def _owners(self, numbers: Sequence[int]) -> dict[str, list[int]]:
+        """Which of these shards are owned at which address; without those that nobody has."""
+        if not numbers:
+            return {}
+        found: dict[str, list[int]] = {}
+        for number, address in self._addresses().items():
+            if number in numbers:
+                found.setdefault(address, []).append(number)
+        return found
+
+    # --- who holds what
+
+    def _service(self) -> DelayService:
+        service = self._timers
+        if service is None:
+            raise UnsupportedError(
+                "no delay service in this process; ask the admin port of the one that has it"
+            )
+        return service
+
+    def _held(self) -> list[Held]:
+        return [
+            Held(number, shard.holding.store)
+            for number, shard in self._service().shards.items()
+            if shard.holding is not None and shard.holding.running
+        ]
+
+    def _store_of(self, number: int) -> DelayStore:
+        for held in self._held():
+            if held.number == number:
+                return held.store
+        if number in self._service().shards:
+            raise TryLaterError(f"delay shard {number} is not open yet; try again")
+        raise TryLaterError(f"delay shard {number} is held by another delay service; ask its admin port")
+
+    def _elsewhere(self, service: DelayService) -> list[int]:
+        return [number for number in range(self._queues()) if number not in service.shards]
+
+    def _queues(self) -> int:
+        info = self._backend.topic(DELAY_TOPIC)
+        if info is None:
+            raise TryLaterError("the delay service has not started yet; try again")
+        return info.queues
+
+
+def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
+    """One pending message as people and programs read it."""
+    row: dict[str, Any] = {
+        "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
+        "message_id": message.message_id.hex(), "born_ms": message.born_ms,
+    }  # fmt: skip
+    try:
+        order = decode_command(message.order)
+        content = delivery.decode(message.delivery)
+    except DamagedError as error:
+        return row | {"id": "", "error": str(error)}
+    row["id"] = occurrence_id(order, 0)
+    row |= _repeats(order)
+    row["key"] = content.key.decode("utf-8", "replace")
+    row["tags"] = content.tag.decode("utf-8", "replace")
+    row["body_bytes"] = len(content.value)
+    if not whole:
+        return row | {"preview": content.value[:80].decode("utf-8", "replace")}
+    row["properties"] = {
+        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+        for name, value in content.properties.items()
+    }
+    return row | body_fields(content.value)
+
+
+def _repeats(order: DelayCommand) -> dict[str, Any]:
+    """How it comes again, in numbers and in words; empty words for once."""
+    schedule = order.schedule
+    facts: dict[str, Any] = {"kind": order.kind}
+    if schedule is None:
+        words = {3: f"every {order.interval_s} s", 4: f"in steps of {order.interval_s}^n s"}.get(
+            order.kind, ""
+        )
+        return facts | {"repeats": f"{words}, {order.times} times" if words else ""}
+    words = f"cron {schedule.cron} in {schedule.zone}" if schedule.cron else ""
+    if schedule.repeat:
+        often = "without end" if schedule.repeat < 0 else f"{schedule.repeat + 1} times"
+        words = ", ".join(filter(None, (words, f"every {schedule.period_ms / 1000:g} s {often}")))
+    if schedule.occurrences_max and words:
+        words += f", {schedule.occurrences_max} in all"
+    return facts | {"repeats": words}
+
+
+def _range(request: Request) -> tuple[int, int]:
+    return request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
+
+
+def _cursor(text: str) -> Cursor:
+    parts = text.split(".")
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 19 for part in parts):
+        raise CallerError(f"after is {text!r}; the `next` of an earlier answer is wanted")
+    return Cursor(*map(int, parts))

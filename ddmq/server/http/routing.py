@@ -1,0 +1,257 @@
+"""A small JSON-over-HTTP shell for the admin API: routes, errors to status codes, nothing else.
+
+A route is `METHOD /literal/{name}/…` and a function `(Request) -> value`; the value is sent as JSON.
+CallerError → 400 (NoSuchTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
+RemoteError → 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so
+handlers may wait on completions; a long answer is encoded in pieces, between which others run, and whose
+turn it is to get one pace.py says. What checks.py refuses reaches no handler.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+import gevent
+import msgspec
+
+from ddmq.server.http.checks import JSON, Refusal, refusal
+from ddmq.server.http.errors import NoSuchGroupError
+from ddmq.server.http.pace import Account, breathe
+from ddmq.server.http.page import COUNT_MAX, Page
+from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError, TryLaterError
+
+BODY_BYTES_MAX = 1 << 20
+BODY_S = 30.0  # for a whole body to come
+PIECE_BYTES = 256 << 10  # of an answer
+CHANGE_S = 0.002  # processor time that the backend takes for a change
+NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
+_STATUS = {
+    200: "200 OK", 400: "400 Bad Request", 403: "403 Forbidden", 404: "404 Not Found",
+    405: "405 Method Not Allowed", 408: "408 Request Timeout", 411: "411 Length Required",
+    413: "413 Content Too Large", 415: "415 Unsupported Media Type", 500: "500 Internal Server Error",
+    503: "503 Service Unavailable",
+}  # fmt: skip
+log = logging.getLogger("ddmq.admin")
+
+
+class Request(NamedTuple):
+    """What a handler gets: path variables, query parameters (last one wins), the JSON body."""
+
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Mapping[str, Any]
+
+    def number(self, name: str, default: int) -> int:
+        """A whole number among the query parameters."""
+        text = self.query.get(name)
+        if text is None:
+            return default
+        if not text.isdecimal() or len(text) > 18:
+            raise CallerError(f"{name} is {text!r}; a whole number of 0 or more is wanted")
+        return int(text)
+
+    def page(self) -> Page:
+        """`after` and `count` of a listing."""
+        return Page(self.query.get("after", ""), self.number("count", COUNT_MAX))
+
+
+class Text(NamedTuple):
+    """An answer that is not JSON."""
+
+    content_type: str
+    payload: bytes
+    status: int = 200
+
+
+Handler = Callable[[Request], Any]
+
+
+class Router:
+    """The table of routes as a WSGI application. `names`: what the server is called, beside loopback."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._routes: list[tuple[str, list[str], Handler]] = []
+        self._names = tuple(names)
+
+    def add(self, method: str, pattern: str, handler: Handler) -> None:
+        self._routes.append((method, pattern.strip("/").split("/"), handler))
+
+    def table(self) -> list[tuple[str, str]]:
+        """Method and pattern of every route."""
+        return [(method, "/" + "/".join(pattern)) for method, pattern, _ in self._routes]
+
+    def __call__(
+        self, environ: Mapping[str, Any], start: Callable[[str, list[tuple[str, str]]], Any]
+    ) -> Iterable[bytes]:
+        refused = refusal(environ, self._names)
+        status, kind, pieces = self._answer(environ, refused)
+        length = sum(map(len, pieces))
+        headers = [
+            ("Content-Type", kind),
+            ("Content-Length", str(length)),
+            ("X-Content-Type-Options", "nosniff"),
+        ]
+        if refused or status in (408, 413):
+            headers.append(("Connection", "close"))  # its body was not read
+        start(_STATUS[status], headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else pieces
+
+    def _answer(
+        self, environ: Mapping[str, Any], refused: Refusal | None
+    ) -> tuple[int, str, Sequence[bytes]]:
+        try:
+            if refused is not None:
+                _log_refused(environ, refused)
+                raise _HttpError(*refused)
+            return self._dispatch(environ)
+        except _HttpError as error:
+            return _said(error.status, str(error))
+        except (NoSuchTopicError, NoSuchGroupError) as error:
+            return _said(404, str(error))
+        except (TryLaterError, TimeoutError) as error:
+            return _said(503, str(error))
+        except DdmqError as error:
+            return _said(400 if isinstance(error, CallerError) else 500, str(error))
+        except Exception as error:
+            log.exception("admin request failed")
+            return _said(500, f"internal error: {type(error).__name__}: {error}")
+
+    def _dispatch(self, environ: Mapping[str, Any]) -> tuple[int, str, Sequence[bytes]]:
+        method = environ["REQUEST_METHOD"].replace("HEAD", "GET")
+        parts = [unquote(part) for part in _raw_path(environ).strip("/").split("/")]
+        known_path = False
+        for route_method, pattern, handler in self._routes:
+            variables = _match(pattern, parts)
+            if variables is None:
+                continue
+            known_path = True
+            if route_method == method:
+                request = Request(variables, _query(environ), _body(environ))
+                with _turn(environ, "/" + "/".join(pattern)):
+                    return _encoded(handler(request))
+        if known_path:
+            raise _HttpError(405, f"{method} is not for /{'/'.join(parts)}")
+        known = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))
+        raise _HttpError(404, f"no such path: /{'/'.join(parts)}; there are {known}")
+
+
+def _turn(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
+    """Until it is this request's turn, and then during its answer where that is a listing."""
+    account: Account | None = environ.get("ddmq.account")
+    if account is None:
+        return nullcontext()
+    if environ["REQUEST_METHOD"] != "POST" and pattern not in NO_LISTINGS:
+        return account.turn()
+    account.pause()
+    if environ["REQUEST_METHOD"] == "POST":
+        account.owe(CHANGE_S)
+    return nullcontext()
+
+
+class _HttpError(Exception):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def _raw_path(environ: Mapping[str, Any]) -> str:
+    """The path before unquoting, so that a quoted slash or percent stays inside its part."""
+    raw: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or quote_free(environ["PATH_INFO"])
+    return raw.partition("?")[0]
+
+
+def quote_free(path: str) -> str:
+    """PATH_INFO is unquoted already, its bytes as Latin-1: make UTF-8 of them, keep percent signs."""
+    return path.encode("latin-1", "replace").decode("utf-8", "replace").replace("%", "%25")
+
+
+def _match(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
+    if len(pattern) != len(parts):
+        return None
+    variables: dict[str, str] = {}
+    for wanted, found in zip(pattern, parts, strict=True):
+        if wanted.startswith("{"):
+            variables[wanted[1:-1]] = found
+        elif wanted != found:
+            return None
+    return variables
+
+
+def _query(environ: Mapping[str, Any]) -> dict[str, str]:
+    """An empty value is one: what was to be narrowed by it is not meant as a whole."""
+    text = environ.get("QUERY_STRING", "")
+    return {key: values[-1] for key, values in parse_qs(text, keep_blank_values=True).items()}
+
+
+def _body(environ: Mapping[str, Any]) -> Mapping[str, Any]:
+    length = int(environ.get("CONTENT_LENGTH") or "0")
+    if length > BODY_BYTES_MAX:
+        raise _HttpError(413, f"the body has {length} bytes; allowed: {BODY_BYTES_MAX}")
+    if not length:
+        return {}
+    try:
+        body = msgspec.json.decode(_read(environ["wsgi.input"], length))
+    except msgspec.DecodeError as error:
+        raise _HttpError(400, f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise _HttpError(400, "the body is not JSON of any use: it is nested too deeply") from error
+    if not isinstance(body, dict):
+        raise _HttpError(400, "the body is not a JSON object")
+    return body
+
+
+def _read(source: Any, length: int) -> bytes:
+    late = _HttpError(408, f"the body of {length} bytes did not come in {BODY_S:g} s")
+    try:
+        with gevent.Timeout(BODY_S, late):
+            return bytes(source.read(length))
+    except OSError as error:
+        raise late from error
+
+
+def _encoded(value: Any) -> tuple[int, str, Sequence[bytes]]:
+    if isinstance(value, Text):
+        return value.status, value.content_type, [value.payload]
+    return 200, JSON, _pieces(value)
+
+
+def _pieces(value: Any) -> list[bytes]:
+    """The value as JSON; others run between its parts."""
+    pieces, piece = [], bytearray()
+    for part in _parts(value):
+        if len(piece) + len(part) > PIECE_BYTES:
+            pieces += [bytes(piece), part]
+            piece.clear()
+        else:
+            piece += part
+        breathe()
+    return [*pieces, bytes(piece)]
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """What holds nothing that holds more, such as the row of a listing, is one part."""
+    if isinstance(value, dict) and any(each and isinstance(each, dict | list) for each in value.values()):
+        for index, (key, each) in enumerate(value.items()):
+            yield (b"," if index else b"{") + msgspec.json.encode(str(key)) + b":"
+            yield from _parts(each)
+        yield b"}"
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield b"," if index else b"["
+            yield from _parts(each)
+        yield b"]" if value else b"[]"
+    else:
+        yield msgspec.json.encode(value)
+
+
+def _said(status: int, text: str) -> tuple[int, str, Sequence[bytes]]:
+    return status, JSON, [msgspec.json.encode({"error": text})]
+
+
+def _log_refused(environ: Mapping[str, Any], refused: Refusal) -> None:
+    facts = {"peer": environ.get("REMOTE_ADDR", ""), "path": environ.get("PATH_INFO", "")[:100]}
+    log.warning("admin request refused", extra=facts | {"why": refused.text})

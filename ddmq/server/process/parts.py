@@ -1,0 +1,325 @@
+"""One server process: its parts put together, started and stopped in the designed order.
+
+Start: validate → open the log (lock, recover, or join its writer) → topics from files → proxies → ports
+→ ready. Stop (SIGTERM): refuse new work → answer what is open → submit progress → sync → close →
+unlock; a second SIGTERM stops at once, which loses nothing that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import random
+import secrets
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gevent.event import Event
+from gevent.pywsgi import WSGIServer
+
+from backend.file_log import open_shared
+from backend.port import Backend, Health
+from ddmq.address import LOOPBACK, Address
+from ddmq.server.admin import rates, topics
+from ddmq.server.admin.api import AdminApi
+from ddmq.server.admin.other_parts import OtherParts
+from ddmq.server.config import FILES, Configuration, changed, shown
+from ddmq.server.http.connection import AdminServer
+from ddmq.server.process.hub import HubWatch
+from ddmq.server.process.levels import SchedulerWatch
+from ddmq.server.process.open_files import raise_open_files, within
+from ddmq.server.samples.writer import SampleWriter, sample_writer
+from ddmq_common.clock import Clock, SystemClock
+from ddmq_common.errors import ConfigError
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.metrics.samples.deltas import Deltas
+from ddmq_rpc.server import RpcServer
+from delay_service.levels.service import LevelService
+from delay_service.service import DelayService
+from delay_service.stores import stores_in
+from proxy_consumer.runtime import HubTicker
+from proxy_consumer.service import ConsumerService
+from proxy_producer.service import ProducerService
+
+log = logging.getLogger("ddmq.server")
+DECLARE_WAIT_S = 15.0
+LEVELS_WAIT_S = 3.0
+PARTS = ("producer", "consumer", "delay", "admin")
+
+
+class ServerProcess:
+    """All parts of one process on one hub. `parts` are any of PARTS; admin always has health."""
+
+    def __init__(self, config: Configuration, parts: Iterable[str], clock: Clock | None = None) -> None:
+        self.config = config
+        self.parts = tuple(part for part in PARTS if part in set(parts))
+        self.clock = clock or SystemClock()
+        self.metrics = Registry()
+        self.others = OtherParts()
+        self.addresses: dict[str, Address] = {}
+        self.backend: Backend | None = None
+        self.producer: ProducerService | None = None
+        self.consumer: ConsumerService | None = None
+        self.delay: LevelService | None = None
+        self.timers: DelayService | None = None
+        self._scheduler: SchedulerWatch | None = None
+        self._started_ms = self.clock.wall_ms()
+        self._samples: SampleWriter | None = None
+        self._rpc: list[RpcServer] = []
+        self._limits = config.rpc
+        self._admin: AdminServer | None = None
+        self._admin_socket: Any = None
+        self._hub = HubWatch(self.metrics)
+        self._stop = Event()
+        self._draining = False
+
+    def start(self) -> None:
+        """Blocks until every port answers. Raises DdmqError or OSError with the reason in one line."""
+        self.config.serve.check_reach(part for part in self.parts if part != "delay")
+        raise_open_files()
+        self._limits = within(self.config.rpc, len({"producer", "consumer"} & set(self.parts)))
+        sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
+        gc.freeze()  # what is imported stays; requests leave no cycles behind, so looking rarely is enough
+        gc.set_threshold(20_000, 50, 200)
+        self._hub.start()
+        where = {"data_dir": self.config.serve.data_dir, "config": self.config.folder or "defaults"}
+        log.info("starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed(self.config)})
+        log.debug("configuration", extra={"config": shown(self.config)})
+        self.backend = open_shared(
+            self.config.serve.data_dir, self.config.log, clock=self.clock, metrics=self.metrics
+        )
+        try:
+            self._apply_topics()
+            self._open_ports(self.backend)
+            self._wait_for_levels()
+            self._start_samples()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_samples(self) -> None:
+        serve = self.config.serve
+        process, instance = serve.process(self.parts, socket.gethostname()), secrets.token_hex(8)
+        deltas = Deltas(self.metrics, process, instance, self._started_ms)
+        self._samples = sample_writer(serve.samples, serve.data_dir, deltas, self.clock)
+        if self._samples is not None:
+            self._samples.start()
+
+    def _apply_topics(self) -> None:
+        if self.config.folder and self.backend:
+            path = self.config.folder / FILES["topics"][0]
+            topics.apply_file(self.backend, self.clock, self.config.topics.topics, path)
+
+    def declare_groups(self, config: Configuration) -> None:
+        """Bring the groups in line with groups.yaml. Raises DdmqError."""
+        if config.folder and self.consumer:
+            source = str(config.folder / FILES["groups"][0])
+            self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
+
+    def _wait_for_levels(self) -> None:
+        """So that who was told that the server is ready finds it so; a start that fails is tried again."""
+        try:
+            for part in (self.delay, self.timers):
+                if part is not None:
+                    part.started.wait(LEVELS_WAIT_S)
+        except TimeoutError:
+            log.warning("ready is not true yet", extra={"reason": self.health().reason})
+
+    def _open_ports(self, backend: Backend) -> None:
+        levels = self.config.delay.table
+        if "delay" in self.parts:
+            self.delay = LevelService(backend, self.config.delay, self.metrics, self.clock)
+            self.delay.start()
+            self.timers = DelayService(
+                backend,
+                self.config.delay,
+                self.metrics,
+                self.clock,
+                stores_in(*self._delay_stores()),
+                self._bind_admin(),
+            )
+            self.timers.start()
+        else:
+            self._scheduler = SchedulerWatch(backend, self.clock)
+        if "producer" in self.parts:
+            self.producer = ProducerService(
+                backend,
+                self.config.producer,
+                metrics=self.metrics,
+                clock=self.clock,
+                random=random.Random(),
+                levels=levels,
+            )
+            self._listen("producer", self.producer)
+        if "consumer" in self.parts:
+            self.consumer = ConsumerService(
+                backend,
+                self.config.consumer,
+                metrics=self.metrics,
+                clock=self.clock,
+                random=random.Random(),
+                levels=levels,
+            )
+            self.consumer.start()
+            self.declare_groups(self.config)
+            self._listen("consumer", self.consumer)
+            self.consumer.advertise(str(reachable(self.addresses["consumer"])))
+        if "admin" in self.parts:
+            self._listen_admin(backend)
+
+    def _delay_stores(self) -> tuple[Path, int]:
+        delay = self.config.delay
+        return delay.dir or self.config.serve.data_dir / "delay", delay.shards
+
+    def _listen(self, part: str, proxy: ProducerService | ConsumerService) -> None:
+        address = self.config.serve.address(part)
+        server = RpcServer(
+            proxy.service(), address.host, address.port, self._limits, self.metrics, self.clock
+        )
+        try:
+            server.start()
+        except ConfigError as error:
+            raise cannot_listen(part, address, error.__cause__ or error) from error
+        self._rpc.append(server)
+        self.addresses[part] = Address(*server.address[:2])
+
+    def _bind_admin(self) -> str:
+        """Take the admin port, and say where others will reach it; it answers once the parts are there."""
+        if "admin" not in self.parts:
+            return ""
+        address = self.config.serve.address("admin")
+        try:
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            self._admin_socket = WSGIServer.get_listener(tuple(address), family=family)
+        except OSError as error:
+            raise cannot_listen("admin", address, error) from error
+        return str(reachable(Address(address.host, self._admin_socket.getsockname()[1])))
+
+    def _listen_admin(self, backend: Backend) -> None:
+        address = self.config.serve.address("admin")
+        names = (address.host, socket.gethostname(), *self.config.serve.admin_names)
+        backups = self.config.serve.backups
+        api = AdminApi(
+            backend,
+            self.consumer,
+            self.metrics,
+            self.clock,
+            self.health,
+            self.timers,
+            names,
+            backups,
+            self.others,
+        )
+        if self.consumer is not None:
+            HubTicker(rates.PERIOD_S, api.groups.sample).start()
+        where = tuple(address) if self._admin_socket is None else self._admin_socket
+        self._admin = AdminServer(where, api.router)
+        try:
+            self._admin.start()
+        except OSError as error:
+            raise cannot_listen("admin", address, error) from error
+        self.addresses["admin"] = Address(address.host, self._admin.server_port)
+
+    def health(self) -> Health:
+        """Ready when the backend takes appends, someone fires delayed messages, and nothing is draining."""
+        if self._draining:
+            return Health(False, "draining")
+        if self.backend is None:
+            return Health(False, "the log is not open yet")
+        health = self.backend.health()
+        levels: LevelService | SchedulerWatch | None = self.delay or self._scheduler
+        if not health.ready or levels is None:
+            return health
+        for part in (levels, self.timers):
+            scheduler = health if part is None else part.health()
+            if not scheduler.ready:
+                return scheduler
+        return health
+
+    def run_until_stopped(self) -> None:
+        """Blocks until `request_stop`, then drains and closes."""
+        self._stop.wait()
+        self.drain()
+        self.close()
+
+    def request_stop(self) -> None:
+        """SIGTERM and SIGINT: drain the first time, stop at once the second."""
+        if self._stop.is_set():
+            log.warning("second stop signal: closing at once")
+            self.close()
+            sys.stderr.flush()
+            raise SystemExit(0)
+        self._stop.set()
+
+    def parent_ended(self) -> None:
+        """Drain, unless it does already."""
+        self._stop.set()
+
+    def drain(self) -> None:
+        """Refuse what is new, finish what is open, within `drain_ms`."""
+        self._draining = True
+        deadline = self.clock.monotonic() + self.config.serve.drain_ms / 1000
+        log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
+        for server in self._rpc:
+            server.stop_accepting()
+        for part in (self.producer, self.consumer, self.delay, self.timers):
+            if part is not None:
+                _wait(part.drain(deadline), deadline - self.clock.monotonic())
+        if self.producer is not None:
+            self.producer.close()
+        if self.backend is not None:
+            _wait(self.backend.drain(deadline), deadline - self.clock.monotonic())
+        if self._samples is not None:
+            self._samples.finish()
+
+    def close(self) -> None:
+        """Release ports and the log at once."""
+        if self._samples is not None:
+            self._samples.close()
+        if self._admin is not None:
+            self._admin.stop(timeout=0)
+        if self._admin_socket is not None:
+            self._admin_socket.close()
+        for server in self._rpc:
+            server.close()
+        if self.delay is not None:
+            self.delay.close()
+        if self.timers is not None:
+            self.timers.close()
+        if self.backend is not None:
+            self.backend.close()
+        self._hub.stop()
+        log.info("stopped")
+
+
+def cannot_listen(part: str, address: Address, error: BaseException) -> ConfigError:
+    """Why a port could not be opened, and what to do about it."""
+    number = error.errno if isinstance(error, OSError) else None
+    why = os.strerror(number) if number and number > 0 else str(error)
+    help_text = "a server may be running there (`ddmq stats` asks it); " if number == errno.EADDRINUSE else ""
+    return ConfigError(
+        f"cannot listen on {address} for --{part}: {why}; {help_text}choose a free port of an own address, "
+        f"for example --{part} {LOOPBACK}:0 for any"
+    )
+
+
+def reachable(address: Address) -> Address:
+    """Where others reach what listens on `address`: any-address stands for this machine's name."""
+    if address.host in ("0.0.0.0", "::"):
+        return Address(socket.gethostname(), address.port)
+    return address
+
+
+def _wait(completion: Any, seconds: float) -> None:
+    """Wait for a drain; running out of time is said, not raised."""
+    if completion is None:
+        return
+    try:
+        completion.wait(max(seconds, 0.0))
+    except TimeoutError:
+        log.warning("drain ran out of time; what was acknowledged is stored")

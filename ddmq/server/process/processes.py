@@ -1,0 +1,272 @@
+"""`ddmq serve --processes`: each part as its own process over one directory, watched by this one.
+
+The consumer proxy's process holds the public admin port, because the live state of groups is there; the
+others' own admin ports are 100 and 200 above it, or free ones, said in the log and to that process, which
+asks them for what they count. A part that dies is
+started again after a pause that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed on
+to all, a second one kills. When this one is killed the parts drain and end (parent.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from select import select
+from types import FrameType
+from typing import IO, Any
+
+import click
+
+from ddmq.address import Address, parse, ready_line
+from ddmq.server.admin.other_parts import told_line
+from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
+from ddmq.server.process import logs
+from ddmq.server.process.hangup import hold_hangup, let_hangup
+from ddmq_common.private_folder import UMASK
+
+READY_WITHIN_S = 30.0
+PAUSE_FIRST_S = 0.1
+PAUSE_MAX_S = 5.0
+ADMIN_ABOVE = {"producer": 100, "delay-service": 200}  # so that what scrapes them can know them beforehand
+NEVER = float("inf")
+EPHEMERAL_FROM = 32_768  # from here on a port may become any connection's at any time
+log = logging.getLogger("ddmq.processes")
+
+
+class Part:
+    """One child process: its command line, and its addresses once it is ready."""
+
+    def __init__(self, name: str, arguments: list[str]) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.ready = threading.Event()
+        self.when_ready: Callable[[], None] = lambda: None  # called just before, in a thread
+        self.addresses: dict[str, Address] = {}
+        self.child: subprocess.Popen[str] | None = None
+        self.started_at = 0.0  # monotonic seconds
+        self.again_at = NEVER  # it died, and is started again then
+        self.pause_s = PAUSE_FIRST_S
+
+    def start(self) -> None:
+        """Start it; `ready` is set when it says so."""
+        command = [sys.executable, "-P", "-m", "ddmq", self.name, *self.arguments]
+        self.started_at = time.monotonic()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C comes through us, once
+        hold_hangup()  # inherited as well, until the part can read its configuration again
+        try:
+            self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        finally:
+            let_hangup()
+            signal.signal(signal.SIGINT, before)
+        assert self.child.stdout is not None
+        threading.Thread(target=self._listen, args=(self.child.stdout,), daemon=True).start()
+
+    def _listen(self, lines: IO[str]) -> None:
+        for line in lines:
+            if line.startswith("ready "):
+                pairs = (pair.split("=", 1) for pair in line.split()[1:])
+                self.addresses = {key: parse(value) for key, value in pairs if key != "data-dir"}
+                self._keep_ports()
+                log.info("part ready", extra={"part": self.name, "admin": str(self.addresses["admin"])})
+                self.when_ready()
+                self.ready.set()
+
+    def tell(self, lines: str) -> None:
+        """Write to its standard input, where parent.py reads."""
+        assert self.child is not None
+        assert self.child.stdin is not None
+        with suppress(BrokenPipeError):  # it died: its next life is told when it is ready
+            os.write(self.child.stdin.fileno(), lines.encode())
+
+    def _keep_ports(self) -> None:
+        """Where port 0 was asked for, the next life takes the port of this one."""
+        for name, address in self.addresses.items():
+            self.arguments[self.arguments.index(f"--{name}") + 1] = str(address)
+
+
+class Wakes:
+    """Waits for a signal, SIGCHLD included. One that came since the last wait, or since this was made, ends
+    the wait at once: a wait in the system alone would sleep on when the signal comes just before it."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+
+    def close(self) -> None:
+        """Signals that come from now on wake nobody; their handlers run."""
+        signal.set_wakeup_fd(-1)
+        self._read.close()
+        self._write.close()
+
+    def wait(self, seconds: float) -> None:
+        """Until there is a signal, or for so long; its handler has run then."""
+        if select([self._read], [], [], None if seconds == NEVER else max(seconds, 0.0))[0]:
+            self._read.recv(4096)
+
+
+class Supervisor:
+    """Starts the parts, starts them again when they die, stops them together.
+
+    The first of them holds the public admin port.
+    """
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+        self.stopping = False
+        self._telling = threading.Lock()
+        for part in parts:
+            part.when_ready = self._introduce
+
+    def _introduce(self) -> None:
+        """Tell the first part where the admin APIs of the others are, as far as that is known."""
+        public, *others = self.parts
+        with self._telling:
+            lines = [told_line(part.name, part.addresses["admin"]) for part in others if part.addresses]
+            public.tell("".join(lines))
+
+    def start(self) -> None:
+        """Until all are ready, or it is to stop. Raises ClickException when a part is not ready in time."""
+        for part in self.parts:
+            if self.stopping:
+                return
+            part.start()
+            self._stop_late(part)
+            self._await(part)
+
+    def _await(self, part: Part) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not part.ready.wait(0.05) and not self.stopping:
+            assert part.child is not None
+            if part.child.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise click.ClickException(f"the {part.name} process did not get ready; its reason is above")
+
+    def watch(self) -> None:
+        """Until stopped: start again what dies."""
+        with closing(Wakes()) as wakes:
+            while not self.stopping:
+                for part in self.parts:
+                    self.tend(part, time.monotonic())
+                wakes.wait(min(part.again_at for part in self.parts) - time.monotonic())
+
+    def tend(self, part: Part, now: float) -> None:
+        """Note that it died, or start it again when its pause is over; no part waits for another's."""
+        if part.again_at == NEVER:
+            if part.child is not None and part.child.poll() is not None:
+                how = _ended(part.child.returncode)
+                log.warning("part died, starting it again", extra={"part": part.name, "how": how})
+                if now - part.started_at > PAUSE_MAX_S:
+                    part.pause_s = PAUSE_FIRST_S  # it had settled
+                part.again_at = now + part.pause_s
+                part.pause_s = min(part.pause_s * 2, PAUSE_MAX_S)
+        elif now >= part.again_at and not self.stopping:
+            part.again_at = NEVER
+            part.start()
+            self._stop_late(part)
+
+    def _stop_late(self, part: Part) -> None:
+        """The signal to stop may have come while the part was being started."""
+        if self.stopping and part.child is not None:
+            part.child.terminate()
+
+    def stop(self, *_: Any) -> None:
+        """SIGTERM to every part; SIGKILL the second time."""
+        number = signal.SIGKILL if self.stopping else signal.SIGTERM
+        self.stopping = True
+        self.pass_on(number)
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to every part that lives."""
+        for part in self.parts:
+            if part.child is not None and part.child.poll() is None:
+                part.child.send_signal(number)
+
+    def join(self) -> None:
+        """Wait until every part has ended."""
+        for part in self.parts:
+            if part.child is not None:
+                part.child.wait()
+
+
+def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
+    """Start each part as its own process; print `ready …` when all answer; run until SIGTERM."""
+    os.umask(UMASK)
+    config = with_flags(load_folder(config_dir), **flags)
+    config.serve.check_reach(("producer", "consumer", "admin"))
+    logs.set_up(config.serve.log_level, config.serve.log_format)
+    names = ("consumer", "producer", "delay-service")
+    supervisor = Supervisor([_part(config, config_dir, name) for name in names])
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        supervisor.stop()
+
+    def on_hangup(number: int, frame: FrameType | None) -> None:
+        supervisor.pass_on(signal.SIGHUP)
+
+    signal.signal(signal.SIGHUP, on_hangup)
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    supervisor.start()
+    if not supervisor.stopping:
+        consumer, producer, _ = supervisor.parts
+        addresses = {
+            "producer": producer.addresses["producer"],
+            "consumer": consumer.addresses["consumer"],
+            "admin": consumer.addresses["admin"],
+        }
+        click.echo(ready_line(addresses, config.serve.data_dir))
+    supervisor.watch()
+    supervisor.join()
+
+
+def _ended(code: int) -> str:
+    """How a child ended, from its return code."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _process_name(serve: ServeConfig, name: str) -> str:
+    """In the sample files: the same at every start, though the admin ports of the parts are not."""
+    public = serve.process((name.removesuffix("-service"),), socket.gethostname())
+    return (f"{name}@{public}" if serve.process_name else public)[:PROCESS_NAME_MAX]
+
+
+def admin_of_part(public: Address, name: str) -> Address:
+    """Where a part's own admin API listens when `public` is the server's; port 0: a free one."""
+    port = public.port + ADMIN_ABOVE.get(name, 0)
+    if port == public.port:
+        return public
+    known = public.port and port < EPHEMERAL_FROM and _is_free(Address(public.host, port))
+    return Address(public.host, port if known else 0)
+
+
+def _is_free(address: Address) -> bool:
+    try:
+        with socket.create_server(address, family=socket.AF_INET6 if ":" in address.host else socket.AF_INET):
+            return True
+    except OSError:
+        return False
+
+
+def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:
+    serve = config.serve
+    admin = admin_of_part(serve.address("admin"), name)
+    arguments = ["--with-parent", "--data-dir", str(serve.data_dir), "--admin", str(admin)]
+    arguments += ["--process-name", _process_name(serve, name)]
+    if serve.beyond_loopback:
+        arguments.append("--beyond-loopback")
+    if name != "delay-service":
+        arguments += [f"--{name}", str(serve.address(name))]
+    if config_dir is not None:
+        arguments += ["--config", str(config_dir)]
+    return Part(name, arguments)

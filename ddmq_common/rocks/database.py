@@ -1,0 +1,363 @@
+"""RocksDB, as far as this project uses it. The one module that imports rocksdict, and what it hides:
+
+* Iterator bounds are broken there (the lower one sets the upper one, and both dangle), so ranges are kept
+  here by seeking and comparing keys.
+* `write` holds the interpreter, even for a sync: write unsynced in batches of some hundreds, then call
+  `sync` in a native thread, where it lets the interpreter go. `compact`, `checkpoint` and `close` belong
+  there too.
+* `close` keeps the folder locked while an iterator lives: none leaves this module, and `close` waits for
+  calls in other threads.
+* A database that exists is opened with the options it was made with, unless those of its column family are
+  given by name.
+* Whatever goes wrong is raised there as a bare Exception with RocksDB's text: here it is a DamagedError
+  (bytes do not match their checksum) or a StorageError (damage.py).
+* Its write-ahead log is several files, and it replays what stands behind a gap between them
+  (write_ahead_log.py).
+* After a failed write or sync RocksDB refuses more; close and open again. Whether the failed batch is there
+  then is unknown, but it is there whole or not at all.
+
+* Its sequence of pairs ends at a damaged block as if that were the end: here the end is always asked again
+  of an iterator that says why it stopped. Reading behind the block works, and `salvage_from` finds the way.
+
+Keys and values are bytes (raw mode), in one column family.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import rocksdict
+
+from ddmq_common.errors import StorageError
+from ddmq_common.rocks.damage import behind_damage, check_files, translated, translation
+
+Pair = tuple[bytes, bytes]
+ROOM_S = 5.0  # that a write waits for tables to be written
+_NEVER = 1 << 30
+_FIRST_CHUNK, _LAST_CHUNK, _CHUNK_BYTES = 8, 1024, 4 << 20
+_key_of = itemgetter(0)
+
+
+class Recovery(Enum):
+    """What opening does about the write-ahead log, which is several files. WHOLE: anything that does not
+    parse, also a torn end, is a DamagedError. PREFIX: everything before the first such place, nothing behind
+    it, in silence. TORN: as WHOLE, but an end that was never written is fine in any of the files: for a look
+    only, because what stands in later files may rest on what is missing."""
+
+    WHOLE = 1
+    PREFIX = 2
+    TORN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RocksOptions:
+    """Memory: at most `write_buffers` × `write_buffer_bytes` + `block_cache_bytes`, which holds the indexes
+    and filters too, whatever the amount of data. The write buffers also bound what opening must replay."""
+
+    write_buffer_bytes: int = 16 << 20
+    write_buffers: int = 4
+    block_cache_bytes: int = 64 << 20
+    block_bytes: int = 16 << 10
+    file_bytes: int = 32 << 20
+    open_files_max: int = 512
+    background_threads: int = 2
+    bloom_bits: int = 10
+    create: bool = True
+
+
+class Batch:
+    """Changes that are applied together, in their order. Its methods are RocksDB's own, for speed."""
+
+    __slots__ = ("delete", "delete_range", "put", "raw")
+
+    def __init__(self) -> None:
+        self.raw = rocksdict.WriteBatch(raw_mode=True)
+        self.put: Callable[[bytes, bytes], None] = self.raw.put
+        self.delete: Callable[[bytes], None] = self.raw.delete
+        self.delete_range: Callable[[bytes, bytes], None] = self.raw.delete_range
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in the write-ahead log."""
+        return int(self.raw.size_in_bytes())
+
+
+class Rocks:
+    """One open database. Usable from several threads; `close` ends it for all of them."""
+
+    def __init__(
+        self, folder: Path, options: RocksOptions | None = None, recovery: Recovery = Recovery.WHOLE
+    ) -> None:
+        """Raises DamagedError, or StorageError when the folder cannot be used (also when it is open)."""
+        self.folder = folder
+        self._idle = threading.Condition()
+        self._busy = 0
+        self._compacting = False
+        options = options or RocksOptions()
+        self._full = max(1, options.write_buffers - 1)
+        check_files(folder)
+        with translated(f"cannot open the store in {folder}"):
+            raw = _raw_options(options, recovery)
+            self._db: Any = rocksdict.Rdict(str(folder), raw, {"default": raw})
+        self._open = True
+        self._reading: WeakSet[Generator[list[Pair], None, None]] = WeakSet()
+
+    def write(self, batch: Batch) -> None:
+        """All of it or nothing, visible at once, not yet durable. Raises StorageError, also where RocksDB
+        would wait for ever (and we with it) because its tables cannot be written."""
+        self._await_room()
+        with translated(f"cannot write to {self.folder}"):
+            self._db.write(batch.raw)
+
+    def _await_room(self) -> None:
+        """Wait here while all buffers but one wait to become tables, not in RocksDB: there this thread would
+        keep the interpreter, and on a full disk it would wait until there is space, however long."""
+        give_up = None
+        while waiting := self.number("rocksdb.num-immutable-mem-table"):
+            if self.number("rocksdb.background-errors"):
+                raise StorageError(
+                    f"cannot write to {self.folder}: its tables cannot be written; is there space on the "
+                    "disk? The file LOG there says what failed"
+                )
+            if waiting < self._full:
+                return
+            give_up = give_up or time.monotonic() + ROOM_S
+            if time.monotonic() >= give_up:
+                raise StorageError(
+                    f"cannot write to {self.folder}: for {ROOM_S:.0f} s its tables were written too slowly"
+                )
+            time.sleep(0.0005)
+
+    def sync(self) -> None:
+        """Everything written before the call is durable when it returns. Blocks: native thread."""
+        with self._using(), translated(f"cannot sync {self.folder}"):
+            self._db.flush_wal(True)
+
+    def get(self, key: bytes) -> bytes | None:
+        """One value."""
+        with translated(f"cannot read {self.folder}"):
+            value: bytes | None = self._db.get(key)
+        return value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """One value, or None, per key."""
+        if not keys:
+            return []
+        with translated(f"cannot read {self.folder}"):
+            values: list[bytes | None] = self._db.get(list(keys))
+        return values
+
+    def first(self, start: bytes, end: bytes) -> bytes | None:
+        """The first key in [start, end)."""
+        with translated(f"cannot read {self.folder}"):
+            return _first(self._db.iter(), start, end)
+
+    def chunks(self, start: bytes, end: bytes, limit: int | None = None) -> Iterator[list[Pair]]:
+        """What stands in [start, end), in order, at most `limit` pairs, in lists that grow to about 1,000
+        pairs or 4 MiB. Finish or drop the iterator soon; `close` ends it.
+
+        Raises DamagedError at a damaged block, after everything before it.
+        """
+        reading = self._chunks(start, end, limit if limit is not None else 1 << 62)
+        self._reading.add(reading)
+        return reading
+
+    def _chunks(self, start: bytes, end: bytes, left: int) -> Generator[list[Pair], None, None]:
+        size, pairs = _FIRST_CHUNK, self._pairs(start)
+        try:
+            while left > 0:
+                wanted = min(size, left)
+                with translated(f"cannot read {self.folder}"):
+                    found = list(islice(pairs, wanted))
+                if found and found[-1][0] >= end:
+                    if inside := found[: bisect_left(found, end, key=_key_of)]:
+                        yield inside
+                    return
+                if found:
+                    yield found
+                    start = found[-1][0] + b"\0"
+                    left -= len(found)
+                    size = min(4 * size, _LAST_CHUNK, 1 + _CHUNK_BYTES // (1 + len(found[-1][1])))
+                if len(found) < wanted:
+                    if self.first(start, end) is None:
+                        return
+                    pairs = self._pairs(start)
+        finally:
+            del pairs  # not even the traceback of an error may keep it
+
+    def _pairs(self, start: bytes) -> Iterator[Pair]:
+        with translated(f"cannot read {self.folder}"):
+            pairs: Iterator[Pair] = self._db.items(from_key=start)
+        return pairs
+
+    def salvage_from(self, last: bytes) -> bytes | None:
+        """Behind a damaged block: where reading can go on after `last`, the last key that was read."""
+        with translated(f"cannot read {self.folder}"):
+            return behind_damage(self._readable, last)
+
+    def _readable(self, key: bytes) -> bool:
+        try:
+            _first(self._db.iter(), key, key)
+        except Exception:  # rocksdict raises nothing narrower
+            return False
+        return True
+
+    def compact(self, start: bytes, end: bytes) -> None:
+        """Give back the space of what was removed in [start, end). Blocks for seconds: native
+        thread. Closing ends it early."""
+        with self._using():
+            self._compacting = True
+            try:
+                self._db.compact_range(start, end)
+            except Exception as error:  # rocksdict raises nothing narrower
+                if self._open:
+                    raise translation(error, f"cannot compact {self.folder}") from error
+            finally:
+                self._compacting = False
+
+    def checkpoint(self, folder: Path) -> None:
+        """A consistent copy into `folder`, which must not exist; hard links where that is possible."""
+        with self._using(), translated(f"cannot copy {self.folder} to {folder}"):
+            self._db.flush_wal(True)
+            rocksdict.Checkpoint(self._db).create_checkpoint(str(folder))
+
+    def number(self, name: str) -> int:
+        """A property of RocksDB, for example `rocksdb.total-sst-files-size`; 0 when it is not known."""
+        with translated(f"cannot read {self.folder}"):
+            return int(self._db.property_int_value(name) or 0)
+
+    def close(self) -> None:
+        """Ends a compaction, waits for calls in other threads, gives the folder back. May be called twice."""
+        with self._idle:
+            if not self._open:
+                return
+            self._open = False
+            if self._compacting:
+                self._db.cancel_all_background(False)
+            self._idle.wait_for(lambda: not self._busy)
+        for reading in list(self._reading):
+            _end(reading)
+        try:
+            self._db.close()
+        except Exception as error:  # rocksdict raises nothing narrower
+            if not str(error).startswith("Shutdown in progress"):  # closed, with the log for the next opening
+                raise translation(error, f"cannot close {self.folder}") from error
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._idle:
+            if not self._open:
+                raise StorageError(f"the store in {self.folder} is closed")
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._busy -= 1
+                self._idle.notify_all()
+
+
+def only_torn(folder: Path, options: RocksOptions) -> bool:
+    """Of a folder that does not open: is nothing wrong but ends of its write-ahead log that were never
+    written? Changes nothing there."""
+    raw = _raw_options(options, Recovery.TORN)
+    try:
+        rocksdict.Rdict(str(folder), raw, {"default": raw}, rocksdict.AccessType.read_only()).close()
+    except Exception:  # rocksdict raises nothing narrower
+        return False
+    return True
+
+
+def repair(folder: Path) -> None:
+    """Make a folder that does not open readable again; files that cannot be read are left out."""
+    with translated(f"cannot repair {folder}"):
+        rocksdict.Rdict.repair(str(folder), _raw_options(RocksOptions(), Recovery.PREFIX))
+
+
+def _raw_options(options: RocksOptions, recovery: Recovery) -> Any:
+    raw = rocksdict.Options(raw_mode=True)
+    raw.create_if_missing(options.create)
+    modes = rocksdict.DBRecoveryMode
+    mode = {
+        Recovery.WHOLE: modes.absolute_consistency,
+        Recovery.PREFIX: modes.point_in_time,
+        Recovery.TORN: modes.tolerate_corrupted_tail_records,
+    }
+    raw.set_wal_recovery_mode(mode[recovery]())
+    _set_memory(raw, options)
+    raw.set_max_background_jobs(options.background_threads)
+    raw.set_compression_per_level([rocksdict.DBCompressionType.none()] * 2 + _packed(5))
+    raw.set_allow_concurrent_memtable_write(False)  # there is one writer
+    raw.set_level_zero_file_num_compaction_trigger(8)
+    raw.set_level_zero_stop_writes_trigger(_NEVER)  # a stop holds the interpreter; slower writes are enough
+    raw.set_hard_pending_compaction_bytes_limit(0)
+    raw.set_level_compaction_dynamic_level_bytes(True)
+    raw.set_target_file_size_base(options.file_bytes)
+    raw.set_max_bytes_for_level_base(8 * options.write_buffer_bytes)
+    raw.set_bytes_per_sync(1 << 20)
+    raw.set_keep_log_file_num(2)
+    raw.set_max_log_file_size(1 << 20)
+    raw.set_stats_dump_period_sec(0)
+    raw.set_stats_persist_period_sec(0)
+    raw.set_skip_stats_update_on_db_open(True)
+    return raw
+
+
+def _packed(levels: int) -> list[Any]:
+    return [rocksdict.DBCompressionType.lz4()] * levels
+
+
+def _set_memory(raw: Any, options: RocksOptions) -> None:
+    raw.set_write_buffer_size(options.write_buffer_bytes)
+    raw.set_max_write_buffer_number(options.write_buffers)
+    raw.set_max_total_wal_size(options.write_buffers * options.write_buffer_bytes)
+    raw.set_max_open_files(options.open_files_max)
+    table = rocksdict.BlockBasedOptions()
+    table.set_block_cache(rocksdict.Cache(options.block_cache_bytes))
+    table.set_block_size(options.block_bytes)
+    table.set_format_version(5)
+    table.set_bloom_filter(options.bloom_bits, False)
+    table.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_metadata_block_size(4096)
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    table.set_pin_top_level_index_and_filter(True)
+    raw.set_block_based_table_factory(table)
+
+
+def _end(reading: Generator[list[Pair], None, None]) -> None:
+    """Also one that another thread is in just now: a step of it takes a millisecond or so."""
+    while True:
+        try:
+            reading.close()
+        except ValueError:  # it is running
+            time.sleep(0.0005)
+        else:
+            return
+
+
+def _first(iterator: Any, start: bytes, end: bytes) -> bytes | None:
+    try:
+        iterator.seek(start)
+        if iterator.valid():
+            key: bytes = iterator.key()
+            return key if key < end else None
+        iterator.status()
+        return None
+    finally:
+        del iterator

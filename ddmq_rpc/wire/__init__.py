@@ -1,0 +1,1 @@
+"""Thrift's bytes: frames, envelopes, structs, and templates of answers."""

@@ -1,0 +1,144 @@
+"""The message header around every call and answer, parsed and built by hand for both protocols. Pure.
+
+Compact: 0x82, (type << 5 | 1), sequence id as varint, name. Strict binary: 0x80 0x01 0x00 type, name,
+sequence id as i32. Names are a length and bytes. The sequence id is echoed as the bytes that came.
+Frames and answers carry their 4-byte length prefix, so a payload starts at byte 4.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from ddmq_common.delivery import varint
+from ddmq_rpc.api import Wire
+from ddmq_rpc.wire.framing import PREFIX_BYTES, pack_length
+
+CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
+NAME_BYTES_MAX = 1_024
+_SEQUENCE_BYTES_MAX = 10  # a varint of 64 bits, as some clients write negative ids
+_I32 = Struct(">i")
+
+
+class HeaderError(Exception):
+    """The header cannot be read; what could be is kept for the answer."""
+
+    def __init__(self, text: str, wire: Wire = Wire.COMPACT, sequence: bytes = b"\x00") -> None:
+        super().__init__(text)
+        self.wire = wire
+        self.sequence = sequence
+
+
+class Header(NamedTuple):
+    """Of a message: its protocol, type, method name, sequence id as on the wire, where the struct starts."""
+
+    wire: Wire
+    kind: int
+    name: bytes
+    sequence: bytes
+    body_at: int
+
+
+_COMPACT, _BINARY = Wire.COMPACT, Wire.BINARY
+_new_header = Header._make
+
+
+def read_header(frame: bytes) -> Header:
+    """The header of a frame that still has its length prefix. Raises HeaderError."""
+    first = frame[4] if len(frame) > PREFIX_BYTES else 0
+    try:
+        if first == 0x82:
+            return _read_compact(frame)
+        if first == 0x80:
+            return _read_binary(frame)
+    except IndexError:
+        text = f"message header is cut off after {len(frame) - PREFIX_BYTES} bytes"
+        if first == 0x80:
+            raise HeaderError(text, _BINARY, bytes(4)) from None
+        raise HeaderError(text) from None
+    if len(frame) == PREFIX_BYTES:
+        raise HeaderError("the frame is empty; allowed: a message of the compact or strict binary protocol")
+    raise HeaderError(f"first byte is 0x{first:02x}; allowed: 0x82 (compact) or 0x80 (strict binary)")
+
+
+def _read_compact(frame: bytes) -> Header:
+    kind = frame[5]
+    if kind & 31 != 1:
+        raise HeaderError(f"compact protocol version is {kind & 31}; allowed: 1")
+    at = 7
+    while frame[at - 1] > 127:
+        at += 1
+        if at > 6 + _SEQUENCE_BYTES_MAX:
+            raise HeaderError(f"sequence id is longer than {_SEQUENCE_BYTES_MAX} bytes")
+    sequence = frame[6:at]
+    length = frame[at]
+    at += 1
+    if length > 127:
+        length += (frame[at] << 7) - 128
+        at += 1
+    end = at + length
+    if length > NAME_BYTES_MAX or end > len(frame):
+        raise HeaderError(_name_fault(length), _COMPACT, sequence)
+    return _new_header((_COMPACT, kind >> 5, frame[at:end], sequence, end))
+
+
+def _read_binary(frame: bytes) -> Header:
+    if frame[5] != 1:
+        raise HeaderError(
+            f"binary protocol version is 0x80{frame[5]:02x}; allowed: 0x8001", _BINARY, bytes(4)
+        )
+    if len(frame) < 16:
+        raise IndexError
+    (length,) = _I32.unpack_from(frame, 8)
+    end = 12 + length
+    if not 0 <= length <= NAME_BYTES_MAX or end + 4 > len(frame):
+        raise HeaderError(_name_fault(length), _BINARY, bytes(4))
+    return _new_header((_BINARY, frame[7], frame[12:end], frame[end : end + 4], end + 4))
+
+
+def _name_fault(length: int) -> str:
+    return f"method name of {length} bytes; allowed: at most {NAME_BYTES_MAX}, and inside the frame"
+
+
+def sequence_bytes(wire: Wire, sequence: int) -> bytes:
+    """A sequence id as the protocol writes it (32 bits, negative ones too)."""
+    if not -(1 << 31) <= sequence < 1 << 31:
+        raise ValueError(f"sequence id is {sequence}; allowed: 32 bits with sign")
+    return varint(sequence & 0xFFFFFFFF) if wire is _COMPACT else _I32.pack(sequence)
+
+
+def sequence_number(wire: Wire, raw: bytes) -> int:
+    """The 32-bit number that `raw` stands for."""
+    if wire is _COMPACT:
+        number = sum((byte & 127) << 7 * place for place, byte in enumerate(raw)) & 0xFFFFFFFF
+        return number - (1 << 32) if number >> 31 else number
+    return int(_I32.unpack(raw)[0])
+
+
+class Envelope:
+    """Builds the messages of one method and one type in both protocols; the name is laid out once."""
+
+    __slots__ = ("_binary_head", "_compact_kind", "_compact_name")
+
+    def __init__(self, name: bytes, kind: int) -> None:
+        self._compact_kind = bytes((0x82, kind << 5 | 1))
+        self._compact_name = varint(len(name)) + name
+        self._binary_head = b"\x80\x01\x00%c%b%b" % (kind, _I32.pack(len(name)), name)
+
+    def head(self, wire: Wire, sequence: bytes, body_bytes: int) -> bytes:
+        """Length prefix and header of a message whose struct has `body_bytes`."""
+        if wire is _COMPACT:
+            name = self._compact_name
+            length = pack_length(2 + len(sequence) + len(name) + body_bytes)
+            return b"%b%b%b%b" % (length, self._compact_kind, sequence, name)
+        head = self._binary_head
+        return b"%b%b%b" % (pack_length(len(head) + 4 + body_bytes), head, sequence)
+
+    def wrap(self, wire: Wire, sequence: bytes, body: bytes) -> bytes:
+        """A whole frame around an encoded struct."""
+        if wire is _COMPACT:
+            name = self._compact_name
+            length = pack_length(2 + len(sequence) + len(name) + len(body))
+            return b"%b%b%b%b%b" % (length, self._compact_kind, sequence, name, body)
+        head = self._binary_head
+        return b"%b%b%b%b" % (pack_length(len(head) + 4 + len(body)), head, sequence, body)
