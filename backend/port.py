@@ -56,6 +56,23 @@ class Sharing(Enum):
     WHOLE_GROUP = "whole group"  # all queues of all topics that are joined like this to one member
 
 
+class Join(NamedTuple):
+    """The wish to take part in a group on one topic.
+
+    `queues`: the only queue numbers this member can take, None = any. `address`: where others reach this
+    member (HOST:PORT of its RPC server), told by `holders`. `member`: whose membership this is, where one
+    process speaks for several; what WHOLE_GROUP gives goes to one of them. When members of one topic ask
+    for different kinds of sharing, the strictest (the last of the enum) holds for all.
+    """
+
+    group: str
+    topic: str
+    sharing: Sharing = Sharing.AVERAGELY
+    queues: frozenset[int] | None = None
+    address: str = ""
+    member: str = ""
+
+
 class Assignment(NamedTuple):
     """Queues of one topic granted to this member, with the epoch that fences earlier holders."""
 
@@ -220,23 +237,8 @@ class Backend(ABC):
         """What is recorded, per queue, in bulk."""
 
     @abstractmethod
-    def join(
-        self,
-        group: str,
-        topic: str,
-        listener: MembershipListener,
-        sharing: Sharing = Sharing.AVERAGELY,
-        queues: frozenset[int] | None = None,
-        address: str = "",
-        member: str = "",
-    ) -> Membership:
-        """Become a member; `listener.assigned` follows when something is granted.
-
-        `queues`: the only queue numbers this member can take, None = any. `address`: where others reach
-        this member (HOST:PORT of its RPC server), told by `holders`. `member`: whose membership this is,
-        where one process speaks for several; what WHOLE_GROUP gives goes to one of them. When members of
-        one topic ask for different kinds of sharing, the strictest (the last of the enum) holds for all.
-        """
+    def join(self, join: Join, listener: MembershipListener) -> Membership:
+        """Become a member; `listener.assigned` follows when something is granted."""
 
     @abstractmethod
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:

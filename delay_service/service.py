@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from backend.completion import Completion, succeeded
 from backend.internal_topics import ready_topic
-from backend.port import Assignment, Backend, Health, Membership
+from backend.port import Assignment, Backend, Health, Join, Membership
 from backend.records import Bounds, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
@@ -112,7 +112,7 @@ class DelayService:
         if self._stopping or self._membership is not None:
             return
         try:
-            self._membership = self._backend.join(DELAY_GROUP, DELAY_TOPIC, self, address=self._address)
+            self._membership = self._backend.join(Join(DELAY_GROUP, DELAY_TOPIC, address=self._address), self)
         except Exception as error:
             self._not_started(error)
 

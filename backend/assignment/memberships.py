@@ -14,7 +14,7 @@ from typing import Any
 
 from backend.assignment.decisions import Assign, Decision, Grant, Revoke, Seat
 from backend.assignment.table import AssignmentTable
-from backend.port import Assignment, MembershipListener, Sharing
+from backend.port import Assignment, Join, MembershipListener
 from backend.records import QueueRef
 from ddmq_common.errors import DrainingError
 
@@ -77,20 +77,11 @@ class Memberships:
         self._failing: dict[tuple[str, str], str] = {}  # group, topic → why, as it was logged
         self._carrying = self._closed = False
 
-    def join(
-        self,
-        group: str,
-        topic: str,
-        listener: MembershipListener,
-        sharing: Sharing = Sharing.AVERAGELY,
-        queues: frozenset[int] | None = None,
-        address: str = "",
-        member: str = "",
-    ) -> SeatMembership:
+    def join(self, join: Join, listener: MembershipListener) -> SeatMembership:
         """Take part. Raises BoundReachedError when there are too many groups."""
-        seat = Seat(group, topic, member or OWN, sharing, queues, address)
+        seat = Seat(join.group, join.topic, join.member or OWN, join.sharing, join.queues, join.address)
         decisions = self._table.join(seat, self._now())
-        membership = self._seated[seat] = SeatMembership(self, seat, listener, address)
+        membership = self._seated[seat] = SeatMembership(self, seat, listener, join.address)
         self._carry_out(decisions)
         return membership
 

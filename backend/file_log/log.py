@@ -27,7 +27,7 @@ from backend.file_log.read.picking import Ask
 from backend.file_log.read.waits import Waits
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState, capabilities
-from backend.port import Backend, Health, Membership, MembershipListener, Sharing, Wait
+from backend.port import Backend, Health, Join, Membership, MembershipListener, Wait
 from backend.records import (
     AppendResult,
     Bounds,
@@ -270,19 +270,10 @@ class FileLog(Backend):
         progress = self._state.progress
         return self._queries.answer(lambda: [progress.view(group, queue) for queue in queues], Completion())
 
-    def join(
-        self,
-        group: str,
-        topic: str,
-        listener: MembershipListener,
-        sharing: Sharing = Sharing.AVERAGELY,
-        queues: frozenset[int] | None = None,
-        address: str = "",
-        member: str = "",
-    ) -> Membership:
+    def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
             raise DrainingError("the log is draining; nobody joins any more")
-        return self._ownership.join(group, topic, listener, sharing, queues, address, member)
+        return self._ownership.join(join, listener)
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
         return self._queries.answer(lambda: self._ownership.holders(group, topic), Completion())

@@ -25,7 +25,7 @@ from backend.memory.options import MemoryOptions
 from backend.memory.store import MemoryStore
 from backend.memory.waits import WaitTable
 from backend.memory.writes import Refuse, Write, WriteLine
-from backend.port import Backend, Health, Membership, MembershipListener, Sharing, Wait
+from backend.port import Backend, Health, Join, Membership, MembershipListener, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
@@ -268,19 +268,10 @@ class MemoryBackend(Backend):
         self._loop.run_callback(run)
         return completion
 
-    def join(
-        self,
-        group: str,
-        topic: str,
-        listener: MembershipListener,
-        sharing: Sharing = Sharing.AVERAGELY,
-        queues: frozenset[int] | None = None,
-        address: str = "",
-        member: str = "",
-    ) -> Membership:
+    def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
             raise DrainingError("the memory engine is draining; nobody joins any more")
-        return self._members.join(group, topic, listener, sharing, queues, address, member)
+        return self._members.join(join, listener)
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
         return self._answer(lambda: self._members.holders(group, topic))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
-from backend.port import Assignment, Backend, Health, Membership
+from backend.port import Assignment, Backend, Health, Join, Membership
 from backend.records import Bounds, ProgressView, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError
@@ -117,7 +117,9 @@ class LevelService:
     def _join(self) -> None:
         self._term += 1
         try:
-            self._membership = self._backend.join(LEVELS_GROUP, SCHEDULE_TOPIC, self, address=self._address)
+            self._membership = self._backend.join(
+                Join(LEVELS_GROUP, SCHEDULE_TOPIC, address=self._address), self
+            )
         except DdmqError as error:
             self._not_started(error)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from backend.completion import Completion
-from backend.port import Assignment, Membership, Sharing
+from backend.port import Assignment, Join, Membership, Sharing
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
 from proxy_consumer.config import SubscriptionDefaults
@@ -48,7 +48,7 @@ class HeldTopic:
         self._term += 1
         try:
             self._membership = self._runtime.backend.join(
-                self.group, self.topic, self, Sharing(config.assignment), None, self._runtime.address
+                Join(self.group, self.topic, Sharing(config.assignment), None, self._runtime.address), self
             )
         except DdmqError as error:
             log.warning("cannot join", extra={"group": self.group, "error": str(error)})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from backend.completion import Completion
-from backend.port import Assignment, Membership
+from backend.port import Assignment, Join, Membership
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
 from ddmq_common.names import SCHEDULE_TOPIC, SPEAKER_GROUP
@@ -55,7 +55,8 @@ class Speaker:
             return
         try:
             self._membership = backend.join(
-                SPEAKER_GROUP, SCHEDULE_TOPIC, self, queues=frozenset({0}), address=self._runtime.address
+                Join(SPEAKER_GROUP, SCHEDULE_TOPIC, queues=frozenset({0}), address=self._runtime.address),
+                self,
             )
         except DdmqError as error:
             log.warning("lags that no proxy holds are not told yet", extra={"error": str(error)})

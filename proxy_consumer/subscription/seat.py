@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from backend.completion import Completion
-from backend.port import Assignment, Membership, Sharing
+from backend.port import Assignment, Join, Membership, Sharing
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
 from proxy_consumer.core.steps import QueueState
@@ -58,7 +58,9 @@ class Seat:
         self._term += 1
         group = self._subscription.group.name
         try:
-            self._membership = runtime.backend.join(group, self.topic, self, sharing, queues, runtime.address)
+            self._membership = runtime.backend.join(
+                Join(group, self.topic, sharing, queues, runtime.address), self
+            )
         except DdmqError as error:
             log.warning("cannot join", extra={"group": group, "topic": self.topic, "error": str(error)})
             self._join_after = now + RETRY_S

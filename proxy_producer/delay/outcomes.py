@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from backend.port import Assignment, Backend, Membership, Sharing
+from backend.port import Assignment, Backend, Join, Membership, Sharing
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import DelayOutcome
@@ -126,7 +126,7 @@ class OutcomeWaiters:
             return
         self._move(QueueRef(OUTCOME_TOPIC, self._incarnation(), self._random.randrange(self._topic.queues)))
         self._membership = self._backend.join(
-            OUTCOME_GROUP, OUTCOME_TOPIC, self, sharing=Sharing.CONSISTENT_HASH
+            Join(OUTCOME_GROUP, OUTCOME_TOPIC, sharing=Sharing.CONSISTENT_HASH), self
         )
 
     def _incarnation(self) -> int:

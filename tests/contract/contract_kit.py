@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.port import Assignment, Backend
+from backend.port import Assignment, Backend, Join
 from backend.records import (
     AppendResult,
     AppendStatus,
@@ -150,13 +150,13 @@ class Member:
     """A listener that keeps what it hears; releases what is revoked at once, or not (`lazy`)."""
 
     def __init__(self, kit: Kit, group: str, topic: str, lazy: bool = False, **terms: Any) -> None:
-        """`terms`: as those of Backend.join."""
+        """`terms`: more of the Join."""
         self.held: dict[QueueRef, int] = {}
         self.granted: list[Assignment] = []
         self.asked: list[QueueRef] = []  # revoked so far
         self.taken: list[QueueRef] = []  # lost so far
         self._lazy = lazy
-        self.membership = kit.backend.join(group, topic, self, **terms)
+        self.membership = kit.backend.join(Join(group, topic, **terms), self)
 
     @property
     def numbers(self) -> list[int]:

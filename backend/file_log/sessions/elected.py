@@ -15,7 +15,7 @@ from typing import Any
 from backend.completion import Completion
 from backend.file_log.sessions.member.mirror import Watchers, differences
 from backend.file_log.sessions.member.requests import Request
-from backend.port import Assignment, Backend, Health, Membership, MembershipListener, Sharing, Wait
+from backend.port import Assignment, Backend, Health, Join, Membership, MembershipListener, Wait
 from backend.records import (
     AppendResult,
     Bounds,
@@ -30,19 +30,14 @@ from backend.records import (
 from ddmq_common.errors import DdmqError
 
 log = logging.getLogger(__name__)
-Terms = tuple[Sharing, frozenset[int] | None, str, str]  # of a join: sharing, queues, address, member
 
 
 class ElectedMembership:
     """A membership that moves with the face; what was held is lost at the change."""
 
-    def __init__(
-        self, face: ElectedBackend, group: str, topic: str, listener: MembershipListener, terms: Terms
-    ) -> None:
+    def __init__(self, face: ElectedBackend, join: Join, listener: MembershipListener) -> None:
         self._face = face
-        self._terms = terms
-        self._group = group
-        self._topic = topic
+        self._join = join
         self._listener = listener
         self._held: set[QueueRef] = set()
         self._inner: Membership | None = None
@@ -53,7 +48,7 @@ class ElectedMembership:
         """Join at `backend`; whatever an earlier one still says is not heard."""
         self._turn += 1
         self.moving = False
-        self._inner = backend.join(self._group, self._topic, _Relay(self, self._turn), *self._terms)
+        self._inner = backend.join(self._join, _Relay(self, self._turn))
 
     def move(self) -> None:
         """Everything held is lost."""
@@ -242,17 +237,8 @@ class ElectedBackend(Backend):
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
         return self.current.progress(group, queues)
 
-    def join(
-        self,
-        group: str,
-        topic: str,
-        listener: MembershipListener,
-        sharing: Sharing = Sharing.AVERAGELY,
-        queues: frozenset[int] | None = None,
-        address: str = "",
-        member: str = "",
-    ) -> Membership:
-        membership = ElectedMembership(self, group, topic, listener, (sharing, queues, address, member))
+    def join(self, join: Join, listener: MembershipListener) -> Membership:
+        membership = ElectedMembership(self, join, listener)
         self._memberships[membership] = None
         try:
             membership.enter(self.current)

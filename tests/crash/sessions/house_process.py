@@ -27,7 +27,7 @@ from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.election import Election, Opened
 from backend.file_log.sessions.member.local import local_reads
 from backend.file_log.sessions.wire.protocol import SessionLimits
-from backend.port import Assignment, Backend
+from backend.port import Assignment, Backend, Join
 from backend.records import (
     AppendResult,
     AppendStatus,
@@ -124,7 +124,7 @@ class Holder:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._epoch = 0
-        self.membership = backend.join("group", "orders", self)
+        self.membership = backend.join(Join("group", "orders"), self)
         gevent.spawn(self._commit)
 
     def assigned(self, assignment: Assignment) -> None:
@@ -158,7 +158,7 @@ class Sharer:
         self._held: set[QueueRef] = set()
         self._epochs: dict[QueueRef, int] = {}
         backend.put_topic(TopicInfo("shared", 0, 4), soon()).wait()
-        self.membership = backend.join("group", "shared", self, address=f"pid:{os.getpid()}")
+        self.membership = backend.join(Join("group", "shared", address=f"pid:{os.getpid()}"), self)
         gevent.spawn(self._commit)
 
     def assigned(self, assignment: Assignment) -> None:

@@ -10,6 +10,7 @@ import pytest
 from consumer_rig import IDL, METHODS, Rig, result
 
 from backend.completion import Completion
+from backend.port import Join
 from backend.records import CommitBatch, TopicInfo
 from ddmq_common import token_bucket
 from ddmq_common.config.loader import Overlay, load
@@ -230,7 +231,7 @@ def test_queues_lost_to_another_member_come_no_more_and_their_acks_are_ignored(r
         def revoked(self, queues: object, deadline: float) -> None: ...
         def lost(self, queues: object) -> None: ...
 
-    rig.backend.join("G", "T", Other())
+    rig.backend.join(Join("G", "T"), Other())
     rig.backend.depose("G", "T")
     rig.settle()
     assert rig.submit(result([0, 1])).outcome.error.code == 10, "for a while they may come back"
@@ -251,7 +252,7 @@ def test_revoked_queues_are_flushed_and_come_back_when_the_other_leaves(rig: Rig
         def revoked(self, queues: object, deadline: float) -> None: ...
         def lost(self, queues: object) -> None: ...
 
-    other = rig.backend.join("G", "T", Other())
+    other = rig.backend.join(Join("G", "T"), Other())
     rig.backend.revoke("G", "T", rig.clock.monotonic() + 5)
     rig.settle()
     assert rig.pull().result.messages == []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from consumer_rig import Rig, result
 
-from backend.port import Sharing
+from backend.port import Join, Sharing
 from ddmq_common.metrics.catalogue import STALLED_QUEUES
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import Group
@@ -89,7 +89,7 @@ class Unknown:
 def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(rig: Rig, order_key: str) -> None:
     rig.topic(queues=2)
     rig.subscribe(config=settings(order_key))
-    rig.backend.join("G", "T", Unknown(), sharing=Sharing.AVERAGELY)
+    rig.backend.join(Join("G", "T", sharing=Sharing.AVERAGELY), Unknown())
     rig.pull(linger=20)
     for queue in range(2):
         rig.send(2, queue=queue)

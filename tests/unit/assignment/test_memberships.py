@@ -9,7 +9,7 @@ import pytest
 from backend.assignment.decisions import Grant
 from backend.assignment.memberships import Answered, Memberships
 from backend.assignment.table import LATE_MAX, REVOKE_S
-from backend.port import Assignment, Sharing
+from backend.port import Assignment, Join, Sharing
 from backend.records import QueueRef
 from ddmq_common.errors import BoundReachedError, DrainingError, StorageError
 
@@ -71,7 +71,7 @@ class Rig:
 
 def test_a_member_hears_when_it_is_durable_and_not_inside_a_call() -> None:
     rig, heard = Rig(), Heard()
-    rig.memberships.join("g", "t", heard)
+    rig.memberships.join(Join("g", "t"), heard)
     rig.hub()
     assert heard.told == []
     rig.disk()
@@ -82,7 +82,7 @@ def test_a_member_hears_when_it_is_durable_and_not_inside_a_call() -> None:
 
 def test_a_failed_grant_is_tried_again() -> None:
     rig, heard = Rig(), Heard()
-    rig.memberships.join("g", "t", heard)
+    rig.memberships.join(Join("g", "t"), heard)
     rig.disk(StorageError("full"))
     assert rig.on_disk == []
     rig.retries.pop()()
@@ -93,7 +93,7 @@ def test_a_failed_grant_is_tried_again() -> None:
 
 def test_a_grant_that_goes_on_failing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
-    membership = rig.memberships.join("g", "t", Heard())
+    membership = rig.memberships.join(Join("g", "t"), Heard())
     for _ in range(3):
         rig.disk(StorageError("full"))
         rig.retries.pop()()
@@ -103,21 +103,21 @@ def test_a_grant_that_goes_on_failing_is_told_once(caplog: pytest.LogCaptureFixt
     assert caplog.text.count("broken") == 1
     rig.disk()
     membership.leave()
-    rig.memberships.join("g", "t", Heard())
+    rig.memberships.join(Join("g", "t"), Heard())
     rig.disk(StorageError("broken"))
     assert caplog.text.count("broken") == 2
 
 
 def test_a_draining_engine_is_not_asked_again() -> None:
     rig = Rig()
-    rig.memberships.join("g", "t", Heard())
+    rig.memberships.join(Join("g", "t"), Heard())
     rig.disk(DrainingError("ends"))
     assert rig.retries == []
 
 
 def test_what_was_told_to_who_has_left_is_not_heard() -> None:
     rig, heard = Rig(), Heard()
-    membership = rig.memberships.join("g", "t", heard)
+    membership = rig.memberships.join(Join("g", "t"), heard)
     rig.disk()
     membership.leave()
     membership.leave()
@@ -128,8 +128,8 @@ def test_what_was_told_to_who_has_left_is_not_heard() -> None:
 
 def test_who_leaves_before_the_disk_answers_gets_nothing_and_the_next_one_all() -> None:
     rig, heir = Rig(), Heard()
-    first = rig.memberships.join("g", "t", Heard(), Sharing.WHOLE_TOPIC)
-    rig.memberships.join("g", "t", heir, Sharing.WHOLE_TOPIC)
+    first = rig.memberships.join(Join("g", "t", Sharing.WHOLE_TOPIC), Heard())
+    rig.memberships.join(Join("g", "t", Sharing.WHOLE_TOPIC), heir)
     first.leave()
     rig.disk()
     rig.disk()
@@ -139,10 +139,10 @@ def test_who_leaves_before_the_disk_answers_gets_nothing_and_the_next_one_all() 
 
 def test_a_deadline_takes_what_was_not_released() -> None:
     rig, first, second = Rig(), Heard(), Heard()
-    rig.memberships.join("g", "t", first, address="a")
+    rig.memberships.join(Join("g", "t", address="a"), first)
     rig.disk()
     assert rig.memberships.sweep(rig.now) is False
-    rig.memberships.join("g", "t", second, address="b")
+    rig.memberships.join(Join("g", "t", address="b"), second)
     assert rig.watched == 1
     assert rig.memberships.sweep(rig.now) is True
     rig.now += REVOKE_S
@@ -157,7 +157,7 @@ def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
     rig, groups = Rig(lines_max=100), [f"g{n}" for n in range(LATE_MAX + 1)]
     for address in "ab":
         for group in groups:
-            rig.memberships.join(group, "t", Heard(), address=address)
+            rig.memberships.join(Join(group, "t", address=address), Heard())
         rig.disk()
     rig.now += REVOKE_S
     assert rig.memberships.sweep(rig.now) is True
@@ -168,7 +168,7 @@ def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
 
 def test_a_deleted_topic_is_lost_by_who_held_it() -> None:
     rig, heard = Rig(), Heard()
-    rig.memberships.join("g", "t", heard)
+    rig.memberships.join(Join("g", "t"), heard)
     rig.disk()
     rig.queues["t"] = [QueueRef("t", 2, 0)]
     rig.memberships.topic_changed("t")
@@ -179,8 +179,8 @@ def test_a_deleted_topic_is_lost_by_who_held_it() -> None:
 
 def test_a_deposed_group_holder_comes_last() -> None:
     rig, one, two = Rig(), Heard(), Heard()
-    rig.memberships.join("g", "t", one, Sharing.WHOLE_GROUP, member="one")
-    rig.memberships.join("g", "t", two, Sharing.WHOLE_GROUP, member="two")
+    rig.memberships.join(Join("g", "t", Sharing.WHOLE_GROUP, member="one"), one)
+    rig.memberships.join(Join("g", "t", Sharing.WHOLE_GROUP, member="two"), two)
     rig.disk()
     rig.memberships.depose("g", "t")
     rig.disk()
@@ -191,17 +191,17 @@ def test_a_deposed_group_holder_comes_last() -> None:
 
 def test_pairs_of_group_and_topic_are_bounded_and_given_back() -> None:
     rig = Rig(lines_max=3)
-    members = [rig.memberships.join(group, "none", Heard()) for group in "abc"]
-    rig.memberships.join("a", "none", Heard())
+    members = [rig.memberships.join(Join(group, "none"), Heard()) for group in "abc"]
+    rig.memberships.join(Join("a", "none"), Heard())
     with pytest.raises(BoundReachedError, match="3 groups"):
-        rig.memberships.join("d", "none", Heard())
+        rig.memberships.join(Join("d", "none"), Heard())
     members[1].leave()
-    rig.memberships.join("d", "none", Heard())
+    rig.memberships.join(Join("d", "none"), Heard())
 
 
 def test_nobody_hears_anything_after_the_end() -> None:
     rig, heard = Rig(), Heard()
-    rig.memberships.join("g", "t", heard)
+    rig.memberships.join(Join("g", "t"), heard)
     rig.memberships.close()
     rig.disk()
     rig.hub()

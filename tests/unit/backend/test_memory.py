@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from backend.memory import MemoryBackend, MemoryOptions
-from backend.port import Assignment, Sharing
+from backend.port import Assignment, Join, Sharing
 from backend.records import (
     AppendStatus,
     Bounds,
@@ -181,9 +181,9 @@ def test_every_bound_is_named_when_it_is_reached(engine: MemoryBackend) -> None:
     waits[0].cancel()
     until(lambda: not engine.wait(ref(engine), 0, FAR).done)
     for n in range(5):
-        engine.join(f"g{n}", "t", Heard())
+        engine.join(Join(f"g{n}", "t"), Heard())
     with pytest.raises(BoundReachedError, match="5 groups"):
-        engine.join("g5", "t", Heard())
+        engine.join(Join("g5", "t"), Heard())
 
 
 def test_more_writes_than_the_bound_are_refused(engine: MemoryBackend) -> None:
@@ -216,8 +216,8 @@ def test_a_record_over_the_limit_is_the_caller_s_mistake() -> None:
 
 def test_a_revoked_holder_has_until_the_deadline(engine: MemoryBackend, clock: ManualClock) -> None:
     first, second = Heard(), Heard()
-    engine.join("g", "t", first, Sharing.WHOLE_TOPIC)
-    engine.join("g", "t", second, Sharing.WHOLE_TOPIC)
+    engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
+    engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
     engine.revoke("g", "t", clock.monotonic() + 5)
     until(lambda: ("revoked", clock.monotonic() + 5) in first.told)
     assert second.told == []
@@ -228,8 +228,8 @@ def test_a_revoked_holder_has_until_the_deadline(engine: MemoryBackend, clock: M
 
 def test_a_revoked_holder_that_releases_hands_over(engine: MemoryBackend) -> None:
     first, second = Heard(), Heard()
-    membership = engine.join("g", "t", first, Sharing.WHOLE_TOPIC)
-    engine.join("g", "t", second, Sharing.WHOLE_TOPIC)
+    membership = engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
+    engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
     engine.revoke("g", "t", FAR)
     until(lambda: len(first.told) == 2)
     membership.release([ref(engine, 0)])
@@ -242,8 +242,8 @@ def test_a_revoked_holder_that_releases_hands_over(engine: MemoryBackend) -> Non
 
 def test_a_deposed_holder_loses_all_at_once(engine: MemoryBackend) -> None:
     first, second = Heard(), Heard()
-    engine.join("g", "t", first, Sharing.WHOLE_TOPIC)
-    engine.join("g", "t", second, Sharing.WHOLE_TOPIC)
+    engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
+    engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
     engine.depose("g", "t")
     until(lambda: second.told == [("assigned", 2)])
     assert first.told == [("assigned", 1), ("lost", 2)]
@@ -256,7 +256,7 @@ def test_draining_ends_waits_and_joins(engine: MemoryBackend) -> None:
     with pytest.raises(DrainingError):
         wait.wait(5)
     with pytest.raises(DrainingError):
-        engine.join("g", "t", Heard())
+        engine.join(Join("g", "t"), Heard())
 
 
 def test_a_drain_that_cannot_end_says_so(engine: MemoryBackend, clock: ManualClock) -> None:

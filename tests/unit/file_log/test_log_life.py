@@ -14,7 +14,7 @@ from backend.capabilities import Durability
 from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
 from backend.file_log.lock import DirectoryInUseError
-from backend.port import Assignment
+from backend.port import Assignment, Join
 from backend.records import AppendStatus, CommitBatch, ProgressDelta, QueueRef, ReadStatus, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import (
@@ -424,9 +424,9 @@ class Listener:
 def test_epochs_rise_over_restarts_and_fence_former_holders(rig: Rig) -> None:
     ref = rig.make()
     first, second = Listener(), Listener()
-    membership = rig.log.join("g", "orders", first)
+    membership = rig.log.join(Join("g", "orders"), first)
     until(lambda: first.epochs, "assignment")
-    rig.log.join("g", "orders", second)
+    rig.log.join(Join("g", "orders"), second)
     membership.leave()
     until(lambda: second.epochs, "hand-over")
     assert second.epochs[0] > first.epochs[0]
@@ -435,7 +435,7 @@ def test_epochs_rise_over_restarts_and_fence_former_holders(rig: Rig) -> None:
         done(rig.log.commit(CommitBatch((), [delta]), rig.soon))
     rig.reopen()
     third = Listener()
-    rig.log.join("g", "orders", third)
+    rig.log.join(Join("g", "orders"), third)
     until(lambda: third.epochs, "assignment after a restart")
     assert third.epochs[0] > second.epochs[0]
     with pytest.raises(FencedError):

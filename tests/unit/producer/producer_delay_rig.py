@@ -8,7 +8,7 @@ from typing import Any
 from producer_rig import Rig, until
 
 from backend.memory import MemoryBackend
-from backend.port import Assignment
+from backend.port import Assignment, Join
 from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.delays.command import (
     COMMAND_PROPERTY,
@@ -33,7 +33,7 @@ class Shards:
 
     def __init__(self, backend: MemoryBackend) -> None:
         self.held: set[QueueRef] = set()
-        self.membership = backend.join(DELAY_GROUP, DELAY_TOPIC, self)
+        self.membership = backend.join(Join(DELAY_GROUP, DELAY_TOPIC), self)
 
     def assigned(self, assignment: Assignment) -> None:
         self.held.update(assignment.queues)

@@ -11,7 +11,7 @@ from backend.capabilities import Durability
 from backend.file_log.lock import DirectoryInUseError
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.protocol import deadline_of, timeout_ms
-from backend.port import Sharing
+from backend.port import Join, Sharing
 from backend.records import (
     AppendResult,
     AppendStatus,
@@ -130,10 +130,15 @@ def test_deadlines_travel_as_time_left() -> None:
 
 
 def test_a_join_travels_with_all_that_it_asks_for() -> None:
-    for terms in (
-        codec.JoinTerms(Sharing.AVERAGELY, None, "", ""),
-        codec.JoinTerms(Sharing.WHOLE_GROUP, frozenset({3, 1}), "host:1", "me"),
+    some = frozenset({900, 3, 1})
+    for join, row in (
+        (Join("g", "orders"), ("g", "orders", "averagely", None, "", "")),
+        (
+            Join("g", "orders", Sharing.WHOLE_GROUP, some, "host:1", "me"),
+            ("g", "orders", "whole group", [1, 3, 900], "host:1", "me"),
+        ),
     ):
-        assert codec.decode_join(codec.encode_join("g", "orders", terms)) == ("g", "orders", terms)
+        assert codec.encode_join(join) == codec.encode(row)
+        assert codec.decode_join(codec.encode_join(join)) == join
     with pytest.raises(ValueError, match="by lot"):
         codec.decode_join(codec.encode(("g", "orders", "by lot", None, "", "")))

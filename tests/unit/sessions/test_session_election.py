@@ -25,7 +25,7 @@ from backend.file_log.sessions import election as election_module
 from backend.file_log.sessions.election import Election, Opened
 from backend.file_log.sessions.wire import place
 from backend.memory import MemoryBackend
-from backend.port import Sharing
+from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, RemoteError, StorageError
 from ddmq_common.metrics import catalogue
@@ -59,7 +59,7 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(tmp_path:
         home.make()
         until(lambda: face.topic("orders") and other.topic("orders"), "the topic is told")
         heard, told = Heard(), []
-        face.join("g", "orders", heard)
+        face.join(Join("g", "orders"), heard)
         face.watch_settings(told.append)
         until(lambda: heard.epochs, "the assignment")
         wait = face.wait(queue(), 0, soon())
@@ -102,7 +102,7 @@ def test_a_membership_is_carried_over_with_all_that_it_asked_for(tmp_path: Path)
         home.make()
         done(writer.put_topic(TopicInfo("orders", 1, 3), soon()))
         heard = Heard()
-        face.join("g", "orders", heard, Sharing.BY_CIRCLE, frozenset({1}), "host:9713", "me")
+        face.join(Join("g", "orders", Sharing.BY_CIRCLE, frozenset({1}), "host:9713", "me"), heard)
         until(lambda: heard.epochs, "the assignment")
         first.close()
         until(lambda: second.is_writer and len(heard.epochs) == 2, "assigned anew")

@@ -12,7 +12,7 @@ from backend.completion import Completion
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.wire import codec, place
 from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, frame
-from backend.port import Sharing
+from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.metrics.registry import Registry
@@ -218,7 +218,7 @@ def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(tmp_path: P
         home.make()
         server = home.serve()
         member, heard = home.member(), Heard()
-        membership = member.join("g", "orders", heard)
+        membership = member.join(Join("g", "orders"), heard)
         until(lambda: heard.epochs, "the first assignment")
         server.close()
         until(lambda: heard.names == ["assigned", "lost"], "it is lost")
@@ -228,7 +228,7 @@ def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(tmp_path: P
         assert heard.epochs[1] > heard.epochs[0]
         membership.leave()
         other = Heard()
-        home.member().join("g", "orders", other)
+        home.member().join(Join("g", "orders"), other)
         until(lambda: other.epochs, "it moves on")
         assert heard.names == ["assigned", "lost", "assigned"]
 
@@ -238,7 +238,7 @@ def test_unanswered_progress_comes_before_the_new_epoch(tmp_path: Path) -> None:
         home.make()
         server = home.serve()
         member, heard = home.member(), Heard()
-        member.join("g", "orders", heard)
+        member.join(Join("g", "orders"), heard)
         until(lambda: heard.epochs, "the assignment")
         server.close()
         until(lambda: not member.link.attached, "the session is lost")
@@ -257,10 +257,10 @@ def test_releases_reach_the_writer(tmp_path: Path) -> None:
         home.make()
         home.serve()
         first, second = Heard(), Heard()
-        membership = home.member().join("g", "orders", first, Sharing.WHOLE_TOPIC)
+        membership = home.member().join(Join("g", "orders", Sharing.WHOLE_TOPIC), first)
         until(lambda: first.epochs, "the first holds")
         other = home.member()
-        other.join("g", "orders", second, Sharing.WHOLE_TOPIC)
+        other.join(Join("g", "orders", Sharing.WHOLE_TOPIC), second)
         assert list(done(other.holders("g", "orders", soon()))) == [queue()], "the second is in line"
         home.engine.revoke("g", "orders", soon())
         until(lambda: "revoked" in first.names, "the first is asked")

@@ -32,9 +32,8 @@ from backend.file_log.sessions.member.requests import (
     append_bytes,
 )
 from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.codec import JoinTerms
 from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, deadline_of, timeout_ms
-from backend.port import Backend, Health, Membership, MembershipListener, Sharing, Wait
+from backend.port import Backend, Health, Join, Membership, MembershipListener, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
@@ -229,19 +228,10 @@ class MemberBackend(Backend):
             lambda backend: backend.progress(group, queues),
         )
 
-    def join(
-        self,
-        group: str,
-        topic: str,
-        listener: MembershipListener,
-        sharing: Sharing = Sharing.AVERAGELY,
-        queues: frozenset[int] | None = None,
-        address: str = "",
-        member: str = "",
-    ) -> Membership:
+    def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
             raise DrainingError("this process is draining; it joins no group any more")
-        return self._memberships.join(group, topic, listener, JoinTerms(sharing, queues, address, member))
+        return self._memberships.join(join, listener)
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
         return self._ask(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.protocol import Kind
-from backend.port import Assignment, MembershipListener
+from backend.port import Assignment, Join, MembershipListener
 from backend.records import QueueRef
 
 log = logging.getLogger(__name__)
@@ -22,18 +22,9 @@ Push = Callable[[Kind, int, bytes], None]
 class RemoteMembership:
     """One place in a group; lives across sessions until `leave`."""
 
-    def __init__(
-        self,
-        table: MembershipTable,
-        group: str,
-        topic: str,
-        listener: MembershipListener,
-        terms: codec.JoinTerms,
-    ) -> None:
+    def __init__(self, table: MembershipTable, join: Join, listener: MembershipListener) -> None:
         self._table = table
-        self.terms = terms
-        self.group = group
-        self.topic = topic
+        self.join = join
         self.listener = listener
         self.ident = 0
         self.joined = False
@@ -64,11 +55,9 @@ class MembershipTable:
     def __contains__(self, ident: int) -> bool:
         return ident in self._by_ident
 
-    def join(
-        self, group: str, topic: str, listener: MembershipListener, terms: codec.JoinTerms
-    ) -> RemoteMembership:
+    def join(self, join: Join, listener: MembershipListener) -> RemoteMembership:
         """A new membership; joined at once when a session is there."""
-        membership = RemoteMembership(self, group, topic, listener, terms)
+        membership = RemoteMembership(self, join, listener)
         self._enter(membership)
         return membership
 
@@ -98,7 +87,7 @@ class MembershipTable:
         """The writer does not take this membership now; `retry` asks again."""
         membership = self._by_ident[ident]
         membership.joined = False
-        log.warning("joining group %s on %s: %s", membership.group, membership.topic, error)
+        log.warning("joining group %s on %s: %s", membership.join.group, membership.join.topic, error)
 
     def retry(self) -> None:
         """Ask again where joining was refused."""
@@ -133,5 +122,5 @@ class MembershipTable:
 
     def _ask(self, membership: RemoteMembership) -> None:
         membership.joined = True
-        body = codec.encode_join(membership.group, membership.topic, membership.terms)
+        body = codec.encode_join(membership.join)
         self.push(Kind.JOIN, membership.ident, body)

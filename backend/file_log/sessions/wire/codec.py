@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from backend.capabilities import Capabilities, Durability
-from backend.port import Sharing
+from backend.port import Join, Sharing
 from backend.records import (
     AppendResult,
     AppendStatus,
@@ -238,33 +238,17 @@ decode_queues: Callable[[Body], list[QueueRef]] = decoder(list[QueueRef])
 
 # --- membership
 
-
-class JoinTerms(NamedTuple):
-    """How a member joins; see backend.port.Backend.join."""
-
-    sharing: Sharing
-    queues: frozenset[int] | None
-    address: str
-    member: str
-
-
-JoinRow = tuple[str, str, str, list[int] | None, str, str]
+JoinRow = tuple[str, str, str, frozenset[int] | None, str, str]
 HolderRow = tuple[QueueRef, str]
+encode_join: Callable[[Join], bytes] = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode_join: Callable[[Body], JoinRow] = decoder(JoinRow)
 _decode_holders: Callable[[Body], list[HolderRow]] = decoder(list[HolderRow])
 
 
-def encode_join(group: str, topic: str, terms: JoinTerms) -> bytes:
-    """The body of JOIN."""
-    queues = None if terms.queues is None else sorted(terms.queues)
-    return encode((group, topic, terms.sharing.value, queues, terms.address, terms.member))
-
-
-def decode_join(body: Body) -> tuple[str, str, JoinTerms]:
-    """(group, topic, terms). Raises ValueError for a sharing that this version does not know."""
+def decode_join(body: Body) -> Join:
+    """The body of JOIN. Raises ValueError for a sharing that this version does not know."""
     group, topic, sharing, queues, address, member = _decode_join(body)
-    wanted = None if queues is None else frozenset(queues)
-    return group, topic, JoinTerms(Sharing(sharing), wanted, address, member)
+    return Join(group, topic, Sharing(sharing), queues, address, member)
 
 
 def encode_holders(holders: Mapping[QueueRef, str]) -> bytes:

@@ -202,7 +202,7 @@ def _on_progress(session: Session, ident: int, body: bytes) -> None:
 
 
 def _on_join(session: Session, ident: int, body: bytes) -> None:
-    group, topic, terms = codec.decode_join(body)
+    join = codec.decode_join(body)
     if ident in session.memberships:
         raise ProtocolError(f"membership {ident} exists already")
     limit = session.host.limits.memberships_max
@@ -210,8 +210,8 @@ def _on_join(session: Session, ident: int, body: bytes) -> None:
         session.host.refused("memberships")
         raise BoundReachedError(f"the session has {limit} memberships; allowed: {limit}")
     listener = RemoteListener(session, ident)
-    whose = f"{session.number:08d}/{terms.member}"  # a session is a process: never ours, never another's
-    session.memberships[ident] = session.host.backend.join(group, topic, listener, *terms[:3], whose)
+    whose = f"{session.number:08d}/{join.member}"  # a session is a process: never ours, never another's
+    session.memberships[ident] = session.host.backend.join(join._replace(member=whose), listener)
 
 
 def _on_holders(session: Session, ident: int, body: bytes) -> None:
