@@ -19,7 +19,7 @@ from ddmq_common.delivery import encode
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_checks import delay_fault
 from proxy_producer.core.dialects import dialect_of, without_dialects
-from proxy_producer.core.refusal import Refusal, illegal, refusal
+from proxy_producer.core.refusal import SendRefusal, illegal, refusal
 from proxy_producer.core.validation import (
     CHRONOS,
     DELAY,
@@ -34,7 +34,7 @@ from proxy_producer.core.validation import (
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.flow import Flow
 from proxy_producer.requests import BatchMember, RequestKind, SendRequest, flags_of, request_of
-from proxy_producer.topics import Topic, TopicTable
+from proxy_producer.topics import KnownTopic, TopicTable
 
 DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one")
 NO_DELAY_SERVICE = refusal(
@@ -77,7 +77,7 @@ class Admission:
         """Other limits of batches from now on."""
         self._config = config
 
-    def fault(self, request: SendRequest) -> Refusal | None:
+    def fault(self, request: SendRequest) -> SendRefusal | None:
         """The first row of TABLE that does not hold. May be asked again: it finds everything anew."""
         for check in _CHECKS[request.kind]:
             fault = check(self, request)
@@ -87,10 +87,10 @@ class Admission:
 
     # --- the rows
 
-    def not_draining(self, _: SendRequest) -> Refusal | None:
+    def not_draining(self, _: SendRequest) -> SendRefusal | None:
         return DRAINING if self._flow.draining else None
 
-    def legal_name(self, request: SendRequest) -> Refusal | None:
+    def legal_name(self, request: SendRequest) -> SendRefusal | None:
         """Finds the topic, too, where it exists."""
         name = request.name
         topic = self._known.get(name)
@@ -105,12 +105,12 @@ class Admission:
         request.topic_name = name.decode() if topic is None else topic.name
         return None
 
-    def legal_content(self, request: SendRequest) -> Refusal | None:
+    def legal_content(self, request: SendRequest) -> SendRefusal | None:
         topic = request.topic
         limits = self._topics.default_limits if topic is None else topic.limits
         return content_fault(request.key, request.tags, request.body, request.properties, limits)
 
-    def legal_properties(self, request: SendRequest) -> Refusal | None:
+    def legal_properties(self, request: SendRequest) -> SendRefusal | None:
         """What they ask for: a delay in the words of a dialect, a level; or that a delay service sends it."""
         properties = request.properties
         if not properties:
@@ -118,7 +118,7 @@ class Admission:
         request.command, spoken = None, self._spoken.get(request.name)
         if spoken is not None:
             asked = dialect_of(properties, spoken, request.now_ms, self._delay.schedule_limits)
-            if isinstance(asked, Refusal):
+            if isinstance(asked, SendRefusal):
                 return asked
             request.command, properties = asked, without_dialects(properties, spoken)
         request.chronos = CHRONOS in properties
@@ -128,7 +128,7 @@ class Admission:
         request.kept = properties
         return None
 
-    def no_delay(self, request: SendRequest) -> Refusal | None:
+    def no_delay(self, request: SendRequest) -> SendRefusal | None:
         if request.command is not None:
             what = "the batch holds a message whose properties ask for a delay"
             return illegal("delayed_in_batch", what, _ALONE)
@@ -137,42 +137,42 @@ class Admission:
             return illegal("delayed_in_batch", what, _ALONE)
         return None
 
-    def no_delay_property(self, request: SendRequest) -> Refusal | None:
+    def no_delay_property(self, request: SendRequest) -> SendRefusal | None:
         return no_delay_property(request.properties) if request.properties else None
 
-    def writable(self, request: SendRequest) -> Refusal | None:
+    def writable(self, request: SendRequest) -> SendRefusal | None:
         topic = request.topic
         return self._topics.creation_fault(request.topic_name) if topic is None else topic.write_fault()
 
-    def mode(self, request: SendRequest) -> Refusal | None:
+    def mode(self, request: SendRequest) -> SendRefusal | None:
         topic = request.topic
         if topic is None:
             return None
         return topic.delayed_fault() if request.delayed else topic.plain_fault(request.chronos)
 
-    def delay_fields(self, request: SendRequest) -> Refusal | None:
+    def delay_fields(self, request: SendRequest) -> SendRefusal | None:
         if request.delay is None:
             return None
         return delay_fault(request.delay, self._delay.rules(), request.now_ms)
 
-    def delay_service(self, request: SendRequest) -> Refusal | None:
+    def delay_service(self, request: SendRequest) -> SendRefusal | None:
         if request.delay is None and request.command is None:
             return None
         return NO_DELAY_SERVICE if self._delay.presence.absent() else None
 
-    def delay_room(self, request: SendRequest) -> Refusal | None:
+    def delay_room(self, request: SendRequest) -> SendRefusal | None:
         if not (request.adds and (request.delay is not None or request.command is not None)):
             return None
         topic = request.topic
         return DELAY_FULL if topic is not None and topic.name in self._delay.full.names else None
 
-    def bounds(self, request: SendRequest) -> Refusal | None:
+    def bounds(self, request: SendRequest) -> SendRefusal | None:
         return self._flow.bound_fault(request.frame_bytes)
 
     # --- messages as nearly all are
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
-    def usual(self, message: Any, topic: Topic, born_ms: int) -> NewRecord | None:
+    def usual(self, message: Any, topic: KnownTopic, born_ms: int) -> NewRecord | None:
         """The record of a legal message without any delay to a topic that takes it; None: ask the table."""
         properties = message.properties
         if not topic.plain_now or (
@@ -188,7 +188,7 @@ class Admission:
 
     # --- batches
 
-    def batch_fault(self, messages: list[Any]) -> Refusal | None:
+    def batch_fault(self, messages: list[Any]) -> SendRefusal | None:
         """What forbids a batch as a whole."""
         if self._flow.draining:
             return DRAINING
@@ -196,10 +196,10 @@ class Admission:
         config = self._config
         return batch_fault(len(messages), body_bytes, config.batch_messages_max, config.batch_bytes_max)
 
-    def members(self, messages: list[Any], each: bool) -> tuple[list[BatchMember], dict[int, Refusal]]:
+    def members(self, messages: list[Any], each: bool) -> tuple[list[BatchMember], dict[int, SendRefusal]]:
         """The legal messages, and by place what is wrong with others; without `each` up to the first."""
         members: list[BatchMember] = []
-        faults: dict[int, Refusal] = {}
+        faults: dict[int, SendRefusal] = {}
         born_ms, known, usual, new = self._wall_ms(), self._known, self.usual, tuple.__new__
         for place, message in enumerate(messages):
             topic = known.get(message.topic)
@@ -224,7 +224,7 @@ class CheckRow(NamedTuple):
     """A check, the codes that it answers, and the requests that it is for."""
 
     codes: str
-    check: Callable[[Admission, SendRequest], Refusal | None]
+    check: Callable[[Admission, SendRequest], SendRefusal | None]
     kinds: Iterable[RequestKind]
 
 

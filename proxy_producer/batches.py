@@ -18,11 +18,11 @@ from ddmq_rpc.api import Call, Fault
 from proxy_producer import replies
 from proxy_producer.core.limits import longest
 from proxy_producer.core.outcomes import outcome_of, refusal_of, timed_out
-from proxy_producer.core.refusal import Refusal, refusal
+from proxy_producer.core.refusal import SendRefusal, refusal
 from proxy_producer.delay.relays import Relays
 from proxy_producer.flow import Flow
 from proxy_producer.requests import BatchMember
-from proxy_producer.topics import Topic
+from proxy_producer.topics import KnownTopic
 
 _STORED = AppendStatus.STORED
 
@@ -44,7 +44,7 @@ class PendingBatch(Completion[list[AppendResult]]):
         deadline: float,
         size: int,
         members: list[BatchMember],
-        faults: dict[int, Refusal],
+        faults: dict[int, SendRefusal],
         each: bool,
     ) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class PendingBatch(Completion[list[AppendResult]]):
         self.members = members
         self.faults = faults
         self.each = each
-        self.topics: dict[str, Topic] = {}
+        self.topics: dict[str, KnownTopic] = {}
         self.missing = 0
         self.answered = False
         self.sent = False
@@ -85,7 +85,7 @@ class PendingBatch(Completion[list[AppendResult]]):
                 self.topic_settled(name, fault)
         self._one_less_missing()
 
-    def topic_settled(self, name: str, fault: Refusal | None) -> None:
+    def topic_settled(self, name: str, fault: SendRefusal | None) -> None:
         """One of the missing topics exists now, or will not."""
         if self.answered:
             return
@@ -144,20 +144,20 @@ class PendingBatch(Completion[list[AppendResult]]):
                 longest_s = max(longest_s, wait_s)
         return longest_s
 
-    def _tally(self, members: Sequence[BatchMember]) -> dict[Topic, tuple[int, int]]:
+    def _tally(self, members: Sequence[BatchMember]) -> dict[KnownTopic, tuple[int, int]]:
         """Messages and body bytes by topic."""
         topics = self.topics
         if len(topics) == 1 and members:  # nearly always: no need to look each one up
             topic = topics[members[0].record.topic]
             return {topic: (len(members), sum([member.body_bytes for member in members]))}
-        tally: dict[Topic, tuple[int, int]] = {}
+        tally: dict[KnownTopic, tuple[int, int]] = {}
         for member in members:
             topic = topics[member.record.topic]
             messages, body_bytes = tally.get(topic, (0, 0))
             tally[topic] = (messages + 1, body_bytes + member.body_bytes)
         return tally
 
-    def _drop_topic(self, name: str, fault: Refusal) -> None:
+    def _drop_topic(self, name: str, fault: SendRefusal) -> None:
         """The messages of one topic are not sent."""
         for member in self.members:
             if member.record.topic == name:
@@ -211,7 +211,7 @@ class PendingBatch(Completion[list[AppendResult]]):
         else:
             self._finish_unsent()
 
-    def _fail_all(self, fault: Refusal) -> None:
+    def _fail_all(self, fault: SendRefusal) -> None:
         for member in self.members:
             self.faults[member.place] = fault
         self.members = []
@@ -273,7 +273,7 @@ class PendingBatch(Completion[list[AppendResult]]):
             self.call.fault(Fault.INTERNAL_ERROR, "the batch failed inside the proxy")
 
 
-def worst(faults: Mapping[int, Refusal], size: int, stored: int) -> Refusal:
+def worst(faults: Mapping[int, SendRefusal], size: int, stored: int) -> SendRefusal:
     """One refusal for a whole batch: 12 if the fate of any message is unknown, else the first in order."""
     place = min(faults)
     for at, fault in faults.items():
@@ -283,4 +283,4 @@ def worst(faults: Mapping[int, Refusal], size: int, stored: int) -> Refusal:
     code, reason, text = faults[place]
     said = text.removeprefix(FAILED_PREFIX).lstrip()
     summary = f"{FAILED_PREFIX} {stored} of {size} messages are stored; message {place}: {said}"
-    return Refusal(code, reason, summary)
+    return SendRefusal(code, reason, summary)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import Cell
 from ddmq_common.metrics.registry import Registry
-from proxy_producer.core.refusal import Refusal
+from proxy_producer.core.refusal import SendRefusal
 
 NO_TOPIC = "-"
 
@@ -26,7 +26,7 @@ class TopicCounts:
         self.latency = metrics.histogram(catalogue.SEND_LATENCY, topic)
 
 
-class Counts:
+class SendCounts:
     """All cells of one producer proxy."""
 
     __slots__ = ("_metrics", "_refused", "deferred", "inflight")
@@ -40,7 +40,7 @@ class Counts:
     def topic(self, name: str) -> TopicCounts:
         return TopicCounts(self._metrics, name)
 
-    def refused(self, topic: str | None, refusal: Refusal, messages: int = 1) -> None:
+    def refused(self, topic: str | None, refusal: SendRefusal, messages: int = 1) -> None:
         """`topic`: the name of a topic that exists, or None."""
         code, reason, _ = refusal
         name = NO_TOPIC if topic is None else topic
@@ -54,7 +54,7 @@ class Counts:
         for cell in cells:
             cell.value += messages
 
-    def change_refused(self, refusal: Refusal) -> None:
+    def change_refused(self, refusal: SendRefusal) -> None:
         """A cancel or another change of a delay message was not taken: no message was lost by it."""
         self._metrics.cell(catalogue.SEND_REFUSED, refusal[1]).value += 1
         self.outcome("refused")

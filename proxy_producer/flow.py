@@ -21,8 +21,8 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.limits import RateLimiter
-from proxy_producer.core.refusal import Refusal, refusal
-from proxy_producer.counts import Counts
+from proxy_producer.core.refusal import SendRefusal, refusal
+from proxy_producer.counts import SendCounts
 from proxy_producer.topics import TopicTable
 
 _NEVER = float("inf")
@@ -70,7 +70,7 @@ class Flow:
         backend: Backend,
         config: ProducerConfig,
         clock: Clock,
-        counts: Counts,
+        counts: SendCounts,
         topics: TopicTable,
         timer: SweepTimer,
     ) -> None:
@@ -96,7 +96,7 @@ class Flow:
         """Other bounds from now on."""
         self._config = config
 
-    def bound_fault(self, frame_bytes: int) -> Refusal | None:
+    def bound_fault(self, frame_bytes: int) -> SendRefusal | None:
         """Code 15 when one more request of that size does not fit."""
         config = self._config
         if self.inflight >= config.inflight_requests_max:
@@ -125,7 +125,7 @@ class Flow:
 
     def rate_fault(
         self, wait_s: float, limiter: RateLimiter | None, deadline: float, now: float
-    ) -> Refusal | None:
+    ) -> SendRefusal | None:
         """Code 15 when waiting for the tokens would take too long, or too many wait already."""
         if wait_s <= 0 or limiter is None:
             return None

@@ -14,9 +14,9 @@ from backend.port import Backend
 from backend.records import TopicInfo
 from ddmq_common.clock import Clock
 from proxy_producer.core.outcomes import refusal_of
-from proxy_producer.core.refusal import Refusal
+from proxy_producer.core.refusal import SendRefusal
 
-Ready = Callable[[Refusal | None], None]
+Ready = Callable[[SendRefusal | None], None]
 
 
 class InternalTopic:

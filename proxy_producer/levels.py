@@ -10,10 +10,10 @@ from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import Levels
 from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_producer import replies
-from proxy_producer.core.refusal import Refusal
+from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.internal_topic import InternalTopic
 from proxy_producer.pending import PendingSend, SendAnswers
-from proxy_producer.topics import Topic
+from proxy_producer.topics import KnownTopic
 
 
 class DelayLevels:
@@ -37,7 +37,7 @@ class ToLevel:
         self._level = level
         self._place = place
 
-    def mode_fault(self, topic: Topic) -> Refusal | None:
+    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
         return topic.delayed_fault()
 
     def append(self, send: PendingSend) -> None:
@@ -46,7 +46,7 @@ class ToLevel:
         self._levels.topic.when_ready(partial(_send, send))
 
 
-def _send(send: PendingSend, fault: Refusal | None) -> None:
+def _send(send: PendingSend, fault: SendRefusal | None) -> None:
     if send.answered:
         return
     if fault is None:

@@ -21,9 +21,9 @@ from ddmq_rpc.api import Call, Fault
 from proxy_producer import replies
 from proxy_producer.core.limits import longest
 from proxy_producer.core.outcomes import outcome_of, refusal_of, timed_out
-from proxy_producer.core.refusal import Refusal, refusal
+from proxy_producer.core.refusal import SendRefusal, refusal
 from proxy_producer.flow import Flow
-from proxy_producer.topics import Topic
+from proxy_producer.topics import KnownTopic
 
 _STORED = AppendStatus.STORED
 
@@ -34,7 +34,7 @@ class Answers(Protocol):
     def stored(self, send: PendingSend, result: AppendResult) -> None:
         """Its record is stored: answer, at once or when there is more to tell."""
 
-    def refused(self, send: PendingSend, fault: Refusal) -> None:
+    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
         """It was not accepted, is not stored, or nobody knows: answer so, and count it."""
 
 
@@ -44,7 +44,7 @@ class Destination(Protocol):
     @property
     def held_by(self) -> str: ...
 
-    def mode_fault(self, topic: Topic) -> Refusal | None:
+    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
         """Codes 18 and 19, for a topic that did not exist when the send was checked."""
 
     def append(self, send: PendingSend) -> None:
@@ -70,7 +70,7 @@ class PendingSend(Completion[list[AppendResult]]):
         deadline: float,
         body_bytes: int,
         ours: bool,
-        topic: Topic | None,
+        topic: KnownTopic | None,
         answers: Answers,
     ) -> None:
         self.done = False
@@ -121,7 +121,7 @@ class PendingSend(Completion[list[AppendResult]]):
         else:
             self.release()
 
-    def topic_settled(self, name: str, fault: Refusal | None) -> None:
+    def topic_settled(self, name: str, fault: SendRefusal | None) -> None:
         """The topic exists now, or does not and will not."""
         if self.answered:
             return
@@ -138,7 +138,7 @@ class PendingSend(Completion[list[AppendResult]]):
         elif topic is not None:
             self._pass_limits(topic)
 
-    def _pass_limits(self, topic: Topic) -> None:
+    def _pass_limits(self, topic: KnownTopic) -> None:
         if not topic.limiters:
             self.release()
             return
@@ -207,12 +207,12 @@ class PendingSend(Completion[list[AppendResult]]):
             doing = self.destination.held_by if self.topic else "the topic's creation"
             self.refuse_unsent(timed_out(waited_ms, doing, sent=False))
 
-    def refuse_unsent(self, fault: Refusal) -> None:
+    def refuse_unsent(self, fault: SendRefusal) -> None:
         """It does not get to the backend."""
         self.flow.settled(self, self.frame_bytes)
         self._refuse(fault)
 
-    def _refuse(self, fault: Refusal) -> None:
+    def _refuse(self, fault: SendRefusal) -> None:
         self.answered = True
         self.answers.refused(self, fault)
 
@@ -239,11 +239,11 @@ class SendAnswers:
         else:
             send.call.reply_encoded(replies.OK[send.call.wire])
 
-    def refused(self, send: PendingSend, fault: Refusal) -> None:
+    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
         refuse(send.flow, send.call, send.topic, fault)
 
 
-def refuse(flow: Flow, call: Call, topic: Topic | None, fault: Refusal) -> None:
+def refuse(flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal) -> None:
     """Answer a send of a message that is not stored, and count it."""
     flow.counts.refused(None if topic is None else topic.name, fault)
     call.reply(replies.refused(fault))
@@ -262,7 +262,7 @@ class ToTopic:
         self._place = place
         self._chronos = chronos
 
-    def mode_fault(self, topic: Topic) -> Refusal | None:
+    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
         return topic.plain_fault(self._chronos)
 
     def append(self, send: PendingSend) -> None:

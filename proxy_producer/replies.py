@@ -14,7 +14,7 @@ from ddmq_common.delays.command import ADDED, DelayOutcome
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.wire.structs import structs
 from ddmq_rpc.wire.templates import constant_result
-from proxy_producer.core.refusal import Refusal
+from proxy_producer.core.refusal import SendRefusal
 
 _structs = structs(producer)
 SERVICE = "ProducerService"
@@ -24,12 +24,12 @@ SERVICE = "ProducerService"
 OK = constant_result(producer, SERVICE, "sendSync", success=_structs.Result(code=0, msg=OK_TEXT))
 
 
-def refused(refusal: Refusal) -> Any:
+def refused(refusal: SendRefusal) -> Any:
     """A Result for a message that was not stored."""
     return _structs.Result(code=int(refusal.code), msg=refusal.text)
 
 
-def delay_refused(refusal: Refusal, delay_id: bytes) -> Any:
+def delay_refused(refusal: SendRefusal, delay_id: bytes) -> Any:
     """A DelayResult for a request that was refused."""
     return _structs.DelayResult(code=int(refusal.code), msg=refusal.text, uniqDelayMsgId=delay_id)
 

@@ -15,7 +15,7 @@ from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delivery import encode
 from proxy_producer.core.delay_checks import DelayRequest
 from proxy_producer.core.validation import PRESSURE
-from proxy_producer.topics import Topic
+from proxy_producer.topics import KnownTopic
 
 _PRESSURE_ON = b"true"
 
@@ -70,7 +70,7 @@ class SendRequest:
         self.born_ms = born_ms
         self.frame_bytes = frame_bytes
         self.delay = delay
-        self.topic: Topic | None = None
+        self.topic: KnownTopic | None = None
         self.topic_name = ""
         self.level = 0
         self.chronos = False

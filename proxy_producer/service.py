@@ -30,9 +30,9 @@ from proxy_producer.admission import NO_DELAY_SERVICE, Admission
 from proxy_producer.batches import PendingBatch, worst
 from proxy_producer.config import LIVE_KEYS, ProducerConfig
 from proxy_producer.core.message_ids import PREFIX_BYTES, message_ids
-from proxy_producer.core.refusal import Refusal
+from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.core.validation import HEARTBEAT
-from proxy_producer.counts import Counts
+from proxy_producer.counts import SendCounts
 from proxy_producer.delay.answers import refuse_delay
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.outcome_reader import Later
@@ -68,7 +68,7 @@ class ProducerService:
     ) -> None:
         self._new_id = new_id or message_ids(random.randbytes(PREFIX_BYTES))
         self._wall_ms = clock.wall_ms
-        self._counts = Counts(metrics)
+        self._counts = SendCounts(metrics)
         self.topics = TopicTable(backend, config, clock, self._counts, random)
         timer = timer or HubTimer(ref=False)
         self._levels = DelayLevels(backend, levels, clock, config.timeout_ms_max / 1_000)
@@ -198,7 +198,7 @@ class ProducerService:
             return record, ToLevel(self._levels, request.level, request.place), LEVEL_ANSWERS
         return record, ToTopic(request.place, request.chronos), SEND_ANSWERS
 
-    def _refuse(self, call: Call, request: SendRequest, fault: Refusal) -> None:
+    def _refuse(self, call: Call, request: SendRequest, fault: SendRefusal) -> None:
         if request.delay is None:
             refuse(self.flow, call, request.topic, fault)
         else:
@@ -246,7 +246,7 @@ class ProducerService:
         else:
             call.reply_encoded(replies.OK[call.wire])
 
-    def _refuse_batch(self, call: Call, fault: Refusal, size: int, each: bool) -> None:
+    def _refuse_batch(self, call: Call, fault: SendRefusal, size: int, each: bool) -> None:
         self._counts.refused(None, fault, size)
         answer = replies.refused(fault)
         call.reply([answer] * size if each else answer)

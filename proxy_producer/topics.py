@@ -1,6 +1,6 @@
 """The topics that this proxy sends to: a cache by wire name, and creation on first use.
 
-A Topic is what one send needs of a topic, found with one dict lookup by the bytes that came. It is
+A KnownTopic is what one send needs of a topic, found with one dict lookup by the bytes that came. It is
 kept current by the backend's watch (`topic/NAME`) and changed in place, so that its rate limits and its
 round-robin place survive a change of settings. Only topics that exist are cached.
 """
@@ -20,37 +20,31 @@ from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_producer.config import ProducerConfig, RateLimit
 from proxy_producer.core.limits import RateLimiter
 from proxy_producer.core.outcomes import refusal_of
-from proxy_producer.core.refusal import Refusal, refusal
+from proxy_producer.core.refusal import SendRefusal, refusal
 from proxy_producer.core.validation import ContentLimits
-from proxy_producer.counts import Counts
+from proxy_producer.counts import SendCounts
 
 _TOPIC_KEY = "topic/"
 
 
-class Waiter(Protocol):
+class TopicWaiter(Protocol):
     """A request that waits until its topic exists."""
 
-    def topic_settled(self, name: str, fault: Refusal | None) -> None:
+    def topic_settled(self, name: str, fault: SendRefusal | None) -> None:
         """The topic exists now (None), or cannot be created."""
 
 
-class Topic:
+class KnownTopic:
     """One topic as sends see it. `turn`: the queue that the next message without preference goes to."""
 
     __slots__ = (
-        "counts",
-        "limiters",
-        "limits",
-        "name",
-        "plain_now",
-        "queues",
-        "takes_delayed",
-        "takes_plain",
-        "turn",
+        "counts", "limiters", "limits", "name", "plain_now", "queues", "takes_delayed", "takes_plain", "turn",
         "writable",
-    )
+    )  # fmt: skip
 
-    def __init__(self, info: TopicInfo, turn: int, limiters: tuple[RateLimiter, ...], counts: Counts) -> None:
+    def __init__(
+        self, info: TopicInfo, turn: int, limiters: tuple[RateLimiter, ...], counts: SendCounts
+    ) -> None:
         self.name = info.name
         self.turn = turn
         self.limiters = limiters
@@ -65,7 +59,7 @@ class Topic:
         self.takes_delayed = info.delay != "none"
         self.limits = limits
 
-    def write_fault(self) -> Refusal | None:
+    def write_fault(self) -> SendRefusal | None:
         """Code 13 when sends are not allowed."""
         if self.writable:
             return None
@@ -76,7 +70,7 @@ class Topic:
             "allowed: topics open to sends",
         )
 
-    def plain_fault(self, from_chronos: bool) -> Refusal | None:
+    def plain_fault(self, from_chronos: bool) -> SendRefusal | None:
         """Code 19 for a plain send to a topic for delayed ones, unless a delay service sends it."""
         if self.takes_plain or from_chronos:
             return None
@@ -85,7 +79,7 @@ class Topic:
             Code.TAKES_ONLY_DELAY, "only_delay", what, "allowed: sendDelaySync, or a delay property"
         )
 
-    def delayed_fault(self) -> Refusal | None:
+    def delayed_fault(self) -> SendRefusal | None:
         """Code 18 for a delayed send to a topic that takes none."""
         if self.takes_delayed:
             return None
@@ -98,11 +92,11 @@ class _Creation(Completion[TopicInfo]):
 
     __slots__ = ("name", "table", "waiters")
 
-    def __init__(self, table: TopicTable, name: str, waiter: Waiter) -> None:
+    def __init__(self, table: TopicTable, name: str, waiter: TopicWaiter) -> None:
         super().__init__()
         self.table = table
         self.name = name
-        self.waiters: list[Waiter] = [waiter]
+        self.waiters: list[TopicWaiter] = [waiter]
 
     def settled(self) -> None:
         self.table.created(self)
@@ -112,9 +106,9 @@ class TopicTable:
     """All topics of one producer proxy."""
 
     def __init__(
-        self, backend: Backend, config: ProducerConfig, clock: Clock, counts: Counts, random: Random
+        self, backend: Backend, config: ProducerConfig, clock: Clock, counts: SendCounts, random: Random
     ) -> None:
-        self.known: dict[bytes, Topic] = {}
+        self.known: dict[bytes, KnownTopic] = {}
         self._backend = backend
         self._config = config
         self._clock = clock
@@ -143,7 +137,7 @@ class TopicTable:
             if info is not None:
                 topic.settle(info, self._limits(info))
 
-    def find(self, name: str) -> Topic | None:
+    def find(self, name: str) -> KnownTopic | None:
         """The topic, from the cache or the backend's memory; None when it does not exist."""
         found = self.known.get(name.encode())
         if found is not None:
@@ -151,12 +145,12 @@ class TopicTable:
         info = self._backend.topic(name)
         if info is None:
             return None
-        topic = Topic(info, self._random.randrange(1 << 16), self._limiters(name), self._counts)
+        topic = KnownTopic(info, self._random.randrange(1 << 16), self._limiters(name), self._counts)
         topic.settle(info, self._limits(info))
         self.known[name.encode()] = topic
         return topic
 
-    def creation_fault(self, name: str) -> Refusal | None:
+    def creation_fault(self, name: str) -> SendRefusal | None:
         """Why a send may not create `name` now; None when it may, or when it is being created."""
         config = self._config
         if not config.auto_create_topics:
@@ -179,7 +173,7 @@ class TopicTable:
             return refusal(Code.BUSY, "creations_rate", what, f"send it again; {CREATIONS_PER_S} a second")
         return None
 
-    def create(self, name: str, waiter: Waiter) -> None:
+    def create(self, name: str, waiter: TopicWaiter) -> None:
         """Begin or join creating; `waiter` hears of the end, perhaps at once. Ask creation_fault first."""
         creation = self._creations.get(name)
         if creation is not None:

@@ -15,7 +15,7 @@ from ddmq_client.idl.codes import Code, DelayAction, DelayType
 from ddmq_common.delays.command import Schedule
 from ddmq_common.delays.ids import is_uuid, parse_delay_id
 from ddmq_common.delays.schedules import PERIOD_MS_MIN, ScheduleLimits, schedule_fault
-from proxy_producer.core.refusal import Refusal, illegal, refusal, shown
+from proxy_producer.core.refusal import SendRefusal, illegal, refusal, shown
 
 TIMESTAMP_S_MIN = 1_000_000_000
 INTERVAL_S_MIN = 3
@@ -59,7 +59,7 @@ class DelayRules(NamedTuple):
     period_ms_min: int = PERIOD_MS_MIN
 
 
-def delay_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
+def delay_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> SendRefusal | None:
     """The first thing wrong, or None."""
     if request.action == DelayAction.ADD:
         if request.schedule is not None:
@@ -85,7 +85,7 @@ def echoed_id(code: Code, delay_id: bytes) -> bytes:
     return delay_id if code in (Code.DELAY_ID_MALFORMED, Code.DELAY_TYPE_UNKNOWN, Code.DELAY_SHARD) else b""
 
 
-def _add_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
+def _add_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> SendRefusal | None:
     fault = timestamp_fault(request, rules, now_ms)
     if fault is None and request.kind not in OLD_KINDS:
         fault = _kind_fault(f"dmsgtype is {_number(request.kind)}")
@@ -94,7 +94,7 @@ def _add_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal
 
 def _schedule_fault(
     request: DelayRequest, schedule: Schedule, rules: DelayRules, now_ms: int
-) -> Refusal | None:
+) -> SendRefusal | None:
     fault = None if request.due_ms is None else timestamp_fault(request, rules, now_ms)
     if fault is None:
         limits = ScheduleLimits(rules.delay_s_max * 1_000, rules.occurrences_max, rules.period_ms_min)
@@ -110,7 +110,7 @@ def due_s(request: DelayRequest) -> int | None:
     return request.timestamp if request.due_ms is None else request.due_ms // 1_000
 
 
-def timestamp_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Refusal | None:
+def timestamp_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> SendRefusal | None:
     """Code 33."""
     due = due_s(request)
     latest = now_ms // 1_000 + rules.delay_s_max
@@ -128,13 +128,13 @@ def timestamp_fault(request: DelayRequest, rules: DelayRules, now_ms: int) -> Re
     )
 
 
-def _kind_fault(what: str) -> Refusal:
+def _kind_fault(what: str) -> SendRefusal:
     return refusal(
         Code.DELAY_TYPE_UNKNOWN, "delay_type", what, "allowed: 2 (once), 3 (loop), 4 (exponential loop)"
     )
 
 
-def _times_fault(request: DelayRequest, rules: DelayRules) -> Refusal | None:
+def _times_fault(request: DelayRequest, rules: DelayRules) -> SendRefusal | None:
     times = request.times or 0
     if request.kind == DelayType.DELAY:
         if times == 0:
@@ -147,7 +147,7 @@ def _times_fault(request: DelayRequest, rules: DelayRules) -> Refusal | None:
     return refusal(Code.DELAY_TIMES, "delay_times", f"times is {_number(request.times)}", allowed)
 
 
-def _loop_fault(request: DelayRequest) -> Refusal | None:
+def _loop_fault(request: DelayRequest) -> SendRefusal | None:
     if request.kind == DelayType.DELAY:
         return None
     due, interval = due_s(request) or 0, request.interval or 0
@@ -175,7 +175,7 @@ def _loop_fault(request: DelayRequest) -> Refusal | None:
     return None
 
 
-def uuid_fault(uuid: bytes) -> Refusal | None:
+def uuid_fault(uuid: bytes) -> SendRefusal | None:
     """Code 30, of the uuid that an add brings."""
     if not uuid or is_uuid(uuid):
         return None
@@ -187,7 +187,7 @@ def uuid_fault(uuid: bytes) -> Refusal | None:
     )
 
 
-def id_fault(delay_id: bytes, shards: int, *, ours: bool) -> Refusal | None:
+def id_fault(delay_id: bytes, shards: int, *, ours: bool) -> SendRefusal | None:
     """Codes 30, 31 and 34 of an id that names a message; only our callers know schedules, and may name a
     message by its uuid alone."""
     if ours and is_uuid(delay_id):

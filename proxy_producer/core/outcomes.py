@@ -18,7 +18,7 @@ from ddmq_common.errors import (
     StorageError,
     TryLaterError,
 )
-from proxy_producer.core.refusal import Refusal, refusal
+from proxy_producer.core.refusal import SendRefusal, refusal
 
 _BY_ERROR: tuple[tuple[type[Exception], Code, str], ...] = (
     (NoSuchTopicError, Code.NO_SUCH_QUEUE, "topic_missing"),
@@ -32,16 +32,16 @@ _BY_ERROR: tuple[tuple[type[Exception], Code, str], ...] = (
 )
 
 
-def refusal_of(error: Exception) -> Refusal:
+def refusal_of(error: Exception) -> SendRefusal:
     """The refusal for an error out of the backend; unknown ones are code 10."""
     for kind, code, reason in _BY_ERROR:
         if isinstance(error, kind):
-            return Refusal(code, reason, f"{FAILED_PREFIX} {error}")
+            return SendRefusal(code, reason, f"{FAILED_PREFIX} {error}")
     what = f"the backend failed unexpectedly ({type(error).__name__})"
     return refusal(Code.BACKEND_FAILED, "unexpected", what, "nothing more precise is known")
 
 
-def outcome_of(result: AppendResult) -> Refusal:
+def outcome_of(result: AppendResult) -> SendRefusal:
     """Why a record is not stored, or that nobody knows; not for stored ones."""
     if result.status == AppendStatus.UNKNOWN:
         why = f": {result.error}" if result.error else " within the timeout"
@@ -55,7 +55,7 @@ def outcome_of(result: AppendResult) -> Refusal:
     )
 
 
-def timed_out(waited_ms: int, doing: str, sent: bool) -> Refusal:
+def timed_out(waited_ms: int, doing: str, sent: bool) -> SendRefusal:
     """Code 12 from the proxy's own sweep. `doing`: what the request was waiting for."""
     state = "the message may or may not be stored" if sent else "the message is not stored; send it again"
     what = f"no answer within {waited_ms} ms, waiting for {doing}"

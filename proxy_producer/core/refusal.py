@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ddmq_client.idl.codes import FAILED_PREFIX, Code
 
 
-class Refusal(NamedTuple):
+class SendRefusal(NamedTuple):
     """Why a message was not stored (or, code 12, is not known to be)."""
 
     code: Code
@@ -19,12 +19,12 @@ class Refusal(NamedTuple):
     text: str
 
 
-def refusal(code: Code, reason: str, what: str, allowed: str) -> Refusal:
+def refusal(code: Code, reason: str, what: str, allowed: str) -> SendRefusal:
     """`what` was wrong, with its value; `allowed`: what would have been right, or what to do."""
-    return Refusal(code, reason, f"{FAILED_PREFIX} {what}; {allowed}")
+    return SendRefusal(code, reason, f"{FAILED_PREFIX} {what}; {allowed}")
 
 
-def illegal(reason: str, what: str, allowed: str) -> Refusal:
+def illegal(reason: str, what: str, allowed: str) -> SendRefusal:
     """Code 11: the message is wrong as it stands."""
     return refusal(Code.ILLEGAL_MESSAGE, reason, what, allowed)
 

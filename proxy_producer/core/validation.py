@@ -17,7 +17,7 @@ from ddmq_client.idl.codes import (
     RESERVED_PROPERTIES,
 )
 from ddmq_common.names import HEARTBEAT_TOPIC, is_internal, topic_fault
-from proxy_producer.core.refusal import Refusal, illegal, shown
+from proxy_producer.core.refusal import SendRefusal, illegal, shown
 
 KEY_CHARACTERS_MAX = 255
 DELAY = DELAY_PROPERTY.encode()
@@ -38,7 +38,7 @@ class ContentLimits(NamedTuple):
     forbidden: bytes = b""
 
 
-def topic_name_fault(name: bytes | None) -> Refusal | None:
+def topic_name_fault(name: bytes | None) -> SendRefusal | None:
     """A name that no topic of a client may have: malformed, or reserved for the system."""
     if not name:
         return illegal("topic_name", "the topic is empty", "allowed: a name of letters, digits and _ - % |")
@@ -59,7 +59,7 @@ def content_fault(
     body: bytes | None,
     properties: Mapping[bytes, bytes] | None,
     limits: ContentLimits,
-) -> Refusal | None:
+) -> SendRefusal | None:
     """What is wrong with a message's content, or None. `body` is what `body_of` chose."""
     if (
         not properties
@@ -80,7 +80,7 @@ def content_fault(
     )
 
 
-def _text_fault(what: str, text: bytes, forbidden: bytes) -> Refusal | None:
+def _text_fault(what: str, text: bytes, forbidden: bytes) -> SendRefusal | None:
     if len(text) > KEY_CHARACTERS_MAX or not text.isascii():
         try:
             characters = len(text.decode("utf-8"))
@@ -93,7 +93,7 @@ def _text_fault(what: str, text: bytes, forbidden: bytes) -> Refusal | None:
     return None
 
 
-def properties_fault(properties: Mapping[bytes, bytes], limits: ContentLimits) -> Refusal | None:
+def properties_fault(properties: Mapping[bytes, bytes], limits: ContentLimits) -> SendRefusal | None:
     """The first thing wrong with the properties, or None."""
     size = 0
     for name, value in properties.items():
@@ -113,7 +113,7 @@ def properties_fault(properties: Mapping[bytes, bytes], limits: ContentLimits) -
     return _forbidden_property(properties, limits.forbidden) if limits.forbidden else None
 
 
-def _odd_property_fault(name: bytes, value: bytes) -> Refusal | None:
+def _odd_property_fault(name: bytes, value: bytes) -> SendRefusal | None:
     """For properties that are empty, start with white space, or have a reserved name."""
     if not name.strip():
         return illegal("property_blank", f"a property name {shown(name)} is blank", _BLANK_ALLOWED)
@@ -136,7 +136,7 @@ def _odd_property_fault(name: bytes, value: bytes) -> Refusal | None:
     return illegal("property_blank", f"property {shown(name)} has the value {shown(value)}", _BLANK_ALLOWED)
 
 
-def _property_text_fault(name: bytes, value: bytes) -> Refusal | None:
+def _property_text_fault(name: bytes, value: bytes) -> SendRefusal | None:
     """The careful way for text that is not ASCII: UTF-8, and white space of every script."""
     for what, text in (("a property name", name), (f"the value of property {shown(name)}", value)):
         try:
@@ -148,7 +148,7 @@ def _property_text_fault(name: bytes, value: bytes) -> Refusal | None:
     return None
 
 
-def _body_fault(body: bytes | None, limits: ContentLimits) -> Refusal | None:
+def _body_fault(body: bytes | None, limits: ContentLimits) -> SendRefusal | None:
     if not body:
         return illegal(
             "body_empty",
@@ -162,14 +162,14 @@ def _body_fault(body: bytes | None, limits: ContentLimits) -> Refusal | None:
     return None
 
 
-def _not_utf8(what: str, text: bytes, error: UnicodeDecodeError) -> Refusal:
+def _not_utf8(what: str, text: bytes, error: UnicodeDecodeError) -> SendRefusal:
     bad = text[error.start]
     return illegal(
         "not_utf8", f"{what} is not UTF-8: byte 0x{bad:02x} at position {error.start}", "allowed: UTF-8 text"
     )
 
 
-def _forbidden(what: str, text: bytes, forbidden: bytes) -> Refusal:
+def _forbidden(what: str, text: bytes, forbidden: bytes) -> SendRefusal:
     found = next(byte for byte in text if byte in forbidden)
     return illegal(
         "forbidden_byte",
@@ -178,7 +178,7 @@ def _forbidden(what: str, text: bytes, forbidden: bytes) -> Refusal:
     )
 
 
-def _forbidden_property(properties: Mapping[bytes, bytes], forbidden: bytes) -> Refusal | None:
+def _forbidden_property(properties: Mapping[bytes, bytes], forbidden: bytes) -> SendRefusal | None:
     for name, value in properties.items():
         for text in (name, value):
             if len(text.translate(None, forbidden)) != len(text):
@@ -192,7 +192,7 @@ def delay_level(properties: Mapping[bytes, bytes]) -> int:
     return int(digits[:6]) if digits else 0
 
 
-def no_delay_property(properties: Mapping[bytes, bytes]) -> Refusal | None:
+def no_delay_property(properties: Mapping[bytes, bytes]) -> SendRefusal | None:
     """DELAY inside a request that has its own way of saying when."""
     if DELAY not in properties:
         return None
@@ -201,7 +201,7 @@ def no_delay_property(properties: Mapping[bytes, bytes]) -> Refusal | None:
     )
 
 
-def heartbeat_only() -> Refusal:
+def heartbeat_only() -> SendRefusal:
     """The heartbeat topic stores nothing, so no batch and no delay can promise it."""
     return illegal(
         "topic_reserved",
@@ -210,7 +210,7 @@ def heartbeat_only() -> Refusal:
     )
 
 
-def batch_fault(messages: int, body_bytes: int, messages_max: int, body_bytes_max: int) -> Refusal | None:
+def batch_fault(messages: int, body_bytes: int, messages_max: int, body_bytes_max: int) -> SendRefusal | None:
     """Whether a batch as a whole is too large."""
     if messages > messages_max:
         return illegal(

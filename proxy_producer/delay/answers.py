@@ -7,10 +7,10 @@ from ddmq_common.delays.command import ADDED
 from ddmq_rpc.api import Call
 from proxy_producer import replies
 from proxy_producer.core.delay_checks import echoed_id
-from proxy_producer.core.refusal import Refusal
+from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.flow import Flow
 from proxy_producer.pending import PendingSend
-from proxy_producer.topics import Topic
+from proxy_producer.topics import KnownTopic
 
 
 class IdAnswers:
@@ -26,7 +26,7 @@ class IdAnswers:
         send.count_stored()
         replies.delay_stored(send.call, self._delay_id)
 
-    def refused(self, send: PendingSend, fault: Refusal) -> None:
+    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
         refuse_delay(send.flow, send.call, send.topic, fault, self._delay_id, self._adds)
 
 
@@ -43,12 +43,12 @@ class AddedAnswers:
         send.count_stored()
         send.call.reply(replies.delay_decided(self._delay_id, ADDED, self._due_ms, None))
 
-    def refused(self, send: PendingSend, fault: Refusal) -> None:
+    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
         refuse_delay(send.flow, send.call, send.topic, fault, self._delay_id, adds=True)
 
 
 def refuse_delay(
-    flow: Flow, call: Call, topic: Topic | None, fault: Refusal, delay_id: bytes, adds: bool
+    flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal, delay_id: bytes, adds: bool
 ) -> None:
     """Answer a sendDelaySync that is not stored, and count it; by a refused change no message is lost."""
     if adds:

@@ -11,7 +11,7 @@ from ddmq_common.delays.schedules import ScheduleLimits
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_checks import DelayRules
-from proxy_producer.counts import Counts
+from proxy_producer.counts import SendCounts
 from proxy_producer.delay.dialects import TopicDialects
 from proxy_producer.delay.full import FullTopics
 from proxy_producer.delay.outcomes import OutcomeWaiters
@@ -30,7 +30,7 @@ class DelayContext:
         backend: Backend,
         config: ProducerConfig,
         clock: Clock,
-        counts: Counts,
+        counts: SendCounts,
         random: Random,
         later: Callable[[float, Callable[[], None]], object],
     ) -> None:

@@ -21,12 +21,12 @@ from ddmq_common.delays.command import (
     encode_command,
 )
 from proxy_producer import replies
-from proxy_producer.core.refusal import Refusal
+from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.delay.answers import refuse_delay
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.internal_topic import InternalTopic
 from proxy_producer.pending import PendingSend
-from proxy_producer.topics import Topic
+from proxy_producer.topics import KnownTopic
 
 HELD_BY = "a rate limit or the delay service's inner topics"
 
@@ -41,14 +41,14 @@ class ToDelayService:
         self._topic = topic
         self._command = command
 
-    def mode_fault(self, topic: Topic) -> Refusal | None:
+    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
         """An old delay server has waited already: any topic takes what it sends."""
         return None if self._command.unless_cancelled else topic.delayed_fault()
 
     def append(self, send: PendingSend) -> None:
         self._topic.when_ready(partial(self._ready, send))
 
-    def _ready(self, send: PendingSend, fault: Refusal | None) -> None:
+    def _ready(self, send: PendingSend, fault: SendRefusal | None) -> None:
         if send.answered:
             return
         if fault is None:
@@ -83,14 +83,14 @@ class AwaitedCommand:
 
     # --- where it goes
 
-    def mode_fault(self, topic: Topic) -> Refusal | None:
+    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
         return topic.delayed_fault()
 
     def append(self, send: PendingSend) -> None:
         self._send = send
         self._context.commands.when_ready(self._commands_ready)
 
-    def _commands_ready(self, fault: Refusal | None) -> None:
+    def _commands_ready(self, fault: SendRefusal | None) -> None:
         if self._send.answered:
             return
         if fault is None:
@@ -98,7 +98,7 @@ class AwaitedCommand:
         else:
             self._send.refuse_unsent(fault)
 
-    def outcomes_ready(self, fault: Refusal | None) -> None:
+    def outcomes_ready(self, fault: SendRefusal | None) -> None:
         """Where outcomes cannot be heard, the command goes all the same and its caller is told "pending"."""
         if self._send.answered:
             return
@@ -116,7 +116,7 @@ class AwaitedCommand:
         else:
             self._tell(PENDING)
 
-    def refused(self, send: PendingSend, fault: Refusal) -> None:
+    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
         self._forget()
         adds = self._command.op == ADD
         refuse_delay(send.flow, send.call, send.topic, fault, self._delay_id, adds)

@@ -18,8 +18,8 @@ from backend.records import QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import DelayOutcome
 from ddmq_common.names import OUTCOME_GROUP, OUTCOME_TOPIC
-from proxy_producer.core.refusal import Refusal
-from proxy_producer.counts import Counts
+from proxy_producer.core.refusal import SendRefusal
+from proxy_producer.counts import SendCounts
 from proxy_producer.delay.outcome_reader import Later, OutcomeReader
 from proxy_producer.internal_topic import InternalTopic
 
@@ -27,8 +27,8 @@ from proxy_producer.internal_topic import InternalTopic
 class OutcomeWaiter(Protocol):
     """A delay command whose caller waits."""
 
-    def outcomes_ready(self, fault: Refusal | None) -> None:
-        """OutcomeWaiters can be heard from now on (None), or not."""
+    def outcomes_ready(self, fault: SendRefusal | None) -> None:
+        """Outcomes can be heard from now on (None), or not."""
 
     def decided(self, outcome: DelayOutcome) -> None:
         """Here it is."""
@@ -42,7 +42,7 @@ class OutcomeWaiters:
         backend: Backend,
         clock: Clock,
         random: Random,
-        counts: Counts,
+        counts: SendCounts,
         topic: InternalTopic,
         waiters_max: int,
         later: Later,
@@ -120,7 +120,7 @@ class OutcomeWaiters:
 
     # --- which queue
 
-    def _topic_ready(self, fault: Refusal | None) -> None:
+    def _topic_ready(self, fault: SendRefusal | None) -> None:
         if fault is not None or self._closed:
             self._tell(fault)
             return
@@ -149,7 +149,7 @@ class OutcomeWaiters:
             before.close()
         self._tell(None)
 
-    def _tell(self, fault: Refusal | None) -> None:
+    def _tell(self, fault: SendRefusal | None) -> None:
         begun, self._begun = self._begun, []
         for waiter in begun:
             waiter.outcomes_ready(fault)

@@ -43,7 +43,7 @@ from proxy_producer.delay.relays import Relays
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Answers, Destination, PendingSend, SendAnswers
 from proxy_producer.requests import SendRequest, flags_of
-from proxy_producer.topics import Topic
+from proxy_producer.topics import KnownTopic
 
 _ADD, _ONCE = int(DelayAction.ADD), int(DelayType.DELAY)
 _CHRONOS = {CHRONOS: FROM_CHRONOS.encode()}
@@ -65,7 +65,7 @@ class DelaySends:
         clock: Clock,
         random: Random,
         flow: Flow,
-        known: dict[bytes, Topic],
+        known: dict[bytes, KnownTopic],
         new_id: Callable[[], bytes],
     ) -> None:
         self._context = context

@@ -23,8 +23,8 @@ from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand
 from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from ddmq_common.names import DELAY_DIALECTS
 from proxy_producer.core.dialects import amq, ours, rabbit, rocketmq
-from proxy_producer.core.dialects.wish import Wish, WrongValueError
-from proxy_producer.core.refusal import Refusal, illegal
+from proxy_producer.core.dialects.parsed import ParsedSchedule, WrongValueError
+from proxy_producer.core.refusal import SendRefusal, illegal
 from proxy_producer.core.validation import delay_level
 
 DIALECTS = DELAY_DIALECTS
@@ -49,10 +49,10 @@ def dialects(names: Iterable[str]) -> Dialects:
 
 def dialect_of(
     properties: Mapping[bytes, bytes], enabled: Dialects, now_ms: int, limits: ScheduleLimits
-) -> DelayCommand | Refusal | None:
-    """The order that these (checked) properties ask for, why they cannot, or None: no delay is asked for.
+) -> DelayCommand | SendRefusal | None:
+    """The command that these (checked) properties ask for, why they cannot, or None: no delay is asked for.
 
-    The order is a schedule, so that the message keeps its own key; its uuid, topic, shard and queue are the
+    The command is a schedule, so that the message keeps its own key; its uuid, topic, shard and queue are the
     caller's to fill in. A due time that has come is no delay. `now_ms`: the end of this millisecond,
     so that what counts from it is never early.
     """
@@ -63,10 +63,10 @@ def dialect_of(
     if len(found) > 1 or level:
         return _several(found, level, properties, enabled)
     try:
-        wish = _READERS[found[0]].read(properties, now_ms)
+        parsed = _READERS[found[0]].read(properties, now_ms)
     except WrongValueError as error:
         return illegal("delay_dialect", error.what, error.allowed)
-    return None if wish is None else _order(wish, now_ms, limits)
+    return None if parsed is None else _command(parsed, now_ms, limits)
 
 
 def without_dialects(properties: Mapping[bytes, bytes], enabled: Dialects) -> Mapping[bytes, bytes]:
@@ -76,22 +76,26 @@ def without_dialects(properties: Mapping[bytes, bytes], enabled: Dialects) -> Ma
     return {name: value for name, value in properties.items() if name not in enabled.properties}
 
 
-def _order(wish: Wish, now_ms: int, limits: ScheduleLimits) -> DelayCommand | Refusal | None:
-    schedule = wish.schedule
+def _command(
+    parsed: ParsedSchedule, now_ms: int, limits: ScheduleLimits
+) -> DelayCommand | SendRefusal | None:
+    schedule = parsed.schedule
     fault = schedule_fault(schedule, limits, now_ms)
-    due = first_due_ms(schedule, now_ms) if fault is None and wish.due_ms is None else wish.due_ms
+    due = first_due_ms(schedule, now_ms) if fault is None and parsed.due_ms is None else parsed.due_ms
     if fault is None and due is not None and not schedule.cron and due - now_ms > limits.delay_ms_max:
         fault = f"the due time is {due - now_ms} ms from now; allowed: at most {limits.delay_ms_max}"
     if fault is not None or due is None:
         what, _, allowed = (fault or "the cron has no time to come; allowed: one that has").partition("; ")
         return illegal("delay_dialect", what, allowed)
-    relative = wish.relative or wish.due_ms is None
+    relative = parsed.relative or parsed.due_ms is None
     if (due <= now_ms if relative else due < now_ms) and not schedule.repeat and not schedule.cron:
         return None
     return DelayCommand(ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=schedule)
 
 
-def _several(found: list[str], level: int, properties: Mapping[bytes, bytes], enabled: Dialects) -> Refusal:
+def _several(
+    found: list[str], level: int, properties: Mapping[bytes, bytes], enabled: Dialects
+) -> SendRefusal:
     names = sorted(name.decode() for name in properties if name in enabled.properties)
     named = [*names, f"DELAY={level}"] if level else names
     return illegal(

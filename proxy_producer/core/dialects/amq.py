@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddmq_common.delays.command import Schedule
-from proxy_producer.core.dialects.wish import Wish, WrongValueError, text, whole
+from proxy_producer.core.dialects.parsed import ParsedSchedule, WrongValueError, text, whole
 
 DELAY = b"AMQ_SCHEDULED_DELAY"
 PERIOD = b"AMQ_SCHEDULED_PERIOD"
@@ -23,7 +23,7 @@ PROPERTIES = frozenset((DELAY, PERIOD, REPEAT, CRON, ZONE))
 DELIVERED_BEFORE = b"scheduledJobId"
 
 
-def read(properties: Mapping[bytes, bytes], now_ms: int) -> Wish | None:
+def read(properties: Mapping[bytes, bytes], now_ms: int) -> ParsedSchedule | None:
     """Raises WrongValueError."""
     delay, period, repeat = (whole(properties, name) for name in (DELAY, PERIOD, REPEAT))
     cron, zone = text(properties, CRON), text(properties, ZONE)
@@ -32,4 +32,4 @@ def read(properties: Mapping[bytes, bytes], now_ms: int) -> Wish | None:
     if DELIVERED_BEFORE in properties or (delay is None and period is None and not cron):
         return None
     first = delay if delay is not None and delay > 0 else period or 0
-    return Wish(Schedule(first, period or 0, repeat or 0, cron, zone or "UTC"))
+    return ParsedSchedule(Schedule(first, period or 0, repeat or 0, cron, zone or "UTC"))

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from ddmq_common.delays.command import Schedule
 from proxy_producer.core.delay_checks import TIMESTAMP_S_MIN
-from proxy_producer.core.dialects.wish import (
-    Wish,
+from proxy_producer.core.dialects.parsed import (
+    ParsedSchedule,
     WrongValueError,
     duration_ms,
     moment_ms,
@@ -34,7 +34,7 @@ CATCH_UP = b"deliver-catch-up"
 PROPERTIES = frozenset((AT, AFTER, CRON, ZONE, PERIOD, REPEAT, OCCURRENCES, CATCH_UP))
 
 
-def read(properties: Mapping[bytes, bytes], now_ms: int) -> Wish | None:
+def read(properties: Mapping[bytes, bytes], now_ms: int) -> ParsedSchedule | None:
     """Raises WrongValueError."""
     at, after = moment_ms(properties, AT), duration_ms(properties, AFTER)
     repeat = whole(properties, REPEAT) or 0
@@ -57,4 +57,4 @@ def read(properties: Mapping[bytes, bytes], now_ms: int) -> Wish | None:
         whole(properties, OCCURRENCES) or 0,
         text(properties, CATCH_UP) or "fire_once",
     )
-    return Wish(schedule, at)
+    return ParsedSchedule(schedule, at)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddmq_common.delays.command import Schedule
-from proxy_producer.core.dialects.wish import Wish, number
+from proxy_producer.core.dialects.parsed import ParsedSchedule, number
 
 DELAY = b"x-delay"
 PROPERTIES = frozenset((DELAY,))
 DELAY_MS_MAX = (1 << 32) - 1
 
 
-def read(properties: Mapping[bytes, bytes], now_ms: int) -> Wish | None:
+def read(properties: Mapping[bytes, bytes], now_ms: int) -> ParsedSchedule | None:
     """Raises WrongValueError."""
     delay = number(properties, DELAY)
     if delay is None or not 0 < delay <= DELAY_MS_MAX:
         return None
-    return Wish(Schedule(delay_ms=delay))
+    return ParsedSchedule(Schedule(delay_ms=delay))

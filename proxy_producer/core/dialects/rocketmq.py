@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddmq_common.delays.command import Schedule
-from proxy_producer.core.dialects.wish import Wish, whole
+from proxy_producer.core.dialects.parsed import ParsedSchedule, whole
 
 DELAY_SEC = b"TIMER_DELAY_SEC"
 DELAY_MS = b"TIMER_DELAY_MS"
@@ -18,13 +18,13 @@ DELIVER_MS = b"TIMER_DELIVER_MS"
 PROPERTIES = frozenset((DELAY_SEC, DELAY_MS, DELIVER_MS))
 
 
-def read(properties: Mapping[bytes, bytes], now_ms: int) -> Wish | None:
+def read(properties: Mapping[bytes, bytes], now_ms: int) -> ParsedSchedule | None:
     """Raises WrongValueError."""
     seconds = whole(properties, DELAY_SEC)
     delay = whole(properties, DELAY_MS)
     moment = whole(properties, DELIVER_MS)
     if seconds is not None:
-        return Wish(Schedule(), now_ms + seconds * 1_000, relative=True)
+        return ParsedSchedule(Schedule(), now_ms + seconds * 1_000, relative=True)
     if delay is not None:
-        return Wish(Schedule(), now_ms + delay, relative=True)
-    return None if moment is None else Wish(Schedule(), moment)
+        return ParsedSchedule(Schedule(), now_ms + delay, relative=True)
+    return None if moment is None else ParsedSchedule(Schedule(), moment)

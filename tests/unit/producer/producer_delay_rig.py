@@ -58,15 +58,15 @@ class DelayRig(Rig):
         until(lambda: len(self.backend.sent) >= count)
         return [one.records[0] for one in self.backend.sent]
 
-    def order(self, at: int = -1) -> DelayCommand:
-        """The order of one of them."""
+    def command(self, at: int = -1) -> DelayCommand:
+        """The command of one of them."""
         record = self.records(max(at + 1, 1))[at]
         assert record.topic == DELAY_TOPIC
         return decode_command((record.system or {})[COMMAND_PROPERTY])
 
-    def decide(self, order: DelayCommand, code: int, **more: Any) -> None:
+    def decide(self, command: DelayCommand, code: int, **more: Any) -> None:
         """Write an outcome as the delay service does."""
-        outcome = DelayOutcome(order.reply_id, code, **more)
+        outcome = DelayOutcome(command.reply_id, code, **more)
         delivery = encode(b"", encode_outcome(outcome), b"", None)
-        record = NewRecord(OUTCOME_TOPIC, order.reply_queue, bytes(16), 0, delivery)
+        record = NewRecord(OUTCOME_TOPIC, command.reply_queue, bytes(16), 0, delivery)
         MemoryBackend.append(self.backend, [record], self.clock.monotonic() + 10).wait(10)

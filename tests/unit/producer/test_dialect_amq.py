@@ -25,10 +25,10 @@ def ask(now=NOW, **properties):
     return dialect_of(given, AMQ, now, ScheduleLimits())
 
 
-def deliveries(order, count):
+def deliveries(command, count):
     """Milliseconds after the send, of those in time."""
-    found, occurrence = [order.due_ms - NOW], 0
-    while len(found) < count and (following := next_after(order, occurrence, 0)):
+    found, occurrence = [command.due_ms - NOW], 0
+    while len(found) < count and (following := next_after(command, occurrence, 0)):
         occurrence = following.occurrence
         found.append(following.due_ms - NOW)
     return found
@@ -74,13 +74,13 @@ def test_without_a_wait_there_is_nothing_to_schedule():
 
 
 def test_a_repeat_of_minus_one_has_no_end():
-    order = ask(DELAY=1_000, PERIOD=1_000, REPEAT=-1)
-    assert len(deliveries(order, 500)) == 500
+    command = ask(DELAY=1_000, PERIOD=1_000, REPEAT=-1)
+    assert len(deliveries(command, 500)) == 500
 
 
 def test_a_zone_of_ours_beside_the_cron():
-    order = ask(CRON="0 9 * * *", ZONE="Asia/Shanghai")
-    assert datetime.fromtimestamp(order.due_ms // 1_000, UTC).hour == 1
+    command = ask(CRON="0 9 * * *", ZONE="Asia/Shanghai")
+    assert datetime.fromtimestamp(command.due_ms // 1_000, UTC).hour == 1
     assert "without a cron" in ask(DELAY=5, ZONE="Asia/Shanghai").text
 
 

@@ -53,15 +53,15 @@ def test_a_wait(value, wait):
 
 
 def test_weekdays_at_nine_in_shanghai():
-    order = ask(cron="0 9 * * MON-FRI", zone="Asia/Shanghai")
-    assert datetime.fromtimestamp(order.due_ms // 1_000, UTC).isoformat() == "2026-11-23T01:00:00+00:00"
+    command = ask(cron="0 9 * * MON-FRI", zone="Asia/Shanghai")
+    assert datetime.fromtimestamp(command.due_ms // 1_000, UTC).isoformat() == "2026-11-23T01:00:00+00:00"
 
 
 def test_everything_that_a_schedule_can_say():
-    order = ask(
+    command = ask(
         after="1s", period="10s", repeat=3, cron="0 * * * *", zone="UTC", occurrences=20, catch_up="skip"
     )
-    assert order.schedule == Schedule(1_000, 10_000, 3, "0 * * * *", "UTC", 20, "skip")
+    assert command.schedule == Schedule(1_000, 10_000, 3, "0 * * * *", "UTC", 20, "skip")
 
 
 def test_a_series_may_start_at_a_moment_or_now():

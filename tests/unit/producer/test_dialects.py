@@ -8,7 +8,7 @@ from ddmq_client.idl.codes import DELAY_DIALECT_PROPERTIES, Code
 from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.schedules import ScheduleLimits
 from proxy_producer.core.dialects import DIALECTS, dialect_of, dialects, without_dialects
-from proxy_producer.core.refusal import Refusal
+from proxy_producer.core.refusal import SendRefusal
 
 NOW = 1_795_289_273_456
 LIMITS = ScheduleLimits()
@@ -45,7 +45,7 @@ def test_names_of_a_dialect_are_never_delivered():
 
 def test_two_dialects_are_refused_by_name():
     refusal = dialect_of({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, ALL, NOW, LIMITS)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, SendRefusal)
     assert (refusal.code, refusal.reason) == (Code.ILLEGAL_MESSAGE, "delay_dialects_mixed")
     assert "AMQ_SCHEDULED_DELAY x-delay" in refusal.text
     assert dialect_of({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, dialects(["amq"]), NOW, LIMITS)
@@ -72,7 +72,7 @@ def test_a_dialect_beside_a_level_is_refused():
 )
 def test_limits_hold_for_every_dialect(properties, words):
     refusal = dialect_of(properties, ALL, NOW, LIMITS)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, SendRefusal)
     assert refusal.code == Code.ILLEGAL_MESSAGE
     assert refusal.text.startswith("FAILED: ")
     assert words in refusal.text
@@ -92,7 +92,7 @@ def test_an_unknown_dialect_is_named():
 def test_no_value_raises(properties):
     for name in DIALECTS:
         found = dialect_of(properties, dialects([name]), NOW, LIMITS)
-        assert found is None or isinstance(found, DelayCommand | Refusal)
+        assert found is None or isinstance(found, DelayCommand | SendRefusal)
 
 
 @given(

@@ -39,7 +39,7 @@ def test_a_full_topic_takes_no_delayed_message_until_it_is_free(rig: DelayRig, o
     assert rig.backend.sent == []
     tell(rig, 3, None)
     ask(rig, **more)
-    assert rig.order().topic == "orders"
+    assert rig.command().topic == "orders"
 
 
 def test_plain_sends_and_changes_go_on(rig: DelayRig) -> None:
@@ -49,11 +49,11 @@ def test_plain_sends_and_changes_go_on(rig: DelayRig) -> None:
     assert rig.records()[0].topic == "orders"
     ask(rig, action=2, timestamp=None, dmsgtype=None, uuid=None, uniqDelayMsgId=ID)
     until(lambda: len(rig.backend.sent) == 2)
-    assert rig.order(1).op == "cancel"
+    assert rig.command(1).op == "cancel"
 
 
 def test_what_does_not_parse_fills_nothing(rig: DelayRig) -> None:
     tell(rig, 1, b"{")
     tell(rig, 2, b'{"a": 1}')
     ask(rig)
-    assert rig.order().topic == "orders"
+    assert rig.command().topic == "orders"

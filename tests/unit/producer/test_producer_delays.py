@@ -1,4 +1,4 @@
-"""Delay orders: what is stored, what is answered, and when."""
+"""Delay commands: what is stored, what is answered, and when."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_a_cancel_names_no_time_that_no_add_can_have(rig):
     """What is kept of a cancel of an unknown id is kept until its times: they are the caller's to invent."""
     latest = rig.clock.wall_ms() // 1_000 + 62 * 86_400
     change(rig, uniqDelayMsgId=b"9999999999-3-9999999999-9-0-3-7-" + UUID.encode())
-    assert (rig.order().timestamp_s, rig.order().expire_s) == (latest, latest)
+    assert (rig.command().timestamp_s, rig.command().expire_s) == (latest, latest)
     call = change(rig, uniqDelayMsgId=b"%010d-3-%010d-9-0-3-7-" % (latest - 1, latest - 1) + UUID.encode())
-    order = rig.order(1)
-    assert (order.timestamp_s, order.expire_s, order.times) == (latest - 1, latest - 1, 9)
+    command = rig.command(1)
+    assert (command.timestamp_s, command.expire_s, command.times) == (latest - 1, latest - 1, 9)
     rig.backend.sent[1].answer()
     assert call.answer.uniqDelayMsgId.startswith(b"%010d-3-" % (latest - 1))
 
@@ -58,12 +58,12 @@ def test_a_cancel_names_no_time_that_no_add_can_have(rig):
 @pytest.mark.parametrize("wire", list(Wire))
 def test_an_add_is_answered_with_its_id_once_it_is_durable(rig, wire):
     call = ask(rig, wire=wire, body=b"\x00\xff body")
-    (record,), order = rig.records(), rig.order()
+    (record,), command = rig.records(), rig.command()
     shard = shard_of(UUID, 16)
     assert (record.topic, record.queue_id, record.key, record.tags) == (DELAY_TOPIC, shard, b"", b"")
-    assert (order.op, order.uuid, order.topic, order.kind) == ("add", UUID, "orders", ONCE)
-    assert (order.due_ms, order.timestamp_s, order.shard) == (1_700_000_060_000, 1_700_000_060, shard)
-    assert order.reply_queue == -1
+    assert (command.op, command.uuid, command.topic, command.kind) == ("add", UUID, "orders", ONCE)
+    assert (command.due_ms, command.timestamp_s, command.shard) == (1_700_000_060_000, 1_700_000_060, shard)
+    assert command.reply_queue == -1
     found = decode(record.delivery)
     assert (found.key, found.value, found.tag) == (b"", b"\x00\xff body", b"t")
     assert found.properties == {b"from_chronos": b"from_chronos"}
@@ -94,8 +94,13 @@ def test_properties_and_pressure_go_along(rig):
 @pytest.mark.parametrize(("kind", "interval"), [(LOOP, 3), (EXPONENTIAL, 2)])
 def test_loops_keep_what_makes_up_their_ids(rig, kind, interval):
     call = ask(rig, dmsgtype=kind, times=7, expire=1_700_009_999, interval=interval)
-    order = rig.order()
-    assert (order.kind, order.times, order.expire_s, order.interval_s) == (kind, 7, 1_700_009_999, interval)
+    command = rig.command()
+    assert (command.kind, command.times, command.expire_s, command.interval_s) == (
+        kind,
+        7,
+        1_700_009_999,
+        interval,
+    )
     rig.backend.sent[0].answer()
     shard = shard_of(UUID, 16)
     assert call.answer.uniqDelayMsgId.decode() == (
@@ -111,7 +116,7 @@ def test_whatever_a_loop_asks_for_its_id_can_be_cancelled(rig):
     found = parse_delay_id(call.answer.uniqDelayMsgId)
     assert (found.expire_s, found.interval_s) == (9_999_999_999, most)
     change(rig, uniqDelayMsgId=call.answer.uniqDelayMsgId)
-    assert rig.order().op == "cancel"
+    assert rig.command().op == "cancel"
 
 
 @pytest.mark.parametrize("name", ["dueMs", "delayMs", "periodMs", "repeat", "occurrencesMax", "hashId"])
@@ -147,8 +152,8 @@ def test_the_heartbeat_topic_takes_no_delay_and_stays_one_for_heartbeats(rig):
 
 def test_an_old_clients_cancel_is_answered_when_it_is_durable(rig):
     call = change(rig)
-    order, (record,) = rig.order(), rig.records()
-    assert (order.op, order.uuid, order.reply_queue, record.queue_id) == ("cancel", UUID, -1, 3)
+    command, (record,) = rig.command(), rig.records()
+    assert (command.op, command.uuid, command.reply_queue, record.queue_id) == ("cancel", UUID, -1, 3)
     assert decode(record.delivery).value == b""
     rig.backend.sent[0].answer()
     assert (call.answer.code, call.answer.uniqDelayMsgId, call.answer.outcome) == (0, ID, None)
@@ -158,8 +163,8 @@ def test_an_old_clients_cancel_is_answered_when_it_is_durable(rig):
 def test_an_old_servers_id_goes_where_its_shard_leads(rig):
     rig = DelayRig((*TOPICS[:3], TopicInfo(DELAY_TOPIC, 0, 4)), shards=4)
     change(rig, uniqDelayMsgId=ID.replace(b"-3-a4", b"-14-a4"))
-    (record,), order = rig.records(), rig.order()
-    assert (record.queue_id, order.shard) == (2, 14)
+    (record,), command = rig.records(), rig.command()
+    assert (record.queue_id, command.shard) == (2, 14)
     assert change(rig, uniqDelayMsgId=ID.replace(b"-3-a4", b"-16-a4")).answer.code == 34
 
 
@@ -172,11 +177,11 @@ def test_a_cancel_of_a_topic_nobody_knows_creates_nothing(rig):
 @pytest.mark.parametrize(("code", "more"), [(CANCELLED, {}), (ALREADY_FIRED, {"fired_at_ms": 17})])
 def test_our_clients_are_told_what_became_of_a_cancel(rig, code, more):
     call = change(rig, clientId=b"me", topic=None, body=None)
-    order = rig.order()
-    assert order.reply_queue >= 0
+    command = rig.command()
+    assert command.reply_queue >= 0
     rig.backend.sent[0].answer()
     assert call.open, "durable, but the outcome is not known yet"
-    rig.decide(order, code, **more)
+    rig.decide(command, code, **more)
     until(lambda: not call.open)
     assert (call.answer.code, call.answer.outcome) == (0, code)
     assert call.answer.firedAtMs == more.get("fired_at_ms")
@@ -185,7 +190,7 @@ def test_our_clients_are_told_what_became_of_a_cancel(rig, code, more):
 
 def test_an_outcome_that_comes_before_the_appends_answer(rig):
     call = change(rig, clientId=b"me")
-    rig.decide(rig.order(), CANCELLED)
+    rig.decide(rig.command(), CANCELLED)
     until(lambda: not call.open)
     rig.backend.sent[0].answer()
     assert call.answer.outcome == CANCELLED
@@ -194,11 +199,11 @@ def test_an_outcome_that_comes_before_the_appends_answer(rig):
 
 def test_out_of_time_with_the_order_durable_is_pending(rig):
     call = change(rig, clientId=b"me", timeout=200)
-    order = rig.order()
+    command = rig.command()
     rig.backend.sent[0].answer()
     rig.advance(0.3)
     assert (call.answer.code, call.answer.outcome) == (0, PENDING)
-    rig.decide(order, CANCELLED)
+    rig.decide(command, CANCELLED)
     until(lambda: rig.metrics.cell(catalogue.DELAY_OUTCOMES, "nobody").value == 1)
 
 
@@ -224,7 +229,7 @@ def test_past_the_bound_of_waiting_callers_the_answer_is_pending():
     rig = DelayRig(delay=DelayLimits(waiters_max=1))
     first, second = change(rig, clientId=b"me"), change(rig, clientId=b"me")
     rig.records(2)
-    assert rig.order(1).reply_queue == -1
+    assert rig.command(1).reply_queue == -1
     for sent in list(rig.backend.sent):
         sent.answer()
     assert first.open
@@ -234,19 +239,19 @@ def test_past_the_bound_of_waiting_callers_the_answer_is_pending():
 def test_many_wait_at_once_and_each_is_told_its_own(rig):
     calls = [change(rig, clientId=b"me") for _ in range(20)]
     rig.records(20)
-    orders = [rig.order(at) for at in range(20)]
-    assert len({order.reply_id for order in orders}) == 20
+    commands = [rig.command(at) for at in range(20)]
+    assert len({command.reply_id for command in commands}) == 20
     for at in reversed(range(20)):
         rig.backend.sent[at].answer()
-        rig.decide(orders[at], CANCELLED if at % 2 else ALREADY_FIRED, fired_at_ms=at)
+        rig.decide(commands[at], CANCELLED if at % 2 else ALREADY_FIRED, fired_at_ms=at)
     until(lambda: not any(call.open for call in calls))
     assert [call.answer.outcome for call in calls] == [ALREADY_FIRED, CANCELLED] * 10
 
 
 def test_our_adds_are_told_that_they_are_added(rig):
     call = ask(rig, clientId=b"me", timestamp=None, dueMs=NOW_MS + 1_234, fresh=True)
-    order = rig.order()
-    assert (order.kind, order.due_ms, order.timestamp_s) == (ONCE, NOW_MS + 1_234, 1_700_000_001)
+    command = rig.command()
+    assert (command.kind, command.due_ms, command.timestamp_s) == (ONCE, NOW_MS + 1_234, 1_700_000_001)
     rig.backend.sent[0].answer()
     assert (call.answer.outcome, call.answer.dueMs) == (1, NOW_MS + 1_234)
 
@@ -254,13 +259,13 @@ def test_our_adds_are_told_that_they_are_added(rig):
 def test_a_delay_counts_from_now(rig):
     rig.clock.advance(0.000_9)
     ask(rig, timestamp=None, delayMs=90_000)
-    assert rig.order().due_ms == NOW_MS + 90_001, "a part of a millisecond is rounded up"
+    assert rig.command().due_ms == NOW_MS + 90_001, "a part of a millisecond is rounded up"
 
 
 def test_the_longest_delay_is_taken_at_any_part_of_a_second(rig):
     rig.clock.advance(0.999_9)
     ask(rig, timestamp=None, delayMs=62 * 86_400_000)
-    assert rig.order().due_ms == NOW_MS + 62 * 86_400_000 + 1_000
+    assert rig.command().due_ms == NOW_MS + 62 * 86_400_000 + 1_000
     ask(rig, timestamp=None, delayMs=62 * 86_400_000 + 1_000)
     assert rig.calls[-1].answer.code == 33
 
@@ -271,9 +276,9 @@ class TestSchedules:
 
     def test_a_cron_with_its_zone(self, rig):
         call = self.schedule(rig, cron=b"0 9 * * 1-5", zone=b"Asia/Shanghai", key=b"k", partitionId=1)
-        order, (record,) = rig.order(), rig.records()
-        assert order.schedule == Schedule(cron="0 9 * * 1-5", zone="Asia/Shanghai")
-        assert (order.kind, order.partition) == (SCHEDULE, 1)
+        command, (record,) = rig.command(), rig.records()
+        assert command.schedule == Schedule(cron="0 9 * * 1-5", zone="Asia/Shanghai")
+        assert (command.kind, command.partition) == (SCHEDULE, 1)
         assert decode(record.delivery).key == b"k"
         rig.backend.sent[0].answer()
         # 15 November 2023, a Wednesday, 9:00 in Shanghai
@@ -283,9 +288,9 @@ class TestSchedules:
 
     def test_a_series(self, rig):
         self.schedule(rig, delayMs=5_000, periodMs=60_000, repeat=-1, occurrencesMax=9, catchUp=b"all")
-        order = rig.order()
-        assert order.schedule == Schedule(5_000, 60_000, -1, occurrences_max=9, catch_up="all")
-        assert order.due_ms == NOW_MS + 5_001
+        command = rig.command()
+        assert command.schedule == Schedule(5_000, 60_000, -1, occurrences_max=9, catch_up="all")
+        assert command.due_ms == NOW_MS + 5_001
 
     @pytest.mark.parametrize(
         ("fields", "code", "text"),
@@ -313,16 +318,16 @@ class TestSchedules:
 class TestChanges:
     def test_reschedule(self, rig):
         call = change(rig, action=100, dueMs=NOW_MS + 5_000, topic=None)
-        order = rig.order()
-        assert (order.op, order.uuid, order.due_ms) == ("reschedule", UUID, NOW_MS + 5_000)
+        command = rig.command()
+        assert (command.op, command.uuid, command.due_ms) == ("reschedule", UUID, NOW_MS + 5_000)
         rig.backend.sent[0].answer()
-        rig.decide(order, 1, due_ms=NOW_MS + 5_000)
+        rig.decide(command, 1, due_ms=NOW_MS + 5_000)
         until(lambda: not call.open)
         assert (call.answer.outcome, call.answer.dueMs) == (1, NOW_MS + 5_000)
 
     def test_fire_now(self, rig):
         change(rig, action=101, clientId=b"me", topic=None)
-        assert rig.order().op == "fire"
+        assert rig.command().op == "fire"
 
     def test_old_clients_have_no_such_actions(self, rig):
         assert change(rig, action=100, timestamp=1_700_000_060).answer.code == 32
@@ -335,7 +340,7 @@ class TestChanges:
     def test_only_our_callers_name_schedules(self, rig, ours):
         call = change(rig, uniqDelayMsgId=ID.replace(b"-2-", b"-5-", 1), clientId=b"me" if ours else None)
         if ours:
-            assert rig.order().kind == SCHEDULE
+            assert rig.command().kind == SCHEDULE
         else:
             assert call.answer.code == 31
 

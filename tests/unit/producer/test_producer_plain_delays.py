@@ -26,22 +26,22 @@ def rig() -> DelayRig:
 class TestDialects:
     def test_a_delay_in_other_words_becomes_an_order(self, rig):
         call = rig.send(properties={b"x-delay": b"5000", b"a": b"b"}, key=b"k", partitionId=3, clientId=b"me")
-        (record,), order = rig.records(), rig.order()
-        assert (record.topic, order.topic, order.kind) == (DELAY_TOPIC, "orders", SCHEDULE)
-        assert order.due_ms == rig.clock.wall_ms() + 5_001, "from the end of this millisecond"
-        assert (order.partition, order.shard) == (3, record.queue_id)
+        (record,), command = rig.records(), rig.command()
+        assert (record.topic, command.topic, command.kind) == (DELAY_TOPIC, "orders", SCHEDULE)
+        assert command.due_ms == rig.clock.wall_ms() + 5_001, "from the end of this millisecond"
+        assert (command.partition, command.shard) == (3, record.queue_id)
         found = decode(record.delivery)
         assert (found.key, found.properties) == (b"k", {b"a": b"b"})
         rig.backend.sent[0].answer()
         assert call.answer.code == 0
-        assert parse_delay_id(call.answer.delayId).uuid == order.uuid
+        assert parse_delay_id(call.answer.delayId).uuid == command.uuid
         assert call.answer.messageId == record.message_id.hex()
         assert call.answer.offset is None
         assert rig.counted("orders", 0) == 1
 
     def test_old_clients_see_a_plain_0(self, rig):
         call = rig.send(properties={b"AMQ_SCHEDULED_CRON": b"0 9 * * *"})
-        assert rig.order().schedule == Schedule(cron="0 9 * * *")
+        assert rig.command().schedule == Schedule(cron="0 9 * * *")
         rig.backend.sent[0].answer()
         assert (call.answer.code, call.answer.delayId, call.answer.messageId) == (0, None, None)
 
@@ -117,7 +117,7 @@ class TestTopicsOwnDialects:
     def test_from_the_start(self):
         rig = DelayRig([replace(TOPICS[0], delay_dialects=("ddmq",)), *TOPICS[1:]])
         rig.send(properties={b"deliver-after": b"5s"})
-        assert rig.order().due_ms == rig.clock.wall_ms() + 5_001
+        assert rig.command().due_ms == rig.clock.wall_ms() + 5_001
 
     @pytest.mark.parametrize(
         "asked",
@@ -134,7 +134,7 @@ class TestTopicsOwnDialects:
         rig.clock.advance(0.0009)
         sent_ms = rig.clock.wall_ms() + 0.9
         rig.send(properties=asked)
-        assert rig.order().due_ms >= sent_ms + (1_000 if b"TIMER_DELAY_SEC" in asked else 1)
+        assert rig.command().due_ms >= sent_ms + (1_000 if b"TIMER_DELAY_SEC" in asked else 1)
 
     def test_a_moment_in_this_millisecond_goes_at_once_and_the_next_one_waits(self):
         rig = DelayRig(delay=DelayLimits(dialects={"orders": ("rocketmq",)}))
@@ -166,10 +166,10 @@ class TestTopicsOwnDialects:
 class TestOldServers:
     def test_their_messages_go_through_the_delay_service(self, rig):
         call = rig.send(properties=CHRONOS, key=OLD_ID, clientId=b"me")
-        (record,), order = rig.records(), rig.order()
-        assert (record.topic, record.queue_id, order.shard) == (DELAY_TOPIC, 7, 7)
-        assert order.unless_cancelled == "a4207970-e5e1-11f1-a4e0-02fc00000001"
-        assert order.due_ms == rig.clock.wall_ms()
+        (record,), command = rig.records(), rig.command()
+        assert (record.topic, record.queue_id, command.shard) == (DELAY_TOPIC, 7, 7)
+        assert command.unless_cancelled == "a4207970-e5e1-11f1-a4e0-02fc00000001"
+        assert command.due_ms == rig.clock.wall_ms()
         assert (decode(record.delivery).key, decode(record.delivery).properties) == (OLD_ID, CHRONOS)
         rig.backend.sent[0].answer()
         assert (call.answer.code, call.answer.delayId) == (0, None)
@@ -177,9 +177,9 @@ class TestOldServers:
     def test_each_send_is_an_order_of_its_own_also_under_the_same_key(self, rig):
         for key in (OLD_ID, OLD_ID.replace(b"-4-30", b"-5-30"), OLD_ID):
             rig.send(properties=CHRONOS, key=key)
-        orders = [rig.order(at) for at in range(3) if rig.records(3)]
-        assert len({order.uuid for order in orders}) == 3, "a consumer that sends a message on is no resend"
-        assert len({order.unless_cancelled for order in orders}) == 1
+        commands = [rig.command(at) for at in range(3) if rig.records(3)]
+        assert len({command.uuid for command in commands}) == 3, "a consumer that sends on is no resend"
+        assert len({command.unless_cancelled for command in commands}) == 1
 
     @pytest.mark.parametrize("key", [b"k", b"", OLD_ID.replace(b"-7-a4", b"--7-a4")])
     def test_without_an_id_in_the_key_it_is_a_plain_send(self, rig, key):
@@ -190,7 +190,7 @@ class TestOldServers:
     def test_any_topic_takes_them(self, rig, topic):
         call = rig.send(topic=topic, properties=CHRONOS, key=OLD_ID)
         until(lambda: rig.backend.sent)
-        assert rig.order().topic == topic.decode()
+        assert rig.command().topic == topic.decode()
         rig.backend.sent[0].answer()
         assert call.answer.code == 0
 

@@ -21,7 +21,7 @@ SECONDS_BELOW = 100_000_000_000
 """A moment given as a number below this is in seconds, else in milliseconds (as seconds: the year 5138)."""
 
 
-class Wish(NamedTuple):
+class ParsedSchedule(NamedTuple):
     """`due_ms`: the first delivery, epoch milliseconds; None: as the schedule says, from now on. `relative`:
     it counts from now, too."""
 
