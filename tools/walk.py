@@ -45,11 +45,11 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    Route("send", "send", 38, 14),
-    Route("pull with acknowledgements", "pull_ack", 55, 20),
-    Route("acknowledgement, until it is durable", "ack", 45, 16),
+    Route("send", "send", 40, 14),
+    Route("pull with acknowledgements", "pull_ack", 58, 20),
+    Route("acknowledgement, until it is durable", "ack", 47, 16),
     Route("retry, until it is delivered again", "retry", 32, 16, ("pull_ack", "ack")),
-    Route("delayed message, until it is in its topic", "delay", 90, 24),
+    Route("delayed message, until it is in its topic", "delay", 94, 24),
     Route("an operator parks a key", "park", 46, 6, ("look",)),
     Route("any answer of the admin API", "look", 12, 8),
 )

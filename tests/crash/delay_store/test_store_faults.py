@@ -62,10 +62,12 @@ def test_what_comes_behind_a_gap_in_the_log_is_left_out(tmp_path: Path) -> None:
         while len(logs := sorted(store.folder.glob("*.log"))) < 2 or not numbers_of(logs[-1]):
             store.write(load.next())
         if copied(store.folder, copy):
-            break
+            logs = sorted(copy.glob("*.log"))
+            if len(logs) > 1 and numbers_of(logs[-1]):  # a flush may have removed the first one meanwhile
+                break
+            shutil.rmtree(copy)
     store.close()
     assert after_gap(copy) == []
-    logs = sorted(copy.glob("*.log"))
     os.truncate(logs[-2], 0)
     assert after_gap(copy) == logs[-1:]
     store = open_store(tmp_path / "delay", SHARD, 2, SMALL)
