@@ -21,7 +21,7 @@ from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group, PullWaiter
 from proxy_consumer.results.results import Results
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.reads import Held
+from proxy_consumer.subscription.reads import held_of
 from proxy_consumer.subscription.subscription import Subscription
 
 
@@ -224,7 +224,7 @@ class Pulls:
 
     def answer(self, pull: Pull, delivery: Delivery) -> None:
         """Hand messages out."""
-        held: Held = delivery.state.label
+        held = held_of(delivery.state)
         if pull.client is not None:
             delivery.lease.given_to(pull.client)
         next_offset = None

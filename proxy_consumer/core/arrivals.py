@@ -41,8 +41,8 @@ class Arrivals:
     def _take_faulty(self, state: QueueState, picked: Picked) -> Slice:
         """Messages that failed at the gate go the way of those that are read again; the others."""
         messages, faulty = picked.messages, set(picked.faulty)
-        if state.lane is not None:
-            state.faulty |= faulty  # in their chain's turn
+        if state.stream is not None:
+            state.stream.faulty |= faulty  # in their chain's turn
             return messages
         for offset in picked.faulty:
             state.jobs.release(offset)
@@ -84,7 +84,7 @@ def _known(jobs: QueueJobs) -> Callable[[int], bool]:
 
     def known(offset: int) -> bool:
         if offset in jobs.out:
-            return jobs.lane is None  # in a lane it takes its place, without being delivered
+            return jobs.stream is None  # in an ordered stream it takes its place, without being delivered
         job = jobs.jobs.get(offset)
         if job is not None and job.state is not JobState.RECORDED:
             return True

@@ -6,22 +6,19 @@ decided by the queue's jobs (jobs/queue_jobs.py); the queue is woken then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from proxy_consumer.core.jobs.leases import by_lease
 from proxy_consumer.core.rate import Rate
+from proxy_consumer.core.ready_queues import ReadyQueues
 from proxy_consumer.core.steps import QueueState
-
-Hear = Callable[[QueueState], None]
 
 
 class Outcomes:
-    """Of all queues of one PullBuffer: `wake` hears which of them were spoken of, `overtaken` where messages
-    may be finished that were read ahead, and `rate` gets back what nobody looked at."""
+    """Of all queues of one PullBuffer; `rate` gets back what nobody looked at."""
 
-    def __init__(self, wake: Hear, overtaken: Hear, rate: Rate) -> None:
-        self._wake = wake
-        self._overtaken = overtaken
+    def __init__(self, queues: ReadyQueues, rate: Rate) -> None:
+        self._queues = queues
         self._rate = rate
 
     def finish(
@@ -32,8 +29,8 @@ class Outcomes:
         for lease_id, group in by_lease(offsets, lease_ids):
             done += state.jobs.finish(group, lease_id, now)
         if done and state.jobs.handed_out > state.feed.next_offset():
-            self._overtaken(state)
-        self._wake(state)
+            state.drop_overtaken()
+        self._queues.heard(state)
         return done
 
     def fail(
@@ -52,13 +49,13 @@ class Outcomes:
             delay = delays_ms[index] if delays_ms and index < len(delays_ms) else -1
             reason = reasons[index] if reasons and index < len(reasons) else ""
             failed += state.jobs.fail(offset, lease_id or None, delay if delay >= 0 else None, now, reason)
-        self._wake(state)
+        self._queues.heard(state)
         return failed
 
     def give_up(self, state: QueueState, offset: int, lease_id: int, reason: str, error: str = "") -> bool:
         """Fail one message for good: dead letter without further retry; `reason` one word, `error` free."""
         given_up = state.jobs.give_up(offset, lease_id or None, reason, error)
-        self._wake(state)
+        self._queues.heard(state)
         return given_up
 
     def extend(self, state: QueueState, lease_ids: Sequence[int], now: float) -> int:
@@ -80,5 +77,5 @@ class Outcomes:
         for offset, lease_id in sorted(zip(offsets, lease_ids, strict=False), reverse=True):
             back += state.jobs.take_back(offset, lease_id)
         self._rate.spend(-back)
-        self._wake(state)
+        self._queues.heard(state)
         return back

@@ -10,36 +10,34 @@ Bounds (messages leased, their bytes, messages retrying, ack span, rate): at one
 result, a time-out or time itself brings the queue back.
 
 Without an order key a queue's messages go out in runs, straight from what was read. With one, the queue
-is a lane of an OrderScope, which decides what may go out (order/scope.py).
+is a stream of an OrderScope, which decides what may go out (order/scope.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.arrivals import Arrivals
 from proxy_consumer.core.gate import Gate
 from proxy_consumer.core.gathered import gather
-from proxy_consumer.core.jobs.leases import NEVER, Lease
+from proxy_consumer.core.jobs.leases import Lease
 from proxy_consumer.core.jobs.queue_jobs import LeasedRun, QueueJobs
 from proxy_consumer.core.jobs.retry import policy_of
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
-from proxy_consumer.core.order.lane import KeyReader, OrderedLane
-from proxy_consumer.core.order.scope import OrderScope
+from proxy_consumer.core.order.queue_stream import KeyReader, QueueStream
+from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.outcomes import Outcomes
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
 from proxy_consumer.core.ranges import Range
 from proxy_consumer.core.rate import Rate
+from proxy_consumer.core.ready_queues import ReadyQueues
 from proxy_consumer.core.redelivery import Redelivery
-from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, Purpose, QueueState, ReadRequest
+from proxy_consumer.core.steps import Delivery, Loaded, Purpose, QueueState, ReadPlan, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
 
 Step = Delivery | ReadRequest | EndsRequest
-Ordering = Callable[[QueueRef], tuple[OrderScope, KeyReader] | None]
 
 
 class PullBuffer:
@@ -53,59 +51,65 @@ class PullBuffer:
         lease_ids: Iterator[int],
         tally: Tally,
         held: Counter | None = None,
-        ordering: Ordering = lambda _: None,
         gate: Gate | None = None,
     ) -> None:
         """`read_ahead(wanted)`: how many records and bytes to read when `wanted` are asked for.
 
-        `held` counts the bytes of messages read and not delivered. `ordering` gives the scope of a queue
-        and the reader of its order keys, or None.
+        `held` counts the bytes of messages read and not delivered.
         """
         self._held: Counter = Count() if held is None else held
         self.budget = Budget()
         self.tally = tally
         self.queues: dict[QueueRef, QueueState] = {}
-        self._ready: deque[QueueState] = deque()
-        self._timed: dict[QueueState, None] = {}  # those with a lease or a retry, and some that had one
-        self._short: dict[OrderScope, None] = {}  # scopes that stopped to let others have a turn
+        self._ready = ReadyQueues()
         self._answer_bytes_max = answer_bytes_max
-        self._read_ahead = read_ahead
+        self._plan = ReadPlan(read_ahead, config.ack_span_max)
         self._lease_ids = lease_ids
-        self._ordering = ordering
-        self._gate = gate
         self._rate = Rate(config.rate_max)
         self._again = Redelivery(answer_bytes_max, tally)
         self._arrivals = Arrivals(tally)
-        self.outcomes = Outcomes(self._wake, self._overtaken, self._rate)
+        self._filter(gate)
+        self.outcomes = Outcomes(self._ready, self._rate)
         self.config = config
 
     def configure(self, config: SubscriptionDefaults) -> None:
         """New settings, effective from the next decision on; nothing is taken back."""
         self.config = config
+        self._plan.ack_span_max = config.ack_span_max
         self._rate.change(config.rate_max)
         for state in self.queues.values():
             state.jobs.policy = policy_of(config, retry_queue=state.retry_queue)
-            if state.lane is not None:
-                state.lane.scope.batch(state.lane, config.chain_batch)
-            self._wake(state)
+            if state.stream is not None:
+                self._ready.scopes[state].batch(state.stream, config.chain_batch)
+            self._ready.heard(state)
 
     def filter_by(self, gate: Gate | None) -> None:
         """Another gate: what was read and not delivered is read again, and judged by it."""
-        self._gate = gate
+        self._filter(gate)
         self.drop_read_ahead()
         for state in self.queues.values():
-            if state.lane is not None:
-                state.lane.forget_bytes()
-            self._wake(state)
+            state.forget_bytes()
+            self._ready.heard(state)
+
+    def _filter(self, gate: Gate | None) -> None:
+        self._gate = gate
+        self._plan.tags = None if gate is None else gate.tags
 
     # --- queues
 
     def assign(
-        self, queue: QueueRef, view: ProgressView, bounds: Bounds, *, retry_queue: bool = False
+        self,
+        queue: QueueRef,
+        view: ProgressView,
+        bounds: Bounds,
+        order: tuple[OrderScope, KeyReader] | None = None,
+        *,
+        retry_queue: bool = False,
     ) -> QueueState:
         """A queue is ours, with what progress recorded. Offsets below its first message are finished.
 
-        `retry_queue`: it is of `%RETRY%group`, where each message has one delivery.
+        `order`: its scope and the reader of its order keys; None without. `retry_queue`: it is of
+        `%RETRY%group`, where each message has one delivery.
         """
         start = bounds.min if view.committed is None else view.committed
         policy = policy_of(self.config, retry_queue=retry_queue)
@@ -115,19 +119,19 @@ class PullBuffer:
         finished_until = max(
             [start, *(end for _, end in view.finished), *(offset + 1 for offset in jobs.jobs)]
         )
-        state = QueueState(jobs, QueueFeed(start, finished_until, self._held))
+        feed = QueueFeed(start, finished_until, self._held)
+        state = QueueState(jobs, feed, self._plan, self._ready.ready)
         state.retry_queue = retry_queue
-        state.read_on = partial(self._read_on, state)
         if start < bounds.min:
             self._arrivals.skip_expired(state, bounds.min)
         self.queues[queue] = state
-        ordering = None if retry_queue else self._ordering(queue)
-        if ordering is not None:
-            scope, key_of = ordering
-            wake, unkeyed = partial(self._enter, state), self.tally.unkeyed
-            state.lane = jobs.lane = OrderedLane(scope, state, key_of, wake, unkeyed)
-            scope.add(state.lane, self.config.chain_batch, empty=start >= bounds.next)
-        self._wake(state)
+        if order is not None:
+            scope, key_of = order
+            stream = QueueStream(scope.ledger, queue, feed, key_of, self.tally.unkeyed)
+            state.stream = jobs.stream = stream
+            self._ready.scopes[state] = scope
+            scope.add(stream, state, self.config.chain_batch, empty=start >= bounds.next)
+        self._ready.heard(state)
         return state
 
     def revoke(self, queue: QueueRef) -> QueueState | None:
@@ -138,15 +142,18 @@ class PullBuffer:
         state.feed.drop_read_ahead()
         state.feed.state = FeedState.GONE
         state.again.clear()
-        state.jobs.lane = None
+        state.jobs.stream = None
         state.jobs.abandon()
-        self._timed.pop(state, None)
-        if state.lane is not None:
-            state.lane.scope.drop(state.lane)
-        if state.in_ready:
-            self._ready.remove(state)
-            state.in_ready = False
+        self._ready.forget(state)
         return state
+
+    def scope_of(self, state: QueueState) -> OrderScope | None:
+        """The ordered scope of a queue; None without one."""
+        return self._ready.scopes.get(state)
+
+    def scopes(self) -> list[OrderScope]:
+        """The ordered scopes of all queues, each once."""
+        return list(dict.fromkeys(self._ready.scopes.values()))
 
     # --- delivery
 
@@ -154,7 +161,7 @@ class PullBuffer:
         """The next thing to do for a client that wants up to `count` messages."""
         if not self.may_have:
             return None
-        config, ready = self.config, self._ready
+        config, ready = self.config, self._ready.ready
         room = self._rate.room(min(count, config.batch_max, config.concurrency - self.budget.leased), now)
         if room < 1:
             return None
@@ -166,13 +173,10 @@ class PullBuffer:
             visits += len(ready) - before - 1  # what a step wakes is visited too
             if isinstance(step, Delivery) or (step is None and only_again):
                 ready.rotate(-1)
-            elif step is not None and state.lane is not None and not state.lane.deliverable:
+            elif step is not None and state.stream is not None and not state.stream.deliverable:
                 return step  # it may have more to ask
             elif state.in_ready:
-                ready.remove(state)
-                state.in_ready = False
-                if step is not None and state.lane is not None:
-                    state.lane.scope.waiting_lanes.append(state.lane)
+                self._ready.stand_back(state, with_more=step is not None)
             if step is not None:
                 return step
         return None
@@ -182,7 +186,7 @@ class PullBuffer:
         """False: `take` is certain to give None until something happens."""
         config, budget = self.config, self.budget
         return (
-            bool(self._ready)
+            bool(self._ready.ready)
             and budget.leased < config.concurrency
             and budget.leased_bytes < config.in_flight_bytes_max
         )
@@ -191,26 +195,29 @@ class PullBuffer:
     def has_some(self) -> bool:
         """Whether something lies ready for the next who asks."""
         return self.may_have and any(
-            state.lane is not None and state.lane.deliverable for state in self._ready
+            state.stream is not None and state.stream.deliverable for state in self._ready.ready
         )
 
     @property
     def short(self) -> bool:
-        """Whether `take` stopped to let others have a turn, and should be called again soon."""
-        return any(scope.short for scope in self._short)
+        """Whether `take` stopped to let others go on, and should be called again soon."""
+        return self._ready.short
 
     def _step(self, state: QueueState, now: float, room: int, only_again: bool) -> Step | None:
-        if state.lane is not None and not state.lane.scope.open:
-            return None
+        stream, scope = state.stream, None
+        if stream is not None:
+            scope = self._ready.scopes[state]
+            if not scope.open:
+                return None
         again = self._step_again(state, now, room)
         if again is not None or only_again:
             return again
-        if state.lane is not None:
-            step = self._step_in_order(state, state.lane, now, room)
+        if stream is not None and scope is not None:
+            step = self._step_in_order(state, stream, scope, now, room)
             return self._step_again(state, now, room) if step is None else step
-        taken = state.feed.take(room, self._answer_bytes_max) if self._has_span(state) else None
+        taken = state.feed.take(room, self._answer_bytes_max) if state.has_span() else None
         if taken is None:
-            return self._read_on(state, room)
+            return state.read_on(room)
         return self._deliver(state, taken, now, redelivered=state.jobs.recorded > 0)
 
     def _step_again(self, state: QueueState, now: float, room: int) -> Delivery | ReadRequest | None:
@@ -221,7 +228,7 @@ class PullBuffer:
         step = self._again.next(state, room)
         if not isinstance(step, Slice):
             return step
-        late = set() if state.lane is None else state.lane.close(list(step.offsets))
+        late = set() if state.stream is None else state.close(state.stream, list(step.offsets))
         if late:
             kept = [at for at, offset in enumerate(step.offsets) if offset not in late]
             if not kept:
@@ -229,42 +236,30 @@ class PullBuffer:
             step = step.chosen(kept)
         return self._deliver(state, step, now, redelivered=True)
 
-    def _step_in_order(self, state: QueueState, lane: OrderedLane, now: float, room: int) -> Step | None:
-        if len(lane.deliverable) < room:
-            request = lane.scope.advance(lane, room - len(lane.deliverable))
-            if lane.scope.short:
-                self._short[lane.scope] = None
+    def _step_in_order(
+        self, state: QueueState, stream: QueueStream, scope: OrderScope, now: float, room: int
+    ) -> Step | None:
+        if len(stream.deliverable) < room:
+            request = scope.advance(stream, room - len(stream.deliverable))
+            if scope.short:
+                self._ready.stopped_short(scope)
             if request is not None:
                 return request
-        if not lane.deliverable:
+        if not stream.deliverable:
             return None
-        entries = lane.take(room, self._answer_bytes_max)
-        if not entries:
-            return self._step_in_order(state, lane, now, room)
-        offsets = [entry.offset for entry in entries]
-        messages = gather(offsets, [(entry.batch, entry.at) for entry in entries])
+        chosen = state.take_in_order(stream, room, self._answer_bytes_max)
+        if stream.ledger.made_room:
+            scope.go_on()
+        if not chosen:
+            return self._step_in_order(state, stream, scope, now, room)
+        offsets = [message.offset for message in chosen]
+        messages = gather(offsets, [(message.batch, message.at) for message in chosen])
         return self._deliver(state, messages, now, redelivered=state.jobs.recorded > 0)
-
-    def _has_span(self, state: QueueState) -> bool:
-        return state.feed.next_offset() - state.jobs.ack_map.committed < self.config.ack_span_max
-
-    def _read_on(self, state: QueueState, room: int) -> ReadRequest | None:
-        feed, ack_map = state.feed, state.jobs.ack_map
-        if feed.state is not FeedState.READABLE or not self._has_span(state):
-            return None
-        if feed.cursor < feed.finished_until:
-            feed.cursor = ack_map.unfinished_from(feed.cursor, 1)[0][0]
-        count, bytes_max = self._read_ahead(room)
-        feed.state = FeedState.READING
-        tags = None if self._gate is None else self._gate.tags
-        return ReadRequest(state, feed.cursor, count, bytes_max, Purpose.NEW, tags)
 
     def _deliver(self, state: QueueState, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
         lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000, now)
         state.lease(messages, lease)
-        self._timed[state] = None
-        if state.lane is not None:
-            state.lane.scope.made_room()
+        self._ready.leased(state)
         self.tally.delivered.value += len(messages.offsets)
         self._rate.spend(len(messages.offsets))
         return Delivery(state, messages, lease, redelivered)
@@ -278,16 +273,15 @@ class PullBuffer:
             return Loaded.GONE
         if request.purpose is Purpose.NEW:
             loaded = self._arrivals.loaded(state, batch, self._gate, not self.config.pressure_traffic)
-            if state.lane is not None:
-                state.lane.scope.answered(state.lane)
+            if state.stream is not None:
+                self._ready.scopes[state].answered(state.stream)
         elif request.purpose is Purpose.AGAIN:
             self._again.loaded(request, batch, self._gate, now)
             loaded = Loaded.DATA
         else:
-            assert state.lane is not None
-            state.lane.scope.looked_back(request, batch)
+            self._ready.scopes[state].looked_back(request, batch)
             loaded = Loaded.DATA
-        self._stir(state)
+        self._ready.heard_of_all(state)
         return loaded
 
     def read_failed(self, request: ReadRequest) -> None:
@@ -297,8 +291,8 @@ class PullBuffer:
             state.rereading = False
         elif request.purpose is Purpose.NEW and state.feed.state is FeedState.READING:
             state.feed.state = FeedState.STALLED
-        elif state.lane is not None:
-            state.lane.scope.read_failed()
+        elif state in self._ready.scopes:
+            self._ready.scopes[state].read_failed()
 
     # --- what clients have
 
@@ -308,82 +302,33 @@ class PullBuffer:
         `acked`: what they have acknowledged in time, and was not durable yet.
         """
         state.feed.finished_until = max(state.feed.finished_until, state.jobs.adopt(runs, acked, now))
-        self._wake(state)
-
-    def _overtaken(self, state: QueueState) -> None:
-        """Messages may be finished that were not delivered under this epoch: read with a sieve."""
-        state.jobs.overtaken = False
-        state.feed.drop_read_ahead()
-        state.feed.finished_until = max(state.feed.finished_until, state.jobs.handed_out)
+        self._ready.heard(state)
 
     # --- time and news
 
     def sweep(self, now: float) -> int:
         """Leases that ran out, retries that are due; returns how many messages timed out."""
-        expired = 0
-        for state in list(self._timed):
-            if state.jobs.next_event() <= now:
-                expired += state.jobs.expire(now)
-                state.jobs.move_due(now)
-                self._wake(state)
-        short, self._short = self._short, {}
-        for scope in short:
-            scope.short = False
-            scope.stir()
-        return expired
+        return self._ready.sweep(now)
 
     def next_event(self) -> float:
         """When `sweep` has something to do; may be early, never late. NEVER: nothing."""
-        soonest = self._rate.next_time()
-        for state in list(self._timed):
-            event = state.jobs.next_event()
-            if event == NEVER:
-                del self._timed[state]
-            soonest = min(soonest, event)
-        return soonest
+        return min(self._rate.next_time(), self._ready.next_event())
 
     def data_arrived(self, state: QueueState) -> None:
         """There may be messages past the end seen last, or what failed may work again."""
         if state.feed.state in (FeedState.TAIL, FeedState.STALLED):
             state.feed.state = FeedState.READABLE
-        if state.lane is not None:
-            state.lane.scope.retry()
-        self._stir(state)
+        if state in self._ready.scopes:
+            self._ready.scopes[state].retry()
+        self._ready.heard_of_all(state)
 
     def buried(self, state: QueueState, job: UpstreamJob) -> None:
         """The dead letter and its finish are durable."""
         state.jobs.buried(job)
-        self._wake(state)
+        self._ready.heard(state)
 
     def drop_read_ahead(self) -> None:
         """Forget messages read but not delivered."""
         for state in self.queues.values():
             state.feed.drop_read_ahead()
             state.again.clear()
-
-    def _stir(self, state: QueueState) -> None:
-        """Wake the queue, and its ordered scope, which may have waited for it."""
-        self._wake(state)
-        if state.lane is not None:
-            state.lane.scope.stir()
-
-    def _wake(self, state: QueueState) -> None:
-        """Something was heard of a queue."""
-        self._timed[state] = None
-        if state.jobs.overtaken:
-            self._overtaken(state)
-        if state.lane is not None and state.feed.state is not FeedState.GONE:
-            state.lane.scope.hear(state.lane)
-        self._enter(state)
-
-    def _enter(self, state: QueueState) -> None:
-        if state.in_ready or state.feed.state is FeedState.GONE:
-            return
-        if (
-            state.lane is not None
-            or state.jobs.ready
-            or state.feed.buffered
-            or state.feed.state is FeedState.READABLE
-        ):
-            state.in_ready = True
-            self._ready.append(state)

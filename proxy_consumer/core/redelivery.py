@@ -78,7 +78,7 @@ class Redelivery:
             refusal = None if gate is None else gate.judge(batch.deliveries[index])
             if refusal is None:
                 state.again[offset] = (batch, index)
-            elif refusal.fault and not (jobs.lane is None or jobs.lane.leads(offset)):
+            elif refusal.fault and not (jobs.stream is None or jobs.stream.leads(offset)):
                 jobs.step_back(offset)  # it fails when its turn comes; those behind it must not go before
             elif refusal.fault:
                 jobs.refuse(offset, now, refusal.fault)

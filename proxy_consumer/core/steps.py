@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from backend.records import ReadBatch
 from proxy_consumer.core.jobs.leases import Lease
 from proxy_consumer.core.jobs.queue_jobs import QueueJobs
-from proxy_consumer.core.order.lane import OrderedLane
-from proxy_consumer.core.queue_feed import QueueFeed, Slice
+from proxy_consumer.core.order.queue_stream import QueueStream, ReadyMessage
+from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
 from proxy_consumer.core.ranges import ascending_ranges
-
-if TYPE_CHECKING:
-    from proxy_consumer.core.order.scope import OrderScope
 
 
 class Purpose(Enum):
@@ -25,30 +23,59 @@ class Purpose(Enum):
     LOOK_BACK = "look back"  # what waits in chains (order/rescan.py)
 
 
+class ReadPlan:
+    """How a subscription reads new messages.
+
+    `ahead(wanted)`: how many records and bytes to read when `wanted` are asked for. `tags`: hand on to the
+    backend's read. `ack_span_max`: how far past the committed offset.
+    """
+
+    __slots__ = ("ack_span_max", "ahead", "tags")
+
+    def __init__(self, ahead: Callable[[int], tuple[int, int]], ack_span_max: int) -> None:
+        self.ahead = ahead
+        self.ack_span_max = ack_span_max
+        self.tags: frozenset[int] | None = None
+
+
 class QueueState:
     """One queue of the subscription: what was read of it, and its unfinished messages.
 
-    `lane`: its place in an ordered scope, None without an order key. `again`: messages read for
-    redelivery and not delivered, by offset. `faulty`: offsets read that a gate refused with a fault.
+    `stream`: its place in an ordered scope, None without an order key. `again`: messages read for
+    redelivery and not delivered, by offset. `label` is the shell's: it finds it again with a delivery.
     """
 
     __slots__ = (
-        "again", "faulty", "feed", "in_ready", "jobs", "label", "lane", "queue", "read_on",
-        "rereading", "retry_queue",
+        "_plan", "_ready", "again", "feed", "in_ready", "jobs", "label", "queue", "rereading", "retry_queue",
+        "stream",
     )  # fmt: skip
 
-    def __init__(self, jobs: QueueJobs, feed: QueueFeed) -> None:
+    def __init__(self, jobs: QueueJobs, feed: QueueFeed, plan: ReadPlan, ready: deque[QueueState]) -> None:
+        """`ready`: the queues of the subscription that may have something, served in turn."""
         self.queue = jobs.queue
         self.jobs = jobs
         self.feed = feed
-        self.lane: OrderedLane | None = None
+        self.stream: QueueStream | None = None
         self.again: dict[int, tuple[ReadBatch, int]] = {}
-        self.faulty: set[int] = set()
         self.retry_queue = False  # of %RETRY%group
         self.rereading = False  # a read for redelivery is under way
         self.in_ready = False
-        self.label: Any = None  # whatever the shell wants to find again with a delivery
-        self.read_on: Callable[[int], ReadRequest | None] = lambda _: None  # the next read of new messages
+        self.label: object = None
+        self._plan = plan
+        self._ready = ready
+
+    def wake(self) -> None:
+        """Stand among the ready queues, if there may be something to do."""
+        if self.in_ready or self.feed.state is FeedState.GONE:
+            return
+        if (
+            self.stream is not None
+            or self.jobs.ready
+            or self.feed.buffered
+            or self.feed.state is FeedState.READABLE
+        ):
+            self.in_ready = True
+            self._ready.append(self)
 
     def lease(self, messages: Slice, lease: Lease) -> None:
         """These messages of the queue go out under this lease."""
@@ -61,6 +88,67 @@ class QueueState:
             size = sum(map(len, messages.deliveries[at : at + end - start]))
             self.jobs.lease(start, end, size, lease)
             at += end - start
+
+    # --- reading on
+
+    def has_span(self) -> bool:
+        """Whether messages past the last one may go out already."""
+        return self.feed.next_offset() - self.jobs.ack_map.committed < self._plan.ack_span_max
+
+    def read_on(self, room: int) -> ReadRequest | None:
+        """The next read of new messages, which is under way then; None when there is none to make."""
+        feed, plan = self.feed, self._plan
+        if feed.state is not FeedState.READABLE or not self.has_span():
+            return None
+        if feed.cursor < feed.finished_until:
+            feed.cursor = self.jobs.ack_map.unfinished_from(feed.cursor, 1)[0][0]
+        count, bytes_max = plan.ahead(room)
+        feed.state = FeedState.READING
+        return ReadRequest(self, feed.cursor, count, bytes_max, Purpose.NEW, plan.tags)
+
+    def drop_overtaken(self) -> None:
+        """Messages may be finished that were not delivered under this epoch: read with a sieve."""
+        self.jobs.overtaken = False
+        self.feed.drop_read_ahead()
+        self.feed.finished_until = max(self.feed.finished_until, self.jobs.handed_out)
+
+    # --- what lies ready in an ordered stream
+
+    def take_in_order(self, stream: QueueStream, count: int, bytes_max: int) -> list[ReadyMessage]:
+        """Up to `count` messages in order, as many as fit; none when all had to wait for their heads."""
+        chosen = stream.take(count, bytes_max)
+        if stream.ledger.table.batch == 1:
+            return chosen
+        late = self.close(stream, [message.offset for message in chosen])
+        return [message for message in chosen if message.offset not in late] if late else chosen
+
+    def close(self, stream: QueueStream, offsets: list[int]) -> set[int]:
+        """These are to go into an answer: those of them that do not, as they stand behind others."""
+        behind = stream.close(offsets)
+        for offset in behind:
+            self.jobs.send_back(offset)
+        return set(behind).intersection(offsets) if behind else set()
+
+    def hold(self, offset: int) -> None:
+        """The job's key was set aside; one that a client has is held when it comes back."""
+        self._withdraw(offset)
+        self.jobs.hold(offset)
+
+    def dead_letter(self, offset: int, reason: str) -> None:
+        """The job goes to the dead letters, wherever it is; its chain goes on when it is there."""
+        self._withdraw(offset)
+        self.jobs.bury_now(offset, reason)
+
+    def _withdraw(self, offset: int) -> None:
+        """Take a job out of what lies ready; it would be read again."""
+        if self.stream is not None and self.stream.unready(offset):
+            self.jobs.release(offset)
+
+    def forget_bytes(self) -> None:
+        """Deliver what lies ready by reading it again (a filter changed, or others need the room)."""
+        if self.stream is not None:
+            for offset in self.stream.unready_all():
+                self.jobs.release(offset)
 
 
 class ReadRequest(NamedTuple):
@@ -75,14 +163,6 @@ class ReadRequest(NamedTuple):
     bytes_max: int
     purpose: Purpose
     tags: frozenset[int] | None = None
-
-
-class EndsRequest(NamedTuple):
-    """The shell asks for the bounds of these lanes' queues, all at once, and calls the scope's `ends`."""
-
-    scope: OrderScope
-    lanes: Sequence[OrderedLane]
-    number: int  # of the scope's reads
 
 
 class Delivery:

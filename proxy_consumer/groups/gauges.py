@@ -265,12 +265,12 @@ def blocked(subscription: Subscription, now: float) -> tuple[int, float]:
     """How many order keys stand still here because their head failed or was set aside, and for how many
     seconds the longest of them has. A head that is in flight for the first time blocks nothing yet."""
     count, longest = 0, 0.0
-    for lane in subscription.lanes():
-        if not lane.busy:
+    for state, stream in subscription.streams():
+        if not stream.busy:
             continue
-        for offset, job in lane.state.jobs.jobs.items():
+        for offset, job in state.jobs.jobs.items():
             stopped = job.fails or job.timeouts or job.state in (JobState.HELD, JobState.BURYING)
-            if stopped and offset in lane.busy and lane.leads(offset):
+            if stopped and offset in stream.busy and stream.leads(offset):
                 count += 1
                 longest = max(longest, now - job.since if job.since else 0.0)
     return count, longest

@@ -54,5 +54,5 @@ def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> Live
 def _unread(held: QueueState, offset: int, failed: int) -> str:
     if failed:
         return RETRYING
-    behind = held.lane is not None and offset < held.feed.cursor
+    behind = held.stream is not None and offset < held.feed.cursor
     return BEHIND_KEY if behind else NOT_YET

@@ -22,12 +22,13 @@ from proxy_consumer.completions import all_of
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob
 from proxy_consumer.core.order.chains import Chain, ChainTable
-from proxy_consumer.core.order.lane import KeyReader, OrderedLane
+from proxy_consumer.core.order.queue_stream import KeyReader, QueueStream
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.order_keys.reader import QID, key_reader
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.reads import held_of
 
 if TYPE_CHECKING:
     from proxy_consumer.groups.group import Group
@@ -111,7 +112,7 @@ class SubscriptionOrder:
             single=single,
         )
         scope.open = False
-        scope.action.parked_keys = self._group.ordering.parked
+        scope.ledger.parked_keys = self._group.ordering.parked
         return scope
 
     def forget(self) -> None:
@@ -133,15 +134,15 @@ class SubscriptionOrder:
             return
         if self._subscription.halted:
             return
-        for scope in {id(lane.scope): lane.scope for lane in self._subscription.lanes()}.values():
+        for scope in self._subscription.buffer.scopes():
             if self.starts_anew(scope):
                 start_anew([self._subscription])
                 return
             _set_open(scope, self.ready)
 
     def starts_anew(self, scope: OrderScope) -> bool:
-        """Whether nobody needs to be waited for any more, of those that a torn scope has lost."""
-        return scope.torn and (scope.returned or self._runtime.now() >= self.torn_until)
+        """Whether nobody needs to be waited for any more, of those that an invalid scope has lost."""
+        return scope.invalid and (scope.returned or self._runtime.now() >= self.torn_until)
 
 
 def start_anew(subscriptions: Iterable[Subscription]) -> None:
@@ -168,7 +169,7 @@ def start_anew(subscriptions: Iterable[Subscription]) -> None:
 
 
 def _set_open(scope: OrderScope, is_open: bool) -> None:
-    is_open = is_open and not scope.torn
+    is_open = is_open and not scope.invalid
     if scope.open != is_open:
         scope.set_open(is_open)
 
@@ -193,7 +194,7 @@ class GroupOrdering:
         shared, members = self.shared, self.members()
         if any(each.halted for each in members):
             return
-        if shared is None or not shared.lanes:
+        if shared is None or not shared.queues:
             self.shared = None
         elif all(each.order.starts_anew(shared) for each in members):
             start_anew(members)
@@ -210,14 +211,15 @@ class GroupOrdering:
         else:
             self._aside[setting] = value.decode()
         before, self.parked = self.parked, frozenset(self._aside.values())
-        for lane in self._lanes():
-            lane.scope.action.parked_keys = self.parked
-            for offset, chain in list(lane.busy.items()):
+        for scope in self._scopes():
+            scope.ledger.parked_keys = self.parked
+        for state, stream in self._streams():
+            for offset, chain in list(stream.busy.items()):
                 if chain.key in self.parked and chain.key not in before:
-                    lane.hold(offset)
+                    state.hold(offset)
                 elif chain.key in before and chain.key not in self.parked:
-                    lane.state.jobs.replay(offset)
-                    lane.wake()
+                    state.jobs.replay(offset)
+                    state.wake()
         self._group.serve()
 
     def park(self, key: str) -> Completion[list[AppendResult]]:
@@ -235,9 +237,9 @@ class GroupOrdering:
         heads = self._heads(key)
         if key not in self.parked and not heads:
             raise self._not_here(key)
-        for lane, offset in heads:
-            lane.state.jobs.replay(offset)
-            lane.wake()
+        for state, offset in heads:
+            state.jobs.replay(offset)
+            state.wake()
         self._group.serve()
         return self._store(key, None) if key in self.parked else None
 
@@ -247,14 +249,11 @@ class GroupOrdering:
         if not heads:
             raise self._not_here(key)
         moved: list[Completion[None]] = []
-        touched: dict[int, QueueState] = {}
-        for lane, offset in heads:
-            lane.bury(offset, REASON_SKIPPED)
-            undertaker = lane.state.label.subscription.undertaker
-            moved.append(undertaker.watch(lane.state.jobs.jobs[offset]))
-            touched[id(lane.state)] = lane.state
-        for state in touched.values():
-            state.label.subscription.settle_up((state,))
+        for state, offset in heads:
+            state.dead_letter(offset, REASON_SKIPPED)
+            moved.append(held_of(state).subscription.undertaker.watch(state.jobs.jobs[offset]))
+        for state in dict.fromkeys(state for state, _ in heads):
+            held_of(state).subscription.settle_up((state,))
         return all_of(moved)
 
     def _store(self, key: str, value: bytes | None) -> Completion[list[AppendResult]]:
@@ -272,58 +271,62 @@ class GroupOrdering:
 
     # --- looking
 
-    def _lanes(self) -> Iterator[OrderedLane]:
+    def _streams(self) -> Iterator[tuple[QueueState, QueueStream]]:
         for subscription in self._group.subscriptions.values():
-            yield from subscription.lanes()
+            yield from subscription.streams()
 
-    def _heads(self, key: str) -> list[tuple[OrderedLane, int]]:
+    def _scopes(self) -> Iterable[OrderScope]:
+        buffers = (subscription.buffer for subscription in self._group.subscriptions.values())
+        return dict.fromkeys(scope for buffer in buffers for scope in buffer.scopes())
+
+    def _heads(self, key: str) -> list[tuple[QueueState, int]]:
         found = []
-        for scope in {id(lane.scope): lane.scope for lane in self._lanes()}.values():
+        for scope in self._scopes():
             chain = scope.table.get(key)
             if chain is not None:
-                found += chain.heads[:1]
+                found += [(scope.queues[stream], offset) for stream, offset in chain.heads[:1]]
         return found
 
     def blocked(self, limit: int) -> list[BlockedKey]:
         """Keys whose head failed, is parked or has others behind it; longest first, ready ones last."""
         now, wall_ms = self._runtime.now(), self._runtime.clock.wall_ms()
         rows = []
-        for lane in self._lanes():
-            for offset, chain in lane.busy.items():
-                row = self._row(lane, offset, chain)
+        for state, stream in self._streams():
+            for offset, chain in stream.busy.items():
+                row = self._row(state, offset, chain)
                 if row is not None:
                     rows.append(row)
         rows.sort(key=_age)  # those that nobody got yet are as old as `now`
         return [make(now, wall_ms) for _, make in rows[:limit]]
 
     def _row(
-        self, lane: OrderedLane, offset: int, chain: Chain[OrderedLane]
+        self, state: QueueState, offset: int, chain: Chain[QueueStream]
     ) -> tuple[float, Callable[[float, int], BlockedKey]] | None:
-        if chain.heads[:1] != [(lane, offset)]:
+        if chain.heads[:1] != [(state.stream, offset)]:
             return None
-        jobs = lane.state.jobs
+        jobs = state.jobs
         job, lease = jobs.jobs.get(offset), jobs.leases.lease_of(offset)
         tried = job is not None and (job.tried or job.state in (JobState.HELD, JobState.BURYING))
         if not tried and not chain.waits:
             return None
-        config = lane.state.label.subscription.config
+        config = held_of(state).subscription.config
         since = job.since if job is not None and job.since else self._runtime.now()
         if lease is not None:
             since = min(since, lease.deadline - config.ack_timeout_ms / 1000)
-        state = (
+        shown = (
             "in flight" if lease is not None else _STATES[job.state] if job is not None and tried else READY
         )
 
         def make(now: float, wall_ms: int) -> BlockedKey:
-            queue = lane.state.queue
+            queue = state.queue
             return BlockedKey(
                 key=chain.key,
                 topic=queue.topic,
                 queue_id=queue.queue_id,
                 offset=offset,
-                since_ms=0 if state is READY else wall_ms - int((now - since) * 1000),
+                since_ms=0 if shown is READY else wall_ms - int((now - since) * 1000),
                 attempts=jobs.attempt(offset) - (0 if lease is not None else 1),
-                state=state,
+                state=shown,
                 error="" if job is None else job.error or job.reason or _silence(job),
                 waiting=len(chain.parked),
                 more=bool(chain.unindexed),

@@ -170,9 +170,10 @@ class Stalled:
             return True
         if subscription.order.open_at > runtime.now() or _is_busy(state):
             return True
-        if state.lane is None or self._unpulled(subscription):
+        scope = subscription.buffer.scope_of(state)
+        if scope is None or self._unpulled(subscription):
             return False
-        return bool(group.ordering.parked) or any(_is_busy(lane.state) for lane in state.lane.scope.lanes)
+        return bool(group.ordering.parked) or any(map(_is_busy, scope.queues.values()))
 
     def _unpulled(self, subscription: Subscription) -> tuple[str, ...]:
         """Topics that share its chains, have messages, and are pulled by nobody."""

@@ -30,7 +30,7 @@ from proxy_consumer.groups.group import PullWaiter
 from proxy_consumer.push.verdict import DONE, Kind, Pushed, Sink, Verdict
 from proxy_consumer.results.commits import ProgressCommit, collect
 from proxy_consumer.runtime import log
-from proxy_consumer.subscription.reads import Held
+from proxy_consumer.subscription.reads import held_of
 
 if TYPE_CHECKING:
     from proxy_consumer.actions.chain import Chain
@@ -148,7 +148,7 @@ class PushRunner(PullWaiter):
     # --- one message
 
     def _begin(self, raw: bytes, state: QueueState, offset: int, lease_id: int, attempt: int) -> None:
-        held: Held = state.label
+        held = held_of(state)
         context = held.place.context
         place = Place(context.topic, context.groupId, context.qid, offset, self._source)
         try:

@@ -10,6 +10,7 @@ from backend.records import AppendResult, CommitBatch, ProgressDelta
 from ddmq_common.errors import FencedError, RemoteError
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.reads import held_of
 
 if TYPE_CHECKING:
     from proxy_consumer.subscription.subscription import Subscription
@@ -119,7 +120,7 @@ class ProgressCommit(Completion[list[AppendResult]]):
             part.subscription.refence(part.state, checked)
 
     def _again(self) -> None:
-        if any(part.state.label.lost for part in self._parts):
+        if any(held_of(part.state).lost for part in self._parts):
             for part in self._parts:
                 part.subscription.owe()
             self._finish(RemoteError("a queue was lost while its results were on their way; send them again"))

@@ -13,8 +13,9 @@ from backend.completion import Completion
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.errors import DrainingError
 from ddmq_common.metrics.catalogue import SKIPPED
+from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.ranges import ranges_of
-from proxy_consumer.core.steps import EndsRequest, Loaded, Purpose, QueueState, ReadRequest
+from proxy_consumer.core.steps import Loaded, Purpose, QueueState, ReadRequest
 from proxy_consumer.departures.trail import is_of_another_life
 from proxy_consumer.runtime import log
 from proxy_consumer.subscription.reads import DataWait, QueueRead
@@ -39,13 +40,13 @@ class Reading:
 
     def ask_ends(self, request: EndsRequest) -> None:
         """Ask the backend where queues end, for a PullBuffer that reads them merged."""
-        asked = self._runtime.backend.bounds([lane.state.queue for lane in request.lanes])
+        asked = self._runtime.backend.bounds([state.queue for state in request.states])
         inline = True
 
         def answered(found: Completion[list[Bounds | None]]) -> None:
             if found.error is not None:
                 request.scope.ends_failed()
-                self._stall(request.lanes[0].state, found.error)
+                self._stall(request.states[0], found.error)
                 return
             request.scope.ends(request, found.value)
             if not inline:

@@ -31,6 +31,13 @@ class Held:
         self.key = (place.context.topic.encode(), place.context.qid.encode())
 
 
+def held_of(state: QueueState) -> Held:
+    """The queue of a PullBuffer as clients name it."""
+    held = state.label
+    assert isinstance(held, Held)
+    return held
+
+
 class QueueRead(Completion[ReadBatch]):
     """One read; `inline` while the call that started it has not returned."""
 

@@ -15,9 +15,10 @@ from ddmq_common.names import retry_qid, retry_topic
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
-from proxy_consumer.core.order.lane import OrderedLane
+from proxy_consumer.core.order.queue_stream import QueueStream
+from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import Delivery, EndsRequest, QueueState
+from proxy_consumer.core.steps import Delivery, QueueState
 from proxy_consumer.departures.retry_queues import retry_queue_of
 from proxy_consumer.departures.undertaker import Undertaker
 from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharing_of, start_anew
@@ -35,7 +36,7 @@ from proxy_consumer.subscription.handover import (
 )
 from proxy_consumer.subscription.next_offsets import NextOffsets
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading
-from proxy_consumer.subscription.reads import Held
+from proxy_consumer.subscription.reads import Held, held_of
 from proxy_consumer.subscription.seat import RETRY_S, Seat
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ class Subscription:
             runtime.lease_ids,
             runtime.tally(group.name, topic),
             runtime.held,
-            self.order.of,
             gate_of(config),
         )
         self._handed = runtime.handed_out(group.name, topic, self.buffer.tally)
@@ -193,11 +193,11 @@ class Subscription:
         """Whether `state` is still what we hold of its queue."""
         return self.buffer.queues.get(state.queue) is state
 
-    def lanes(self) -> Iterator[OrderedLane]:
+    def streams(self) -> Iterator[tuple[QueueState, QueueStream]]:
         """The queues that are in an ordered scope."""
         for state in self.buffer.queues.values():
-            if state.lane is not None:
-                yield state.lane
+            if state.stream is not None:
+                yield state, state.stream
 
     # --- queues
 
@@ -208,7 +208,8 @@ class Subscription:
         if view.committed is not None and known is None and epoch > 1 and self.config.scope:
             wait_s = self.config.handover_wait_ms / 1000
             self.order.open_at = max(self.order.open_at, self.runtime.now() + wait_s)
-        state = self.buffer.assign(queue, view, bounds, retry_queue=seat.retry)
+        order = None if seat.retry else self.order.of(queue)
+        state = self.buffer.assign(queue, view, bounds, order, retry_queue=seat.retry)
         state.jobs.epoch = epoch
         self._next_offsets.note(queue, bounds.next)
         runtime = self.runtime
@@ -272,7 +273,7 @@ class Subscription:
         self._next_offsets.forget(queue)
         state = self.buffer.revoke(queue)
         if state is not None:
-            self.group.forget(state.label)
+            self.group.forget(held_of(state))
         self.reading.forget(queue)
 
     def lives(self, queue: QueueRef) -> bool:
@@ -283,16 +284,17 @@ class Subscription:
     def let_go(self, queue: QueueRef) -> None:
         """A queue leaves and may come back: what shares its chains waits until that is known."""
         state, now = self.buffer.queues.get(queue), self.runtime.now()
-        if state is not None and state.lane is not None:
+        scope = None if state is None else self.buffer.scope_of(state)
+        if scope is not None:
             if self.lives(queue):
-                state.lane.scope.tear()
+                scope.invalidate()
                 self.order.torn_until = now + LOST_S
             self.runtime.agenda.set(self, max(now + SOON_S, self.order.torn_until))
         self.drop(queue)
 
     def remember_lost(self, state: QueueState) -> None:
         """What clients hold of a queue that goes may still be acknowledged when it comes back."""
-        held: Held = state.label
+        held = held_of(state)
         held.lost = True
         until = max(state.jobs.handed_out, state.feed.next_offset())
         self._handed_out[state.queue] = (state.jobs.generation, until)
@@ -328,8 +330,7 @@ class Subscription:
             if isinstance(step, EndsRequest):
                 self.reading.ask_ends(step)
                 continue
-            held: Held | None = step.state.label
-            (self if held is None else held.subscription).reading.read(step)
+            held_of(step.state).subscription.reading.read(step)
         self.runtime.agenda.set(self, now + SOON_S)
         return None
 

@@ -24,10 +24,10 @@ from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecor
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.gate import FILTERED, Refusal
 from proxy_consumer.core.order.chains import ChainTable
-from proxy_consumer.core.order.lane import OrderedLane
-from proxy_consumer.core.order.scope import OrderScope
+from proxy_consumer.core.order.queue_stream import QueueStream
+from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import Delivery, EndsRequest, Loaded, ReadRequest
+from proxy_consumer.core.steps import Delivery, Loaded, ReadRequest
 from proxy_consumer.core.tally import Tally
 from proxy_consumer.groups.gauges import blocked
 from tests.examples import examples
@@ -136,14 +136,14 @@ class OrderMachine(RuleBasedStateMachine):
             batch_max=BATCH,
             concurrency=10,
         )
-        table: ChainTable[OrderedLane] = ChainTable(self.batch, 2, 6)
+        table: ChainTable[QueueStream] = ChainTable(self.batch, 2, 6)
         self.scope = OrderScope(table, merged=self.merged, look_max=5)
         self.buffer: Any = self.new_buffer(config)
         self.tails: set[int] = set()
         self.open_reads: list[ReadRequest | EndsRequest] = []
         for number, queue in enumerate(self.queues):
             view = self.durable[number].view()
-            self.buffer.assign(self.refs[number], view, Bounds(0, len(queue)))
+            self.buffer.assign(self.refs[number], view, Bounds(0, len(queue)), (self.scope, key_of))
         for message in self.messages:
             if message.state != "done":
                 spent = message.tries >= DELIVERIES_MAX
@@ -158,11 +158,10 @@ class OrderMachine(RuleBasedStateMachine):
             self.lease_ids,
             Tally(),
             None,
-            lambda _: (self.scope, key_of),
             self.gate,
         )
 
-    def lane_state(self, number: int) -> Any:
+    def queue_state(self, number: int) -> Any:
         return self.buffer.queues[self.refs[number]]
 
     def blocked(self, message: Message) -> bool:
@@ -204,7 +203,7 @@ class OrderMachine(RuleBasedStateMachine):
             self.messages.append(message)
             if number in self.tails:
                 self.tails.discard(number)
-                self.buffer.data_arrived(self.lane_state(number))
+                self.buffer.data_arrived(self.queue_state(number))
 
     @rule(wanted=st.integers(1, 6), times=st.integers(1, 8))
     def pull(self, wanted: int, times: int) -> None:
@@ -246,7 +245,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     def read(self, request: ReadRequest | EndsRequest) -> None:
         if isinstance(request, EndsRequest):
-            ends = [len(self.queues[lane.state.queue.queue_id]) for lane in request.lanes]
+            ends = [len(self.queues[state.queue.queue_id]) for state in request.states]
             self.scope.ends(request, [Bounds(0, end) for end in ends])
             return
         queue = self.queues[request.state.queue.queue_id]
@@ -263,7 +262,7 @@ class OrderMachine(RuleBasedStateMachine):
         for message in self.messages:
             if message.kind != "faulty" or message.state not in ("new", "ready") or self.gate.mended:
                 continue
-            job = self.lane_state(message.queue).jobs.jobs.get(message.offset)
+            job = self.queue_state(message.queue).jobs.jobs.get(message.offset)
             if job is not None and job.fails + job.timeouts > message.tries:
                 assert self.may_fail_unseen(message)
                 message.lease = -1
@@ -308,7 +307,7 @@ class OrderMachine(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased and keep else leased
         for message in chosen:
             done = self.buffer.outcomes.finish(
-                self.lane_state(message.queue), [message.offset], [message.lease], self.now
+                self.queue_state(message.queue), [message.offset], [message.lease], self.now
             )
             assert done == 1
             message.state = "done"
@@ -324,7 +323,7 @@ class OrderMachine(RuleBasedStateMachine):
         for number in range(QUEUES):
             offsets = [message.offset for message in chosen if message.queue == number]
             done = [message for message in chosen if message.queue == number and message.tries]
-            assert self.buffer.outcomes.finish(self.lane_state(number), offsets, None, self.now) == len(done)
+            assert self.buffer.outcomes.finish(self.queue_state(number), offsets, None, self.now) == len(done)
             for message in done:
                 message.state = "done"
 
@@ -334,7 +333,7 @@ class OrderMachine(RuleBasedStateMachine):
         if not leased:
             return
         message = data.draw(st.sampled_from(leased))
-        state = self.lane_state(message.queue)
+        state = self.queue_state(message.queue)
         assert self.buffer.outcomes.fail(state, [message.offset], [message.lease], None, self.now) == 1
         self.came_back(message, failed=True)
 
@@ -358,7 +357,7 @@ class OrderMachine(RuleBasedStateMachine):
         if message.tries >= DELIVERIES_MAX:
             message.state = "burying"
             return
-        jobs = self.lane_state(message.queue).jobs.jobs[message.offset]
+        jobs = self.queue_state(message.queue).jobs.jobs[message.offset]
         wait = (1.0 if jobs.fails == 1 else 2.0) if failed else (0.0 if jobs.timeouts == 1 else 2.0)
         message.state, message.due = ("waiting", self.now + wait) if wait else ("ready", self.now)
 
@@ -377,7 +376,7 @@ class OrderMachine(RuleBasedStateMachine):
     @rule()
     def bury(self) -> None:
         for number in range(QUEUES):
-            state = self.lane_state(number)
+            state = self.queue_state(number)
             for job in state.jobs.take_burials():
                 message = self.queues[number][job.offset]
                 assert message.state == "burying", message
@@ -395,7 +394,7 @@ class OrderMachine(RuleBasedStateMachine):
     def a_queue_is_lost_and_comes_back(self, number: int) -> None:
         """Until all start anew nothing goes out: what the others have placed waits for what it had."""
         self.commit()
-        self.scope.tear()
+        self.scope.invalidate()
         self.buffer.revoke(self.refs[number])
         for _ in range(QUEUES):
             assert self.buffer.take(self.now, BATCH) is None
@@ -408,7 +407,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     def commit(self) -> None:
         for number in range(QUEUES):
-            state = self.lane_state(number)
+            state = self.queue_state(number)
             delta = state.jobs.collect("G")
             if delta is not None:
                 self.durable[number].apply(delta)
@@ -417,7 +416,7 @@ class OrderMachine(RuleBasedStateMachine):
     @invariant()
     def only_what_the_model_finished_is_finished(self) -> None:
         for number in range(QUEUES):
-            acks = self.lane_state(number).jobs.ack_map
+            acks = self.queue_state(number).jobs.ack_map
             for message in self.queues[number]:
                 if acks.is_finished(message.offset):
                     assert message.state == "done", message
@@ -427,13 +426,13 @@ class OrderMachine(RuleBasedStateMachine):
         table = self.scope.table
         assert table.parked <= 6 + len(table) + 2 * BATCH
         assert table.parked == sum(len(chain.parked) for chain in table)
-        assert self.scope.waiting == sum(len(lane.deliverable) for lane in self.scope.lanes)
+        assert self.scope.ledger.ready == sum(len(stream.deliverable) for stream in self.scope.queues)
         busy = {message.key for message in self.messages if message.state != "done"}
         assert {chain.key for chain in table if chain.key not in table.starving} <= busy
 
     @invariant()
     def keys_are_blocked_while_their_head_was_tried_in_vain(self) -> None:
-        out = {(lane.state.queue.queue_id, offset) for lane in self.scope.lanes for offset in lane.busy}
+        out = {(stream.queue.queue_id, offset) for stream in self.scope.queues for offset in stream.busy}
         heads = [
             message
             for message in self.messages
@@ -444,9 +443,10 @@ class OrderMachine(RuleBasedStateMachine):
             for message in heads
             if message.tries and not any(self.stands_before(other, message) for other in self.messages)
         }
-        lanes: Any = SimpleNamespace(lanes=lambda: self.scope.lanes)
-        assert blocked(lanes, self.now)[0] == len(stopped)
-        assert blocked(lanes, self.now)[1] <= self.now - 100.0
+        pairs = [(state, stream) for stream, state in self.scope.queues.items()]
+        streams: Any = SimpleNamespace(streams=lambda: pairs)
+        assert blocked(streams, self.now)[0] == len(stopped)
+        assert blocked(streams, self.now)[1] <= self.now - 100.0
 
     def teardown(self) -> None:
         """Whatever happened: who acknowledges everything gets everything, once more each."""
@@ -469,7 +469,7 @@ class OrderMachine(RuleBasedStateMachine):
         for message in self.messages:
             if message.state == "leased":
                 self.buffer.outcomes.finish(
-                    self.lane_state(message.queue), [message.offset], [message.lease], self.now
+                    self.queue_state(message.queue), [message.offset], [message.lease], self.now
                 )
                 message.state = "done"
 
@@ -560,7 +560,7 @@ class OrderOfTopicsMachine(OrderMachine):
         self.load()
 
     def new_buffer(self, config: SubscriptionDefaults) -> Any:
-        self.scope.ready_max = 2
+        self.scope.ledger.ready_max = 2
         return TwoBuffers({topic: super(OrderOfTopicsMachine, self).new_buffer(config) for topic in "TU"})
 
     @rule()
@@ -585,7 +585,7 @@ class OrderOfTopicsMachine(OrderMachine):
 
     @invariant()
     def little_lies_ready(self) -> None:
-        assert self.scope.waiting <= 2 + 3 * (2 * BATCH)
+        assert self.scope.ledger.ready <= 2 + 3 * (2 * BATCH)
 
     def teardown(self) -> None:
         self.ending = True

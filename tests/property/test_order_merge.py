@@ -1,4 +1,4 @@
-"""Rows of several lanes come in the order of their log positions, against sorting all of them at once."""
+"""Rows of several streams come in the order of their log positions, against sorting all of them at once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_consumer.core.order.merge import Part, merged
+from proxy_consumer.core.order.merge import ReadAhead, merged
 
 positions = st.sets(st.integers(0, 200), min_size=3, max_size=80)
 
 
-def lane(found: list[int], skipped: int) -> Any:
-    """A lane whose feed holds messages at these log positions; the first `skipped` are placed already."""
+def stream(found: list[int], skipped: int) -> Any:
+    """A stream whose feed holds messages at these log positions; the first `skipped` are placed already."""
     deliveries = [b"at %d" % position for position in found]
     run = SimpleNamespace(
         offsets=[number * 2 for number in range(len(found))],
@@ -23,18 +23,18 @@ def lane(found: list[int], skipped: int) -> Any:
         batch=SimpleNamespace(positions=[-1, *found]),
     )
     feed = SimpleNamespace(current=lambda: (run, skipped))
-    state = SimpleNamespace(feed=feed, faulty=set(), jobs=SimpleNamespace(out={}))
-    return SimpleNamespace(state=state, key_of=None, busy={}, deliverable=[])
+    return SimpleNamespace(feed=feed, faulty=set(), key_of=None, busy={}, deliverable=[])
 
 
 @given(positions, st.integers(1, 30), st.data())
 def test_pieces_are_the_beginning_of_all_in_order(whole: set[int], count: int, data: st.DataObject) -> None:
-    lanes = data.draw(st.integers(2, 3))
-    owner = {position: data.draw(st.integers(0, lanes - 1)) for position in whole}
-    columns = [sorted(p for p in whole if owner[p] == number) for number in range(lanes)]
+    streams = data.draw(st.integers(2, 3))
+    state: Any = SimpleNamespace(jobs=SimpleNamespace(out=set()))
+    owner = {position: data.draw(st.integers(0, streams - 1)) for position in whole}
+    columns = [sorted(p for p in whole if owner[p] == number) for number in range(streams)]
     columns = [column for column in columns if column]
     skips = [data.draw(st.integers(0, len(column) - 1)) for column in columns]
-    parts = [Part(lane(column, skip)) for column, skip in zip(columns, skips, strict=True)]
+    parts = [ReadAhead(stream(column, skip), state) for column, skip in zip(columns, skips, strict=True)]
     expected = sorted(p for column, skip in zip(columns, skips, strict=True) for p in column[skip:])
     seen: list[int] = []
     while all(part.at < part.end for part in parts):

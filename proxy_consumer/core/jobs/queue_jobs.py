@@ -8,14 +8,13 @@ Who may finish what (behaviour of acknowledgements):
 * what clients had when the queue came from elsewhere (`out`) stays theirs, by the same lease;
 * everything else changes nothing and is counted, as late (a lease id that is not current) or unknown.
 
-In an ordered scope `lane` hears what is finished, and tells which jobs stand behind a failed one in its
+In an ordered scope `stream` hears what is finished, and tells which jobs stand behind a failed one in its
 chain: those go back into the chain without having been tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
@@ -24,6 +23,7 @@ from proxy_consumer.core.jobs.leases import Lease, LeaseTable, Piece
 from proxy_consumer.core.jobs.owed import Owed
 from proxy_consumer.core.jobs.retry import RetryPolicy
 from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob, unpack_attempts
+from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.ranges import Range, ranges_of
 from proxy_consumer.core.tally import Budget, Tally
 
@@ -34,28 +34,12 @@ _RETURNABLE = (JobState.WAITING, JobState.READY, JobState.HELD)  # an ack withou
 _BEFORE = (JobState.RECORDED, JobState.RELEASED)  # and these when they were delivered once
 
 
-class ChainLane(Protocol):
-    """What a queue's jobs ask of, and tell, their place in an ordered scope."""
-
-    def finished(self, start: int, end: int) -> None: ...
-
-    def leads(self, offset: int) -> bool: ...
-
-    def failing(self, offset: int) -> list[int]: ...
-
-    def put_back(self, offset: int) -> None: ...
-
-    def pass_over(self, offsets: Sequence[int]) -> None: ...
-
-    def parked(self, offset: int) -> bool: ...
-
-
 class QueueJobs(JobTable):
     """One queue of one subscription under one epoch and generation. Never yields."""
 
     __slots__ = (
-        "_tally", "ack_map", "epoch", "generation", "handed_out", "lane", "leases", "out", "overtaken",
-        "owed", "policy", "queue",
+        "_tally", "ack_map", "epoch", "generation", "handed_out", "leases", "out", "overtaken",
+        "owed", "policy", "queue", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -74,11 +58,13 @@ class QueueJobs(JobTable):
         self.overtaken = False  # something was finished that may have been read ahead
         self.handed_out = 0  # offsets below it were delivered under an earlier epoch of ours
         self.policy = policy
-        self.lane: ChainLane | None = None
+        self.stream: QueueStream | None = None
         self.ack_map = AckMap(start)
         self.ack_map.finish(view.finished)
         self.leases = LeaseTable()
-        self.out: set[int] = set()  # leased since before the queue came here; in a lane: not placed as a head
+        self.out: set[int] = (
+            set()
+        )  # leased since before the queue came here; in an ordered stream: not placed as a head
         self.owed = Owed()
         self._tally = tally
         self._load_attempts(view)
@@ -163,8 +149,8 @@ class QueueJobs(JobTable):
                 self._set_state(job, JobState.RECORDED)
             else:
                 self._drop(job)
-        if self.lane is not None:
-            self.lane.put_back(offset)
+        if self.stream is not None:
+            self.stream.put_back(offset)
 
     def bury_now(self, offset: int, reason: str) -> None:
         """Dead letter at once, whatever the job's state; a client that has it is late from now on."""
@@ -218,8 +204,8 @@ class QueueJobs(JobTable):
         if self.jobs:
             for offset in self._jobs_within(start, end):
                 self._drop(self.jobs[offset])
-        if self.lane is not None:
-            self.lane.finished(start, end)
+        if self.stream is not None:
+            self.stream.finished(start, end)
 
     def _finish_retrying(self, start: int, end: int) -> int:
         within = [self.jobs[offset] for offset in self._jobs_within(start, end)]
@@ -227,8 +213,8 @@ class QueueJobs(JobTable):
         recorded = [job.offset for job in waiting if job.state is JobState.RECORDED]
         if recorded:
             self.overtaken = True
-            if self.lane is not None:
-                self.lane.pass_over(recorded)
+            if self.stream is not None:
+                self.stream.pass_over(recorded)
         for job in waiting:
             self._finish(job.offset, job.offset + 1)
         return len(waiting)
@@ -239,8 +225,8 @@ class QueueJobs(JobTable):
         open_offsets = [
             offset for offset in range(start, end) if not finished(offset) and not self.is_burying(offset)
         ]
-        if self.lane is not None:
-            self.lane.pass_over(open_offsets)
+        if self.stream is not None:
+            self.stream.pass_over(open_offsets)
         for first, after in ranges_of(open_offsets):
             self._finish(first, after)
         return len(open_offsets)
@@ -292,25 +278,25 @@ class QueueJobs(JobTable):
             return
         if interval is None:
             self._bury(job, REASON_FAILED)
-        elif self.lane is not None and self.lane.parked(job.offset):
+        elif self.stream is not None and self.stream.parked(job.offset):
             self._set_state(job, JobState.HELD)
         else:
             self._wait(job, now + (interval if delay_ms is None else delay_ms) / 1000)
 
     def step_back(self, offset: int) -> bool:
         """Jobs behind one that cannot go on return into the chain; True when it returned itself."""
-        lane = self.lane
-        if lane is None:
+        stream = self.stream
+        if stream is None:
             self.out.discard(offset)
             return False
         if offset in self.out:
             self._wait_in_line(offset)
             return True
-        for follower in lane.failing(offset):
+        for follower in stream.failing(offset):
             for _, _, size in self.leases.take(follower, follower + 1, None):
                 self._release(1, size)
             self.send_back(follower)
-        if lane.leads(offset):
+        if stream.leads(offset):
             return False
         self.send_back(offset)
         return True
@@ -351,7 +337,7 @@ class QueueJobs(JobTable):
         job = self._returned(offset, pieces[0][2])
         if self.step_back(offset):
             return True
-        if self.lane is not None and self.lane.parked(offset):
+        if self.stream is not None and self.stream.parked(offset):
             self._set_state(job, JobState.HELD)
         else:
             self.release(offset)
@@ -369,12 +355,12 @@ class QueueJobs(JobTable):
         return expired
 
     def _time_out(self, offset: int, size: int, now: float) -> None:
-        if self.lane is not None and not self.lane.leads(offset):
+        if self.stream is not None and not self.stream.leads(offset):
             self._release(1, size)
             self.send_back(offset)
             return
-        if self.lane is not None:
-            for follower in self.lane.failing(offset):
+        if self.stream is not None:
+            for follower in self.stream.failing(offset):
                 if pieces := self.leases.take(follower, follower + 1, None):  # extended for itself
                     self._release(1, pieces[0][2])
                     self.send_back(follower)
@@ -387,7 +373,7 @@ class QueueJobs(JobTable):
             return
         if wait_ms is None:
             self._bury(job, REASON_TIMED_OUT)
-        elif self.lane is not None and self.lane.parked(offset):
+        elif self.stream is not None and self.stream.parked(offset):
             self._set_state(job, JobState.HELD)
         elif wait_ms:
             self._wait(job, now + wait_ms / 1000)
@@ -437,8 +423,8 @@ class QueueJobs(JobTable):
         self.ack_map.finish(((offset, offset + 1),))
         if self.jobs.get(offset) is job:
             self._drop(job)
-        if self.lane is not None:
-            self.lane.finished(offset, offset + 1)
+        if self.stream is not None:
+            self.stream.finished(offset, offset + 1)
 
     # --- what is owed to the backend
 

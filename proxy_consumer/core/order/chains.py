@@ -1,12 +1,12 @@
 """The chain table: jobs that share an order key stand in a chain, and only its head is let out.
 
-A *lane* is one queue of the scope; a *spot* is (lane, offset). Spots arrive in the order in which they
+A *stream* is one queue of the scope; a *spot* is (stream, offset). Spots arrive in the order in which they
 are to be finished. The first of a key is let out at once, later ones are kept until the one before is
-finished. `batch` spots may be let out together when they are consecutive in their chain, in one lane,
+finished. `batch` spots may be let out together when they are consecutive in their chain, in one stream,
 and go into one answer.
 
 A chain keeps a few of its waiting spots in `parked`. Further ones are not kept anywhere: the chain only
-notes, per lane, from which offset on there may be some (`unindexed`), and they are found again by
+notes, per stream, from which offset on there may be some (`unindexed`), and they are found again by
 reading (rescan.py) when `parked` runs dry; until then the chain is *starving*. Everything in `unindexed`
 comes after everything in `parked`. So memory is bounded by the number of busy keys, however many
 messages wait behind them.
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-Lane = TypeVar("Lane", bound=Hashable)
+Stream = TypeVar("Stream", bound=Hashable)
 
 PARKED_PER_CHAIN = 16
 PARKED_IN_ALL = 100_000
@@ -27,17 +27,17 @@ _NO_SPOTS: list[Any] = []
 _NOWHERE: dict[Any, int] = {}
 
 
-class Chain(Generic[Lane]):
+class Chain(Generic[Stream]):
     """One key's jobs. `heads`: let out and unfinished, first to last."""
 
     __slots__ = ("heads", "key", "mark", "open", "parked", "unindexed")
 
-    def __init__(self, key: str, lane: Lane, offset: int) -> None:
+    def __init__(self, key: str, stream: Stream, offset: int) -> None:
         self.key = key
-        self.heads: list[tuple[Lane, int]] = [(lane, offset)]
+        self.heads: list[tuple[Stream, int]] = [(stream, offset)]
         self.open = True  # the heads are not in an answer yet: followers may join them
-        self.parked: list[tuple[Lane, int]] = _NO_SPOTS  # both shared while empty: most keys never wait
-        self.unindexed: dict[Lane, int] = _NOWHERE
+        self.parked: list[tuple[Stream, int]] = _NO_SPOTS  # both shared while empty: most keys never wait
+        self.unindexed: dict[Stream, int] = _NOWHERE
         self.mark = 0  # the rescan that has left one of its spots unindexed
 
     @property
@@ -46,79 +46,79 @@ class Chain(Generic[Lane]):
         return bool(self.parked or self.unindexed)
 
 
-Spots = Iterable[tuple[Lane, int]]
+Spots = Iterable[tuple[Stream, int]]
 
 
-class ChainTable(Generic[Lane]):
+class ChainTable(Generic[Stream]):
     """All chains of one scope. `chains`, by key, is for the two places where most messages pass."""
 
     def __init__(
         self, batch: int = 1, parked_per_chain: int = PARKED_PER_CHAIN, parked_in_all: int = PARKED_IN_ALL
     ) -> None:
-        self.batch = batch  # the largest of all lanes
-        self.batches: dict[Lane, int] = {}  # of lanes with one of their own
+        self.batch = batch  # the largest of all streams
+        self.batches: dict[Stream, int] = {}  # of streams with one of their own
         self.parked = 0  # spots kept, over all chains
-        self.starving: dict[str, Chain[Lane]] = {}
-        self.chains: dict[str, Chain[Lane]] = {}
+        self.starving: dict[str, Chain[Stream]] = {}
+        self.chains: dict[str, Chain[Stream]] = {}
         self._parked_per_chain = parked_per_chain
         self._parked_in_all = parked_in_all
 
     def __len__(self) -> int:
         return len(self.chains)
 
-    def __iter__(self) -> Iterator[Chain[Lane]]:
+    def __iter__(self) -> Iterator[Chain[Stream]]:
         return iter(self.chains.values())
 
-    def get(self, key: str) -> Chain[Lane] | None:
+    def get(self, key: str) -> Chain[Stream] | None:
         """The chain of a key that is busy."""
         return self.chains.get(key)
 
-    def arrive(self, key: str, lane: Lane, offset: int) -> Chain[Lane] | None:
+    def arrive(self, key: str, stream: Stream, offset: int) -> Chain[Stream] | None:
         """The next job of `key`: its chain when it is let out now, None when it has to wait."""
         chain = self.chains.get(key)
         if chain is None:
-            chain = self.chains[key] = Chain(key, lane, offset)
+            chain = self.chains[key] = Chain(key, stream, offset)
             return chain
-        if self.batch > 1 and self._follows(chain, lane):
-            chain.heads.append((lane, offset))
+        if self.batch > 1 and self._follows(chain, stream):
+            chain.heads.append((stream, offset))
             return chain
         if chain.unindexed or not self._room(chain):
-            chain.unindexed = {lane: offset} | chain.unindexed
+            chain.unindexed = {stream: offset} | chain.unindexed
         else:
-            self._park(chain, lane, offset)
+            self._park(chain, stream, offset)
         return None
 
-    def _follows(self, chain: Chain[Lane], lane: Lane) -> bool:
+    def _follows(self, chain: Chain[Stream], stream: Stream) -> bool:
         heads = chain.heads
-        most = self.batches.get(lane, self.batch)
-        return chain.open and 0 < len(heads) < most and heads[0][0] is lane and not chain.waits
+        most = self.batches.get(stream, self.batch)
+        return chain.open and 0 < len(heads) < most and heads[0][0] is stream and not chain.waits
 
-    def _room(self, chain: Chain[Lane]) -> bool:
+    def _room(self, chain: Chain[Stream]) -> bool:
         return len(chain.parked) < self._parked_per_chain and self.parked < self._parked_in_all
 
-    def _park(self, chain: Chain[Lane], lane: Lane, offset: int) -> None:
+    def _park(self, chain: Chain[Stream], stream: Stream, offset: int) -> None:
         if chain.parked:
-            chain.parked.append((lane, offset))
+            chain.parked.append((stream, offset))
         else:
-            chain.parked = [(lane, offset)]
+            chain.parked = [(stream, offset)]
         self.parked += 1
 
-    def finish(self, chain: Chain[Lane], lane: Lane, offset: int) -> Spots[Lane]:
+    def finish(self, chain: Chain[Stream], stream: Stream, offset: int) -> Spots[Stream]:
         """A job that was let out is done for good: the spots let out next (their heads are set)."""
         heads = chain.heads
         if len(heads) > 1:
-            heads.remove((lane, offset))
+            heads.remove((stream, offset))
             return ()
         heads.clear()
         return self.let_out(chain)
 
-    def let_out(self, chain: Chain[Lane]) -> Spots[Lane]:
+    def let_out(self, chain: Chain[Stream]) -> Spots[Stream]:
         """Let the next of a chain without heads out; it starves, or ends, when there is none."""
         parked = chain.parked
         if parked:
-            lane, count = parked[0][0], 1
-            most = self.batches.get(lane, self.batch)
-            while count < most and count < len(parked) and parked[count][0] is lane:
+            stream, count = parked[0][0], 1
+            most = self.batches.get(stream, self.batch)
+            while count < most and count < len(parked) and parked[count][0] is stream:
                 count += 1
             chain.heads = parked[:count]
             chain.open = True
@@ -133,57 +133,57 @@ class ChainTable(Generic[Lane]):
             self.starving.pop(chain.key, None)
         return ()
 
-    def leads(self, chain: Chain[Lane], lane: Lane, offset: int) -> bool:
+    def leads(self, chain: Chain[Stream], stream: Stream, offset: int) -> bool:
         """Whether no unfinished job of the chain stands before this one."""
-        return bool(chain.heads) and chain.heads[0] == (lane, offset)
+        return bool(chain.heads) and chain.heads[0] == (stream, offset)
 
-    def after(self, chain: Chain[Lane], lane: Lane, offset: int) -> list[int]:
+    def after(self, chain: Chain[Stream], stream: Stream, offset: int) -> list[int]:
         """Offsets let out together with this one and behind it."""
-        return [other for where, other in chain.heads if where is lane and other > offset]
+        return [other for where, other in chain.heads if where is stream and other > offset]
 
-    def put_back(self, chain: Chain[Lane], lane: Lane, offset: int) -> None:
+    def put_back(self, chain: Chain[Stream], stream: Stream, offset: int) -> None:
         """A job that was let out, and does not lead, waits again in its old place."""
-        chain.heads.remove((lane, offset))
+        chain.heads.remove((stream, offset))
         at, parked = 0, chain.parked
-        while at < len(parked) and parked[at][0] is lane and parked[at][1] < offset:
+        while at < len(parked) and parked[at][0] is stream and parked[at][1] < offset:
             at += 1
-        chain.parked = [*parked[:at], (lane, offset), *parked[at:]]
+        chain.parked = [*parked[:at], (stream, offset), *parked[at:]]
         self.parked += 1
 
     # --- for the rescan
 
-    def index(self, chain: Chain[Lane], lane: Lane, offset: int, scan: int) -> None:
+    def index(self, chain: Chain[Stream], stream: Stream, offset: int, scan: int) -> None:
         """A waiting job found again: park it, or leave it and all after it for the next rescan."""
-        if chain.unindexed.get(lane, offset + 1) > offset or chain.mark == scan:
+        if chain.unindexed.get(stream, offset + 1) > offset or chain.mark == scan:
             return
         if self._room(chain) or not (chain.parked or chain.heads):
-            self._park(chain, lane, offset)
-            chain.unindexed[lane] = offset + 1
+            self._park(chain, stream, offset)
+            chain.unindexed[stream] = offset + 1
         else:
-            chain.unindexed[lane] = offset
+            chain.unindexed[stream] = offset
             chain.mark = scan
 
-    def scanned(self, chain: Chain[Lane], lane: Lane, until: int, end: int, scan: int) -> None:
-        """A rescan has seen all of `lane` below `until`; nothing waits at or above `end`."""
-        if chain.mark == scan or lane not in chain.unindexed:
+    def scanned(self, chain: Chain[Stream], stream: Stream, until: int, end: int, scan: int) -> None:
+        """A rescan has seen all of `stream` below `until`; nothing waits at or above `end`."""
+        if chain.mark == scan or stream not in chain.unindexed:
             return
         if until >= end:
-            del chain.unindexed[lane]
+            del chain.unindexed[stream]
         else:
-            chain.unindexed[lane] = max(chain.unindexed[lane], until)
+            chain.unindexed[stream] = max(chain.unindexed[stream], until)
 
-    # --- lanes that go
+    # --- streams that go
 
-    def drop_lane(self, lane: Lane) -> list[Chain[Lane]]:
-        """Forget a lane's spots; the chains that let something out in other lanes by that."""
-        going: list[Chain[Lane]] = []
+    def drop_stream(self, stream: Stream) -> list[Chain[Stream]]:
+        """Forget a stream's spots; the chains that let something out in other streams by that."""
+        going: list[Chain[Stream]] = []
         for chain in list(self.chains.values()):
-            kept = [spot for spot in chain.parked if spot[0] is not lane]
+            kept = [spot for spot in chain.parked if spot[0] is not stream]
             self.parked -= len(chain.parked) - len(kept)
             chain.parked = kept
-            chain.unindexed.pop(lane, None)
+            chain.unindexed.pop(stream, None)
             had = bool(chain.heads)
-            chain.heads = [spot for spot in chain.heads if spot[0] is not lane]
+            chain.heads = [spot for spot in chain.heads if spot[0] is not stream]
             if not chain.heads and (had or not chain.waits) and self.let_out(chain):
                 going.append(chain)
         return going

@@ -1,6 +1,6 @@
-"""What the lanes of a scope have buffered, put in the order of their log positions, a piece at a time.
+"""What the queue streams of a scope have buffered, in the order of their log positions, a piece at a time.
 
-A piece ends with the last message of one lane that it looks at, so that nothing in it can come after a
+A piece ends with the last message of one stream that it looks at, so that nothing in it can come after a
 message that it does not hold. Sorting rows of a few ascending columns costs a tenth of a heap.
 """
 
@@ -9,29 +9,31 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from proxy_consumer.core.order.lane import OrderedLane
+from proxy_consumer.core.order.queue_stream import QueueStream
+from proxy_consumer.core.steps import QueueState
 
 Row = tuple[int, int, int, bytes, int]
-"""Log position, number of the part, offset, delivery bytes, index in the batch that was read."""
+"""Log position, number of the stream, offset, delivery bytes, index in the batch that was read."""
 
 
-class Part:
-    """What one lane has buffered: `at` of `end` messages are placed."""
+class ReadAhead:
+    """What one queue stream has buffered: `at` of `end` messages are placed."""
 
-    __slots__ = ("_first", "at", "batch", "busy", "end", "faulty", "key_of", "lane", "out", "ready", "run")
+    __slots__ = (
+        "_first", "at", "batch", "busy", "end", "faulty", "key_of", "out", "ready", "run", "state", "stream",
+    )  # fmt: skip
 
-    def __init__(self, lane: OrderedLane) -> None:
-        self.run, self._first = lane.state.feed.current()
-        self.lane = lane
+    def __init__(self, stream: QueueStream, state: QueueState) -> None:
+        self.run, self._first = stream.feed.current()
+        self.stream = stream
+        self.state = state
         self.batch = self.run.batch
-        self.key_of = lane.key_of
-        self.busy = lane.busy
-        self.ready = lane.deliverable
-        self.faulty = lane.state.faulty
-        self.out = lane.state.jobs.out
+        self.key_of = stream.key_of
+        self.busy = stream.busy
+        self.ready = stream.deliverable
+        self.faulty = stream.faulty
+        self.out = state.jobs.out
         self.at = self._first
         self.end = len(self.run.offsets)
 
@@ -56,21 +58,21 @@ class Part:
     def settle(self) -> None:
         """Take what was placed out of the feed."""
         if self.at > self._first:
-            self.lane.state.feed.consume(self.at - self._first)
+            self.stream.feed.consume(self.at - self._first)
 
 
-def alone(part: Part, count: int) -> list[Row]:
-    """The next rows of a single lane; its log positions are not looked at."""
+def alone(part: ReadAhead, count: int) -> list[Row]:
+    """The next rows of a single stream; its log positions are not looked at."""
     run, piece = part.run, slice(part.at, part.at + count)
     return list(zip(repeat(0), repeat(0), run.offsets[piece], run.deliveries[piece], run.indexes[piece]))
 
 
-def merged(parts: Sequence[Part], count: int) -> list[Row]:
-    """The next rows in order: at most `count` of each lane, all of them of at least one."""
-    lasts = [min(part.at + count, part.end) - 1 for part in parts]
-    horizon = min(part.position(last) for part, last in zip(parts, lasts, strict=True))
+def merged(ahead: Sequence[ReadAhead], count: int) -> list[Row]:
+    """The next rows in order: at most `count` of each stream, all of them of at least one."""
+    lasts = [min(part.at + count, part.end) - 1 for part in ahead]
+    horizon = min(part.position(last) for part, last in zip(ahead, lasts, strict=True))
     rows: list[Row] = []
-    for number, (part, last) in enumerate(zip(parts, lasts, strict=True)):
+    for number, (part, last) in enumerate(zip(ahead, lasts, strict=True)):
         rows += part.rows(number, part.stop(horizon, last))
     rows.sort()
     return rows

@@ -8,14 +8,14 @@ cost one pass and not one each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.order.chains import Chain, ChainTable
-from proxy_consumer.core.order.lane import OrderedLane
+from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.ranges import Range
-from proxy_consumer.core.steps import Purpose, ReadRequest
+from proxy_consumer.core.steps import Purpose, QueueState, ReadRequest
 
 READ_COUNT = 128
 READ_BYTES = 1 << 20
@@ -26,129 +26,145 @@ class _Page(NamedTuple):
     at: int
 
 
+class LookedBack(NamedTuple):
+    """What a look came to: chains that got a job, a read that is needed, whether there is more at once."""
+
+    chains: list[Chain[QueueStream]]
+    request: ReadRequest | None
+    more: bool
+
+
 class Rescan:
     """One pass. `done`: it has nothing left to do."""
 
-    def __init__(self, table: ChainTable[OrderedLane], merged: bool, number: int) -> None:
+    def __init__(
+        self,
+        table: ChainTable[QueueStream],
+        queues: Mapping[QueueStream, QueueState],
+        merged: bool,
+        number: int,
+    ) -> None:
         """`number` tells this pass from all others of the table, from 1."""
         self._table = table
+        self._queues = queues
         self._number = number
         self._merged = merged
-        self._starts: dict[OrderedLane, int] = {}
+        self._starts: dict[QueueStream, int] = {}
         for chain in table.starving.values():
-            for lane, offset in chain.unindexed.items():
-                self._starts[lane] = min(offset, self._starts.get(lane, offset))
-        self._ends = {lane: lane.state.feed.next_offset() for lane in self._starts}
+            for stream, offset in chain.unindexed.items():
+                self._starts[stream] = min(offset, self._starts.get(stream, offset))
+        self._ends = {stream: stream.feed.next_offset() for stream in self._starts}
         self._cursors = dict(self._starts)
-        self._pages: dict[OrderedLane, _Page] = {}
+        self._pages: dict[QueueStream, _Page] = {}
         self._goal = set(table.starving)
         self._reading = False
         self._eligible: dict[str, bool] = {}
         self.done = False
 
-    def advance(
-        self, look_max: int, found: Callable[[Chain[OrderedLane]], None]
-    ) -> tuple[ReadRequest | None, bool]:
-        """Look at up to `look_max` messages; a read that is needed, and whether there is more to do at once.
-
-        `found` is called for every chain that got a job.
-        """
+    def advance(self, look_max: int) -> LookedBack:
+        """Look at up to `look_max` messages."""
+        chains: list[Chain[QueueStream]] = []
         looked = 0
         while not self.done and not self._reading:
             if not self._goal:
                 self.done = True
                 break
-            lane = self._next_lane()
-            if lane is None:
+            stream = self._next_stream()
+            if stream is None:
                 self._complete()
                 break
-            if lane not in self._pages:
-                request = self._ask(lane)
+            if stream not in self._pages:
+                request = self._ask(stream)
                 if request is not None:
-                    return request, False
+                    return LookedBack(chains, request, False)
                 continue
             if looked >= look_max:
-                return None, True
+                return LookedBack(chains, None, True)
             looked += 1
-            self._look(lane, found)
-        return None, False
+            chains += self._look(stream)
+        return LookedBack(chains, None, False)
 
-    def _next_lane(self) -> OrderedLane | None:
-        """The lane with the lowest position, or one whose position has to be read first."""
-        best: OrderedLane | None = None
+    def _next_stream(self) -> QueueStream | None:
+        """The stream with the lowest position, or one whose position has to be read first."""
+        best: QueueStream | None = None
         lowest = 0
-        for lane, cursor in self._cursors.items():
-            if cursor >= self._ends[lane]:
+        for stream, cursor in self._cursors.items():
+            if cursor >= self._ends[stream]:
                 continue
-            page = self._pages.get(lane)
+            page = self._pages.get(stream)
             if page is None or not self._merged:
-                return lane
+                return stream
             position = page.batch.positions[page.at]
             if best is None or position < lowest:
-                best, lowest = lane, position
+                best, lowest = stream, position
         return best
 
-    def _ask(self, lane: OrderedLane) -> ReadRequest | None:
-        cursor, end = self._cursors[lane], self._ends[lane]
-        start = lane.state.jobs.ack_map.unfinished_from(cursor, 1)[0][0]
+    def _ask(self, stream: QueueStream) -> ReadRequest | None:
+        cursor, end = self._cursors[stream], self._ends[stream]
+        start = self._queues[stream].jobs.ack_map.unfinished_from(cursor, 1)[0][0]
         if start >= end:
-            self._cursors[lane] = end
+            self._cursors[stream] = end
             return None
-        self._cursors[lane] = start
+        self._cursors[stream] = start
         self._reading = True
         count = min(READ_COUNT, end - start)
-        return ReadRequest(lane.state, start, count, READ_BYTES, Purpose.LOOK_BACK)
+        return ReadRequest(self._queues[stream], start, count, READ_BYTES, Purpose.LOOK_BACK)
 
-    def loaded(self, lane: OrderedLane, batch: ReadBatch) -> None:
+    def loaded(self, stream: QueueStream, batch: ReadBatch) -> None:
         """What was asked for."""
         self._reading = False
-        if lane not in self._cursors:
+        if stream not in self._cursors:
             return
         if batch.status is ReadStatus.DATA and batch.offsets:
-            self._pages[lane] = _Page(batch, 0)
-            self._cursors[lane] = batch.offsets[0]
+            self._pages[stream] = _Page(batch, 0)
+            self._cursors[stream] = batch.offsets[0]
         elif batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
-            self._cursors[lane] = max(batch.bounds.min, self._cursors[lane] + 1)
-            self._expire(lane, batch.bounds.min)
+            self._cursors[stream] = max(batch.bounds.min, self._cursors[stream] + 1)
+            self._expire(stream, batch.bounds.min)
         else:
-            self._cursors[lane] = max(batch.next_offset, self._cursors[lane] + 1)
+            self._cursors[stream] = max(batch.next_offset, self._cursors[stream] + 1)
 
-    def _expire(self, lane: OrderedLane, first: int) -> None:
+    def _expire(self, stream: QueueStream, first: int) -> None:
         """Retention took what waited below `first`."""
-        jobs = lane.state.jobs
+        jobs = self._queues[stream].jobs
         gone: list[Range] = []
-        for start, end in jobs.ack_map.unfinished_from(self._starts[lane], 1_000_000):
+        for start, end in jobs.ack_map.unfinished_from(self._starts[stream], 1_000_000):
             if start >= first:
                 break
             gone.append((start, min(end, first)))
         jobs.expire_ranges(gone)
 
-    def _look(self, lane: OrderedLane, found: Callable[[Chain[OrderedLane]], None]) -> None:
-        batch, at = self._pages[lane]
+    def _look(self, stream: QueueStream) -> list[Chain[QueueStream]]:
+        """The next message; the chain that got it, if one did."""
+        batch, at = self._pages[stream]
         offset = batch.offsets[at]
         if at + 1 < len(batch.offsets):
-            self._pages[lane] = _Page(batch, at + 1)
-            self._cursors[lane] = batch.offsets[at + 1]
+            self._pages[stream] = _Page(batch, at + 1)
+            self._cursors[stream] = batch.offsets[at + 1]
         else:
-            del self._pages[lane]
-            self._cursors[lane] = batch.next_offset
-        if offset >= self._ends[lane] or offset in lane.busy or lane.state.jobs.ack_map.is_finished(offset):
-            return
-        key = lane.key_of(batch.deliveries[at])
+            del self._pages[stream]
+            self._cursors[stream] = batch.next_offset
+        if (
+            offset >= self._ends[stream]
+            or offset in stream.busy
+            or self._queues[stream].jobs.ack_map.is_finished(offset)
+        ):
+            return []
+        key = stream.key_of(batch.deliveries[at])
         chain = None if key is None else self._table.get(key)
         if chain is None or not self._covers(chain):
-            return
-        self._table.index(chain, lane, offset, self._number)
+            return []
+        self._table.index(chain, stream, offset, self._number)
         if chain.mark == self._number:
             self._goal.discard(chain.key)
-        found(chain)
+        return [chain]
 
-    def _covers(self, chain: Chain[OrderedLane]) -> bool:
+    def _covers(self, chain: Chain[QueueStream]) -> bool:
         """Whether this pass has missed none of the chain's jobs."""
         known = self._eligible.get(chain.key)
         if known is None:
             starts = self._starts
-            known = all(lane in starts and starts[lane] <= at for lane, at in chain.unindexed.items())
+            known = all(stream in starts and starts[stream] <= at for stream, at in chain.unindexed.items())
             self._eligible[chain.key] = known
         return known
 
@@ -157,5 +173,5 @@ class Rescan:
         self.done = True
         for chain in self._table:
             if chain.unindexed and self._covers(chain):
-                for lane, end in self._ends.items():
-                    self._table.scanned(chain, lane, end, lane.state.feed.next_offset(), self._number)
+                for stream, end in self._ends.items():
+                    self._table.scanned(chain, stream, end, stream.feed.next_offset(), self._number)

@@ -15,7 +15,8 @@ from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from proxy_consumer.actions.config import HttpConfig, PushConfig
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.order.scope import READ_MIN, READY_MAX
+from proxy_consumer.core.order.queue_stream import READY_MAX
+from proxy_consumer.core.order.scope import READ_MIN
 from proxy_consumer.groups.group import Group
 from proxy_consumer.groups.ordering import PARKED_MAX
 from proxy_consumer.subscription.subscription import LOST_S
@@ -378,10 +379,10 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: Rig) -> None:
             break
         rig.advance(0.01)
     assert bodies(cold) == [b"last"]
-    (lane,) = group(rig).subscriptions[b"T"].lanes()
-    assert len(lane.scope.table) == 2
-    assert lane.scope.table.parked <= 16
-    assert len(lane.state.jobs.jobs) == 0
+    ((state, stream),) = group(rig).subscriptions[b"T"].streams()
+    assert len(stream.ledger.table) == 2
+    assert stream.ledger.table.parked <= 16
+    assert len(state.jobs.jobs) == 0
     done = 0
     while done < 200:
         rig.submit(result(hot))
@@ -573,8 +574,8 @@ def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: Ri
     call = pulls(rig, b"T", 10)
     assert bodies(call) == [b"0", b"1", b"2", b"3"]
     rig.submit(result(call))
-    scope = next(iter(group(rig).subscriptions[b"T"].lanes())).scope
-    assert scope.waiting <= READY_MAX
+    (scope,) = group(rig).subscriptions[b"T"].buffer.scopes()
+    assert scope.ledger.ready <= READY_MAX
     seen: list[int] = []
     while len(seen) < 6_000:
         call = pulls(rig, b"U", 100)
@@ -588,7 +589,7 @@ def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: Ri
 def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy_consumer.core.order.scope.READY_MAX", 10)
+    monkeypatch.setattr("proxy_consumer.core.order.queue_stream.READY_MAX", 10)
     monkeypatch.setattr("proxy_consumer.core.order.scope.ASIDE_MAX", 20)
     for topic in ("T", "U"):
         rig.topic(topic)
@@ -599,8 +600,8 @@ def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
     for _ in range(20):
         rig.advance(0.01)
     assert not waiting.answered
-    (lane,) = group(rig).subscriptions[b"U"].lanes()
-    assert lane.scope.waiting + lane.state.jobs.released <= 2 * READ_MIN
+    ((state, stream),) = group(rig).subscriptions[b"U"].streams()
+    assert stream.ledger.ready + state.jobs.released <= 2 * READ_MIN
     taken = 0
     while not waiting.answered:
         taken += len(pulls(rig, b"U", 50).offsets)  # and never acknowledged

@@ -1,0 +1,97 @@
+"""Which queues of one subscription may have something to do, now or later."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from proxy_consumer.core.jobs.leases import NEVER
+from proxy_consumer.core.order.scope import OrderScope
+from proxy_consumer.core.queue_feed import FeedState
+from proxy_consumer.core.steps import QueueState
+
+
+class ReadyQueues:
+    """`ready`: served in turn. `scopes`: of the queues that are in an ordered scope."""
+
+    __slots__ = ("_short", "_timed", "ready", "scopes")
+
+    def __init__(self) -> None:
+        self.ready: deque[QueueState] = deque()
+        self.scopes: dict[QueueState, OrderScope] = {}
+        self._timed: dict[QueueState, None] = {}  # those with a lease or a retry, and some that had one
+        self._short: dict[OrderScope, None] = {}  # scopes that stopped to let others go on
+
+    def heard(self, state: QueueState) -> None:
+        """Something was heard of a queue: what follows from it is done, and it is looked at again."""
+        self._timed[state] = None
+        if state.jobs.overtaken:
+            state.drop_overtaken()
+        if state.stream is not None and state.feed.state is not FeedState.GONE:
+            scope, ledger = self.scopes[state], state.stream.ledger
+            if ledger.let_out or ledger.made_room:
+                scope.go_on()
+            scope.hear(state.stream)
+        state.wake()
+
+    def heard_of_all(self, state: QueueState) -> None:
+        """The same, and its ordered scope, which may have waited for it, reads on."""
+        self.heard(state)
+        if state in self.scopes:
+            self.scopes[state].wake()
+
+    def leased(self, state: QueueState) -> None:
+        """Messages of it were handed out."""
+        self._timed[state] = None
+        if state.stream is not None and (scope := self.scopes[state]).full:
+            scope.made_room()
+
+    def stand_back(self, state: QueueState, *, with_more: bool) -> None:
+        """Take a queue out of those that are ready; `with_more`: it has some, and its scope wakes it."""
+        self.ready.remove(state)
+        state.in_ready = False
+        if with_more and state.stream is not None:
+            self.scopes[state].waiting_streams.append(state.stream)
+
+    def forget(self, state: QueueState) -> None:
+        """The queue is not ours any more; its chains go on without it."""
+        self._timed.pop(state, None)
+        scope = self.scopes.pop(state, None)
+        if scope is not None and state.stream is not None:
+            scope.drop(state.stream)
+        if state.in_ready:
+            self.stand_back(state, with_more=False)
+
+    # --- time
+
+    def stopped_short(self, scope: OrderScope) -> None:
+        """The scope has more to do at once; `sweep` lets it."""
+        self._short[scope] = None
+
+    @property
+    def short(self) -> bool:
+        """Whether some scope stopped to let others go on, and should be asked again soon."""
+        return any(scope.short for scope in self._short)
+
+    def sweep(self, now: float) -> int:
+        """Leases that ran out, retries that are due; returns how many messages timed out."""
+        expired = 0
+        for state in list(self._timed):
+            if state.jobs.next_event() <= now:
+                expired += state.jobs.expire(now)
+                state.jobs.move_due(now)
+                self.heard(state)
+        short, self._short = self._short, {}
+        for scope in short:
+            scope.short = False
+            scope.wake()
+        return expired
+
+    def next_event(self) -> float:
+        """When `sweep` has something to do; may be early, never late. NEVER: nothing."""
+        soonest = NEVER
+        for state in list(self._timed):
+            event = state.jobs.next_event()
+            if event == NEVER:
+                del self._timed[state]
+            soonest = min(soonest, event)
+        return soonest
