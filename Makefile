@@ -50,7 +50,7 @@ format: setup
 	$(VENV)/bin/ruff check --fix .
 
 bench: setup
-	$(PY) -m ddmq bench all
+	$(PY) -m bench all
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

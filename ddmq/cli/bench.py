@@ -1,57 +1,27 @@
-"""`ddmq bench NAME`: run one benchmark with its floor, or all; needs the source tree."""
+"""`ddmq bench NAME`: the source tree's `python -m bench NAME`."""
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
+import subprocess
 import sys
 from pathlib import Path
 
 import click
 
-from ddmq.cli.output import say
-from ddmq.cli.values import Whole
-
-PEERS = "delay_peers"  # of its own: it starts other systems, and is not among `all`
+TREE = Path(__file__).resolve().parents[2]  # where ddmq lies; a source tree has bench/ beside it
 
 
-def available() -> dict[str, str]:
-    """Name → module of every benchmark in bench/ (files named tNN_…, and the peers side by side)."""
-    folder = Path(__file__).resolve().parents[2] / "bench"
-    if not folder.is_dir():
-        raise click.ClickException("benchmarks come with the source tree (bench/), which is not here")
-    sys.path.insert(0, str(folder.parent))
-    names = sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
-    found = {name.split("_")[0]: f"bench.{name}" for name in names if name[0] == "t" and name[1].isdigit()}
-    return found | {PEERS.replace("_", "-"): f"bench.{PEERS}" for name in names if name == PEERS}
-
-
-@click.command()
-@click.argument("name", required=False)
-@click.option("--list", "listing", is_flag=True, help="Show what there is.")
-@click.option("--quick", is_flag=True, help="One small round that only shows that it works.")
-@click.option(
-    "--pending",
-    type=Whole(min=1_000),
-    help="Delayed messages that are pending meanwhile, where that matters (default 10,000,000).",
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
 )
-def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> None:
+@click.pass_context
+def bench(ctx: click.Context) -> None:
     """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
-    if quick:
-        os.environ["DDMQ_BENCH_QUICK"] = "1"
-    if pending is not None:
-        os.environ["DDMQ_BENCH_PENDING"] = str(pending)
-    known = available()
-    if listing or name is None:
-        for short, module in known.items():
-            text = (importlib.import_module(module).__doc__ or "").strip().splitlines()[0]
-            say(f"{short:<11} {text}")
-        return
-    if name != "all" and name not in known:
-        raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(known)}")
-    for short, module in known.items():
-        if name == short or (name == "all" and not short.startswith("delay")):
-            importlib.import_module(module).main()
-    if name == "all" and not quick:
-        importlib.import_module("bench.report").main()
+    if not (TREE / "bench" / "__main__.py").is_file():
+        raise click.ClickException(
+            "the benchmarks are not installed; they come with the source tree: run `python -m bench` there"
+        )
+    environment = os.environ | {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
+    ran = subprocess.run([sys.executable, "-m", "bench", *ctx.args], cwd=TREE, env=environment, check=False)
+    ctx.exit(ran.returncode)
