@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import re
+
+from ddmq_common.durations import parse_duration
 
 ALLOWED = "epoch milliseconds, a time like 2026-11-21T12:00+01:00, or so far from now: -2h, +90s, +1d12h"
 WALL_MS_MIN = 1_000_000_000_000  # September 2001; where an offset may stand too, smaller numbers are offsets
 WALL_MS_MAX = 253_370_764_800_000  # the year 9999, which calendars end with
-_FROM_NOW = re.compile(r"[-+](\d{1,9}(ms|s|m|h|d))+\Z")
 DURATION_ALLOWED = "numbers with units ms, s, m, h, d, as in 90s, 1h30m or 2d"
-_SPAN = re.compile(r"(\d{1,9}(ms|s|m|h|d))+\Z")
-_STEP = re.compile(r"(\d+)(ms|s|m|h|d)")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DIGITS_MAX = 9  # of each number in a duration
 
 
 def moment(text: str, now_ms: int, *, local: bool = False) -> int:
@@ -38,14 +36,15 @@ def moment(text: str, now_ms: int, *, local: bool = False) -> int:
 
 def duration(text: str) -> int:
     """Milliseconds of `90s`, `1h30m`, `2d`, `250ms`. Raises ValueError with what is allowed."""
-    if not _SPAN.match(text):
+    found = parse_duration(text, _DIGITS_MAX)
+    if found is None:
         raise ValueError(f"{text!r} is no duration; allowed: {DURATION_ALLOWED}")
-    return sum(int(count) * _UNIT_MS[unit] for count, unit in _STEP.findall(text))
+    return found
 
 
 def is_relative(text: str) -> bool:
     """Whether it counts from now."""
-    return _FROM_NOW.match(text) is not None
+    return text[:1] in ("-", "+") and parse_duration(text[1:], _DIGITS_MAX) is not None
 
 
 def shown(wall_ms: int) -> str:

@@ -6,6 +6,9 @@ Cores take plain numbers; shells hold a Clock. Tests hold a ManualClock and move
 import time
 from typing import Protocol
 
+NEVER = float("inf")
+"""A deadline that does not come."""
+
 
 class Clock(Protocol):
     """What a shell needs to know of time."""

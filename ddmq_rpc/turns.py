@@ -27,6 +27,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
+from ddmq_common.clock import NEVER
+
 SLICE_S = 0.0005
 COSTLY_S = 0.001
 COSTLY_S_PER_BYTE = 10e-9  # of requests that decode: long ones may take longer
@@ -38,7 +40,6 @@ GIVE_WAY_S = 0.002
 PROMPT_S = 0.02
 MEASURED_EVENTS = 64
 NOT_MEASURED = -1.0
-NEVER = float("inf")
 
 
 class Member(Protocol):

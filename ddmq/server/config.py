@@ -73,7 +73,7 @@ class ServeConfig:
             try:
                 parse(getattr(self, name))
             except ValueError as error:
-                raise ValueError(f"{name} is {error}") from error
+                raise ValueError(f"{name}: {error}") from error
 
     def address(self, part: str) -> Address:
         """The listen address of `producer`, `consumer` or `admin`."""

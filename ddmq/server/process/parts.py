@@ -36,13 +36,13 @@ from ddmq.server.process.open_files import raise_open_files, within
 from ddmq.server.samples.writer import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.metrics.samples.deltas import Deltas
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
 from delay_service.stores import stores_in
-from proxy_consumer.runtime import HubTicker
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
 
@@ -216,7 +216,7 @@ class ServerProcess:
             self.others,
         )
         if self.consumer is not None:
-            HubTicker(rates.PERIOD_S, api.groups.sample).start()
+            HubTimer(ref=False).every(rates.PERIOD_S, api.groups.sample)
         where = tuple(address) if self._admin_socket is None else self._admin_socket
         self._admin = AdminServer(where, api.router)
         try:

@@ -31,13 +31,13 @@ from ddmq.server.admin.other_parts import told_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
 from ddmq.server.process.hangup import hold_hangup, let_hangup
+from ddmq_common.clock import NEVER
 from ddmq_common.private_folder import UMASK
 
 READY_WITHIN_S = 30.0
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 5.0
 ADMIN_ABOVE = {"producer": 100, "delay-service": 200}  # so that what scrapes them can know them beforehand
-NEVER = float("inf")
 EPHEMERAL_FROM = 32_768  # from here on a port may become any connection's at any time
 log = logging.getLogger("ddmq.processes")
 

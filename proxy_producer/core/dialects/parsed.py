@@ -9,13 +9,11 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from ddmq_common.delays.command import Schedule
+from ddmq_common.durations import parse_duration
 from proxy_producer.core.refusal import shown
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}\Z")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?\Z")
-_DURATION = re.compile(r"([0-9]{1,12}(ms|s|m|h|d))+\Z")
-_PART = re.compile(r"([0-9]+)(ms|s|m|h|d)")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _EPOCH = "1970-01-01T00:00:00+00:00"
 SECONDS_BELOW = 100_000_000_000
 """A moment given as a number below this is in seconds, else in milliseconds (as seconds: the year 5138)."""
@@ -71,9 +69,10 @@ def duration_ms(properties: Mapping[bytes, bytes], name: bytes) -> int | None:
         return None
     if _WHOLE.match(written) and not written.startswith("-"):
         return int(written)
-    if len(written) > 64 or not _DURATION.match(written):
+    found = parse_duration(written, digits_max=12) if len(written) <= 64 else None
+    if found is None:
         raise wrong(properties, name, "a number of milliseconds, or parts in ms, s, m, h, d, as in 1h30m")
-    return sum(int(amount) * _UNIT_MS[unit] for amount, unit in _PART.findall(written))
+    return found
 
 
 def moment_ms(properties: Mapping[bytes, bytes], name: bytes) -> int | None:

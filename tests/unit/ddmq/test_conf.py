@@ -46,7 +46,11 @@ def test_flags_override_files() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("ddmq.yaml", "producer: here", "ddmq.yaml: top level: producer is 'here' is not HOST:PORT"),
+        (
+            "ddmq.yaml",
+            "producer: here",
+            "ddmq.yaml: top level: producer: 'here' is not HOST:PORT (for example 127.0.0.1:9613",
+        ),
         ("ddmq.yaml", "drain: 1", "ddmq.yaml:1: drain: unknown key; did you mean 'drain_ms'?"),
         (
             "proxy_consumer.yaml",
