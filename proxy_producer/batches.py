@@ -18,7 +18,7 @@ from ddmq_rpc.api import Call, Fault
 from proxy_producer import replies
 from proxy_producer.core.limits import longest
 from proxy_producer.core.outcomes import outcome_of, refusal_of, timed_out
-from proxy_producer.core.refusal import SendRefusal, refusal
+from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.delay.relays import Relays
 from proxy_producer.flow import Flow
 from proxy_producer.requests import BatchMember
@@ -85,17 +85,14 @@ class PendingBatch(Completion[list[AppendResult]]):
                 self.topic_settled(name, fault)
         self._one_less_missing()
 
-    def topic_settled(self, name: str, fault: SendRefusal | None) -> None:
+    def topic_settled(self, name: str, found: KnownTopic | SendRefusal) -> None:
         """One of the missing topics exists now, or will not."""
         if self.answered:
             return
-        topic = self.flow.topics.find(name) if fault is None else None
-        if topic is not None:
-            self.topics[name] = topic
+        if isinstance(found, SendRefusal):
+            self._drop_topic(name, found)
         else:
-            what = f"topic {name!r} was deleted meanwhile"
-            deleted = refusal(Code.NO_SUCH_QUEUE, "topic_missing", what, "send it again")
-            self._drop_topic(name, fault or deleted)
+            self.topics[name] = found
         self._one_less_missing()
 
     def _one_less_missing(self) -> None:

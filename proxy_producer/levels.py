@@ -17,7 +17,7 @@ from proxy_producer.topics import KnownTopic
 
 
 class DelayLevels:
-    """Of one producer proxy: what DELAY=n means, and the topic that has a queue for each level."""
+    """What DELAY=n means to one producer proxy, and the topic that has a queue for each level."""
 
     __slots__ = ("table", "topic")
 

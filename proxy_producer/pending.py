@@ -15,13 +15,12 @@ from typing import Any, Protocol
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, NewRecord
-from ddmq_client.idl.codes import Code
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Fault
 from proxy_producer import replies
 from proxy_producer.core.limits import longest
 from proxy_producer.core.outcomes import outcome_of, refusal_of, timed_out
-from proxy_producer.core.refusal import SendRefusal, refusal
+from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.flow import Flow
 from proxy_producer.topics import KnownTopic
 
@@ -121,22 +120,19 @@ class PendingSend(Completion[list[AppendResult]]):
         else:
             self.release()
 
-    def topic_settled(self, name: str, fault: SendRefusal | None) -> None:
+    def topic_settled(self, name: str, found: KnownTopic | SendRefusal) -> None:
         """The topic exists now, or does not and will not."""
         if self.answered:
             return
-        topic = self.flow.topics.find(name)
-        if fault is None and topic is None:
-            fault = refusal(
-                Code.NO_SUCH_QUEUE, "topic_missing", f"topic {name!r} was deleted meanwhile", "send it again"
-            )
-        self.topic = topic
-        if fault is None and topic is not None:
-            fault = topic.write_fault() or self.destination.mode_fault(topic)
+        if isinstance(found, SendRefusal):
+            self.refuse_unsent(found)
+            return
+        self.topic = found
+        fault = found.write_fault() or self.destination.mode_fault(found)
         if fault is not None:
             self.refuse_unsent(fault)
-        elif topic is not None:
-            self._pass_limits(topic)
+        else:
+            self._pass_limits(found)
 
     def _pass_limits(self, topic: KnownTopic) -> None:
         if not topic.limiters:
@@ -225,7 +221,7 @@ class PendingSend(Completion[list[AppendResult]]):
 
 
 class SendAnswers:
-    """Of plain sends: a constant; `told(record, result)` to callers that know fields of ours."""
+    """A plain send is answered with a constant; callers that know fields of ours are `told` more."""
 
     __slots__ = ("_told",)
 

@@ -111,7 +111,7 @@ class BatchMember(NamedTuple):
 
 
 def request_of(kind: RequestKind, message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
-    """Of a wire Message; nothing is refused here."""
+    """What a wire Message asks for; nothing is refused here."""
     return SendRequest(
         kind,
         message.topic or b"",

@@ -33,7 +33,7 @@ from proxy_producer.core.message_ids import PREFIX_BYTES, message_ids
 from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.core.validation import HEARTBEAT
 from proxy_producer.counts import SendCounts
-from proxy_producer.delay.answers import refuse_delay
+from proxy_producer.delay.commands import refuse_delay
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.outcome_reader import Later
 from proxy_producer.delay.requests import delay_request_of

@@ -30,8 +30,8 @@ _TOPIC_KEY = "topic/"
 class TopicWaiter(Protocol):
     """A request that waits until its topic exists."""
 
-    def topic_settled(self, name: str, fault: SendRefusal | None) -> None:
-        """The topic exists now (None), or cannot be created."""
+    def topic_settled(self, name: str, found: KnownTopic | SendRefusal) -> None:
+        """The topic exists now, or does not and will not."""
 
 
 class KnownTopic:
@@ -191,11 +191,16 @@ class TopicTable:
 
     def created(self, creation: _Creation) -> None:
         """A creation ended; all its waiters hear of it in the order in which they came."""
-        del self._creations[creation.name]
+        name = creation.name
+        del self._creations[name]
         fault = None if creation.error is None else refusal_of(creation.error)
         self._counts.created("failed" if fault else "created")
+        found = fault or self.find(name)
+        if found is None:
+            what = f"topic {name!r} was deleted meanwhile"
+            found = refusal(Code.NO_SUCH_QUEUE, "topic_missing", what, "send it again")
         for waiter in creation.waiters:
-            waiter.topic_settled(creation.name, fault)
+            waiter.topic_settled(name, found)
 
     def _changed(self, key: str) -> None:
         if not key.startswith(_TOPIC_KEY):

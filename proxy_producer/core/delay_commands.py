@@ -35,7 +35,7 @@ class Placed(NamedTuple):
 
 
 def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> Placed:
-    """Of an add of kinds 2, 3 and 4 that passed its checks; `uuid`: the caller's, or one made for it."""
+    """The command of an add of kinds 2, 3 and 4. `uuid`: the caller's, or one made for it."""
     second = due_s(request) or 0
     due_ms = second * 1_000 if request.due_ms is None else request.due_ms
     kind, shard = request.kind or ONCE, shard_of(uuid, shards)
@@ -51,7 +51,7 @@ def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> Pl
 def schedule_command(
     schedule: Schedule, due_ms: int, topic: str, uuid: str, shards: int, place: tuple[int, int]
 ) -> Placed:
-    """Of a schedule whose first delivery is due at `due_ms`; `place`: (partitionId, hashId)."""
+    """The command of a schedule whose first delivery is due at `due_ms`. `place`: (partitionId, hashId)."""
     shard, second = shard_of(uuid, shards), due_ms // 1_000
     command = DelayCommand(
         ADD, uuid, topic, SCHEDULE, due_ms, second, shard=shard,
@@ -61,8 +61,10 @@ def schedule_command(
 
 
 def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> Placed:
-    """Of a cancel, a reschedule, a fire now: the id was checked. It goes to the shard that the id names; to
-    the one of `shards` that keeps the uuid, when the id is nothing else.
+    """The command of a cancel, a reschedule, a fire now, whose id was checked.
+
+    It goes to the shard that the id names; to the one of `shards` that keeps the uuid, when the id is nothing
+    else.
 
     Times in the id are the caller's to invent, and something may be kept until then: those beyond `latest_s`,
     which no add can have now, are cut.
@@ -85,8 +87,8 @@ def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: i
 
 
 def relay_command(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple[int, int]) -> DelayCommand:
-    """Of a message that an old delay server sends under an occurrence's id as `key`: deliver it now, unless
-    that was cancelled. `uuid` is the command's own, so that all occurrences of a loop are delivered.
+    """The command of a message that an old delay server sends under an occurrence's id as `key`: deliver it
+    now, unless that was cancelled. `uuid` is the command's own, so that each occurrence is delivered.
     """
     return DelayCommand(
         ADD, uuid, topic, SCHEDULE, now_ms, now_ms // 1_000, shard=key.shard,

@@ -10,7 +10,7 @@ from proxy_producer.core.dialects import DIALECTS, Dialects, dialects
 
 
 class TopicDialects:
-    """Of one producer proxy. `spoken`: by topic, as it comes on the wire; empty for nearly everyone."""
+    """What one producer proxy knows of it. `spoken`: by topic, as on the wire; empty for nearly everyone."""
 
     def __init__(self, backend: Backend, configured: Mapping[str, tuple[str, ...]]) -> None:
         self._backend = backend

@@ -10,7 +10,7 @@ from ddmq_common.names import DELAY_FULL_PREFIX
 
 
 class FullTopics:
-    """Of one producer proxy. `names` is nearly always empty; the hot path looks there."""
+    """What one producer proxy knows of them. `names` is nearly always empty; the hot path looks there."""
 
     __slots__ = ("_backend", "_unwatch", "names")
 

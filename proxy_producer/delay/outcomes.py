@@ -35,7 +35,7 @@ class OutcomeWaiter(Protocol):
 
 
 class OutcomeWaiters:
-    """Of one producer proxy; begins with the first command that asks. `waiters_max`: who may wait at once."""
+    """It begins to listen with the first command that asks. `waiters_max`: so many may wait at once."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ WAITERS_MAX = 1_000
 
 
 class Presence:
-    """Of one producer proxy. `grace_s`: so long a service may be away."""
+    """What one producer proxy knows of it. `grace_s`: for so long a service may be away."""
 
     __slots__ = (
         "_absent_since", "_ask_at", "_asking", "_backend", "_grace_s", "_monotonic", "_ran", "_telling",

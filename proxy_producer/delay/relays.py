@@ -21,7 +21,7 @@ from proxy_producer.delay.context import DelayContext
 
 
 class Relays:
-    """Of one producer proxy."""
+    """It turns such messages into commands."""
 
     __slots__ = ("_commands", "_presence", "_wall_ms")
 

@@ -36,9 +36,8 @@ from proxy_producer.core.delay_commands import (
     uuid_of,
 )
 from proxy_producer.core.validation import CHRONOS, content_fault
-from proxy_producer.delay.answers import AddedAnswers, IdAnswers
+from proxy_producer.delay.commands import AddedAnswers, AwaitedCommand, IdAnswers, ToDelayService
 from proxy_producer.delay.context import DelayContext
-from proxy_producer.delay.destinations import AwaitedCommand, ToDelayService
 from proxy_producer.delay.relays import Relays
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Answers, Destination, PendingSend, SendAnswers
@@ -56,7 +55,7 @@ Way = tuple[NewRecord, Destination, Answers]
 
 
 class DelaySends:
-    """Of one producer proxy."""
+    """They belong to one producer proxy."""
 
     def __init__(
         self,
@@ -153,7 +152,7 @@ class DelaySends:
         return None
 
     def _delayed(self, request: SendRequest, asked: DelayRequest) -> Way:
-        """Of a sendDelaySync."""
+        """A sendDelaySync goes on like this."""
         commands, adds = self._commands, request.adds
         if adds:
             kept = {**(request.properties or {}), **_CHRONOS}
@@ -181,7 +180,7 @@ class DelaySends:
         return schedule_command(asked.schedule, due_ms or now_ms, name, uuid, shards, request.place)
 
     def _plain(self, record: NewRecord, placed: Placed) -> Way:
-        """Of a plain send: it is answered as one."""
+        """A plain send goes on like this: it is answered as one."""
         command, delay_id = placed
         record = NewRecord(
             DELAY_TOPIC, -1, record.message_id, record.born_ms, record.delivery, flags=record.flags

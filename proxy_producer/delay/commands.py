@@ -1,4 +1,5 @@
-"""Commands on the careful way: to the delay service's inner topic, and for some callers on to their outcome.
+"""Delay commands on their way: to the delay service's inner topic, for some callers on to their outcome, and
+how their callers are answered.
 
 The record goes to that topic while counts, limits and modes are those of the target topic. The command is
 written into the record last: one whose caller waits names the reply queue, and that is known only when
@@ -14,16 +15,19 @@ import msgspec
 from backend.records import AppendResult
 from ddmq_common.delays.command import (
     ADD,
+    ADDED,
     COMMAND_PROPERTY,
     PENDING,
     DelayCommand,
     DelayOutcome,
     encode_command,
 )
+from ddmq_rpc.api import Call
 from proxy_producer import replies
+from proxy_producer.core.delay_checks import echoed_id
 from proxy_producer.core.refusal import SendRefusal
-from proxy_producer.delay.answers import refuse_delay
 from proxy_producer.delay.context import DelayContext
+from proxy_producer.flow import Flow
 from proxy_producer.internal_topic import InternalTopic
 from proxy_producer.pending import PendingSend
 from proxy_producer.topics import KnownTopic
@@ -62,6 +66,40 @@ def write(send: PendingSend, command: DelayCommand, topic: InternalTopic) -> Non
     send.record.queue_id = command.shard % topic.queues
     send.record.system = {COMMAND_PROPERTY: encode_command(command)}
     send.send_careful()
+
+
+class IdAnswers:
+    """Old clients are told the id. `adds`: the command brings a message, and changes none."""
+
+    __slots__ = ("_adds", "_delay_id")
+
+    def __init__(self, delay_id: bytes, adds: bool = True) -> None:
+        self._delay_id = delay_id
+        self._adds = adds
+
+    def stored(self, send: PendingSend, result: AppendResult) -> None:
+        send.count_stored()
+        replies.delay_stored(send.call, self._delay_id)
+
+    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
+        refuse_delay(send.flow, send.call, send.topic, fault, self._delay_id, self._adds)
+
+
+class AddedAnswers:
+    """Our clients are told the id, and when the message that they add is due."""
+
+    __slots__ = ("_delay_id", "_due_ms")
+
+    def __init__(self, delay_id: bytes, due_ms: int) -> None:
+        self._delay_id = delay_id
+        self._due_ms = due_ms
+
+    def stored(self, send: PendingSend, result: AppendResult) -> None:
+        send.count_stored()
+        send.call.reply(replies.delay_decided(self._delay_id, ADDED, self._due_ms, None))
+
+    def refused(self, send: PendingSend, fault: SendRefusal) -> None:
+        refuse_delay(send.flow, send.call, send.topic, fault, self._delay_id, adds=True)
 
 
 class AwaitedCommand:
@@ -152,3 +190,14 @@ class AwaitedCommand:
     def _forget(self) -> None:
         self._context.outcomes.forget(self._reply_id)
         self._reply_id = 0
+
+
+def refuse_delay(
+    flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal, delay_id: bytes, adds: bool
+) -> None:
+    """Answer a sendDelaySync that is not stored, and count it; by a refused change no message is lost."""
+    if adds:
+        flow.counts.refused(None if topic is None else topic.name, fault)
+    else:
+        flow.counts.change_refused(fault)
+    call.reply(replies.delay_refused(fault, echoed_id(fault.code, delay_id)))
