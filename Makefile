@@ -50,7 +50,7 @@ format: setup
 	$(VENV)/bin/ruff check --fix .
 
 bench: setup
-	$(PY) -m bench all
+	$(PY) -m ddmq bench all
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,7 +17,7 @@ from random import Random
 from bench.delay_messages import BATCH, adding, messages
 from bench.harness import Series, run, sized
 from bench.servers import scratch
-from ddmq_common.rocks.database import Batch, Rocks
+from ddmq_common.rocks.database import Rocks, WriteBatch
 from delay_service.store import keys
 from delay_service.store.opening import open_store
 from delay_service.store.port import Changes
@@ -69,7 +69,7 @@ class Bench:
         ]
         began = time.perf_counter()
         for number, batch_pairs in enumerate(pairs):
-            batch = Batch()
+            batch = WriteBatch()
             for key, value in batch_pairs:
                 batch.put(key, value)
             self.plain.write(batch)

@@ -1,7 +1,8 @@
-"""`ddmq bench NAME`: the source tree's `python -m bench NAME`."""
+"""`ddmq bench NAME`: run one benchmark with its floor, or all, as `python -m bench.…` in the source tree."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -9,19 +10,59 @@ from pathlib import Path
 
 import click
 
+from ddmq.cli.output import say
+from ddmq.cli.values import Whole
+
 TREE = Path(__file__).resolve().parents[2]  # where ddmq lies; a source tree has bench/ beside it
+PEERS = "delay-peers"  # of its own: it starts other systems, and is not among `all`
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
-)
-@click.pass_context
-def bench(ctx: click.Context) -> None:
-    """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
-    if not (TREE / "bench" / "__main__.py").is_file():
+def available() -> dict[str, Path]:
+    """Name → file of every benchmark in bench/ (files named tNN_…, and the peers side by side)."""
+    folder = TREE / "bench"
+    if not folder.is_dir():
         raise click.ClickException(
-            "the benchmarks are not installed; they come with the source tree: run `python -m bench` there"
+            f"the benchmarks are not installed: they come with the source tree, and {folder} is not there"
         )
-    environment = os.environ | {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
-    ran = subprocess.run([sys.executable, "-m", "bench", *ctx.args], cwd=TREE, env=environment, check=False)
-    ctx.exit(ran.returncode)
+    found = {path.stem.partition("_")[0]: path for path in sorted(folder.glob("t[0-9]*_*.py"))}
+    return found | {PEERS: folder / "delay_peers.py"}
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--list", "listing", is_flag=True, help="Show what there is.")
+@click.option("--quick", is_flag=True, help="One small round that only shows that it works.")
+@click.option(
+    "--pending",
+    type=Whole(min=1_000),
+    help="Delayed messages that are pending meanwhile, where that matters (default 10,000,000).",
+)
+def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> None:
+    """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
+    known = available()
+    if listing or name is None:
+        for short, path in known.items():
+            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            say(f"{short:<11} {text.partition(chr(10))[0]}")
+        return
+    if name != "all" and name not in known:
+        raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(known)}")
+    for short, path in known.items():
+        if name == short or (name == "all" and short != PEERS):
+            _run(path.stem, quick, pending)
+    if name == "all" and not quick:
+        _run("report", quick, pending)
+
+
+def _run(module: str, quick: bool, pending: int | None) -> None:
+    """Run one to its end; what it says goes to the terminal."""
+    given = {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
+    if quick:
+        given["DDMQ_BENCH_QUICK"] = "1"
+    if pending is not None:
+        given["DDMQ_BENCH_PENDING"] = str(pending)
+    ran = subprocess.run(
+        [sys.executable, "-m", f"bench.{module}"], cwd=TREE, env=os.environ | given, check=False
+    )
+    if ran.returncode:
+        raise click.ClickException(f"bench.{module} ended with {ran.returncode}")
