@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from ddmq_common.clock import Clock
-from ddmq_common.metrics.cells import Cell
+from ddmq_common.metrics.cells import MetricCell
 
 log = logging.getLogger(__name__)
 AHEAD_WARN_MS = 1_000
@@ -56,7 +56,7 @@ class StoreClock:
         """By how much it is ahead of the wall clock."""
         return self.now_ms() - self._clock.wall_ms()
 
-    def watch(self, ahead: Cell) -> None:
+    def watch(self, ahead: MetricCell) -> None:
         """Show by how many ms it is ahead, and warn when that begins; asked now and then."""
         found = self.ahead_ms()
         ahead.value = found

@@ -15,7 +15,7 @@ ADMIN_PORT = 9813
 LOOPBACK = "127.0.0.1"
 
 
-class Address(NamedTuple):
+class HostPort(NamedTuple):
     """Where a part listens or is found. IPv6 hosts stand in brackets in text."""
 
     host: str
@@ -25,13 +25,13 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse(text: str) -> Address:
+def parse(text: str) -> HostPort:
     """`HOST:PORT` or `[V6]:PORT`; port 0 takes a free one. Raises ValueError that says what is allowed."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT (for example 127.0.0.1:9613; ports 0 to 65535)")
-    return Address(host, int(port))
+    return HostPort(host, int(port))
 
 
 def is_loopback(host: str) -> bool:
@@ -43,19 +43,19 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
 
 
-def ready_line(addresses: dict[str, Address], data_dir: Path) -> str:
+def ready_line(addresses: dict[str, HostPort], data_dir: Path) -> str:
     """The one line that tells people and programs where everything answers."""
     where = " ".join(f"{part}={address}" for part, address in addresses.items())
     return f"ready {where} data-dir={data_dir}"
 
 
-class AddressType(click.ParamType[Address]):
+class AddressType(click.ParamType[HostPort]):
     """The click type of an address."""
 
     name = "HOST:PORT"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Address:
-        if isinstance(value, Address):
+    def convert(self, value: Any, param: Any, ctx: Any) -> HostPort:
+        if isinstance(value, HostPort):
             return value
         try:
             return parse(value)
@@ -64,6 +64,6 @@ class AddressType(click.ParamType[Address]):
 
 
 ADDRESS = AddressType()
-PRODUCER = Address(LOOPBACK, PRODUCER_PORT)
-CONSUMER = Address(LOOPBACK, CONSUMER_PORT)
-ADMIN = Address(LOOPBACK, ADMIN_PORT)
+PRODUCER = HostPort(LOOPBACK, PRODUCER_PORT)
+CONSUMER = HostPort(LOOPBACK, CONSUMER_PORT)
+ADMIN = HostPort(LOOPBACK, ADMIN_PORT)

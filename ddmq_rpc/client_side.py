@@ -26,7 +26,7 @@ class ReplyError(Exception):
         self.text = text
 
 
-class Reply(NamedTuple):
+class DecodedReply(NamedTuple):
     """An answer: `result` has `success` and the method's declared exceptions, absent ones None."""
 
     wire: Wire
@@ -49,7 +49,7 @@ def encode_call(
     return Envelope(method.encode(), CALL).wrap(wire, sequence_bytes(wire, sequence), body)
 
 
-def decode_reply(idl: ModuleType, service: str, frame: bytes) -> Reply:
+def decode_reply(idl: ModuleType, service: str, frame: bytes) -> DecodedReply:
     """Parse an answer's frame (with prefix). Raises ReplyError, HeaderError, DecodeError."""
     header = read_header(frame)
     codec = Codec(max(FRAME_BYTES_MAX, len(frame)), ELEMENTS_MAX, 10.0)
@@ -58,4 +58,4 @@ def decode_reply(idl: ModuleType, service: str, frame: bytes) -> Reply:
         raise ReplyError(fault.type, (fault.message or b"").decode("utf-8", "replace"))
     name = header.name.decode()
     result = codec.decode(header.wire, frame, header.body_at, methods(idl, service)[name].result)
-    return Reply(header.wire, name, sequence_number(header.wire, header.sequence), result)
+    return DecodedReply(header.wire, name, sequence_number(header.wire, header.sequence), result)

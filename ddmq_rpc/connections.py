@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ddmq_common.hub_timer import HubTimer
 from ddmq_rpc.api import Fault, Wire
 from ddmq_rpc.calls import OpenCall
-from ddmq_rpc.sender import UNSENT, Sender
+from ddmq_rpc.sender import UNSENT, AnswerSender
 from ddmq_rpc.traffic import Traffic
 from ddmq_rpc.turns import NOT_MEASURED, SLICE_S
 from ddmq_rpc.wire.codec import CHUNK_BYTES, DecodeError, encode_fault
@@ -34,7 +34,7 @@ _READ = 1
 _CALL, _RESTING, _ONEWAY, _NO_ROOM, _TURN, _WAITING = 2, 4, 8, 16, 32, 64
 
 
-class Connection(Sender):
+class RpcConnection(AnswerSender):
     """Made by the server for an accepted, non-blocking socket; closes itself."""
 
     __slots__ = (

@@ -34,7 +34,7 @@ class FaultLog:
             log.exception(text, *args)
 
 
-class Counts:
+class RpcCounts:
     """The server's metric cells, looked up once."""
 
     __slots__ = ("_registry", "_service", "abandoned", "connections", "faults")

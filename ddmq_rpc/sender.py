@@ -12,7 +12,7 @@ UNSENT = 1  # the bit of `busy` while an answer is not out
 _WRITE = 2
 
 
-class Sender(ABC):
+class AnswerSender(ABC):
     """Sends answers in order, one at a time: nothing is written while `busy` has UNSENT."""
 
     __slots__ = ("_send", "_socket", "_traffic", "_unsent", "_writer", "busy")

@@ -20,8 +20,8 @@ from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Service
 from ddmq_rpc.calls import OpenMethod
-from ddmq_rpc.connections import Connection
-from ddmq_rpc.counts import Counts, log
+from ddmq_rpc.connections import RpcConnection
+from ddmq_rpc.counts import RpcCounts, log
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.traffic import Traffic
 from ddmq_rpc.turns import Shared
@@ -50,7 +50,7 @@ class RpcServer:
     ) -> None:
         self._host, self._port = host, port
         self._limits = limits
-        self._counts = Counts(metrics, service.name)
+        self._counts = RpcCounts(metrics, service.name)
         self._clock = clock
         self._methods = _open_methods(service)
         self._traffic: Traffic | None = None
@@ -132,7 +132,7 @@ class RpcServer:
                 continue
             self._refusals_logged = False
             accepted.setblocking(False)
-            Connection(traffic, accepted, f"{peer[0]}:{peer[1]}", address)
+            RpcConnection(traffic, accepted, f"{peer[0]}:{peer[1]}", address)
 
     def _accept_failed(self, listener: socket.socket, error: OSError) -> None:
         """Out of descriptors: lend the spare one to turn the client away. Else, or without one, pause."""

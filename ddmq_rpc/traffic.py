@@ -19,7 +19,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.hub_timer import HubTimer
 from ddmq_rpc.backlog import Backlog
 from ddmq_rpc.calls import OpenMethod
-from ddmq_rpc.counts import Counts, FaultLog
+from ddmq_rpc.counts import FaultLog, RpcCounts
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.turns import Shared, Turns
 from ddmq_rpc.wire.codec import Codec
@@ -31,7 +31,7 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Client(Closable, Protocol):
+class BoundedConnection(Closable, Protocol):
     """One client's connection, as the bounds see it."""
 
     busy: int
@@ -52,7 +52,7 @@ class Traffic:
         loop: Any,
         limits: RpcLimits,
         methods: Mapping[bytes, OpenMethod],
-        counts: Counts,
+        counts: RpcCounts,
         clock: Clock,
         cpu: Callable[[], float] = time.thread_time,
         stopwatch: Callable[[], float] = time.perf_counter,
@@ -69,14 +69,14 @@ class Traffic:
         self.turns = Turns(stopwatch, self._arm, lambda: counts.refused("rested"), shared)
         self._timer = HubTimer(loop=loop)
         self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s, cpu)
-        self.connections: set[Client] = set()
+        self.connections: set[BoundedConnection] = set()
         self.open_calls = 0
         self.open_bytes = 0
         self.open_bytes_max = limits.in_flight_bytes_max
-        self.partial: Backlog[Client] = Backlog()
+        self.partial: Backlog[BoundedConnection] = Backlog()
         self.unsent: Backlog[Closable] = Backlog()
-        self._waiting: deque[Client] = deque()
-        self._paused: deque[Client] = deque()
+        self._waiting: deque[BoundedConnection] = deque()
+        self._paused: deque[BoundedConnection] = deque()
         self._waking = False
 
     def make_room(self, address: str) -> bool:
@@ -114,18 +114,18 @@ class Traffic:
         if self._waiting and self.open_bytes < self.open_bytes_max:
             self._wake_soon()
 
-    def wait_for_room(self, connection: Client) -> None:
+    def wait_for_room(self, connection: BoundedConnection) -> None:
         """`connection` has a whole frame and goes on once open bytes are under their bound."""
         self._waiting.append(connection)
 
-    def may_read_on(self, connection: Client) -> bool:
+    def may_read_on(self, connection: BoundedConnection) -> bool:
         """Whether a connection with a partial frame may read more of it; if not, it will be resumed."""
         if self.partial.total <= self.limits.partial_bytes_max or self.partial.oldest() is connection:
             return True
         self._paused.append(connection)
         return False
 
-    def partial_done(self, connection: Client) -> None:
+    def partial_done(self, connection: BoundedConnection) -> None:
         """Its frame is whole and handed on, or dropped."""
         if self.partial.discard(connection) and self._paused:
             self._wake_soon()

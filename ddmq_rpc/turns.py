@@ -53,7 +53,7 @@ class Member(Protocol):
     def close(self) -> None: ...
 
 
-class Share:
+class AddressShare:
     """One address. `silent`: its connections that have not sent a frame, the oldest first."""
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.turns: list[Turns] = []
-        self.latest: Share | None = None  # who was served last
+        self.latest: AddressShare | None = None  # who was served last
         self.changed_at = -ACTIVE_S  # when that was somebody else
         self.awaiting: set[Member] = set()  # to whose calls others give way
         self.asked_at = 0.0  # when the latest of these calls came
@@ -112,21 +112,21 @@ class Turns:
         self._arm = arm
         self._rested = rested
         self._round_at = NEVER
-        self._over: dict[Share, None] = {}
-        self.shares: dict[str, Share] = {}
+        self._over: dict[AddressShare, None] = {}
+        self.shares: dict[str, AddressShare] = {}
         self._shared = Shared() if shared is None else shared
         self._shared.turns.append(self)
         self.bytes = 0  # of requests that decoded, in the event under way
 
-    def join(self, address: str, member: Member) -> Share:
+    def join(self, address: str, member: Member) -> AddressShare:
         """A connection came."""
         share = self.shares.get(address)
         if share is None:
-            share = self.shares[address] = Share(address, self._clock())
+            share = self.shares[address] = AddressShare(address, self._clock())
         share.members[member] = share.silent[member] = None
         return share
 
-    def leave(self, share: Share, member: Member) -> None:
+    def leave(self, share: AddressShare, member: Member) -> None:
         """A connection has gone. What its address owes stays until it is settled."""
         share.members.pop(member, None)
         share.silent.pop(member, None)
@@ -139,14 +139,14 @@ class Turns:
         if self in self._shared.turns:
             self._shared.turns.remove(self)
 
-    def begins(self, share: Share, now: float) -> None:
+    def begins(self, share: AddressShare, now: float) -> None:
         """An event of an address begins."""
         self.bytes = 0
         shared = self._shared
         if shared.latest is not share:
             shared.latest, shared.changed_at = share, now
 
-    def asks(self, share: Share, member: Member) -> float:
+    def asks(self, share: AddressShare, member: Member) -> float:
         """A call has come: when, or NOT_MEASURED. Where it is told, `answered` follows, or `leave`."""
         if not share.light:
             return NOT_MEASURED
@@ -156,7 +156,7 @@ class Turns:
             self._shared.asked_at = now
         return now
 
-    def answered(self, share: Share, member: Member, asked_at: float) -> None:
+    def answered(self, share: AddressShare, member: Member, asked_at: float) -> None:
         """That call has been answered."""
         now, shared = self._clock(), self._shared
         share.prompt = now - asked_at < PROMPT_S
@@ -167,7 +167,7 @@ class Turns:
                     if turns._over:
                         turns._round_not_after(now)
 
-    def served(self, share: Share, took: float, cpu: float) -> None:
+    def served(self, share: AddressShare, took: float, cpu: float) -> None:
         """An event used up the slice. `cpu`: its processor time, or NOT_MEASURED. All in seconds."""
         now = self._clock()
         used_little = share.used < (now - share.began) * LIGHT_PART
@@ -187,7 +187,7 @@ class Turns:
         self._over[share] = None
         self._round_not_after(now)
 
-    def wait(self, share: Share, member: Member) -> None:
+    def wait(self, share: AddressShare, member: Member) -> None:
         """A connection of an address whose slice is used up has something to do."""
         share.waiting.append(member)
 
@@ -210,12 +210,12 @@ class Turns:
             shared.awaiting.clear()
         return not shared.awaiting
 
-    def _next_at(self, share: Share, given_way: bool) -> float:
+    def _next_at(self, share: AddressShare, given_way: bool) -> float:
         if given_way or share.light:
             return share.rest_until
         return max(share.rest_until, share.began + GIVE_WAY_S)
 
-    def _serve(self, share: Share) -> None:
+    def _serve(self, share: AddressShare) -> None:
         share.over = False
         while share.waiting and not share.over:
             share.waiting.popleft().take_turn()
@@ -233,7 +233,7 @@ class Turns:
 
     # --- room for one more
 
-    def silent_of(self, share: Share) -> Member | None:
+    def silent_of(self, share: AddressShare) -> Member | None:
         """The connection of an address that has been there longest without a frame."""
         return next(iter(share.silent), None)
 

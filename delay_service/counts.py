@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.catalogue import Metric
-from ddmq_common.metrics.cells import Cell, Histogram
+from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from delay_service.core.outlets import Outlet
 from delay_service.store.port import Pending
@@ -18,12 +18,12 @@ class DelayCounts:
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
-        self._fired: dict[str, tuple[Cell, Histogram]] = {}
+        self._fired: dict[str, tuple[MetricCell, Histogram]] = {}
         self._pending: set[str] = set()
         self._sizes: set[str] = set()
-        self.shards: Cell = metrics.cell(catalogue.DELAY_SHARDS)
-        self.full: Cell = metrics.cell(catalogue.DELAY_FULL)
-        self.stale: Cell = metrics.cell(catalogue.DELAY_STALE)
+        self.shards: MetricCell = metrics.cell(catalogue.DELAY_SHARDS)
+        self.full: MetricCell = metrics.cell(catalogue.DELAY_FULL)
+        self.stale: MetricCell = metrics.cell(catalogue.DELAY_STALE)
 
     def orders(self, tally: Mapping[str, int]) -> None:
         """So many came to these outcomes."""

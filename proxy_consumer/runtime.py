@@ -14,7 +14,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.cells import Cell, Histogram
+from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import RETRY_PREFIX, qid, retry_qid
 from proxy_consumer.config import ConsumerConfig
@@ -95,7 +95,7 @@ class Runtime:
         wait = FirstUse(lambda: self.metrics.histogram(catalogue.QUEUE_WAIT, group, topic))
         return HandedOut(wait, tally.redelivered)
 
-    def ignored(self, group: str, reason: str) -> Cell:
+    def ignored(self, group: str, reason: str) -> MetricCell:
         """Results that changed nothing."""
         return self.metrics.cell(catalogue.RESULTS_IGNORED, group, reason)
 

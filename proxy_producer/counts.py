@@ -8,7 +8,7 @@ so that a client cannot grow memory by inventing names.
 from __future__ import annotations
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.cells import Cell
+from ddmq_common.metrics.cells import MetricCell
 from ddmq_common.metrics.registry import Registry
 from proxy_producer.core.refusal import SendRefusal
 
@@ -33,7 +33,7 @@ class SendCounts:
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
-        self._refused: dict[tuple[str, int, str], tuple[Cell, Cell]] = {}
+        self._refused: dict[tuple[str, int, str], tuple[MetricCell, MetricCell]] = {}
         self.deferred = metrics.cell(catalogue.SEND_DEFERRED)
         self.inflight = metrics.cell(catalogue.SEND_INFLIGHT)
 

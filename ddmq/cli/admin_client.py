@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import click
 import msgspec
 
-from ddmq.address import ADDRESS, ADMIN, Address
+from ddmq.address import ADDRESS, ADMIN, HostPort
 from ddmq.cli.output import reason
 
 TIMEOUT_S = 15.0
@@ -30,7 +30,7 @@ class NotThere(click.ClickException):
     """The server answered, and has nothing of that name."""
 
 
-def admin_address() -> Address:
+def admin_address() -> HostPort:
     """For commands that do without --admin."""
     return ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
 
@@ -38,7 +38,7 @@ def admin_address() -> Address:
 class AdminClient:
     """Calls one server's admin API. Raises click.ClickException with what the server said."""
 
-    def __init__(self, address: Address, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: HostPort, timeout_s: float = TIMEOUT_S) -> None:
         self.address = address
         self._timeout_s = timeout_s
 

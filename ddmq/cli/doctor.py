@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq.cli.values import Folder
 from ddmq_common.errors import ConfigError
@@ -40,7 +40,7 @@ NEEDED = (  # beside what the command line itself is made of
 )  # fmt: skip
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """One check's outcome."""
 
     check: str
@@ -71,14 +71,14 @@ def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> Non
         raise click.exceptions.Exit(1)
 
 
-def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]:
+def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckResult]:
     """Every finding, in the order people care. Where the log lives, a wrong configuration does not tell."""
     yield python()
     missing = [finding for finding in map(library, NEEDED) if finding.status == FAILED]
     yield from missing
     if missing:
         return  # the servers' own modules, which know the rest, cannot be loaded
-    yield Finding("libraries", OK, f"all {len(NEEDED)} there")
+    yield CheckResult("libraries", OK, f"all {len(NEEDED)} there")
     yield report()
     from ddmq.server.config import Configuration, load_folder
 
@@ -91,36 +91,38 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[Finding]
     if data_dir is not None or not fault:
         yield from disk(data_dir or config.serve.data_dir, config)
     if fault:
-        yield Finding("configuration", FAILED, fault, "correct it; conf/ has commented examples")
+        yield CheckResult("configuration", FAILED, fault, "correct it; conf/ has commented examples")
         return
-    yield Finding("configuration", OK, str(config_dir) if config_dir else "defaults")
+    yield CheckResult("configuration", OK, str(config_dir) if config_dir else "defaults")
     admin = port("admin", config.serve.address("admin"))
     for part in ("producer", "consumer"):
         found = port(part, config.serve.address(part))
         if found.status == WARNING and admin.found.partition(": ")[2].startswith(SERVER_RUNS):
-            found = Finding(found.check, OK, f"{config.serve.address(part)}: taken, while that server runs")
+            found = CheckResult(
+                found.check, OK, f"{config.serve.address(part)}: taken, while that server runs"
+            )
         yield found
     yield admin
 
 
-def disk(data_dir: Path, config: Configuration) -> Iterator[Finding]:
+def disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
     """Where the log lives."""
     yield directory(data_dir)
     yield disk_space(_existing(data_dir), config)
     yield sync_speed(_existing(data_dir))
 
 
-def python() -> Finding:
+def python() -> CheckResult:
     """The interpreter, and which release of ours it runs."""
-    return Finding("python", OK, f"{platform.python_version()}, ddmq-proxy {_installed('ddmq-proxy')}")
+    return CheckResult("python", OK, f"{platform.python_version()}, ddmq-proxy {_installed('ddmq-proxy')}")
 
 
-def report() -> Finding:
+def report() -> CheckResult:
     """Whether `ddmq report` can run; a server does without."""
     version = _installed("pyspark")
     if not version:
-        return Finding("ddmq report", OK, "not installed", "in the source tree: pip install '.[spark]'")
-    return Finding("ddmq report", OK, f"with Spark {version}")
+        return CheckResult("ddmq report", OK, "not installed", "in the source tree: pip install '.[spark]'")
+    return CheckResult("ddmq report", OK, f"with Spark {version}")
 
 
 def _installed(package: str) -> str:
@@ -131,43 +133,43 @@ def _installed(package: str) -> str:
         return ""
 
 
-def library(name: str) -> Finding:
+def library(name: str) -> CheckResult:
     """One library that the servers cannot run without; also whether its C part is there."""
     try:
         importlib.import_module(name)
     except ImportError as error:
-        return Finding(
+        return CheckResult(
             f"library {name}", FAILED, str(error), "run: make setup, or pip install . in the source tree"
         )
-    return Finding(f"library {name}", OK, "there")
+    return CheckResult(f"library {name}", OK, "there")
 
 
-def open_files(config: Configuration) -> Finding:
+def open_files(config: Configuration) -> CheckResult:
     """Whether the bounds of connections fit in what one server process may hold open."""
     from ddmq.server.process.open_files import RESERVE_MAX, open_files_max, share
 
     wanted, limit = config.rpc.connections_max, open_files_max()
     connections = share(limit, SERVERS, wanted).connections
     if connections == wanted:
-        return Finding("open files", OK, f"{limit}: room for {wanted} connections of each Thrift server")
+        return CheckResult("open files", OK, f"{limit}: room for {wanted} connections of each Thrift server")
     found = f"{limit}: {connections} connections of each Thrift server instead of {wanted}"
     remedy = f"run: ulimit -Hn {SERVERS * wanted + RESERVE_MAX}, or lower connections_max in rpc.yaml"
-    return Finding("open files", WARNING, found, remedy)
+    return CheckResult("open files", WARNING, found, remedy)
 
 
-def directory(data_dir: Path) -> Finding:
+def directory(data_dir: Path) -> CheckResult:
     """Whether the log could be made or written there."""
     target = _existing(data_dir)
     if not target.is_dir():
-        return Finding("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
+        return CheckResult("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
     if not os.access(target, os.W_OK | os.X_OK):
-        return Finding("directory", FAILED, f"{target} is not writable", "change its owner or mode")
+        return CheckResult("directory", FAILED, f"{target} is not writable", "change its owner or mode")
     if data_dir.exists() and (fault := folder_fault(data_dir)):
-        return Finding("directory", FAILED, fault.partition(";")[0], fault.rpartition("; ")[2])
-    return Finding("directory", OK, str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)")
+        return CheckResult("directory", FAILED, fault.partition(";")[0], fault.rpartition("; ")[2])
+    return CheckResult("directory", OK, str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)")
 
 
-def disk_space(target: Path, config: Configuration) -> Finding:
+def disk_space(target: Path, config: Configuration) -> CheckResult:
     """Free space against the marks of file_log.yaml."""
     from backend.file_log.core.retention import marks
 
@@ -175,28 +177,28 @@ def disk_space(target: Path, config: Configuration) -> Finding:
     mark = marks(config.log.retention, usage.total)
     found = f"{_gib(usage.free)} free of {_gib(usage.total)}"
     if usage.free < mark.refuse:
-        return Finding("disk space", FAILED, found, f"sends are refused under {_gib(mark.refuse)}")
+        return CheckResult("disk space", FAILED, found, f"sends are refused under {_gib(mark.refuse)}")
     if usage.free < mark.clean:
-        return Finding("disk space", WARNING, found, f"cleaning starts under {_gib(mark.clean)}")
-    return Finding("disk space", OK, found)
+        return CheckResult("disk space", WARNING, found, f"cleaning starts under {_gib(mark.clean)}")
+    return CheckResult("disk space", OK, found)
 
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
 
 
-def sync_speed(target: Path) -> Finding:
+def sync_speed(target: Path) -> CheckResult:
     """What one fdatasync costs there: the floor under every durable send."""
     try:
         milliseconds = statistics.median(_sync_times(target))
     except OSError as error:
-        return Finding("fdatasync", FAILED, f"{target}: {reason(error)}", "choose another --data-dir")
+        return CheckResult("fdatasync", FAILED, f"{target}: {reason(error)}", "choose another --data-dir")
     found = f"{milliseconds:.2f} ms median"
     if milliseconds > SLOW_SYNC_MS:
-        return Finding(
+        return CheckResult(
             "fdatasync", WARNING, found, "a slow disk; `durability: written` trades safety for speed"
         )
-    return Finding("fdatasync", OK, found)
+    return CheckResult("fdatasync", OK, found)
 
 
 def _sync_times(target: Path) -> list[float]:
@@ -210,7 +212,7 @@ def _sync_times(target: Path) -> list[float]:
     return times
 
 
-def port(part: str, address: Address) -> Finding:
+def port(part: str, address: HostPort) -> CheckResult:
     """Whether the part could listen there, or a server of ours does."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
@@ -219,15 +221,15 @@ def port(part: str, address: Address) -> Finding:
         probe.bind((address.host, address.port))
     except OSError as error:
         if part == "admin" and (said := _running(address)):
-            return Finding(f"{part} port", OK, f"{address}: {SERVER_RUNS}, {said}")
+            return CheckResult(f"{part} port", OK, f"{address}: {SERVER_RUNS}, {said}")
         remedy = f"a running server's own, or choose another with --{part} HOST:PORT"
-        return Finding(f"{part} port", WARNING, f"{address}: {reason(error)}", remedy)
+        return CheckResult(f"{part} port", WARNING, f"{address}: {reason(error)}", remedy)
     finally:
         probe.close()
-    return Finding(f"{part} port", OK, f"{address} is free")
+    return CheckResult(f"{part} port", OK, f"{address} is free")
 
 
-def _running(address: Address) -> str:
+def _running(address: HostPort) -> str:
     """Whether the server there is ready; empty when it is none of ours."""
     from ddmq.cli.admin_client import AdminClient
 

@@ -69,7 +69,7 @@ def _coloured() -> bool:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Raises ClickException when standard output takes no more; a closed pipe is its reader's wish."""
+    """Raises ClickException when standard output takes no more; a closed pipe is as its reader wants it."""
     try:
         yield
     except BrokenPipeError:

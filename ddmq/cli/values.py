@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.output import reason
 
 
@@ -25,7 +25,7 @@ class Name(click.ParamType[str]):
         return str(value)
 
 
-class Known(Name):
+class KnownName(Name):
     """A name that may be one of those the server knows: the shell completes it."""
 
     def __init__(self, kind: str) -> None:
@@ -79,7 +79,7 @@ class Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
-def known_host(address: Address, option: str) -> str:
+def known_host(address: HostPort, option: str) -> str:
     """The address as text. Raises ClickException for a host whose name does not resolve."""
     try:
         socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
@@ -91,4 +91,4 @@ def known_host(address: Address, option: str) -> str:
 
 
 NAME = Name()
-TOPIC, GROUP = Known("topic"), Known("group")
+TOPIC, GROUP = KnownName("topic"), KnownName("group")

@@ -16,13 +16,13 @@ from typing import Any
 
 import click
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient
 from ddmq.demo import library
 from ddmq.demo.library import LibraryFile
 from ddmq.demo.module_order import ModuleOrder
-from ddmq.demo.reported import Counted
-from ddmq.demo.sending import GIVE_UP_S, Parcel, Sent, send_all
+from ddmq.demo.reported import ClientCounts
+from ddmq.demo.sending import GIVE_UP_S, FileMessage, Sent, send_all
 from ddmq.demo.telling import say, tell
 from ddmq.demo.typed import Typed
 from ddmq_client import Consumer, Message
@@ -43,7 +43,7 @@ LOOK_EVERY_S = 0.02
 class OrderedAct:
     """The act over one running server."""
 
-    def __init__(self, addresses: Mapping[str, Address], files: list[LibraryFile], typed: Typed) -> None:
+    def __init__(self, addresses: Mapping[str, HostPort], files: list[LibraryFile], typed: Typed) -> None:
         self._addresses = addresses
         self._admin = AdminClient(addresses["admin"])
         self._modules = by_module(files)
@@ -74,7 +74,7 @@ class OrderedAct:
 
     def _send(self) -> None:
         runs = [
-            [Parcel(TOPIC, file, number) for number, file in enumerate(files)]
+            [FileMessage(TOPIC, file, number) for number, file in enumerate(files)]
             for files in self._modules.values()
         ]
         seconds = send_all(str(self._addresses["producer"]), runs, self._sent)
@@ -157,10 +157,10 @@ class OrderedAct:
             and self._during > 0
         )
 
-    def counted(self) -> Counted:
+    def counted(self) -> ClientCounts:
         """What this act's clients saw, to be found again in the report of the run."""
         order, sent = self._order, self._sent
-        return Counted(
+        return ClientCounts(
             TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms,
             delivered=order.deliveries, finished=order.deliveries - order.failures, failed=order.failures,
             dead=self._died,

@@ -36,7 +36,7 @@ objectives:
 
 
 @dataclass(frozen=True)
-class Counted:
+class ClientCounts:
     """What the clients of one topic counted; `answered_ms` are the wall times of the answers to sends."""
 
     topic: str
@@ -63,7 +63,7 @@ class Compared(NamedTuple):
         return self.low <= self.reported <= self.high
 
 
-def report_of_the_run(data_dir: Path, out: Path, counted: list[Counted], killed_ms: int) -> bool:
+def report_of_the_run(data_dir: Path, out: Path, counted: list[ClientCounts], killed_ms: int) -> bool:
     """Make, show and compare the report. True when the numbers are the same, or there is no Spark here."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -91,7 +91,7 @@ def _promises(data_dir: Path) -> Path:
     return folder
 
 
-def compared(made: Report, counted: list[Counted], killed_ms: int) -> list[Compared]:
+def compared(made: Report, counted: list[ClientCounts], killed_ms: int) -> list[Compared]:
     """Every number that both sides have."""
     sampled = [seen for process in made.processes for seen in process.vanished_ms]
     last_sample_ms = max((seen for seen in sampled if seen <= killed_ms), default=0)

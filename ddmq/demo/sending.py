@@ -17,7 +17,7 @@ GIVE_UP_S = 120.0
 AGAIN_AFTER_S = 0.05
 
 
-class Parcel(NamedTuple):
+class FileMessage(NamedTuple):
     """A file as a message: `number` is its place within its module."""
 
     topic: str
@@ -46,9 +46,12 @@ class Sent:
 
 
 def send_all(
-    address: str, runs: Iterable[list[Parcel]], sent: Sent, when_at: Callable[[int], None] = lambda _: None
+    address: str,
+    runs: Iterable[list[FileMessage]],
+    sent: Sent,
+    when_at: Callable[[int], None] = lambda _: None,
 ) -> float:
-    """Send from SENDERS threads, the parcels of one run one after the other; returns the seconds it took.
+    """Send from SENDERS threads, the messages of one run one after the other; returns the seconds it took.
 
     `when_at(count)` hears how many are acknowledged. Raises what a sender could not get over.
     """
@@ -63,8 +66,8 @@ def send_all(
             if run is None:
                 return
             try:
-                for parcel in run:
-                    send_one(producer, parcel, sent)
+                for message in run:
+                    send_one(producer, message, sent)
                     when_at(len(sent.acknowledged))
             except Exception as error:
                 sent.failure = error
@@ -77,17 +80,17 @@ def send_all(
     return time.monotonic() - began
 
 
-def send_one(producer: Producer, parcel: Parcel, sent: Sent) -> None:
+def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
     """Send until it is acknowledged. A lost answer means: send again, maybe twice stored, never lost."""
-    file = parcel.file
+    file = message.file
     body = file.read()
     digest = library.checksum(body)
-    properties = {"path": file.path, "sha256": digest, "number": str(parcel.number)}
+    properties = {"path": file.path, "sha256": digest, "number": str(message.number)}
     give_up = time.monotonic() + GIVE_UP_S
     while True:
         began = time.monotonic()
         try:
-            producer.send(parcel.topic, body, key=file.module, properties=properties)
+            producer.send(message.topic, body, key=file.module, properties=properties)
         except (UnknownOutcomeError, NotStoredError):
             if time.monotonic() > give_up:
                 raise

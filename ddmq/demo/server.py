@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from ddmq.address import Address, parse
+from ddmq.address import HostPort, parse
 from ddmq_common.errors import RemoteError
 
 READY_WITHIN_S = 30.0
@@ -20,7 +20,7 @@ class DemoServer:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        self.addresses: dict[str, Address] = {}
+        self.addresses: dict[str, HostPort] = {}
         self._process: subprocess.Popen[str] | None = None
         self._log = data_dir.with_suffix(".log")
 
@@ -30,7 +30,7 @@ class DemoServer:
         command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
         command += ["--config", str(self._config())]
         for part in ("producer", "consumer", "admin"):
-            command += [f"--{part}", str(self.addresses.get(part, Address("127.0.0.1", 0)))]
+            command += [f"--{part}", str(self.addresses.get(part, HostPort("127.0.0.1", 0)))]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         self._read_ready(self._process)

@@ -17,8 +17,8 @@ import click
 from ddmq.demo import library
 from ddmq.demo.library import LibraryFile
 from ddmq.demo.ordered import OrderedAct
-from ddmq.demo.reported import Counted
-from ddmq.demo.sending import GIVE_UP_S, Parcel, Sent, send_all
+from ddmq.demo.reported import ClientCounts
+from ddmq.demo.sending import GIVE_UP_S, FileMessage, Sent, send_all
 from ddmq.demo.server import DemoServer
 from ddmq.demo.telling import say, tell
 from ddmq.demo.typed import Typed
@@ -87,7 +87,7 @@ class Story:
         self._killed = threading.Event()
         self._restart_s = 0.0
         self.killed_ms = 0  # wall clock, when the killed server was up again
-        self.counted: list[Counted] = []  # by act, what the report of the run is compared with
+        self.counted: list[ClientCounts] = []  # by act, what the report of the run is compared with
 
     def run(self) -> bool:
         """True when everything was proven."""
@@ -105,9 +105,9 @@ class Story:
         self.counted = [self._counted(), act.counted()]
         return ordered and stored
 
-    def _counted(self) -> Counted:
+    def _counted(self) -> ClientCounts:
         sent, deliveries = self.sent, sum(self.received.by_consumer.values())
-        return Counted(
+        return ClientCounts(
             TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms, deliveries, deliveries, 0, 0
         )
 
@@ -133,7 +133,7 @@ class Story:
                 if first:
                     self._kill_and_restart(count)
 
-        runs = ([Parcel(TOPIC, file, 0)] for file in files)
+        runs = ([FileMessage(TOPIC, file, 0)] for file in files)
         return send_all(str(self.server.addresses["producer"]), runs, self.sent, when_at)
 
     def _kill_and_restart(self, count: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import click
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 
 
 class Typed:
@@ -18,7 +18,7 @@ class Typed:
     def __init__(self) -> None:
         self._shown = ""
 
-    def at(self, addresses: Mapping[str, Address]) -> None:
+    def at(self, addresses: Mapping[str, HostPort]) -> None:
         """From now on this server; says what to type once, before everything else."""
         where = {f"DDMQ_{part.upper()}": str(address) for part, address in addresses.items()}
         os.environ.update(where)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from backend.capabilities import Durability
 from backend.file_log import FileLogOptions
-from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, Address, is_loopback, parse
+from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, HostPort, is_loopback, parse
 from ddmq_common import names
 from ddmq_common.config.loader import load, resolved, rules
 from ddmq_common.delays.levels import shown as shown_wait
@@ -75,7 +75,7 @@ class ServeConfig:
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
 
-    def address(self, part: str) -> Address:
+    def address(self, part: str) -> HostPort:
         """The listen address of `producer`, `consumer` or `admin`."""
         return parse(getattr(self, part))
 

@@ -31,15 +31,15 @@ _QUOTED = re.compile(r"(?<=['\"])[^'\"]{2,}(?=['\"])")
 _QUERY_VALUE = re.compile(r"([?&][^=&#]*=)[^&#]+")
 
 
-class Place(NamedTuple):
+class ConfigPlace(NamedTuple):
     """Where a value stands, for error messages."""
 
     source: str
     key: str
     line: int | None = None
 
-    def child(self, key: str, line: int | None) -> Place:
-        return Place(self.source, f"{self.key}.{key}" if self.key else key, line or self.line)
+    def child(self, key: str, line: int | None) -> ConfigPlace:
+        return ConfigPlace(self.source, f"{self.key}.{key}" if self.key else key, line or self.line)
 
     def error(self, text: str) -> ConfigError:
         where = self.source if self.line is None else f"{self.source}:{self.line}"
@@ -55,9 +55,9 @@ class Overlay(Generic[T]):
 
     __slots__ = ("given", "place")
 
-    def __init__(self, given: Mapping[str, Any], place: Place | None = None) -> None:
+    def __init__(self, given: Mapping[str, Any], place: ConfigPlace | None = None) -> None:
         self.given = dict(given)
-        self.place = place or Place("settings", "")
+        self.place = place or ConfigPlace("settings", "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Overlay) and other.given == self.given
@@ -86,7 +86,7 @@ class _Located(NamedTuple):
 
 def load(path: Path, cls: type[T]) -> T:
     """Read `path` into `cls`. An empty file gives all defaults. Raises ConfigError."""
-    return build(cls, read(path), Place(str(path), ""))
+    return build(cls, read(path), ConfigPlace(str(path), ""))
 
 
 def read(path: Path) -> Any:
@@ -97,7 +97,7 @@ def read(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return _Located({}, {}) if node is None else _plain(node, Place(str(path), ""))
+        return _Located({}, {}) if node is None else _plain(node, ConfigPlace(str(path), ""))
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{path}: is not YAML: {_yaml_fault(error)}") from None
     except yaml.YAMLError as error:
@@ -114,7 +114,7 @@ def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
     return ": ".join(parts)
 
 
-def _plain(node: Any, place: Place) -> Any:
+def _plain(node: Any, place: ConfigPlace) -> Any:
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, place)
     if isinstance(node, yaml.SequenceNode):
@@ -122,7 +122,7 @@ def _plain(node: Any, place: Place) -> Any:
     return yaml.SafeLoader("").construct_object(node)
 
 
-def _mapping(node: Any, place: Place) -> _Located:
+def _mapping(node: Any, place: ConfigPlace) -> _Located:
     located = _Located({}, {})
     for key_node, value_node in node.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
@@ -134,7 +134,7 @@ def _mapping(node: Any, place: Place) -> _Located:
     return located
 
 
-def build(cls: type[T], tree: Any, place: Place) -> T:
+def build(cls: type[T], tree: Any, place: ConfigPlace) -> T:
     """A parsed tree (or a plain dict) into the dataclass `cls`, checked field by field."""
     values = _fields(cls, tree, place)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -147,12 +147,12 @@ def build(cls: type[T], tree: Any, place: Place) -> T:
         raise place.error(str(error)) from error
 
 
-def overlay(cls: type[T], tree: Any, place: Place) -> Overlay[T]:
+def overlay(cls: type[T], tree: Any, place: ConfigPlace) -> Overlay[T]:
     """The same for some fields of `cls`, to go over defaults that are not known here."""
     return Overlay(_fields(cls, tree, place), place)
 
 
-def _fields(cls: type[Any], tree: Any, place: Place) -> dict[str, Any]:
+def _fields(cls: type[Any], tree: Any, place: ConfigPlace) -> dict[str, Any]:
     """The fields that the tree names, each checked by itself."""
     if isinstance(tree, Mapping):
         tree = _Located(dict(tree), {})
@@ -187,7 +187,7 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
     return f"; known are: {', '.join(sorted(known))}"
 
 
-def _value(raw: Any, hint: Any, place: Place) -> Any:
+def _value(raw: Any, hint: Any, place: ConfigPlace) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         if raw is None:
@@ -206,13 +206,13 @@ def _value(raw: Any, hint: Any, place: Place) -> Any:
     return _scalar(raw, hint, place)
 
 
-def _sequence(raw: Any, hint: Any, place: Place) -> tuple[Any, ...]:
+def _sequence(raw: Any, hint: Any, place: ConfigPlace) -> tuple[Any, ...]:
     if not isinstance(raw, list | tuple):
         raise place.error(f"is {_shown(raw)}; a list is wanted")
     return tuple(_value(one, hint, place.child(str(index), None)) for index, one in enumerate(raw))
 
 
-def _table(raw: Any, hint: Any, place: Place) -> dict[str, Any]:
+def _table(raw: Any, hint: Any, place: ConfigPlace) -> dict[str, Any]:
     if isinstance(raw, Mapping):
         raw = _Located(dict(raw), {})
     if not isinstance(raw, _Located):
@@ -220,7 +220,7 @@ def _table(raw: Any, hint: Any, place: Place) -> dict[str, Any]:
     return {key: _value(one, hint, place.child(key, raw.lines.get(key))) for key, one in raw.values.items()}
 
 
-def _scalar(raw: Any, hint: Any, place: Place) -> Any:
+def _scalar(raw: Any, hint: Any, place: ConfigPlace) -> Any:
     if isinstance(raw, str) and hint in (int, float) and (size := _SIZE.match(raw)):
         return int(size[1]) * _SIZE_UNITS[size[2]]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -235,7 +235,7 @@ def _scalar(raw: Any, hint: Any, place: Place) -> Any:
     raise place.error(f"is {_shown(raw)}; {wanted.get(hint, str(hint))} is wanted")
 
 
-def _enum(raw: Any, hint: type[enum.Enum], place: Place) -> enum.Enum:
+def _enum(raw: Any, hint: type[enum.Enum], place: ConfigPlace) -> enum.Enum:
     by_name = {member.name.lower(): member for member in hint}
     found = by_name.get(str(raw).lower())
     if found is None:
@@ -243,7 +243,7 @@ def _enum(raw: Any, hint: type[enum.Enum], place: Place) -> enum.Enum:
     return found
 
 
-def _check(value: Any, rules: Mapping[str, Any], place: Place) -> None:
+def _check(value: Any, rules: Mapping[str, Any], place: ConfigPlace) -> None:
     if value is None:
         return
     low, high, choices = rules.get("min"), rules.get("max"), rules.get("choices")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddmq_common.metrics.buckets import BUCKETS, bucket, upper_edge
 
 
-class Cell:
+class MetricCell:
     """A counter or gauge."""
 
     __slots__ = ("value",)

@@ -14,7 +14,7 @@ from prometheus_client import utils
 
 from ddmq_common.metrics.buckets import OVERFLOW, SUB_BUCKETS, upper_edge
 from ddmq_common.metrics.catalogue import Metric
-from ddmq_common.metrics.cells import Cell, Histogram
+from ddmq_common.metrics.cells import Histogram, MetricCell
 
 NUMBERS_PER_PIECE = 1_000
 HISTOGRAMS_PER_PIECE = 28
@@ -28,7 +28,7 @@ C = TypeVar("C")
 
 
 def pieces(
-    numbers: Iterable[tuple[Metric, Mapping[Labels, Cell]]],
+    numbers: Iterable[tuple[Metric, Mapping[Labels, MetricCell]]],
     histograms: Iterable[tuple[Metric, Mapping[Labels, Histogram]]],
 ) -> Iterator[bytes]:
     """The page, in order. Cells may change and be added between two pieces; a cell's lines stay together."""

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from ddmq_common.metrics.buckets import SUB_BUCKETS, upper_edge
 from ddmq_common.metrics.catalogue import CATALOGUE, COLLECT_FAILED, Metric
-from ddmq_common.metrics.cells import Cell, Histogram
+from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.exposition import pieces
 
 LABEL_SETS_MAX = 10_000  # of one counter or gauge
@@ -24,7 +24,7 @@ HISTOGRAM_LABEL_SETS_MAX = 1_000  # of one histogram, whose cells are a hundred 
 ANSWERS_S = 0.05  # after `fill` most of what collectors had to ask for is there
 log = logging.getLogger("ddmq.metrics")
 
-C = TypeVar("C", bound=Cell | Histogram)
+C = TypeVar("C", bound=MetricCell | Histogram)
 
 
 class _Family(Generic[C]):
@@ -47,16 +47,16 @@ class Registry:
     """All cells of one process. Make one in main and hand it down; tests make their own."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, _Family[Cell]] = {}
+        self._numbers: dict[str, _Family[MetricCell]] = {}
         self._histograms: dict[str, _Family[Histogram]] = {}
         self._collectors: list[Callable[[], None]] = []
 
-    def cell(self, metric: Metric, *labels: str) -> Cell:
+    def cell(self, metric: Metric, *labels: str) -> MetricCell:
         """The counter or gauge of that label set; keep it, looking it up costs more than adding."""
         _check(metric, labels)
         family = self._numbers.get(metric.name)
         if family is None:
-            family = self._numbers[metric.name] = _Family(metric, Cell, LABEL_SETS_MAX)
+            family = self._numbers[metric.name] = _Family(metric, MetricCell, LABEL_SETS_MAX)
         return family.cell(labels)
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
@@ -87,7 +87,7 @@ class Registry:
                     log.exception("a metrics collector failed; its gauges keep their last values")
                 failed.value += 1
 
-    def numbers(self) -> list[tuple[Metric, Mapping[tuple[str, ...], Cell]]]:
+    def numbers(self) -> list[tuple[Metric, Mapping[tuple[str, ...], MetricCell]]]:
         """The counters and gauges by family: the live cells, by the values of the metric's labels."""
         return [(family.metric, family.cells) for family in self._numbers.values()]
 
@@ -138,7 +138,7 @@ def _check(metric: Metric, labels: tuple[str, ...]) -> None:
         raise ValueError(f"metric {metric.name} takes labels {metric.labels}, got {labels}")
 
 
-def _number_family(family: _Family[Cell]) -> Any:
+def _number_family(family: _Family[MetricCell]) -> Any:
     metric = family.metric
     kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     shown = kind(metric.name, metric.help, labels=metric.labels)

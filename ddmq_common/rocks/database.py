@@ -49,7 +49,7 @@ _FIRST_CHUNK, _LAST_CHUNK, _CHUNK_BYTES = 8, 1024, 4 << 20
 _key_of = itemgetter(0)
 
 
-class Recovery(Enum):
+class WalRecovery(Enum):
     """What opening does about the write-ahead log, which is several files. WHOLE: anything that does not
     parse, also a torn end, is a DamagedError. PREFIX: everything before the first such place, nothing behind
     it, in silence. TORN: as WHOLE, but an end that was never written is fine in any of the files: for a look
@@ -76,7 +76,7 @@ class RocksOptions:
     create: bool = True
 
 
-class Batch:
+class WriteBatch:
     """Changes that are applied together, in their order. Its methods are RocksDB's own, for speed."""
 
     __slots__ = ("delete", "delete_range", "put", "raw")
@@ -100,7 +100,7 @@ class Rocks:
     """One open database. Usable from several threads; `close` ends it for all of them."""
 
     def __init__(
-        self, folder: Path, options: RocksOptions | None = None, recovery: Recovery = Recovery.WHOLE
+        self, folder: Path, options: RocksOptions | None = None, recovery: WalRecovery = WalRecovery.WHOLE
     ) -> None:
         """Raises DamagedError, or StorageError when the folder cannot be used (also when it is open)."""
         self.folder = folder
@@ -116,7 +116,7 @@ class Rocks:
         self._open = True
         self._reading: WeakSet[Generator[list[Pair], None, None]] = WeakSet()
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: WriteBatch) -> None:
         """All of it or nothing, visible at once, not yet durable. Raises StorageError, also where RocksDB
         would wait for ever (and we with it) because its tables cannot be written."""
         self._await_room()
@@ -274,7 +274,7 @@ class Rocks:
 def only_torn(folder: Path, options: RocksOptions) -> bool:
     """Of a folder that does not open: is nothing wrong but ends of its write-ahead log that were never
     written? Changes nothing there."""
-    raw = _raw_options(options, Recovery.TORN)
+    raw = _raw_options(options, WalRecovery.TORN)
     try:
         rocksdict.Rdict(str(folder), raw, {"default": raw}, rocksdict.AccessType.read_only()).close()
     except Exception:  # rocksdict raises nothing narrower
@@ -285,17 +285,17 @@ def only_torn(folder: Path, options: RocksOptions) -> bool:
 def repair(folder: Path) -> None:
     """Make a folder that does not open readable again; files that cannot be read are left out."""
     with translated(f"cannot repair {folder}"):
-        rocksdict.Rdict.repair(str(folder), _raw_options(RocksOptions(), Recovery.PREFIX))
+        rocksdict.Rdict.repair(str(folder), _raw_options(RocksOptions(), WalRecovery.PREFIX))
 
 
-def _raw_options(options: RocksOptions, recovery: Recovery) -> Any:
+def _raw_options(options: RocksOptions, recovery: WalRecovery) -> Any:
     raw = rocksdict.Options(raw_mode=True)
     raw.create_if_missing(options.create)
     modes = rocksdict.DBRecoveryMode
     mode = {
-        Recovery.WHOLE: modes.absolute_consistency,
-        Recovery.PREFIX: modes.point_in_time,
-        Recovery.TORN: modes.tolerate_corrupted_tail_records,
+        WalRecovery.WHOLE: modes.absolute_consistency,
+        WalRecovery.PREFIX: modes.point_in_time,
+        WalRecovery.TORN: modes.tolerate_corrupted_tail_records,
     }
     raw.set_wal_recovery_mode(mode[recovery]())
     _set_memory(raw, options)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.cells import Cell
+from ddmq_common.metrics.cells import MetricCell
 from ddmq_common.metrics.registry import Registry
 from delay_service.levels.core.targets import Outlet
 
@@ -17,7 +17,7 @@ class Counts:
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
         self._lateness = metrics.histogram(catalogue.LEVELS_LATENESS)
-        self.held: Cell = metrics.cell(catalogue.LEVELS_HELD)
+        self.held: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
 
     def fired(self, level: int, outlets: Sequence[Outlet], clock_ms: int) -> None:
         """They are durable in their topics, at `clock_ms` of the store's clock."""

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from ddmq_common.errors import CallerError, DamagedError, FencedError, StorageError
-from ddmq_common.rocks.database import Batch, Recovery, Rocks, RocksOptions, only_torn
+from ddmq_common.rocks.database import Rocks, RocksOptions, WalRecovery, WriteBatch, only_torn
 from delay_service.store.copies import (
     DAMAGED,
     Copy,
@@ -152,7 +152,7 @@ def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOp
             reason = str(error)
         damage = None if only_torn(copy.path, options) else cut_log(copy.path, reason)
         try:
-            return _opened(folder, shard, copy, lock, options, damage, Recovery.PREFIX)
+            return _opened(folder, shard, copy, lock, options, damage, WalRecovery.PREFIX)
         except DamagedError:
             mark_damaged(copy.path, reason)
     store = _salvaged(folder, shard, copy, reason, options)
@@ -182,12 +182,12 @@ def _opened(
     lock: CopyLock,
     options: RocksOptions,
     damage: Damage | None,
-    recovery: Recovery = Recovery.WHOLE,
+    recovery: WalRecovery = WalRecovery.WHOLE,
 ) -> RocksStore:
     database = Rocks(copy.path, options, recovery)
     try:
         _check_identity(database, shard)
-        batch = Batch()
+        batch = WriteBatch()
         batch.put(own_key(".schema"), b"%d" % SCHEMA)
         batch.put(own_key(".shard"), b"%d" % shard)
         batch.put(own_key(".epoch"), b"%d" % copy.epoch)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks.database import Batch, Pair, Recovery, Rocks, RocksOptions, repair
+from ddmq_common.rocks.database import Pair, Rocks, RocksOptions, WalRecovery, WriteBatch, repair
 from ddmq_common.rocks.write_ahead_log import after_gap
 from delay_service.core.weight import weight
 from delay_service.store import keys
@@ -151,10 +151,10 @@ def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> D
 
 def _open_at_any_price(folder: Path, options: RocksOptions) -> Rocks:
     try:
-        return Rocks(folder, options, Recovery.PREFIX)
+        return Rocks(folder, options, WalRecovery.PREFIX)
     except DamagedError:
         repair(folder)
-        return Rocks(folder, options, Recovery.PREFIX)
+        return Rocks(folder, options, WalRecovery.PREFIX)
 
 
 def _copy(old: Rocks, new: Rocks, lost_file: Path) -> int:
@@ -282,7 +282,7 @@ class _Writer:
 
     def __init__(self, database: Rocks) -> None:
         self._db = database
-        self.batch = Batch()
+        self.batch = WriteBatch()
 
     def put(self, key: bytes, value: bytes) -> None:
         self.batch.put(key, value)
@@ -291,4 +291,4 @@ class _Writer:
 
     def flush(self) -> None:
         self._db.write(self.batch)
-        self.batch = Batch()
+        self.batch = WriteBatch()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ddmq_common.rocks.database import Batch
+from ddmq_common.rocks.database import WriteBatch
 from delay_service.core.weight import weight
 from delay_service.store import keys
 from delay_service.store.front import Front
@@ -98,9 +98,9 @@ def _set(held: dict[str, int], topic: str, count: int) -> None:
         held.pop(topic, None)
 
 
-def make_batch(changes: Changes, fronts: Fronts, counts: Counts) -> Batch:
+def make_batch(changes: Changes, fronts: Fronts, counts: Counts) -> WriteBatch:
     """What to write."""
-    batch = Batch()
+    batch = WriteBatch()
     leaving = keys.due_keys([*changes.removed, *changes.deferred])
     if changes.deferred:
         leaving.sort()
@@ -122,14 +122,14 @@ def make_batch(changes: Changes, fronts: Fronts, counts: Counts) -> Batch:
     return batch
 
 
-def _put(batch: Batch, names: Iterable[bytes], values: Iterable[bytes]) -> None:
+def _put(batch: WriteBatch, names: Iterable[bytes], values: Iterable[bytes]) -> None:
     """Sorted, because RocksDB then finds the places of neighbours much faster."""
     put = batch.put
     for name, value in sorted(zip(names, values, strict=True)):
         put(name, value)
 
 
-def _delete(batch: Batch, front: Front, leaving: list[bytes]) -> None:
+def _delete(batch: WriteBatch, front: Front, leaving: list[bytes]) -> None:
     if not leaving:
         return
     removal = front.remove(leaving)
@@ -147,7 +147,7 @@ def _by_topic(messages: Iterable[Pending]) -> dict[str, list[Pending]]:
     return found
 
 
-def _put_aside(batch: Batch, changes: Changes, fronts: Fronts) -> None:
+def _put_aside(batch: WriteBatch, changes: Changes, fronts: Fronts) -> None:
     for topic, messages in _by_topic([*changes.undeferred, *changes.removed_deferred]).items():
         leaving = sorted(keys.aside_key(topic, message.due_ms, message.offset) for message in messages)
         _delete(batch, fronts.of_topic(topic), leaving)
@@ -157,7 +157,7 @@ def _put_aside(batch: Batch, changes: Changes, fronts: Fronts) -> None:
         _put(batch, came, encode_all(messages))
 
 
-def _put_ids(batch: Batch, ids: Mapping[bytes, IdState | None], fronts: Fronts) -> None:
+def _put_ids(batch: WriteBatch, ids: Mapping[bytes, IdState | None], fronts: Fronts) -> None:
     leaving, fronts.stale = fronts.stale, []
     came: list[bytes] = []
     told = fronts.told
@@ -176,7 +176,7 @@ def _put_ids(batch: Batch, ids: Mapping[bytes, IdState | None], fronts: Fronts) 
     _put(batch, came, [b""] * len(came))
 
 
-def _put_counts(batch: Batch, topics: Iterable[str], counts: Counts) -> None:
+def _put_counts(batch: WriteBatch, topics: Iterable[str], counts: Counts) -> None:
     for topic in topics:
         pending, aside = counts.pending.get(topic, 0), counts.aside.get(topic, 0)
         key = keys.COUNT + topic.encode()
@@ -186,7 +186,7 @@ def _put_counts(batch: Batch, topics: Iterable[str], counts: Counts) -> None:
             batch.delete(key)
 
 
-def _put_meta(batch: Batch, meta: Mapping[str, bytes | None]) -> None:
+def _put_meta(batch: WriteBatch, meta: Mapping[str, bytes | None]) -> None:
     for name, value in meta.items():
         if name.startswith(OWN):
             raise ValueError(f"the name {name!r} is the store's own: names of others start with another sign")

@@ -14,7 +14,7 @@ from backend.completion import Completion
 from backend.records import AppendResult, Bounds, CommitBatch
 from ddmq_common.errors import FencedError
 from ddmq_common.metrics.catalogue import ACKED
-from ddmq_common.metrics.cells import Cell
+from ddmq_common.metrics.cells import MetricCell
 from ddmq_rpc.api import Call
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.core.position import Position
@@ -132,5 +132,5 @@ class Acks:
             done = part.finished[1] - (part.finished[0] if before is None else before)
             self._runtime.metrics.cell(ACKED, group, part.position.queue.topic).value += max(done, 0)
 
-    def _ignored(self, group: str, reason: str) -> Cell:
+    def _ignored(self, group: str, reason: str) -> MetricCell:
         return self._runtime.ignored(group, reason)

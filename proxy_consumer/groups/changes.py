@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backend.completion import Completion, succeeded
 from backend.records import CommitBatch
-from ddmq_common.config.loader import Overlay, Place, overlay
+from ddmq_common.config.loader import ConfigPlace, Overlay, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.completions import all_of, followed
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
@@ -44,9 +44,9 @@ class Change(NamedTuple):
     given: Mapping[str, Any]
 
 
-def where(group: str, topic: str) -> Place:
+def where(group: str, topic: str) -> ConfigPlace:
     """How errors name a subscription."""
-    return Place(f"group {group}, topic {topic}", "")
+    return ConfigPlace(f"group {group}, topic {topic}", "")
 
 
 class Changes:
@@ -104,7 +104,7 @@ class Changes:
         """What was in force; the defaults where what is stored does not go together with them any more."""
         defaults = self._runtime.config.defaults
         try:
-            return overlay(SubscriptionDefaults, stored.given, Place("stored", "")).over(defaults)
+            return overlay(SubscriptionDefaults, stored.given, ConfigPlace("stored", "")).over(defaults)
         except ConfigError:
             return defaults
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from backend.completion import Completion
 from backend.records import Bounds, QueueRef
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.cells import Cell
+from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.core.jobs.upstream_job import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory
@@ -86,10 +86,10 @@ class Gauges:
         """`fetched(group, topic)`: the queues that are fetched from here, and their committed offsets."""
         self._fetched = fetched
         self._retry_paths = retry_paths
-        self._retry_cells: dict[Name, tuple[Cell, Cell]] = {}
+        self._retry_cells: dict[Name, tuple[MetricCell, MetricCell]] = {}
         self._runtime = runtime
         self._directory = directory
-        self._cells: dict[Name, tuple[Cell, ...]] = {}
+        self._cells: dict[Name, tuple[MetricCell, ...]] = {}
         self._oldest = Oldest(runtime, self._aged)
         self._unheld = Unheld(runtime, self._told)
         self.stalled = Stalled(runtime, directory.subscriptions, fetched)

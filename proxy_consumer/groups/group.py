@@ -19,8 +19,7 @@ import msgspec
 
 from backend.completion import Completion
 from backend.records import AppendResult, QueueRef
-from ddmq_common.config.loader import Place as ConfigPlace
-from ddmq_common.config.loader import build
+from ddmq_common.config.loader import ConfigPlace, build
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.steps import Delivery

@@ -11,14 +11,14 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.buckets import bucket
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.metrics.samples.deltas import Deltas, Sample
-from ddmq_common.metrics.samples.line import PROCESS, Line, decode
+from ddmq_common.metrics.samples.line import PROCESS, SampleLine, decode
 from tests.examples import examples
 
 TOPICS = st.sampled_from([f"t{index}" for index in range(5)])
 Series = tuple[str, str]  # instance, topic
 
 
-def pending(lines: list[Line]) -> dict[str, float]:
+def pending(lines: list[SampleLine]) -> dict[str, float]:
     """The gauge of this test as a file has it."""
     found = {}
     for line in lines:
@@ -40,7 +40,7 @@ class SamplesMachine(RuleBasedStateMachine):
         self.totals: dict[Series, float] = {}
         self.gauges: dict[str, int] = {}
         self.told: dict[str, float] = {}  # gauges, as the files of this start say
-        self.files: list[list[Line]] = []
+        self.files: list[list[SampleLine]] = []
         self.start()
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class SamplesMachine(RuleBasedStateMachine):
         self.files.append(lines)
         self.told |= pending(lines)
 
-    def check_file(self, lines: list[Line]) -> None:
+    def check_file(self, lines: list[SampleLine]) -> None:
         head = lines[0]
         assert (head.metric, head.value) == (PROCESS, len(lines))
         mine = [file[0] for file in self.files if file[0].instance == self.instance]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_common.metrics.samples import names
-from ddmq_common.metrics.samples.line import PROCESS, Line, decode
+from ddmq_common.metrics.samples.line import PROCESS, SampleLine, decode
 from tests.interop.apache_client import Client
 from tests.scenarios.real_server import RealServer, lasting_port, running, until, write_config
 
@@ -25,9 +25,9 @@ def config(folder: Path, **samples: object) -> Path:
     return write_config(folder / "conf", ddmq={"samples": {"interval_ms": INTERVAL_MS} | samples})
 
 
-def read(root: Path) -> dict[str, list[list[Line]]]:
+def read(root: Path) -> dict[str, list[list[SampleLine]]]:
     """Every file that a reader sees, by instance and in order. Asserts that all are whole."""
-    found: dict[str, list[list[Line]]] = {}
+    found: dict[str, list[list[SampleLine]]] = {}
     for path in root.rglob("*.jsonl"):
         if path.name.startswith("."):
             continue
@@ -46,7 +46,7 @@ def read(root: Path) -> dict[str, list[list[Line]]]:
     return found
 
 
-def stored(files: list[list[Line]], topic: str = "t") -> float:
+def stored(files: list[list[SampleLine]], topic: str = "t") -> float:
     """Messages answered with code 0, as the files say."""
     return sum(
         line.value
@@ -57,7 +57,7 @@ def stored(files: list[list[Line]], topic: str = "t") -> float:
     )
 
 
-def states(files: list[list[Line]]) -> list[str]:
+def states(files: list[list[SampleLine]]) -> list[str]:
     return [lines[0].labels["state"] for lines in files]
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from bench.samples_generator import Generator, Shape, place
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples.line import Line, encode
+from ddmq_common.metrics.samples.line import SampleLine, encode
 from ddmq_common.metrics.samples.names import HOUR_MS, SampleName, folder, part
 from metrics_job import arrived
 from metrics_job.arrived import Arrived
@@ -49,7 +49,7 @@ class Rig:
         seqs = sorted(intervals)
         name = SampleName(instance, seqs[0], seqs[-1], merged=True) if merged else part(instance, seqs[0])
         lines = [
-            Line(
+            SampleLine(
                 1,
                 "p@h",
                 instance,

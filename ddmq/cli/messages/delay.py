@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ddmq.address import ADDRESS, PRODUCER, Address
+from ddmq.address import ADDRESS, PRODUCER, HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.messages.delayed import add_all, client_of, outcome_json, say_outcome
 from ddmq.cli.messages.when import first_options, when, when_options
@@ -71,7 +71,7 @@ def add(
     key: str | None,
     tags: str | None,
     timeout_ms: int,
-    producer: Address,
+    producer: HostPort,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -95,7 +95,12 @@ def add(
 @admin_option
 @json_option
 def cancel(
-    ids: tuple[str, ...], topic: str | None, timeout_ms: int, producer: Address, admin: Address, as_json: bool
+    ids: tuple[str, ...],
+    topic: str | None,
+    timeout_ms: int,
+    producer: HostPort,
+    admin: HostPort,
+    as_json: bool,
 ) -> None:
     """Take back the messages with these IDS (or uuids); of one that repeats, all deliveries to come. With
     --topic all that waits for a topic when it is looked at.
@@ -112,7 +117,7 @@ def cancel(
     return None
 
 
-def _cancel_topic(topic: str, timeout_ms: int, producer: Address, admin: AdminClient, as_json: bool) -> None:
+def _cancel_topic(topic: str, timeout_ms: int, producer: HostPort, admin: AdminClient, as_json: bool) -> None:
     """Page by page; what comes in meanwhile may stay."""
     cancelled, failed, after = 0, 0, None
     while True:
@@ -142,7 +147,7 @@ def _cancel_topic(topic: str, timeout_ms: int, producer: Address, admin: AdminCl
 @timeout_option
 @producer_option
 @json_option
-def reschedule(delay_id: str, timeout_ms: int, producer: Address, as_json: bool, **given: Any) -> None:
+def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool, **given: Any) -> None:
     """Deliver the message with this ID at another moment (of one that repeats: its next delivery).
 
     Exit code 1 when it is not waiting any more.
@@ -159,7 +164,7 @@ def reschedule(delay_id: str, timeout_ms: int, producer: Address, as_json: bool,
 @timeout_option
 @producer_option
 @json_option
-def fire(ids: tuple[str, ...], timeout_ms: int, producer: Address, as_json: bool) -> None:
+def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: bool) -> None:
     """Deliver the messages with these IDS now (of one that repeats: its next delivery).
 
     Exit code 1 when one is neither delivered by this nor before it.
@@ -168,7 +173,7 @@ def fire(ids: tuple[str, ...], timeout_ms: int, producer: Address, as_json: bool
     _tell(ids, outcomes, as_json, DelayStatus.FIRED)
 
 
-def _each(producer: Address, timeout_ms: int, ids: tuple[str, ...], ask: Any) -> list[CancelOutcome | str]:
+def _each(producer: HostPort, timeout_ms: int, ids: tuple[str, ...], ask: Any) -> list[CancelOutcome | str]:
     """An outcome for each, or why there is none."""
     found: list[CancelOutcome | str] = []
     with client_of(producer, timeout_ms) as client:
@@ -215,7 +220,7 @@ def list_messages(
     end: str | None,
     limit: int,
     after: str | None,
-    admin: Address,
+    admin: HostPort,
     as_json: bool,
 ) -> None:
     """Messages that wait (of TOPIC alone), the earliest first. Its ids are taken by show, cancel, reschedule
@@ -245,7 +250,7 @@ def list_messages(
 @click.argument("delay_id", type=NAME, metavar="ID")
 @admin_option
 @json_option
-def show(delay_id: str, admin: Address, as_json: bool) -> None:
+def show(delay_id: str, admin: HostPort, as_json: bool) -> None:
     """Everything about the message with this ID (or uuid): pending, fired, cancelled; when; its body.
 
     Exit code 1 when nothing is known of it.
@@ -284,7 +289,7 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 @click.option("--to", "end", help="Due before this moment.")
 @admin_option
 @json_option
-def count(topic: str | None, start: str | None, end: str | None, admin: Address, as_json: bool) -> None:
+def count(topic: str | None, start: str | None, end: str | None, admin: HostPort, as_json: bool) -> None:
     """How many messages wait (for TOPIC alone), and with --from and --to how many are due in that time."""
     client, span = AdminClient(admin), _span(start, end)
     if topic is not None or span:
@@ -325,7 +330,7 @@ def _say_elsewhere(found: dict[str, Any]) -> None:
 @click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long it may take.")
 @admin_option
 @json_option
-def backup(folder: str, timeout_ms: int, admin: Address, as_json: bool) -> None:
+def backup(folder: str, timeout_ms: int, admin: HostPort, as_json: bool) -> None:
     """Copy all that waits into a new FOLDER on the server's machine; the service goes on meanwhile.
 
     FOLDER is a name below the server's backup_dir (backups/ in its data directory by default).

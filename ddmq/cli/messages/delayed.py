@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, NotThere, admin_address
 from ddmq.cli.messages.when import shown, zone_of
 from ddmq.cli.output import hint, print_json, say
@@ -20,7 +20,7 @@ SHOWN_MAX = 20
 ADMIN_TIMEOUT_S = 1.0  # what is told by the way is not waited for longer
 
 
-def client_of(address: Address, timeout_ms: int) -> Producer:
+def client_of(address: HostPort, timeout_ms: int) -> Producer:
     """Raises ClickException for an address that is none, or that nothing is known of."""
     try:
         return Producer(known_host(address, "--producer"), timeout_ms=timeout_ms)
@@ -48,7 +48,7 @@ def new_topic_told(topic: str) -> Iterator[None]:
 
 
 def add_all(
-    producer: Address,
+    producer: HostPort,
     timeout_ms: int,
     topic: str,
     messages: Iterable[OutgoingMessage],

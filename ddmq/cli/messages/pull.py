@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ddmq.address import ADDRESS, CONSUMER, Address
+from ddmq.address import ADDRESS, CONSUMER, HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import (
     body_fields,
@@ -44,7 +44,7 @@ TAIL_PAUSE_S = 0.2
 NOBODY = "no consumer proxy has answered"  # how the client begins what it says of that
 
 
-class Ending(NamedTuple):
+class Settlement(NamedTuple):
     """What becomes of each message that was shown, and the word for it."""
 
     said: str
@@ -79,8 +79,8 @@ def pull(
     no_ack: bool,
     fail: str | None,
     save_to: Path | None,
-    consumer: Address,
-    admin: Address,
+    consumer: HostPort,
+    admin: HostPort,
     as_json: bool,
 ) -> None:
     """Take messages of TOPIC and acknowledge (or fail) them, until there are no more.
@@ -91,9 +91,9 @@ def pull(
     """
     if no_ack and fail is not None:
         raise click.UsageError("--no-ack and --fail do not go together")
-    ending = Ending("not acknowledged", _leave) if no_ack else Ending("acknowledged", Message.ack)
+    ending = Settlement("not acknowledged", _leave) if no_ack else Settlement("acknowledged", Message.ack)
     if fail is not None:
-        ending = Ending("failed", lambda message: message.fail(reason=fail))
+        ending = Settlement("failed", lambda message: message.fail(reason=fail))
     proxy = known_host(consumer, "--consumer")
     if save_to is not None:
         _saving(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
@@ -154,7 +154,7 @@ def _is_ordinary(client: AdminClient, group: str) -> bool:
     return "%" not in group or any(row["group"] == group for row in client.get("groups"))
 
 
-def _reach(consumer: Address, group: str) -> None:
+def _reach(consumer: HostPort, group: str) -> None:
     """Raises ClickException unless a consumer proxy answers there: before it does nothing is made."""
     connection = Connection(ProxyAddress(consumer.host, consumer.port))
     try:
@@ -186,7 +186,7 @@ def _take(
     proxy: str,
     count: int | None,
     follow: bool,
-    ending: Ending,
+    ending: Settlement,
     save_to: Path | None,
     as_json: bool,
 ) -> int:
@@ -277,7 +277,7 @@ def _saving(path: Path, does: Callable[[Path], object]) -> None:
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Keep watching.")
 @admin_option
 @json_option
-def tail(topic: str, count: int, follow: bool, admin: Address, as_json: bool) -> None:
+def tail(topic: str, count: int, follow: bool, admin: HostPort, as_json: bool) -> None:
     """Show what is stored in TOPIC as it comes; takes nothing from anyone."""
     client = AdminClient(admin)
     detail = client.get("topics", topic)

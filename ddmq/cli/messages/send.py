@@ -19,7 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from ddmq.address import ADDRESS, PRODUCER, Address
+from ddmq.address import ADDRESS, PRODUCER, HostPort
 from ddmq.cli.messages.delayed import add_all, client_of, new_topic_told
 from ddmq.cli.messages.when import when, when_options
 from ddmq.cli.output import console, hint, json_option, print_json, say
@@ -74,7 +74,7 @@ def send(
     queue: int | None,
     repeat: int,
     timeout_ms: int,
-    producer: Address,
+    producer: HostPort,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -115,7 +115,7 @@ def send(
         raise click.exceptions.Exit(1)
 
 
-class Report:
+class SendReport:
     """What became of all messages, bounded: counts, and the first 20 results and the first 20 failures."""
 
     SHOWN = 20
@@ -191,9 +191,9 @@ def _send_all(
     known: int | None,
     as_json: bool,
     waiting: threading.Timer,
-) -> Report:
+) -> SendReport:
     """`waiting` says that there is no answer yet, while the first request is under way."""
-    report = Report()
+    report = SendReport()
     columns = (SpinnerColumn(), TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     screen = console(err=True)
     quiet = as_json or not screen.is_terminal or known == 1

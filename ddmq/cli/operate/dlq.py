@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import cell, confirm, hint, json_option, print_json, print_table, say, show_body
@@ -27,7 +27,7 @@ def dlq() -> None:
 @click.argument("group", type=GROUP, required=False)
 @admin_option
 @json_option
-def list_letters(group: str | None, admin: Address, as_json: bool) -> None:
+def list_letters(group: str | None, admin: HostPort, as_json: bool) -> None:
     """How many dead letters each group (or GROUP alone) has, and since when.
 
     `letters` wait to be resent or purged; `stored` counts those that were dealt with, too.
@@ -65,7 +65,7 @@ def show(
     reason: str | None,
     topic: str | None,
     since: str | None,
-    admin: Address,
+    admin: HostPort,
     as_json: bool,
 ) -> None:
     """GROUP's dead letters, oldest first: why, where from, how often delivered, how the body begins.
@@ -115,7 +115,7 @@ def resend(
     topic: str | None,
     since: str | None,
     dry_run: bool,
-    admin: Address,
+    admin: HostPort,
     as_json: bool,
 ) -> None:
     """Send GROUP's dead letters to their original topics again, each once.
@@ -171,7 +171,9 @@ def _say_resent(group: str, sent: Counter[str], *, dry_run: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
 @json_option
-def purge(group: str, everything: bool, before: str | None, yes: bool, admin: Address, as_json: bool) -> None:
+def purge(
+    group: str, everything: bool, before: str | None, yes: bool, admin: HostPort, as_json: bool
+) -> None:
     """Be done with GROUP's dead letters without sending them again.
 
     They are shown and resent no more; the log deletes them with the rest, three days old at the earliest.

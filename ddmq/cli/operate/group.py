@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_start
 from ddmq.cli.operate import group_show
@@ -31,7 +31,7 @@ def group() -> None:
 @group.command("list", short_help="Every group's subscriptions with their lag.")
 @admin_option
 @json_option
-def list_groups(admin: Address, as_json: bool) -> None:
+def list_groups(admin: HostPort, as_json: bool) -> None:
     """Every group's subscriptions with their lag.
 
     "retrying" wait for a quick retry, "later" for one 10 s to 2 h apart; "dead": open dead letters.
@@ -56,7 +56,7 @@ def _row(each: Mapping[str, Any]) -> list[Any]:
 @click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
 @admin_option
 @json_option
-def show(name: str, keys: int, settings: bool, admin: Address, as_json: bool) -> None:
+def show(name: str, keys: int, settings: bool, admin: HostPort, as_json: bool) -> None:
     """One group in full: lag, what is in flight, settings, and the keys that are blocked, with why."""
     found = AdminClient(admin).get("groups", name, keys=keys)
     if as_json:
@@ -78,7 +78,7 @@ def show(name: str, keys: int, settings: bool, admin: Address, as_json: bool) ->
 @settings_options
 @admin_option
 @json_option
-def create(name: str, topics: tuple[str, ...], admin: Address, as_json: bool, **options: Any) -> None:
+def create(name: str, topics: tuple[str, ...], admin: HostPort, as_json: bool, **options: Any) -> None:
     """Create a group, or add subscriptions to one; what exists stays as it is (see `ddmq group set`)."""
     options["start"] = parse_start(options["start"] or "last")
     settings = given(options)
@@ -108,7 +108,7 @@ def create(name: str, topics: tuple[str, ...], admin: Address, as_json: bool, **
 @admin_option
 @json_option
 def set_(
-    name: str, topic: str, unset: tuple[str, ...], admin: Address, as_json: bool, **options: Any
+    name: str, topic: str, unset: tuple[str, ...], admin: HostPort, as_json: bool, **options: Any
 ) -> None:
     """Make GROUP's subscription to a topic, or change what is named of it, at once and at every proxy.
 
@@ -146,7 +146,7 @@ def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
 @click.option("--topic", type=TOPIC, help="This subscription alone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
-def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
+def delete(name: str, topic: str | None, yes: bool, admin: HostPort) -> None:
     """Delete a group, or one subscription; the messages stay, its progress is forgotten."""
     what = f"group {name}" if topic is None else f"the subscription of {name} to {topic}"
     if not yes:
@@ -163,7 +163,7 @@ def delete(name: str, topic: str | None, yes: bool, admin: Address) -> None:
 @click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
 @admin_option
 @json_option
-def keys(name: str, limit: int, admin: Address, as_json: bool) -> None:
+def keys(name: str, limit: int, admin: HostPort, as_json: bool) -> None:
     """Keys whose first message is not finished, so that what comes after it waits.
 
     Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
@@ -178,7 +178,7 @@ def keys(name: str, limit: int, admin: Address, as_json: bool) -> None:
     return None
 
 
-def _act(name: str, key: str, action: str, admin: Address) -> Any:
+def _act(name: str, key: str, action: str, admin: HostPort) -> Any:
     return AdminClient(admin).post("groups", name, "keys", body={"action": action, "key": key})
 
 
@@ -197,7 +197,7 @@ def key_command(command: Any) -> Any:
 
 @group.command("park", short_help="Hold a key back until it is replayed.")
 @key_command
-def park(name: str, key: str, admin: Address, as_json: bool) -> None:
+def park(name: str, key: str, admin: HostPort, as_json: bool) -> None:
     """Deliver nothing of KEY until it is replayed; other keys go on, nothing is lost.
 
     KEY as `ddmq group keys` shows it; quotes may be left out. It stays parked over restarts.
@@ -211,7 +211,7 @@ def park(name: str, key: str, admin: Address, as_json: bool) -> None:
 
 @group.command("skip", short_help="A key's first message to the dead letters.")
 @key_command
-def skip(name: str, key: str, admin: Address, as_json: bool) -> None:
+def skip(name: str, key: str, admin: HostPort, as_json: bool) -> None:
     """Move KEY's first message to the dead letters; the next message of the key goes on (a parked key stays
     parked).
 
@@ -226,7 +226,7 @@ def skip(name: str, key: str, admin: Address, as_json: bool) -> None:
 
 @group.command("replay", short_help="Deliver a blocked key's first message now.")
 @key_command
-def replay(name: str, key: str, admin: Address, as_json: bool) -> None:
+def replay(name: str, key: str, admin: HostPort, as_json: bool) -> None:
     """Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.
 
     KEY as `ddmq group keys` shows it; quotes may be left out.

@@ -10,7 +10,7 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import console, hint, json_option, print_json, print_table, table
 from ddmq.cli.values import GROUP, Number
@@ -29,7 +29,7 @@ FRAME_LINES = 6
 )  # fmt: skip
 @admin_option
 @json_option
-def lag(group: str | None, watch: bool, interval: float, admin: Address, as_json: bool) -> None:
+def lag(group: str | None, watch: bool, interval: float, admin: HostPort, as_json: bool) -> None:
     """How far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
 
     "retrying" wait for one of the quick retries. "later" are on the retry path: they wait for one of the

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import json_option, print_facts, print_json, print_table, show_row_body
@@ -42,7 +42,7 @@ def message(
     moment: str | None,
     group: str | None,
     count: int,
-    admin: Address,
+    admin: HostPort,
     as_json: bool,
 ) -> None:
     """Messages of TOPIC by id, key, offset or time; without any of these, the newest.

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
 from ddmq.cli.values import GROUP, TOPIC, Whole
@@ -37,7 +37,7 @@ def offset() -> None:
 @click.option("--topic", type=TOPIC, help="This topic alone.")
 @admin_option
 @json_option
-def show(group: str, topic: str | None, admin: Address, as_json: bool) -> None:
+def show(group: str, topic: str | None, admin: HostPort, as_json: bool) -> None:
     """Where GROUP stands, queue by queue.
 
     `committed`: everything below it is finished; `finished above`: messages finished after it;
@@ -72,7 +72,7 @@ def reset(
     queue: int | None,
     dry_run: bool,
     yes: bool,
-    admin: Address,
+    admin: HostPort,
     as_json: bool,
 ) -> None:
     """Put GROUP's offsets on a topic elsewhere, while its clients stay connected.

@@ -13,7 +13,7 @@ import click
 from rich.console import Group
 from rich.live import Live
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.operate.lag import retry_path
 from ddmq.cli.output import console, json_option, print_json, show, table
@@ -45,7 +45,7 @@ Stats = dict[str, Any]
 )  # fmt: skip
 @admin_option
 @json_option
-def stats(watch: bool, interval: float, admin: Address, as_json: bool) -> None:
+def stats(watch: bool, interval: float, admin: HostPort, as_json: bool) -> None:
     """Topics, groups with their lag, latencies since the start; rates with --watch.
 
     Of a group's failed messages some wait for a quick retry ("retrying"), others for a later one, 10 s to 2 h

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.output import confirm, hint, json_option, print_facts, print_json, print_table, say
 from ddmq.cli.values import TOPIC, Whole
@@ -60,7 +60,7 @@ def topic() -> None:
 @click.option("--all", "internal", is_flag=True, help="Internal topics too.")
 @admin_option
 @json_option
-def list_topics(internal: bool, admin: Address, as_json: bool) -> None:
+def list_topics(internal: bool, admin: HostPort, as_json: bool) -> None:
     """Every topic with its queues and messages."""
     rows = AdminClient(admin).get("topics", internal=int(internal))
     if as_json:
@@ -76,7 +76,7 @@ def list_topics(internal: bool, admin: Address, as_json: bool) -> None:
 @click.argument("name", type=TOPIC)
 @admin_option
 @json_option
-def show(name: str, admin: Address, as_json: bool) -> None:
+def show(name: str, admin: HostPort, as_json: bool) -> None:
     """One topic, queue by queue."""
     found = AdminClient(admin).get("topics", name)
     if as_json:
@@ -92,7 +92,7 @@ def show(name: str, admin: Address, as_json: bool) -> None:
 @settings_options
 @admin_option
 @json_option
-def create(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
+def create(name: str, admin: HostPort, as_json: bool, **changes: Any) -> None:
     """Create a topic (4 queues unless told otherwise)."""
     made = AdminClient(admin).post("topics", name, body={"create": True} | _given(changes))
     print_json(made) if as_json else say(f"created {name} with {made['queues']} queues")
@@ -103,7 +103,7 @@ def create(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
 @settings_options
 @admin_option
 @json_option
-def update(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
+def update(name: str, admin: HostPort, as_json: bool, **changes: Any) -> None:
     """Change a topic; what is not named stays as it is."""
     given = _given(changes)
     if not given:
@@ -118,7 +118,7 @@ def update(name: str, admin: Address, as_json: bool, **changes: Any) -> None:
 @click.argument("name", type=TOPIC)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_option
-def delete(name: str, yes: bool, admin: Address) -> None:
+def delete(name: str, yes: bool, admin: HostPort) -> None:
     """Delete a topic and its messages; one created later under that name is a new one."""
     client = AdminClient(admin)
     waiting = _delayed(client, name)

@@ -39,7 +39,7 @@ from ddmq.server.config import BACKUPS
 from ddmq.server.delays.routes import DelayRoutes
 from ddmq.server.http.forwarding import FORWARDED
 from ddmq.server.http.pace import breathe, paced
-from ddmq.server.http.routing import Request, Router, Text
+from ddmq.server.http.routing import AdminRequest, AdminRouter, Text
 from ddmq_common.clock import Clock
 from ddmq_common.errors import UnsupportedError
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
@@ -78,14 +78,14 @@ class AdminApi:
         self._others = others or OtherParts()
         self.groups = GroupRoutes(backend, self._consumer_here, metrics, clock)
         self._delay = DelayRoutes(backend, timers, clock, backups)
-        self.router = Router(names)
+        self.router = AdminRouter(names)
         self._looking = BoundedSemaphore()
         self._making = BoundedSemaphore()
         self._made, self._page_until = Text("text/plain", b""), -math.inf
         self._add_routes()
 
     def _add_routes(self) -> None:
-        routes: dict[tuple[str, str], Callable[[Request], Any]] = {
+        routes: dict[tuple[str, str], Callable[[AdminRequest], Any]] = {
             ("GET", "/health"): lambda _: {"alive": True} | self._health()._asdict(),
             ("GET", "/ready"): lambda _: self._ready(),
             ("GET", "/metrics"): lambda _: self._page(),
@@ -137,21 +137,21 @@ class AdminApi:
         health = self._health()
         return Text("application/json", msgspec.json.encode(health._asdict()), 200 if health.ready else 503)
 
-    def _post_topic(self, request: Request) -> Any:
+    def _post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
         change = topics.create if settings.pop("create", True) else topics.update
         return queries.topic_row(change(self._backend, self._clock, request.path["topic"], settings))
 
-    def _delete_topic(self, request: Request) -> Any:
+    def _delete_topic(self, request: AdminRequest) -> Any:
         topics.delete(self._backend, self._clock, request.path["topic"])
         return {}
 
-    def _messages(self, request: Request) -> Any:
+    def _messages(self, request: AdminRequest) -> Any:
         """One after another: each may hold many messages."""
         with self._looking:
             return self._found(request)
 
-    def _found(self, request: Request) -> list[dict[str, Any]]:
+    def _found(self, request: AdminRequest) -> list[dict[str, Any]]:
         topic, query = request.path["topic"], request.query
         count = min(request.number("count", 10), queries.FIND_MAX)
         if "id" in query:
@@ -178,7 +178,7 @@ class AdminApi:
         live = None if self._consumer is None else self._consumer.message_state
         return MessageStates(self._backend, query["group"], live).add(rows, found)
 
-    def _message(self, request: Request) -> Any:
+    def _message(self, request: AdminRequest) -> Any:
         return self._rows(queries.find_by_id(self._backend, None, request.path["id"]), request.query)
 
     def _consumer_here(self) -> ConsumerService:
@@ -188,12 +188,12 @@ class AdminApi:
             )
         return self._consumer
 
-    def _dead_letters(self, request: Request) -> Any:
+    def _dead_letters(self, request: AdminRequest) -> Any:
         start = request.number("from", 0)
         count = min(request.number("count", 20), dlq.SHOWN_MAX)
         return dlq.show(self._backend, request.path["group"], dlq.choice_of(request.query), start, count)
 
-    def _stats(self, request: Request) -> Any:
+    def _stats(self, request: AdminRequest) -> Any:
         if FORWARDED in request.query:
             return {"counters": self._metrics.snapshot(paced)}
         found: dict[str, Any] = {"health": self._health()._asdict(), "at_ms": self._clock.wall_ms()}
@@ -204,7 +204,7 @@ class AdminApi:
         return found
 
 
-def _flag(request: Request, name: str) -> bool:
+def _flag(request: AdminRequest, name: str) -> bool:
     return request.query.get(name, "0") not in ("0", "false", "")
 
 

@@ -28,7 +28,7 @@ SCANNED_MAX = 10_000
 PREVIEW_CHARS = 200
 
 
-class Span(NamedTuple):
+class LetterRange(NamedTuple):
     """Offsets `[at, end)` of one queue, still to be looked at."""
 
     queue: QueueRef
@@ -141,7 +141,7 @@ def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -
     """
     queues = letter_queues(backend, group)
     bounds, opened = look(backend, queues)
-    spans = [Span(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)]
+    spans = [LetterRange(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)]
     found: list[dict[str, Any]] = []
     size = 0
     go_on: list[int] = []
@@ -167,7 +167,7 @@ def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -
     }
 
 
-def read_letters(backend: Backend, span: Span, opened: Open) -> tuple[list[Letter], int]:
+def read_letters(backend: Backend, span: LetterRange, opened: Open) -> tuple[list[Letter], int]:
     """The next open letters of `span`, and where to go on; a batch at a time."""
     start = next((first for first, _ in opened.runs(span.at, span.end)), span.end)
     if start >= span.end:

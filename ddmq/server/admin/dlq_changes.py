@@ -16,7 +16,7 @@ from backend.port import Backend
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
 from ddmq.server.admin.dlq import (
     Choice,
-    Span,
+    LetterRange,
     choice_of,
     letter_queues,
     look,
@@ -33,7 +33,7 @@ WORK_S = 3.0
 TRIES_MAX = 8
 
 
-class Work:
+class Resend:
     """One request to resend: what is left of it, and what came of it so far."""
 
     def __init__(self, backend: Backend, clock: Clock, choice: Choice, *, dry_run: bool) -> None:
@@ -46,7 +46,7 @@ class Work:
         self.sent: Counter[str] = Counter()  # by topic
         self.kept: Counter[str] = Counter()  # by why they were not sent
 
-    def run(self, spans: Sequence[Span], stop_at: float) -> list[Span]:
+    def run(self, spans: Sequence[LetterRange], stop_at: float) -> list[LetterRange]:
         """Work until `stop_at` (monotonic seconds); gives what is left, at least one batch less."""
         left = list(spans)
         while left:
@@ -58,7 +58,7 @@ class Work:
                 break
         return left
 
-    def _next_batch(self, span: Span) -> int:
+    def _next_batch(self, span: LetterRange) -> int:
         for _ in range(TRIES_MAX):
             try:
                 return self._batch(span)
@@ -66,7 +66,7 @@ class Work:
                 continue  # someone else took a turn
         raise BoundReachedError(f"dead letters of {span.queue.topic} are being changed by others; try again")
 
-    def _batch(self, span: Span) -> int:
+    def _batch(self, span: LetterRange) -> int:
         """The turn is read before the marks: whoever changes them later makes our turn fail."""
         backend, queue = self._backend, span.queue
         turns = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
@@ -141,7 +141,7 @@ def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) 
     choice = choice_of(body)
     if not body.get("all") and choice == Choice():
         raise CallerError("nothing is chosen; give all, offsets, reason, topic or since_ms")
-    work = Work(backend, clock, choice, dry_run=bool(body.get("dry_run")))
+    work = Resend(backend, clock, choice, dry_run=bool(body.get("dry_run")))
     left = work.run(_spans(backend, group, choice, body.get("cursor")), clock.monotonic() + WORK_S)
     return {
         "group": group,
@@ -152,23 +152,25 @@ def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) 
     }
 
 
-def _spans(backend: Backend, group: str, choice: Choice, cursor: object) -> list[Span]:
+def _spans(backend: Backend, group: str, choice: Choice, cursor: object) -> list[LetterRange]:
     queues = letter_queues(backend, group)
     if cursor is not None:
         return _spans_of(queues, cursor)
     bounds, _ = look(backend, queues)
-    spans = [Span(queue, limits.min, limits.next) for queue, limits in zip(queues, bounds, strict=True)]
+    spans = [
+        LetterRange(queue, limits.min, limits.next) for queue, limits in zip(queues, bounds, strict=True)
+    ]
     if choice.offsets:
         low, high = min(choice.offsets), max(choice.offsets) + 1
         spans = [span._replace(at=max(low, span.at), end=min(high, span.end)) for span in spans]
     return [span for span in spans if span.at < span.end]
 
 
-def _spans_of(queues: Sequence[QueueRef], cursor: object) -> list[Span]:
+def _spans_of(queues: Sequence[QueueRef], cursor: object) -> list[LetterRange]:
     try:
         rows: list[tuple[int, int, int]] = [tuple(row) for row in cursor]  # type: ignore[attr-defined]
         return [
-            Span(queues[number], int(at), int(end))
+            LetterRange(queues[number], int(at), int(end))
             for number, at, end in rows
             if number >= 0 and 0 <= at < end
         ]

@@ -21,7 +21,7 @@ from ddmq.server.admin import groups, keys, offsets
 from ddmq.server.admin.group_view import GroupView
 from ddmq.server.admin.queries import WAIT_S
 from ddmq.server.admin.rates import Rates
-from ddmq.server.http.routing import Request
+from ddmq.server.http.routing import AdminRequest
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, DdmqError
 from ddmq_common.metrics.registry import Registry
@@ -42,7 +42,7 @@ class GroupRoutes:
         self._clock = clock
         self._rates = Rates()
 
-    def table(self) -> dict[tuple[str, str], Callable[[Request], Any]]:
+    def table(self) -> dict[tuple[str, str], Callable[[AdminRequest], Any]]:
         """Method and path → handler."""
         return {
             ("GET", "/groups"): lambda r: groups.rows(self._backend, self._consumer(), self._clock, r.page()),
@@ -64,23 +64,23 @@ class GroupRoutes:
     def _view(self) -> GroupView:
         return GroupView(self._backend, self._consumer(), self._metrics, self._clock, self._rates)
 
-    def _detail(self, request: Request) -> Any:
+    def _detail(self, request: AdminRequest) -> Any:
         limit = _limit(request.query, "keys")
         return self._view().detail(request.path["group"], limit)
 
-    def _create(self, request: Request) -> Any:
+    def _create(self, request: AdminRequest) -> Any:
         group = request.path["group"]
         done = groups.create(self._consumer(), group, request.body)
         return self._view().detail(group) | done
 
-    def _delete(self, request: Request) -> Any:
+    def _delete(self, request: AdminRequest) -> Any:
         unknown = sorted(set(request.query) - {"topic"})
         if unknown:
             raise CallerError(f"{unknown[0]!r} says nothing about what to delete; allowed: topic")
         groups.delete(self._consumer(), request.path["group"], request.query.get("topic"))
         return {}
 
-    def _change(self, request: Request) -> Any:
+    def _change(self, request: AdminRequest) -> Any:
         group, topic = request.path["group"], request.path["topic"]
         consumer = self._consumer()
         self._catch_up(group, topic)
@@ -94,10 +94,10 @@ class GroupRoutes:
         except (DdmqError, TimeoutError):
             pass  # the change itself will say so
 
-    def _offsets(self, request: Request) -> Any:
+    def _offsets(self, request: AdminRequest) -> Any:
         return offsets.show(self._backend, request.path["group"], request.query.get("topic"))
 
-    def _reset(self, request: Request) -> Any:
+    def _reset(self, request: AdminRequest) -> Any:
         body = request.body
         unknown = sorted(set(body) - set(_RESET_KEYS))
         if unknown:
@@ -113,10 +113,10 @@ class GroupRoutes:
             self._backend, self._clock, request.path["group"], topic, body.get("to"), queue, dry_run
         )
 
-    def _keys(self, request: Request) -> Any:
+    def _keys(self, request: AdminRequest) -> Any:
         return keys.rows(self._consumer(), request.path["group"], _limit(request.query, "limit"))
 
-    def _act(self, request: Request) -> Any:
+    def _act(self, request: AdminRequest) -> Any:
         key = request.body.get("key")
         if not isinstance(key, str):
             raise CallerError(f"key is {key!r}; the key as text is wanted, as `ddmq group keys` shows it")

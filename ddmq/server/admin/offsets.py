@@ -20,7 +20,7 @@ from ddmq.server.admin.queries import WAIT_S, known_topic, queues_of
 from ddmq.server.http.errors import NoSuchGroupError
 from ddmq.server.http.pace import paced
 from ddmq_common.clock import Clock
-from ddmq_common.config.loader import Place, build
+from ddmq_common.config.loader import ConfigPlace, build
 from ddmq_common.errors import CallerError, FencedError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import (
@@ -39,7 +39,7 @@ _ALLOWED = (
 )
 
 
-class Target(NamedTuple):
+class ResetTarget(NamedTuple):
     """Where to. `kind`: first, last, offset or time; `value`: the offset or epoch milliseconds."""
 
     kind: str
@@ -67,17 +67,17 @@ class Standing(NamedTuple):
         return max(self.bounds.min, self.bounds.min if self.view.committed is None else self.view.committed)
 
 
-def target_of(raw: Any, now_ms: int) -> Target:
+def target_of(raw: Any, now_ms: int) -> ResetTarget:
     """What `to` asks for. Raises CallerError with what is allowed."""
     if raw in ("first", "last"):
-        return Target(raw, 0)
+        return ResetTarget(raw, 0)
     text = str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else raw
     if not isinstance(text, str) or not text:
         raise CallerError(f"to is {raw!r}; allowed: {_ALLOWED}")
     if text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) < WALL_MS_MIN:
-        return Target("offset", int(text))
+        return ResetTarget("offset", int(text))
     try:
-        return Target("time", moment(text, now_ms))
+        return ResetTarget("time", moment(text, now_ms))
     except ValueError as error:
         reason = f"; {error}" if "time zone" in str(error) else ""
         raise CallerError(f"to is {raw!r}{reason}; allowed: {_ALLOWED}") from error
@@ -145,7 +145,7 @@ def _commit(
     clock: Clock,
     group: str,
     topic: str,
-    target: Target,
+    target: ResetTarget,
     chosen: Sequence[Standing],
     offsets: Sequence[int],
 ) -> bool:
@@ -181,7 +181,7 @@ def _chosen(found: list[Standing], topic: str, queue: int | None) -> list[Standi
     return chosen
 
 
-def _offsets(backend: Backend, chosen: Sequence[Standing], target: Target) -> list[int]:
+def _offsets(backend: Backend, chosen: Sequence[Standing], target: ResetTarget) -> list[int]:
     if target.kind == "first":
         return [each.bounds.min for each in chosen]
     if target.kind == "last":
@@ -230,4 +230,4 @@ def is_broadcast(backend: Backend, group: str, topic: str) -> bool:
     key = subscription_key(group, topic)
     value = backend.setting(key)
     given = {} if value is None else stored_subscription(key, value).given
-    return build(SubscriptionDefaults, given, Place(key, "")).model == "broadcasting"
+    return build(SubscriptionDefaults, given, ConfigPlace(key, "")).model == "broadcasting"

@@ -14,7 +14,7 @@ import gevent
 import msgspec
 from gevent import socket
 
-from ddmq.address import Address, parse
+from ddmq.address import HostPort, parse
 from ddmq.server.http.forwarding import FORWARDED
 from ddmq_common.metrics.catalogue import CATALOGUE
 
@@ -28,7 +28,7 @@ class OtherParts:
     """The parts beside this process; none until it is told of one."""
 
     def __init__(self) -> None:
-        self._addresses: dict[str, Address] = {}
+        self._addresses: dict[str, HostPort] = {}
 
     def hear(self, line: str) -> None:
         """`part NAME ADDRESS`: where that part's admin API listens from now on."""
@@ -45,7 +45,7 @@ class OtherParts:
         return merge(own, *told.values()), silent
 
 
-def told_line(name: str, address: Address) -> str:
+def told_line(name: str, address: HostPort) -> str:
     """What `hear` takes."""
     return f"part {name} {address}\n"
 
@@ -74,7 +74,7 @@ def _together(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> di
     return {"count": count, "mean": total / count if count else 0.0} | highest
 
 
-def _ask(address: Address) -> Counters | None:
+def _ask(address: HostPort) -> Counters | None:
     """The counters of the process there; None when it does not answer as it should."""
     connection = http.client.HTTPConnection(*address)
     try:

@@ -16,7 +16,7 @@ from ddmq.server.admin.queries import WAIT_S, known_topic
 from ddmq.server.config import DURABILITY, DURABILITY_WORDS, TopicEntry
 from ddmq_common import names
 from ddmq_common.clock import Clock
-from ddmq_common.config.loader import Place, build
+from ddmq_common.config.loader import ConfigPlace, build
 from ddmq_common.errors import CallerError, TopicExistsError
 
 
@@ -31,7 +31,7 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
         raise CallerError(f"topic {name!r} is for heartbeats, which nothing stores; choose another name")
     if backend.topic(name) is not None:
         raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
-    entry = build(TopicEntry, settings, Place("request", name))
+    entry = build(TopicEntry, settings, ConfigPlace("request", name))
     _check_body(backend, f"topic {name!r}: ", entry)
     return backend.put_topic(info_of(name, entry, "log"), clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
 
@@ -40,7 +40,7 @@ def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
     """Change what `settings` names; queues only grow."""
     info = changeable(backend, name)
     _check_own(name, settings)
-    entry = build(TopicEntry, _as_settings(info) | dict(settings), Place("request", name))
+    entry = build(TopicEntry, _as_settings(info) | dict(settings), ConfigPlace("request", name))
     if entry.body_bytes_max != info.body_bytes_max:
         _check_body(backend, f"topic {name!r}: ", entry)
     if entry.queues < info.queues:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddmq.server.http.forwarding import ask_other
-from ddmq.server.http.routing import Request
+from ddmq.server.http.routing import AdminRequest
 from ddmq_common.errors import CallerError, TryLaterError
 from ddmq_common.private_folder import make_private
 from delay_service.store.port import DelayStore
@@ -23,7 +23,7 @@ from delay_service.store.port import DelayStore
 MANIFEST = "delay-backup.json"
 
 
-class Held(NamedTuple):
+class OpenShard(NamedTuple):
     """A shard of this process whose store is open."""
 
     number: int
@@ -47,7 +47,11 @@ def backup_folder(given: object, backups: Path) -> Path:
 
 
 def make_backup(
-    backups: Path, folder: Path, held: Sequence[Held], elsewhere: Mapping[str, Sequence[int]], wall_ms: int
+    backups: Path,
+    folder: Path,
+    held: Sequence[OpenShard],
+    elsewhere: Mapping[str, Sequence[int]],
+    wall_ms: int,
 ) -> int:
     """How many shards. `folder` is below `backups`; `elsewhere`: by the admin address of their owner."""
     try:
@@ -65,7 +69,7 @@ def make_backup(
     return len(shards)
 
 
-def copy_shards(folder: Path, held: Iterable[Held]) -> None:
+def copy_shards(folder: Path, held: Iterable[OpenShard]) -> None:
     """Each as at one moment."""
     for number, store in held:
         store.checkpoint(folder / str(number))
@@ -73,7 +77,7 @@ def copy_shards(folder: Path, held: Iterable[Held]) -> None:
 
 def _ask_for(address: str, folder: Path, numbers: Sequence[int]) -> None:
     body = {"folder": str(folder), "shards": list(numbers)}
-    answer = ask_other(address, "POST", "/delay/backup", Request({}, {}, body))
+    answer = ask_other(address, "POST", "/delay/backup", AdminRequest({}, {}, body))
     if answer.status != 200:
         why = answer.payload.decode("utf-8", "replace")[:500]
         raise TryLaterError(f"shards {list(numbers)} are not copied by their owner at {address}: {why}")

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.queries import WAIT_S, body_fields
-from ddmq.server.delays.backup import Held, backup_folder, copy_shards, make_backup
+from ddmq.server.delays.backup import OpenShard, backup_folder, copy_shards, make_backup
 from ddmq.server.http.forwarding import FORWARDED, ask_other
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import Request
+from ddmq.server.http.routing import AdminRequest
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import DelayCommand, decode_command
@@ -63,9 +63,9 @@ class DelayRoutes:
         self._clock = clock
         self._backups = backups
 
-    def table(self) -> dict[tuple[str, str], Callable[[Request], Any]]:
+    def table(self) -> dict[tuple[str, str], Callable[[AdminRequest], Any]]:
         """Routes by method and path."""
-        here: dict[tuple[str, str], Callable[[Request], Any]] = {
+        here: dict[tuple[str, str], Callable[[AdminRequest], Any]] = {
             ("GET", "/delay"): lambda _: self._overview(),
             ("GET", "/delay/messages"): self._list,
             ("GET", "/delay/messages/{id}"): self._show,
@@ -74,8 +74,10 @@ class DelayRoutes:
         }
         return {(method, path): self._routed(method, path, act) for (method, path), act in here.items()}
 
-    def _routed(self, method: str, path: str, act: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        def answer(request: Request) -> Any:
+    def _routed(
+        self, method: str, path: str, act: Callable[[AdminRequest], Any]
+    ) -> Callable[[AdminRequest], Any]:
+        def answer(request: AdminRequest) -> Any:
             address = None if FORWARDED in request.query else self._other(request)
             if address is None:
                 return act(request)
@@ -83,7 +85,7 @@ class DelayRoutes:
 
         return answer
 
-    def _other(self, request: Request) -> str | None:
+    def _other(self, request: AdminRequest) -> str | None:
         """Whom to ask instead: the owner of the shard that is asked for, or anybody where nothing is here."""
         service = self._timers
         wanted = self._shard_of(request.path["id"])[1] if "id" in request.path else None
@@ -115,7 +117,7 @@ class DelayRoutes:
         whole = {"pending": sum(topics.values()), "elsewhere": self._elsewhere(service)}
         return {"health": service.health()._asdict(), "topics": topics, "shards": rows} | whole
 
-    def _list(self, request: Request) -> dict[str, Any]:
+    def _list(self, request: AdminRequest) -> dict[str, Any]:
         query = request.query
         topic, (start, end) = query.get("topic"), _range(request)
         count = min(max(request.number("count", 20), 1), SHOWN_MAX)
@@ -129,14 +131,14 @@ class DelayRoutes:
         return {"messages": rows, "next": follows, "elsewhere": self._elsewhere(self._service())}
 
     def _rows(
-        self, held: Held, topic: str | None, start: int, end: int, cursor: Cursor | None
+        self, held: OpenShard, topic: str | None, start: int, end: int, cursor: Cursor | None
     ) -> Iterator[tuple[Cursor, dict[str, Any]]]:
         """A walk whose bodies are let go as it goes."""
         for place, message in self._walk(held, topic, start, end, cursor):
             yield place, _row(message)
 
     def _walk(
-        self, held: Held, topic: str | None, start: int, end: int, cursor: Cursor | None
+        self, held: OpenShard, topic: str | None, start: int, end: int, cursor: Cursor | None
     ) -> Iterator[tuple[Cursor, Pending]]:
         after = None if cursor is None else cursor.after_in(held.number)
         while page := in_thread(held.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
@@ -144,7 +146,7 @@ class DelayRoutes:
             for message in paced(page):
                 yield Cursor(message.due_ms, held.number, message.offset), message
 
-    def _count(self, request: Request) -> dict[str, Any]:
+    def _count(self, request: AdminRequest) -> dict[str, Any]:
         query, service = request.query, self._service()
         topic = query.get("topic")
         if "from_ms" not in query and "to_ms" not in query:
@@ -156,7 +158,7 @@ class DelayRoutes:
             number, exact = min(number, COUNTED_MAX), number <= COUNTED_MAX
         return {"topic": topic, "count": number, "exact": exact, "elsewhere": self._elsewhere(service)}
 
-    def _show(self, request: Request) -> dict[str, Any]:
+    def _show(self, request: AdminRequest) -> dict[str, Any]:
         """One message by its delay id or its uuid."""
         uuid, shard = self._shard_of(request.path["id"])
         store = self._store_of(shard)
@@ -180,7 +182,7 @@ class DelayRoutes:
 
     # --- backup
 
-    def _backup(self, request: Request) -> dict[str, Any]:
+    def _backup(self, request: AdminRequest) -> dict[str, Any]:
         """A copy of every shard, each as at one moment, into a new folder below the one for backups. With
         `shards`: only those, into the folder that the process which makes the backup has begun."""
         folder = backup_folder(request.body.get("folder"), self._backups)
@@ -219,9 +221,9 @@ class DelayRoutes:
             )
         return service
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[OpenShard]:
         return [
-            Held(number, shard.holding.store)
+            OpenShard(number, shard.holding.store)
             for number, shard in self._service().shards.items()
             if shard.holding is not None and shard.holding.running
         ]
@@ -287,7 +289,7 @@ def _repeats(order: DelayCommand) -> dict[str, Any]:
     return facts | {"repeats": words}
 
 
-def _range(request: Request) -> tuple[int, int]:
+def _range(request: AdminRequest) -> tuple[int, int]:
     return request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
 
 

@@ -20,14 +20,14 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 JSON = "application/json"
 
 
-class Refusal(NamedTuple):
+class RefusedRequest(NamedTuple):
     """Why a request is not taken: an HTTP status and a sentence."""
 
     status: int
     text: str
 
 
-def refusal(environ: Mapping[str, Any], names: Iterable[str]) -> Refusal | None:
+def refusal(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
     """What is wrong with the request before its body is read; None: nothing.
 
     `names`: what the server is called beside loopback and the address that the client connected to.
@@ -35,22 +35,22 @@ def refusal(environ: Mapping[str, Any], names: Iterable[str]) -> Refusal | None:
     return _length(environ) or _host(environ, names) or _origin(environ) or _content(environ)
 
 
-def _length(environ: Mapping[str, Any]) -> Refusal | None:
+def _length(environ: Mapping[str, Any]) -> RefusedRequest | None:
     if "HTTP_TRANSFER_ENCODING" in environ:
-        return Refusal(411, "Transfer-Encoding is not taken; send the body with its Content-Length")
+        return RefusedRequest(411, "Transfer-Encoding is not taken; send the body with its Content-Length")
     given = environ.get("ddmq.lengths") or [environ.get("CONTENT_LENGTH") or "0"]
     if len(given) > 1 or not (given[0].isascii() and given[0].isdigit() and len(given[0]) < 19):
-        return Refusal(400, f"Content-Length is {', '.join(given)[:60]!r}; one whole number is wanted")
+        return RefusedRequest(400, f"Content-Length is {', '.join(given)[:60]!r}; one whole number is wanted")
     return None
 
 
-def _host(environ: Mapping[str, Any], names: Iterable[str]) -> Refusal | None:
+def _host(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
     given = environ.get("HTTP_HOST")
     if given is None:
         return None  # no browser leaves it out
     own = {*LOOPBACK_NAMES, *map(_plain, names), _plain(environ.get("ddmq.own_address", ""))} - {""}
     if _host_of(given) not in own:
-        return Refusal(
+        return RefusedRequest(
             403,
             f"Host is {given[:100]!r}, no name of this server, which is {', '.join(sorted(own))}; "
             "admin_names in ddmq.yaml names further ones",
@@ -72,24 +72,26 @@ def _plain(host: str) -> str:
         return host.lower().rstrip(".")
 
 
-def _origin(environ: Mapping[str, Any]) -> Refusal | None:
+def _origin(environ: Mapping[str, Any]) -> RefusedRequest | None:
     origin, host = environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST", "")
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-        return Refusal(403, f"Origin is {origin[:100]!r}: pages of other sites may not use this API")
+        return RefusedRequest(403, f"Origin is {origin[:100]!r}: pages of other sites may not use this API")
     site = environ.get("HTTP_SEC_FETCH_SITE", "none")
     if site not in ("none", "same-origin"):
-        return Refusal(403, f"Sec-Fetch-Site is {site[:40]!r}: pages of other sites may not use this API")
+        return RefusedRequest(
+            403, f"Sec-Fetch-Site is {site[:40]!r}: pages of other sites may not use this API"
+        )
     return None
 
 
-def _content(environ: Mapping[str, Any]) -> Refusal | None:
+def _content(environ: Mapping[str, Any]) -> RefusedRequest | None:
     if environ["REQUEST_METHOD"] != "POST" and int(environ.get("CONTENT_LENGTH") or "0") == 0:
         return None
     kind = environ.get("CONTENT_TYPE", "")
     if kind.partition(";")[0].strip().lower() != JSON:
         said = repr(kind[:100]) if kind else "missing"
-        return Refusal(415, f"Content-Type is {said}; allowed: {JSON}")
+        return RefusedRequest(415, f"Content-Type is {said}; allowed: {JSON}")
     return None
 
 
-Check = Callable[[Mapping[str, Any]], Refusal | None]
+Check = Callable[[Mapping[str, Any]], RefusedRequest | None]

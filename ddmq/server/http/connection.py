@@ -16,7 +16,7 @@ from typing import Any
 import gevent
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.server.http.checks import JSON
 from ddmq.server.http.pace import Accounts, PacedGreenlet
 
@@ -140,5 +140,5 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
     def log_error(self, msg: str, *args: Any) -> None:
         said = (msg % args if args else msg)[:100]
         log.warning(
-            "admin request refused", extra={"peer": Address(*self.client_address[:2]), "said": repr(said)}
+            "admin request refused", extra={"peer": HostPort(*self.client_address[:2]), "said": repr(said)}
         )

@@ -10,14 +10,14 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from ddmq.address import parse
-from ddmq.server.http.routing import Request, Text
+from ddmq.server.http.routing import AdminRequest, Text
 from ddmq_common.errors import TryLaterError
 
 FORWARDED = "forwarded"  # in the query: it is never passed on again
 TIMEOUT_S = 600.0  # a backup may take long
 
 
-def ask_other(address: str, method: str, path: str, request: Request) -> Text:
+def ask_other(address: str, method: str, path: str, request: AdminRequest) -> Text:
     """The other's answer as it is. Raises TryLaterError when there is none."""
     filled = re.sub(r"\{(\w+)\}", lambda found: quote(request.path[found[1]], safe=""), path)
     target = f"{filled}?{urlencode({**request.query, FORWARDED: '1'})}"

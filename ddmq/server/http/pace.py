@@ -1,7 +1,7 @@
 """The processor time of the admin API: clients of the proxies find the event loop free most of the time.
 
 An address owes the processor time that its requests took, over all of its connections, and each second
-takes SHARE_S off that. Who owes more than OWED_S waits before a request is answered, and in the middle of an
+takes SHARE_S off that. Who owes more than DEBT_S waits before a request is answered, and in the middle of an
 answer: a long listing calls `breathe` as it goes, so it holds the loop for slices alone. Of the listings of
 one address one is made at a time. A person or a scraper owes so little that they never wait.
 """
@@ -21,7 +21,7 @@ from ddmq_rpc.server import address_of
 
 SLICE_S = 0.001
 SHARE_S = 0.2  # of each second
-OWED_S = 0.1
+DEBT_S = 0.1
 MORE_S = 0.01  # in the middle of an answer, so that it is not all waiting
 TURN_S = 10.0  # for the listings before this one
 YIELD_S = 1e-4  # long enough for what has come in to be seen
@@ -34,23 +34,23 @@ class Account:
     def __init__(self, clock: Any = time.monotonic) -> None:
         self.connections = 0
         self._clock = clock
-        self._owed, self._at = 0.0, clock()
+        self._debt_s, self._at = 0.0, clock()
         self._listing = BoundedSemaphore()
 
     @property
-    def owed(self) -> float:
+    def debt_s(self) -> float:
         """Seconds, as of now."""
         now = self._clock()
-        self._owed, self._at = max(0.0, self._owed - (now - self._at) * SHARE_S), now
-        return self._owed
+        self._debt_s, self._at = max(0.0, self._debt_s - (now - self._at) * SHARE_S), now
+        return self._debt_s
 
-    def owe(self, seconds: float) -> None:
+    def charge(self, seconds: float) -> None:
         """Processor time was used."""
-        self._owed = self.owed + seconds
+        self._debt_s = self.debt_s + seconds
 
     def pause(self) -> None:
-        """Wait until no more than OWED_S is owed."""
-        while (over := self.owed - OWED_S) > 0:
+        """Wait until no more than DEBT_S is left of the debt."""
+        while (over := self.debt_s - DEBT_S) > 0:
             gevent.sleep(over / SHARE_S)
 
     @contextmanager
@@ -66,7 +66,7 @@ class Account:
 
 
 class Accounts:
-    """The addresses that are connected, or owe."""
+    """The addresses that are connected, or have a debt."""
 
     def __init__(self) -> None:
         self._known: dict[str, Account] = {}
@@ -77,7 +77,9 @@ class Accounts:
         address = address_of(host)
         account = self._known.get(address)
         if account is None:
-            self._known = {name: each for name, each in self._known.items() if each.connections or each.owed}
+            self._known = {
+                name: each for name, each in self._known.items() if each.connections or each.debt_s
+            }
             account = self._known[address] = Account()
         account.connections += 1
         try:
@@ -109,7 +111,7 @@ class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no typ
             return go(*given)
         finally:
             if self.account is not None:
-                self.account.owe(time.thread_time() - self.since)
+                self.account.charge(time.thread_time() - self.since)
 
 
 def breathe(more_s: float = 0.0) -> None:
@@ -119,10 +121,10 @@ def breathe(more_s: float = 0.0) -> None:
     if not isinstance(current, PacedGreenlet) or current.account is None:
         return
     account = current.account
-    account.owe(more_s)
+    account.charge(more_s)
     if time.thread_time() - current.since > SLICE_S:
         gevent.sleep(YIELD_S)
-    if account.owed > OWED_S + MORE_S:
+    if account.debt_s > DEBT_S + MORE_S:
         account.pause()
 
 

@@ -1,6 +1,6 @@
 """A small JSON-over-HTTP shell for the admin API: routes, errors to status codes, nothing else.
 
-A route is `METHOD /literal/{name}/…` and a function `(Request) -> value`; the value is sent as JSON.
+A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`; the value is sent as JSON.
 CallerError → 400 (NoSuchTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
 RemoteError → 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so
 handlers may wait on completions; a long answer is encoded in pieces, between which others run, and whose
@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote
 import gevent
 import msgspec
 
-from ddmq.server.http.checks import JSON, Refusal, refusal
+from ddmq.server.http.checks import JSON, RefusedRequest, refusal
 from ddmq.server.http.errors import NoSuchGroupError
 from ddmq.server.http.pace import Account, breathe
 from ddmq.server.http.page import COUNT_MAX, Page
@@ -38,7 +38,7 @@ _STATUS = {
 log = logging.getLogger("ddmq.admin")
 
 
-class Request(NamedTuple):
+class AdminRequest(NamedTuple):
     """What a handler gets: path variables, query parameters (last one wins), the JSON body."""
 
     path: Mapping[str, str]
@@ -67,10 +67,10 @@ class Text(NamedTuple):
     status: int = 200
 
 
-Handler = Callable[[Request], Any]
+Handler = Callable[[AdminRequest], Any]
 
 
-class Router:
+class AdminRouter:
     """The table of routes as a WSGI application. `names`: what the server is called, beside loopback."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -101,7 +101,7 @@ class Router:
         return [] if environ["REQUEST_METHOD"] == "HEAD" else pieces
 
     def _answer(
-        self, environ: Mapping[str, Any], refused: Refusal | None
+        self, environ: Mapping[str, Any], refused: RefusedRequest | None
     ) -> tuple[int, str, Sequence[bytes]]:
         try:
             if refused is not None:
@@ -130,7 +130,7 @@ class Router:
                 continue
             known_path = True
             if route_method == method:
-                request = Request(variables, _query(environ), _body(environ))
+                request = AdminRequest(variables, _query(environ), _body(environ))
                 with _turn(environ, "/" + "/".join(pattern)):
                     return _encoded(handler(request))
         if known_path:
@@ -148,7 +148,7 @@ def _turn(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[No
         return account.turn()
     account.pause()
     if environ["REQUEST_METHOD"] == "POST":
-        account.owe(CHANGE_S)
+        account.charge(CHANGE_S)
     return nullcontext()
 
 
@@ -252,6 +252,6 @@ def _said(status: int, text: str) -> tuple[int, str, Sequence[bytes]]:
     return status, JSON, [msgspec.json.encode({"error": text})]
 
 
-def _log_refused(environ: Mapping[str, Any], refused: Refusal) -> None:
+def _log_refused(environ: Mapping[str, Any], refused: RefusedRequest) -> None:
     facts = {"peer": environ.get("REMOTE_ADDR", ""), "path": environ.get("PATH_INFO", "")[:100]}
     log.warning("admin request refused", extra=facts | {"why": refused.text})

@@ -17,18 +17,18 @@ log = logging.getLogger("ddmq.server")
 RESERVE_MIN, RESERVE_MAX = 128, 2_048  # of log, stores, admin API and push; in between half of all
 
 
-class Share(NamedTuple):
+class OpenFilesShare(NamedTuple):
     """`connections`: of each Thrift server; `reserve`: kept for everything else."""
 
     connections: int
     reserve: int
 
 
-def share(open_files: int, servers: int, wanted: int) -> Share:
+def share(open_files: int, servers: int, wanted: int) -> OpenFilesShare:
     """How many connections each of `servers` may have of those `wanted`; at least one."""
     reserve = min(max(open_files // 2, RESERVE_MIN), RESERVE_MAX)
     left = max((open_files - reserve) // max(servers, 1), 1)
-    return Share(min(wanted, left), reserve)
+    return OpenFilesShare(min(wanted, left), reserve)
 
 
 def open_files_max() -> int:

@@ -24,7 +24,7 @@ from gevent.pywsgi import WSGIServer
 
 from backend.file_log import open_shared
 from backend.port import Backend, Health
-from ddmq.address import LOOPBACK, Address
+from ddmq.address import LOOPBACK, HostPort
 from ddmq.server.admin import rates, topics
 from ddmq.server.admin.api import AdminApi
 from ddmq.server.admin.other_parts import OtherParts
@@ -61,7 +61,7 @@ class ServerProcess:
         self.clock = clock or SystemClock()
         self.metrics = Registry()
         self.others = OtherParts()
-        self.addresses: dict[str, Address] = {}
+        self.addresses: dict[str, HostPort] = {}
         self.backend: Backend | None = None
         self.producer: ProducerService | None = None
         self.consumer: ConsumerService | None = None
@@ -186,7 +186,7 @@ class ServerProcess:
         except ConfigError as error:
             raise cannot_listen(part, address, error.__cause__ or error) from error
         self._rpc.append(server)
-        self.addresses[part] = Address(*server.address[:2])
+        self.addresses[part] = HostPort(*server.address[:2])
 
     def _bind_admin(self) -> str:
         """Take the admin port, and say where others will reach it; it answers once the parts are there."""
@@ -198,7 +198,7 @@ class ServerProcess:
             self._admin_socket = WSGIServer.get_listener(tuple(address), family=family)
         except OSError as error:
             raise cannot_listen("admin", address, error) from error
-        return str(reachable(Address(address.host, self._admin_socket.getsockname()[1])))
+        return str(reachable(HostPort(address.host, self._admin_socket.getsockname()[1])))
 
     def _listen_admin(self, backend: Backend) -> None:
         address = self.config.serve.address("admin")
@@ -223,7 +223,7 @@ class ServerProcess:
             self._admin.start()
         except OSError as error:
             raise cannot_listen("admin", address, error) from error
-        self.addresses["admin"] = Address(address.host, self._admin.server_port)
+        self.addresses["admin"] = HostPort(address.host, self._admin.server_port)
 
     def health(self) -> Health:
         """Ready when the backend takes appends, someone fires delayed messages, and nothing is draining."""
@@ -297,7 +297,7 @@ class ServerProcess:
         log.info("stopped")
 
 
-def cannot_listen(part: str, address: Address, error: BaseException) -> ConfigError:
+def cannot_listen(part: str, address: HostPort, error: BaseException) -> ConfigError:
     """Why a port could not be opened, and what to do about it."""
     number = error.errno if isinstance(error, OSError) else None
     why = os.strerror(number) if number and number > 0 else str(error)
@@ -308,10 +308,10 @@ def cannot_listen(part: str, address: Address, error: BaseException) -> ConfigEr
     )
 
 
-def reachable(address: Address) -> Address:
+def reachable(address: HostPort) -> HostPort:
     """Where others reach what listens on `address`: any-address stands for this machine's name."""
     if address.host in ("0.0.0.0", "::"):
-        return Address(socket.gethostname(), address.port)
+        return HostPort(socket.gethostname(), address.port)
     return address
 
 

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import click
 
-from ddmq.address import Address, parse, ready_line
+from ddmq.address import HostPort, parse, ready_line
 from ddmq.server.admin.other_parts import told_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
@@ -42,7 +42,7 @@ EPHEMERAL_FROM = 32_768  # from here on a port may become any connection's at an
 log = logging.getLogger("ddmq.processes")
 
 
-class Part:
+class PartProcess:
     """One child process: its command line, and its addresses once it is ready."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
@@ -50,7 +50,7 @@ class Part:
         self.arguments = arguments
         self.ready = threading.Event()
         self.when_ready: Callable[[], None] = lambda: None  # called just before, in a thread
-        self.addresses: dict[str, Address] = {}
+        self.addresses: dict[str, HostPort] = {}
         self.child: subprocess.Popen[str] | None = None
         self.started_at = 0.0  # monotonic seconds
         self.again_at = NEVER  # it died, and is started again then
@@ -121,7 +121,7 @@ class Supervisor:
     The first of them holds the public admin port.
     """
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[PartProcess]) -> None:
         self.parts = parts
         self.stopping = False
         self._telling = threading.Lock()
@@ -144,7 +144,7 @@ class Supervisor:
             self._stop_late(part)
             self._await(part)
 
-    def _await(self, part: Part) -> None:
+    def _await(self, part: PartProcess) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
         while not part.ready.wait(0.05) and not self.stopping:
             assert part.child is not None
@@ -160,7 +160,7 @@ class Supervisor:
                     self.tend(part, time.monotonic())
                 wakes.wait(min(part.again_at for part in self.parts) - time.monotonic())
 
-    def tend(self, part: Part, now: float) -> None:
+    def tend(self, part: PartProcess, now: float) -> None:
         """Note that it died, or start it again when its pause is over; no part waits for another's."""
         if part.again_at == NEVER:
             if part.child is not None and part.child.poll() is not None:
@@ -175,7 +175,7 @@ class Supervisor:
             part.start()
             self._stop_late(part)
 
-    def _stop_late(self, part: Part) -> None:
+    def _stop_late(self, part: PartProcess) -> None:
         """The signal to stop may have come while the part was being started."""
         if self.stopping and part.child is not None:
             part.child.terminate()
@@ -241,16 +241,16 @@ def _process_name(serve: ServeConfig, name: str) -> str:
     return (f"{name}@{public}" if serve.process_name else public)[:PROCESS_NAME_MAX]
 
 
-def admin_of_part(public: Address, name: str) -> Address:
+def admin_of_part(public: HostPort, name: str) -> HostPort:
     """Where a part's own admin API listens when `public` is the server's; port 0: a free one."""
     port = public.port + ADMIN_ABOVE.get(name, 0)
     if port == public.port:
         return public
-    known = public.port and port < EPHEMERAL_FROM and _is_free(Address(public.host, port))
-    return Address(public.host, port if known else 0)
+    known = public.port and port < EPHEMERAL_FROM and _is_free(HostPort(public.host, port))
+    return HostPort(public.host, port if known else 0)
 
 
-def _is_free(address: Address) -> bool:
+def _is_free(address: HostPort) -> bool:
     try:
         with socket.create_server(address, family=socket.AF_INET6 if ":" in address.host else socket.AF_INET):
             return True
@@ -258,7 +258,7 @@ def _is_free(address: Address) -> bool:
         return False
 
 
-def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:
+def _part(config: Configuration, config_dir: Path | None, name: str) -> PartProcess:
     serve = config.serve
     admin = admin_of_part(serve.address("admin"), name)
     arguments = ["--with-parent", "--data-dir", str(serve.data_dir), "--admin", str(admin)]
@@ -269,4 +269,4 @@ def _part(config: Configuration, config_dir: Path | None, name: str) -> Part:
         arguments += [f"--{name}", str(serve.address(name))]
     if config_dir is not None:
         arguments += ["--config", str(config_dir)]
-    return Part(name, arguments)
+    return PartProcess(name, arguments)

@@ -39,7 +39,7 @@ def reason(error: OSError) -> str:
     return REASONS.get(error.errno or 0, "other")
 
 
-class Disk:
+class FolderCalls:
     """The calls that change something: tests put faults into them."""
 
     def write(self, path: Path, payload: bytes) -> None:
@@ -85,10 +85,10 @@ class _Hour(NamedTuple):
 class SampleFolder:
     """`root`, of which one process, `instance`, merges its own files; every process deletes for all."""
 
-    def __init__(self, root: Path, instance: str, disk: Disk | None = None) -> None:
+    def __init__(self, root: Path, instance: str, disk: FolderCalls | None = None) -> None:
         self.root = root
         self.instance = instance
-        self._disk = disk or Disk()
+        self._disk = disk or FolderCalls()
 
     def write(self, folder: str, name: SampleName, payload: bytes) -> None:
         """The file, whole or not at all. Raises OSError."""
@@ -136,7 +136,7 @@ class SampleFolder:
 class _Sweep:
     """One sweep under way: what it deleted, and what failed."""
 
-    def __init__(self, disk: Disk, now_ms: int) -> None:
+    def __init__(self, disk: FolderCalls, now_ms: int) -> None:
         self.deleted: dict[str, int] = {}
         self.failed: list[OSError] = []
         self._disk = disk

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 
 from ddmq_common.metrics.catalogue import Metric
-from ddmq_common.metrics.cells import Cell, Histogram
+from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.metrics.samples import names
-from ddmq_common.metrics.samples.line import FIRST, LAST, PROCESS, RUNNING, VERSION, Line, encode
+from ddmq_common.metrics.samples.line import FIRST, LAST, PROCESS, RUNNING, VERSION, SampleLine, encode
 from ddmq_common.metrics.samples.names import SampleName
 
 CELLS_A_STEP = 64
@@ -110,7 +110,7 @@ class Sample:
         for metric, histograms in self._deltas.registry.histograms():
             yield from self._histograms(metric, histograms)
 
-    def _numbers(self, metric: Metric, cells: Mapping[Labels, Cell]) -> Iterator[None]:
+    def _numbers(self, metric: Metric, cells: Mapping[Labels, MetricCell]) -> Iterator[None]:
         before = self._deltas.values.get(metric.name, {})
         read = self.values.setdefault(metric.name, {})
         gauge = metric.kind == "gauge"
@@ -154,7 +154,7 @@ class Sample:
     ) -> bytes:
         deltas = self._deltas
         return encode(
-            Line(
+            SampleLine(
                 v=VERSION,
                 process=deltas.process,
                 instance=deltas.instance,

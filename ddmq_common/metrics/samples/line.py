@@ -34,7 +34,7 @@ class LineError(Exception):
         self.reason = reason
 
 
-class Line(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+class SampleLine(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     """Counters and gauges have `value`; histograms `sum`, and `counts` of the `buckets` that have any."""
 
     v: int
@@ -51,21 +51,21 @@ class Line(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     counts: list[int] | msgspec.UnsetType = msgspec.UNSET  # one for each, what it gained, never 0
 
 
-class _Version(msgspec.Struct):
+class _LineVersion(msgspec.Struct):
     v: int
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Line).decode
-_decode_version = msgspec.json.Decoder(_Version).decode
+_decode = msgspec.json.Decoder(SampleLine).decode
+_decode_version = msgspec.json.Decoder(_LineVersion).decode
 
 
-def encode(line: Line) -> bytes:
+def encode(line: SampleLine) -> bytes:
     """The line without its end."""
     return _encode(line)
 
 
-def decode(text: bytes) -> Line:
+def decode(text: bytes) -> SampleLine:
     """The sample in one line, checked against the catalogue. Raises LineError."""
     try:
         version = _decode_version(text).v
@@ -78,7 +78,7 @@ def decode(text: bytes) -> Line:
     return line
 
 
-def _check(line: Line) -> None:
+def _check(line: SampleLine) -> None:
     if line.seq < 0 or not line.instance or not line.process:
         raise LineError(BAD_VALUE, "seq, instance and process say who made the sample; one is missing")
     if line.metric == PROCESS:
@@ -95,7 +95,7 @@ def _check(line: Line) -> None:
         raise LineError(BAD_VALUE, f"{line.metric} is a {metric.kind}: a finite value and no sum is wanted")
 
 
-def _check_process(line: Line) -> None:
+def _check_process(line: SampleLine) -> None:
     states: Mapping[str, str] = line.labels
     if line.labels.keys() != {"state"} or states["state"] not in (FIRST, RUNNING, LAST):
         raise LineError(BAD_VALUE, f"the state of a process is first, running or last, not {line.labels}")
@@ -103,7 +103,7 @@ def _check_process(line: Line) -> None:
         raise LineError(BAD_VALUE, f"a file has 1 line or more, not {line.value!r}")
 
 
-def _check_histogram(line: Line) -> None:
+def _check_histogram(line: SampleLine) -> None:
     buckets, counts = line.buckets, line.counts
     if not _number(line.sum) or not isinstance(buckets, list) or not isinstance(counts, list):
         raise LineError(BAD_VALUE, f"{line.metric} is a histogram: sum, buckets and counts are wanted")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient
 from tests.scenarios.real_server import ddmq
 from tests.service.cli.conftest import Shell
@@ -112,7 +112,7 @@ def test_an_empty_topic_deletes_no_group(shell: Shell, topic: str) -> None:
     shell("group", "create", topic, "--topic", "owned")
     said = shell.refused("group", "delete", topic, "--topic", "", "--yes", code=2)
     assert "'--topic': '' is empty" in said
-    admin = AdminClient(Address("127.0.0.1", shell.server.ports["admin"]))
+    admin = AdminClient(HostPort("127.0.0.1", shell.server.ports["admin"]))
     with pytest.raises(click.ClickException, match="does not consume topic ''"):
         admin.delete("groups", topic, topic="")
     with pytest.raises(click.ClickException, match="'topics' says nothing about what to delete"):

@@ -12,7 +12,7 @@ import pytest
 from consumer_rig import Rig, until
 
 from backend.completion import Completion
-from ddmq_common.config.loader import Place, overlay
+from ddmq_common.config.loader import ConfigPlace, overlay
 from proxy_consumer.config import GroupEntry, GroupsFile, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 
@@ -22,7 +22,7 @@ def set_by_command(service: ConsumerService) -> Completion[Any]:
 
 
 def set_by_file(service: ConsumerService) -> Completion[Any]:
-    subscription = overlay(SubscriptionDefaults, {"order_key": "KEY", "start": "first"}, Place("", ""))
+    subscription = overlay(SubscriptionDefaults, {"order_key": "KEY", "start": "first"}, ConfigPlace("", ""))
     file = GroupsFile({"G": GroupEntry(topics={"T": subscription})})
     return service.declare(file, "groups.yaml")
 

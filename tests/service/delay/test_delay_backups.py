@@ -14,7 +14,7 @@ from backend.file_log import open_log
 from backend.file_log.options import FileLogOptions
 from backend.records import QueueRef
 from ddmq.cli.root import run
-from ddmq.server.delays.backup import MANIFEST, Held, backup_folder, copy_shards, make_backup
+from ddmq.server.delays.backup import MANIFEST, OpenShard, backup_folder, copy_shards, make_backup
 from ddmq.server.delays.belongs import pages
 from ddmq.server.delays.restore import Restored, restore_backup
 from ddmq_common.clock import SystemClock
@@ -48,7 +48,7 @@ def backup(folder: Path) -> Path:
     for message in messages():
         store.write(Changes(added=[message]))
     (folder / "backup").mkdir()
-    copy_shards(folder / "backup", [Held(0, store)])
+    copy_shards(folder / "backup", [OpenShard(0, store)])
     store.close()
     (folder / "backup" / MANIFEST).write_bytes(msgspec.json.encode({"format": 1, "shards": [0]}))
     return folder / "backup"

@@ -14,7 +14,7 @@ from delay_rig import Disks, HandAlarms, KeptStore, Rig
 from backend.port import Health
 from backend.records import QueueRef
 from ddmq.server.delays.routes import PAGE_BYTES, DelayRoutes
-from ddmq.server.http.routing import Request
+from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.parts import ServerProcess
 from ddmq_common.metrics.registry import Registry
 from delay_service.config import DelayConfig
@@ -90,7 +90,7 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
     monkeypatch.setattr(KeptStore, "scan", counted)
     routes = DelayRoutes(rig.backend, rig.service, rig.clock, tmp_path).table()
     query = {"topic": "orders", "count": str(count), "forwarded": "1"}
-    answer = routes["GET", "/delay/messages"](Request({}, query, {}))
+    answer = routes["GET", "/delay/messages"](AdminRequest({}, query, {}))
     assert len(answer["messages"]) == count
     assert max(pages) <= PAGE_BYTES + MIB + 1_000, "a page ends with the message that fills it"
     assert sum(pages) <= 2 * (PAGE_BYTES + MIB) + (count + 1) * 2 * MIB, "and no more pages than asked for"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddmq.address import Address, parse
+from ddmq.address import HostPort, parse
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from ddmq.address import Address, parse
 )
 def test_what_is_an_address(text: str, host: str, port: int) -> None:
     found = parse(text)
-    assert found == Address(host, port)
+    assert found == HostPort(host, port)
     assert str(found) == text
 
 

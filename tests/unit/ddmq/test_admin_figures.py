@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from backend.memory import MemoryBackend
-from ddmq.address import Address
+from ddmq.address import HostPort
 from ddmq.cli.operate.stats import view
 from ddmq.cli.output import console
 from ddmq.server.admin import api as admin_api
@@ -101,7 +101,7 @@ def test_other_parts_are_asked_and_the_silent_are_named() -> None:
     with socket.create_server((HOST, 0)) as silent:  # it accepts, and says nothing
         mute, gone = silent.getsockname()[1], socket.create_server((HOST, 0))
         for name, port in (("producer", server.server_port), ("mute", mute), ("gone", gone.getsockname()[1])):
-            others.hear(told_line(name, Address(HOST, port)).strip())
+            others.hear(told_line(name, HostPort(HOST, port)).strip())
         gone.close()
         counters, named = others.merged({})
     server.stop(timeout=0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddmq.demo.reported import Compared, Counted, compared, tell
+from ddmq.demo.reported import ClientCounts, Compared, compared, tell
 from metrics_job.report.core.facts import Report, report_of
-from metrics_job.report.core.material import Counted as Row
+from metrics_job.report.core.material import ClientCounts as Row
 from metrics_job.report.core.material import Material, Sums
 from metrics_job.report.core.span import span_of
 
@@ -27,11 +27,11 @@ def made(**totals: int) -> Report:
     return report_of(Material(span_of(60_000, 120_000), now=Sums(rows), processes=[process]))
 
 
-def counted(**other: int) -> Counted:
+def counted(**other: int) -> ClientCounts:
     """100 sends, 30 of them answered after the last sample before the kill, 20 after the restart."""
     answered = [60_100] * 50 + [60_800] * 30 + [62_000] * 20
     base = {"acknowledged": 100, "sent_again": 0, "delivered": 100, "finished": 100, "failed": 0, "dead": 0}
-    return Counted("t", answered_ms=answered, **{**base, **other})
+    return ClientCounts("t", answered_ms=answered, **{**base, **other})
 
 
 @pytest.mark.parametrize(

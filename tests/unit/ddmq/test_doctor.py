@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.address import Address
-from ddmq.cli.doctor import FAILED, NEEDED, OK, WARNING, Finding, examine
+from ddmq.address import HostPort
+from ddmq.cli.doctor import FAILED, NEEDED, OK, WARNING, CheckResult, examine
 
 
-def findings(data_dir: Path | None, config_dir: Path | None) -> dict[str, Finding]:
+def findings(data_dir: Path | None, config_dir: Path | None) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in examine(data_dir, config_dir)}
 
 
@@ -57,7 +57,7 @@ def test_libraries_that_are_there_are_one_line_and_versions_are_told(conf: Path)
 def test_taken_ports_are_as_they_should_be_while_a_server_runs(
     conf: Path, monkeypatch: pytest.MonkeyPatch, running: str, status: str
 ) -> None:
-    def asked(address: Address) -> str:
+    def asked(address: HostPort) -> str:
         return running
 
     monkeypatch.setattr("ddmq.cli.doctor._running", asked)

@@ -8,11 +8,11 @@ import pytest
 
 from ddmq.server.http.checks import refusal
 from ddmq.server.http.errors import NoSuchGroupError
-from ddmq.server.http.routing import BODY_BYTES_MAX, Request, Router, Text
+from ddmq.server.http.routing import BODY_BYTES_MAX, AdminRequest, AdminRouter, Text
 from ddmq_common.errors import CallerError, NoSuchTopicError, StorageError, TryLaterError
 
 
-def call(router: Router, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[str, Any]:
+def call(router: AdminRouter, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[str, Any]:
     seen: list[str] = []
     environ = {
         "REQUEST_METHOD": method,
@@ -26,18 +26,18 @@ def call(router: Router, method: str, path: str, body: bytes = b"", query: str =
     return seen[0], payload
 
 
-def router_with(handler: Any, method: str = "GET", pattern: str = "/topics/{topic}") -> Router:
-    router = Router()
+def router_with(handler: Any, method: str = "GET", pattern: str = "/topics/{topic}") -> AdminRouter:
+    router = AdminRouter()
     router.add(method, pattern, handler)
     return router
 
 
 def test_variables_query_and_body_reach_the_handler() -> None:
-    found: list[Request] = []
+    found: list[AdminRequest] = []
     router = router_with(lambda request: found.append(request) or {"ok": True}, "POST")
     status, payload = call(router, "POST", "/topics/%25DLQ%25a", b'{"queues": 3}', "x=1&x=2")
     assert (status, payload) == ("200 OK", b'{"ok":true}')
-    assert found == [Request({"topic": "%DLQ%a"}, {"x": "2"}, {"queues": 3})]
+    assert found == [AdminRequest({"topic": "%DLQ%a"}, {"x": "2"}, {"queues": 3})]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_variables_query_and_body_reach_the_handler() -> None:
     ],
 )
 def test_errors_become_status_codes_with_their_text(error: Exception, status: str) -> None:
-    def fail(_: Request) -> None:
+    def fail(_: AdminRequest) -> None:
         raise error
 
     found, payload = call(router_with(fail), "GET", "/topics/a")

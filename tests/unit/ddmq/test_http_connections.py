@@ -12,14 +12,14 @@ from gevent import socket
 from ddmq.server.http import connection as http_connection
 from ddmq.server.http import routing
 from ddmq.server.http.connection import AdminServer
-from ddmq.server.http.routing import Router
+from ddmq.server.http.routing import AdminRouter
 
 ASK = b"GET /x HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
 def server() -> Iterator[AdminServer]:
-    router = Router(["mq.example"])
+    router = AdminRouter(["mq.example"])
     router.add("GET", "/x", lambda _: {"fine": True})
     router.add("GET", "/slow", lambda _: gevent.sleep(60))  # at work for as long as any test; `stop` kills it
     router.add("POST", "/x", lambda request: dict(request.body))

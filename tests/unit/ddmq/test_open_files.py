@@ -9,22 +9,22 @@ import pytest
 
 from ddmq.cli.doctor import OK, WARNING, open_files
 from ddmq.server.config import Configuration
-from ddmq.server.process.open_files import Share, share, within
+from ddmq.server.process.open_files import OpenFilesShare, share, within
 from ddmq_rpc.limits import RpcLimits
 
 
 @pytest.mark.parametrize(
     ("limit", "servers", "found"),
     [
-        (300, 2, Share(75, 150)),
-        (1_024, 2, Share(256, 512)),
-        (20_000, 2, Share(8_976, 2_048)),
-        (20_000, 1, Share(10_000, 2_048)),
-        (1 << 30, 2, Share(10_000, 2_048)),
-        (64, 2, Share(1, 128)),
+        (300, 2, OpenFilesShare(75, 150)),
+        (1_024, 2, OpenFilesShare(256, 512)),
+        (20_000, 2, OpenFilesShare(8_976, 2_048)),
+        (20_000, 1, OpenFilesShare(10_000, 2_048)),
+        (1 << 30, 2, OpenFilesShare(10_000, 2_048)),
+        (64, 2, OpenFilesShare(1, 128)),
     ],
 )
-def test_what_clients_are_left(limit: int, servers: int, found: Share) -> None:
+def test_what_clients_are_left(limit: int, servers: int, found: OpenFilesShare) -> None:
     assert share(limit, servers, 10_000) == found
 
 

@@ -15,8 +15,8 @@ from ddmq.server.admin import queries, topics
 from ddmq.server.http import connection as http_connection
 from ddmq.server.http import pace
 from ddmq.server.http.connection import AdminServer
-from ddmq.server.http.pace import OWED_S, SHARE_S, Account, Accounts, PacedGreenlet, breathe, paced
-from ddmq.server.http.routing import Router, Text
+from ddmq.server.http.pace import DEBT_S, SHARE_S, Account, Accounts, PacedGreenlet, breathe, paced
+from ddmq.server.http.routing import AdminRouter, Text
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import TryLaterError
 
@@ -37,14 +37,14 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_who_owes_too_much_waits_until_a_share_of_the_time_has_paid_it(slept: list[float]) -> None:
     account = Account(clock=lambda: sum(slept))
-    account.owe(OWED_S)
+    account.charge(DEBT_S)
     account.pause()
     assert not slept
-    account.owe(0.04)
+    account.charge(0.04)
     account.pause()
     assert sum(slept) == pytest.approx(0.04 / SHARE_S)
     slept.append(60.0)
-    assert account.owed == 0.0
+    assert account.debt_s == 0.0
 
 
 def test_an_answer_owes_its_processor_time_and_not_what_it_waits() -> None:
@@ -59,7 +59,7 @@ def test_an_answer_owes_its_processor_time_and_not_what_it_waits() -> None:
     made.account = account
     made.start()
     made.join(30)
-    assert 0.02 <= account.owed < 0.045
+    assert 0.02 <= account.debt_s < 0.045
 
 
 def test_a_long_answer_gives_way_after_every_slice() -> None:
@@ -123,14 +123,14 @@ def test_a_network_of_ipv6_is_one_client() -> None:
             assert len({id(one), id(other), id(mapped)}) == 3
             with accounts.connected("10.0.0.1") as same:
                 assert same is mapped
-        other.owe(1.0)
+        other.charge(1.0)
     with accounts.connected("10.0.0.2"):
         assert len(accounts) == 2, "who has gone is forgotten, unless it owes"
 
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    router = Router()
+    router = AdminRouter()
     started = AdminServer(("127.0.0.1", 0), router)
     started.start()
     yield started

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from ddmq.address import Address
-from ddmq.server.process.processes import NEVER, Part, Supervisor, admin_of_part
+from ddmq.address import HostPort
+from ddmq.server.process.processes import NEVER, PartProcess, Supervisor, admin_of_part
 
 HOST = "127.0.0.1"
 
@@ -29,21 +29,21 @@ def free_above(above: int) -> int:
 @pytest.mark.parametrize(("name", "above"), [("consumer", 0), ("producer", 100), ("delay-service", 200)])
 def test_the_ports_are_known_beforehand(name: str, above: int) -> None:
     port = free_above(above)
-    assert admin_of_part(Address(HOST, port), name) == Address(HOST, port + above)
+    assert admin_of_part(HostPort(HOST, port), name) == HostPort(HOST, port + above)
 
 
 def test_a_port_that_is_taken_is_left_alone() -> None:
     port = free_above(100)
     with socket.create_server((HOST, port + 100)):
-        assert admin_of_part(Address(HOST, port), "producer") == Address(HOST, 0)
+        assert admin_of_part(HostPort(HOST, port), "producer") == HostPort(HOST, 0)
 
 
 @pytest.mark.parametrize("port", [0, 32_700, 65_500])
 def test_a_port_that_was_chosen_by_the_system_says_nothing(port: int) -> None:
-    assert admin_of_part(Address(HOST, port), "producer") == Address(HOST, 0)
+    assert admin_of_part(HostPort(HOST, port), "producer") == HostPort(HOST, 0)
 
 
-class DyingPart(Part):
+class DyingPart(PartProcess):
     """Its child ends as soon as it starts."""
 
     starts = 0

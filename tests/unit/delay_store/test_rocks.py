@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks.database import Batch, Rocks, RocksOptions
+from ddmq_common.rocks.database import Rocks, RocksOptions, WriteBatch
 
 
 def filled(folder: Path, count: int = 3_000) -> Rocks:
     database = Rocks(folder)
-    batch = Batch()
+    batch = WriteBatch()
     for number in range(count):
         batch.put(b"k%06d" % number, b"v%d" % number)
     batch.put(b"z", b"last")
@@ -41,7 +41,7 @@ def found_first(count: int) -> list[bytes]:
 
 def test_a_batch_is_applied_in_its_order(tmp_path: Path) -> None:
     database = filled(tmp_path / "db", 10)
-    batch = Batch()
+    batch = WriteBatch()
     batch.delete_range(b"k", b"l")
     batch.put(b"k000005", b"again")
     batch.put(b"new", b"1")
@@ -207,7 +207,7 @@ def test_a_write_is_refused_where_rocksdb_would_wait_for_ever(
     rocks.close()
 
 
-def one_key() -> Batch:
-    batch = Batch()
+def one_key() -> WriteBatch:
+    batch = WriteBatch()
     batch.put(b"k", b"v")
     return batch

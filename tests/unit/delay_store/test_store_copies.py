@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_common.errors import CallerError, FencedError, StorageError
-from ddmq_common.rocks.database import Batch, Rocks
+from ddmq_common.rocks.database import Rocks, WriteBatch
 from delay_service.store.copies import MAKING, CopyLock, copies_of, copy_name, new_folder
 from delay_service.store.opening import open_store, restore
 from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending, Scan
@@ -166,7 +166,7 @@ def test_a_lock_moves_with_its_folder(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused_and_stays(tmp_path: Path) -> None:
     open_store(tmp_path, 0, 1).close()
     database = Rocks(copies_of(tmp_path, 0)[0].path)
-    batch = Batch()
+    batch = WriteBatch()
     batch.put(b"m.schema", b"2")
     database.write(batch)
     database.close()

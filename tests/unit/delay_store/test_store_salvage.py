@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq_common.rocks.database import Batch, Rocks
+from ddmq_common.rocks.database import Rocks, WriteBatch
 from delay_service.store import keys
 from delay_service.store.opening import open_store
 from delay_service.store.port import Changes, IdKind, IdState, Scan
@@ -27,7 +27,7 @@ def test_a_message_that_has_moved_waits_once(tmp_path: Path, aside: bool) -> Non
         store.write(Changes(deferred=[after]))
     store.close()
     database = Rocks(store.folder, SMALL)
-    batch = Batch()
+    batch = WriteBatch()
     batch.put(keys.due_key(*before.key), encode_pending(before))
     database.write(batch)
     database.close()

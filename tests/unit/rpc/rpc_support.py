@@ -18,7 +18,7 @@ from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service, Wire
-from ddmq_rpc.client_side import Reply, decode_reply, encode_call
+from ddmq_rpc.client_side import DecodedReply, decode_reply, encode_call
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.server import RpcServer
 from ddmq_rpc.wire.structs import structs
@@ -83,7 +83,7 @@ class Client:
             got += piece
         return got
 
-    def call(self, frame: bytes, idl: ModuleType = producer, service: str = PRODUCER) -> Reply:
+    def call(self, frame: bytes, idl: ModuleType = producer, service: str = PRODUCER) -> DecodedReply:
         self.send(frame)
         return decode_reply(idl, service, self.read_frame())
 

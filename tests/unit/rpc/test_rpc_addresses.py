@@ -8,7 +8,7 @@ import pytest
 from rpc_support import OK, Client, Stage, send_async, send_sync, stage, until
 from test_rpc_misbehaviour import sequence_of
 
-from ddmq_rpc.turns import Share
+from ddmq_rpc.turns import AddressShare
 
 HOSTILE, HONEST = "127.0.0.2", "127.0.0.3"
 
@@ -19,7 +19,7 @@ def one() -> Any:
         yield made
 
 
-def share_of(one: Stage, address: str) -> Share:
+def share_of(one: Stage, address: str) -> AddressShare:
     return one.server._traffic.turns.shares[address]
 
 

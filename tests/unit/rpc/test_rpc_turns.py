@@ -8,7 +8,16 @@ from statistics import median
 import pytest
 
 from ddmq_rpc.server import address_of
-from ddmq_rpc.turns import COSTLY_S, GIVE_WAY_S, NOT_MEASURED, REST_FACTOR, SLICE_S, Share, Shared, Turns
+from ddmq_rpc.turns import (
+    COSTLY_S,
+    GIVE_WAY_S,
+    NOT_MEASURED,
+    REST_FACTOR,
+    SLICE_S,
+    AddressShare,
+    Shared,
+    Turns,
+)
 
 LOOP_S = 20e-6  # a round of the loop in which nothing happens
 
@@ -66,7 +75,7 @@ class Connection:
         self.waits: deque[float] = deque()
         self.next_at = 0.0
         self.closed = False
-        self.share: Share = loop.turns.join(address, self)
+        self.share: AddressShare = loop.turns.join(address, self)
 
     def readable(self) -> None:
         if self.missing:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.server.samples.folder import MERGE_AFTER_MS, Disk, SampleFolder, reason
+from ddmq.server.samples.folder import MERGE_AFTER_MS, FolderCalls, SampleFolder, reason
 from ddmq_common.metrics.samples import names
 from ddmq_common.metrics.samples.names import HOUR_MS, SampleName
 
@@ -23,7 +23,7 @@ class Crash(Exception):
     """The process ends here."""
 
 
-class FaultyDisk(Disk):
+class FaultyDisk(FolderCalls):
     """Does `fault` before the call that `at` names, or in the middle of a write."""
 
     def __init__(self, at: str, fault: Exception) -> None:

@@ -18,8 +18,8 @@ from ddmq_common.metrics.samples.line import (
     CORRUPT,
     UNKNOWN_METRIC,
     UNKNOWN_VERSION,
-    Line,
     LineError,
+    SampleLine,
     decode,
     encode,
 )
@@ -29,9 +29,9 @@ MS = st.integers(0, 2**53)
 
 
 @st.composite
-def lines(draw: st.DrawFn) -> Line:
+def lines(draw: st.DrawFn) -> SampleLine:
     metric: Metric = draw(st.sampled_from(list(CATALOGUE.values())))
-    line = Line(
+    line = SampleLine(
         v=1,
         process=draw(st.text(min_size=1, max_size=30)),
         instance=f"{draw(st.integers(0, 2**64 - 1)):016x}",
@@ -51,7 +51,7 @@ def lines(draw: st.DrawFn) -> Line:
 
 
 @given(lines())
-def test_what_is_written_is_read_back(line: Line) -> None:
+def test_what_is_written_is_read_back(line: SampleLine) -> None:
     text = encode(line)
     assert b"\n" not in text
     assert decode(text) == line

@@ -14,7 +14,7 @@ import pytest
 
 from ddmq.server.config import SamplesConfig
 from ddmq.server.samples import writer as writer_module
-from ddmq.server.samples.folder import Disk, SampleFolder
+from ddmq.server.samples.folder import FolderCalls, SampleFolder
 from ddmq.server.samples.writer import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, ManualClock, SystemClock
 from ddmq_common.metrics import catalogue
@@ -24,7 +24,7 @@ from ddmq_common.metrics.samples.deltas import Deltas
 NO_SAMPLE_MEANT = SamplesConfig(interval_ms=3_600_000)
 
 
-class MovedDisk(Disk):
+class MovedDisk(FolderCalls):
     """Fails while `error` is set; waits while `held` is."""
 
     def __init__(self) -> None:

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_common.config.loader import Place as ConfigPlace
-from ddmq_common.config.loader import build
+from ddmq_common.config.loader import ConfigPlace, build
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
 from proxy_consumer.actions.chain import build_chain
