@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ddmq_client.core import addresses
-from ddmq_client.core.intake import Counts
+from ddmq_client.core.prefetch_buffer import ConsumerCounts
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_functions, topic_names
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.identity import new_client_id
@@ -147,7 +147,7 @@ class Consumer:
         """Text of the last failed call; None when all went well."""
         return self._desk.last_error
 
-    def counts(self) -> Counts:
+    def counts(self) -> ConsumerCounts:
         """What happened so far: a copy of the counters."""
         return self._desk.counts()
 

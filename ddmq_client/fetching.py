@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from ddmq_client.core import addresses
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.fetching import Assignments, Queue, Round
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
@@ -27,7 +27,7 @@ from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.calls import Calls
-from ddmq_client.net.connection import Connection
+from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.home import Home
 from ddmq_client.net.resolver import AGAIN_S, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, in_time, resolve
 from ddmq_client.received import FetchedQueue
@@ -70,10 +70,10 @@ class FetchConsumer:
         self._settings = fetch_settings(group, consumer_id, timeout_ms)
         self._timeout_s = timeout_ms / 1000
         self._assignments = Assignments(group)
-        self._known: dict[Address, list[Address]] = {}
-        self._addresses: dict[str, Address] = {}
-        self._connections: dict[str, Connection] = {}
-        self._for_acks: dict[str, Connection] = {}  # of their own: a fetch may be waiting
+        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._addresses: dict[str, ProxyAddress] = {}
+        self._connections: dict[str, FramedConnection] = {}
+        self._for_acks: dict[str, FramedConnection] = {}  # of their own: a fetch may be waiting
         self._calls = Calls()
         self._home = Home("consumer")
         self._resolve_at = 0.0
@@ -159,7 +159,7 @@ class FetchConsumer:
     ) -> None:
         self.close()
 
-    def _connected(self) -> dict[str, Address]:
+    def _connected(self) -> dict[str, ProxyAddress]:
         if self._closed:
             raise ClosedError("the consumer has been closed")
         self._home.enter()
@@ -177,12 +177,12 @@ class FetchConsumer:
             raise PullError("no proxy address is known: no name resolves")
         return self._addresses
 
-    def _resolved(self) -> list[Address]:
+    def _resolved(self) -> list[ProxyAddress]:
         return resolve(self._proxies, self._known)
 
     def _start(self, name: str, max_messages: int, linger_ms: int) -> None:
         """Ask this proxy; on a thread of its own where there are others."""
-        connection = self._connections.setdefault(name, Connection(self._addresses[name]))
+        connection = self._connections.setdefault(name, FramedConnection(self._addresses[name]))
         asked, settings = self._assignments.ask(name), self._settings
         deadline = time.monotonic() + linger_ms / 1000 + self._timeout_s
 
@@ -209,7 +209,7 @@ class FetchConsumer:
         address = self._addresses.get(name)
         if address is None or self._closed:
             return False
-        connection = self._for_acks.setdefault(name, Connection(address))
+        connection = self._for_acks.setdefault(name, FramedConnection(address))
 
         def frame(now: float, sequence_id: int) -> bytes:
             return ack_frame(self._settings, offsets, sequence_id)
@@ -225,7 +225,7 @@ class FetchConsumer:
         address = self._addresses.get(name)
         if address is None:
             return
-        connection = self._for_acks.setdefault(name, Connection(address))
+        connection = self._for_acks.setdefault(name, FramedConnection(address))
         try:
             connection.call(
                 lambda now, sequence_id: leave_frame(self._settings, sequence_id), time.monotonic() + LEAVE_S

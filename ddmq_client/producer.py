@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 
 from ddmq_client.core import addresses
-from ddmq_client.core.pipeline import Waiting, goes_alone
+from ddmq_client.core.pipeline import QueuedSend, goes_alone
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, outcome_of, when_of
@@ -26,8 +26,8 @@ from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.net.background import Background
 from ddmq_client.net.home import Home
-from ddmq_client.net.router import Router
-from ddmq_client.net.sender import Sender
+from ddmq_client.net.router import ProxyRouter
+from ddmq_client.net.sender import JobSender
 from ddmq_client.outbox import Outbox, hurry_at, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import heartbeat
@@ -86,8 +86,8 @@ class Producer:
         )
         self._outbox = Outbox(self._settings)
         parsed = addresses.parse(proxies, PRODUCER_PORT)
-        self._router = Router(parsed, connections_max, heartbeat(self._settings.client_id))
-        self._sender = Sender(self._router)
+        self._router = ProxyRouter(parsed, connections_max, heartbeat(self._settings.client_id))
+        self._sender = JobSender(self._router)
         self._background = Background(self._settings, self._sender)
         self._home = Home("producer")
         self._closed = False
@@ -207,7 +207,7 @@ class Producer:
         now = time.monotonic()
         future: Future[SendResult] = Future()
         hurry = hurry_at(now, timeout_s)
-        waiting = Waiting(encoded, now + timeout_s, hurry, goes_alone(message), future, on_done)
+        waiting = QueuedSend(encoded, now + timeout_s, hurry, goes_alone(message), future, on_done)
         self._background.put(waiting)
         return future
 

@@ -17,17 +17,17 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ddmq_client.core import addresses
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text, topic_names
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.errors import ClosedError, OptionError, PullError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
-from ddmq_client.net.connection import Connection
+from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.home import Home
 from ddmq_client.net.resolver import in_time, resolve
-from ddmq_client.received import Delivery, FetchedQueue, Message, Origin, Outcome
+from ddmq_client.received import DeliveryContext, FetchedQueue, Message, Origin, Outcome
 from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
 from ddmq_client.wire.producing import ProxyFault
 
@@ -83,8 +83,8 @@ class RangeReader:
         name = client_id or new_client_id()
         self._settings = FetchSettings(group, name, name, "broadcasting", topics, exact=True)
         self._timeout_s = timeout_ms / 1000
-        self._known: dict[Address, list[Address]] = {}
-        self._connection: Connection | None = None
+        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._connection: FramedConnection | None = None
         self._home = Home("reader")
         self._closed = False
 
@@ -112,7 +112,7 @@ class RangeReader:
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
         for found in self._fetch({topic: {queue: offset}}, max_messages, linger_ms):
             if (found.topic, found.queue) == (topic, queue):
-                delivery = Delivery(
+                delivery = DeliveryContext(
                     Origin(self._settings.group, topic, queue), time.monotonic(), None, _settle, _extend
                 )
                 for message in found.messages:
@@ -192,13 +192,13 @@ class RangeReader:
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S[1])
 
-    def _connections(self, deadline: float) -> Iterator[Connection]:
+    def _connections(self, deadline: float) -> Iterator[FramedConnection]:
         """The open one, then a new one to each proxy in turn."""
         if self._connection is not None:
             yield self._connection
         addresses = in_time(lambda: resolve(self._proxies, self._known), self._proxies, deadline)
         for address in addresses or ():
-            self._connection = Connection(address)
+            self._connection = FramedConnection(address)
             yield self._connection
 
     def _drop(self) -> None:

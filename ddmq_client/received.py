@@ -49,7 +49,7 @@ class LateResult(NamedTuple):
     finished: bool
 
 
-class Delivery:
+class DeliveryContext:
     """What the messages of one answer share: where they came from and where their results go.
 
     `lease_s`: how long the lease lasts, and each extension; `told`: the proxy has said so.
@@ -107,7 +107,7 @@ class Message:
     outcome: Outcome | None = None  # None until settled
     lost: bool = False
     extended_at: float | None = None  # monotonic seconds of the last extension
-    delivery: Delivery
+    delivery: DeliveryContext
 
     @property
     def topic(self) -> str:

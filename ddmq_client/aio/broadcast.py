@@ -7,13 +7,13 @@ import logging
 import random
 from collections.abc import Sequence
 
-from ddmq_client.aio.connection import AsyncConnection
+from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.crew import AsyncCrew, spawn
 from ddmq_client.aio.desk import AsyncDesk
 from ddmq_client.aio.router import resolve
-from ddmq_client.core.addresses import Address
-from ddmq_client.core.intake import Source
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.pacing import Pace
+from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.broadcast import SAVE_EVERY_S
 from ddmq_client.net.offsets_file import OffsetsFile
@@ -30,7 +30,7 @@ class AsyncBroadcastCrew(AsyncCrew):
     def __init__(
         self,
         desk: AsyncDesk,
-        proxies: Sequence[Address],
+        proxies: Sequence[ProxyAddress],
         settings: FetchSettings,
         file: OffsetsFile | None,
     ) -> None:
@@ -38,8 +38,8 @@ class AsyncBroadcastCrew(AsyncCrew):
         self._settings = settings
         self._file = file
         self._turn = 0
-        self._source = Source(desk.station("broadcast"), None)
-        self._connection: AsyncConnection | None = None
+        self._source = Source(desk.proxy("broadcast"), None)
+        self._connection: AsyncFramedConnection | None = None
         self._started = False
         if file is not None and desk.places is not None:
             desk.places.start(file.take())
@@ -116,7 +116,7 @@ class AsyncBroadcastCrew(AsyncCrew):
             addresses = await resolve(self._proxies, self._known)
             if not addresses:
                 raise PullError("no proxy address is known: no name resolves")
-            self._connection = AsyncConnection(addresses[self._turn % len(addresses)])
+            self._connection = AsyncFramedConnection(addresses[self._turn % len(addresses)])
         timeout_s = (linger_ms + self._desk.settings.timeout_ms) / 1000
         payload, sequence_id = await self._connection.call(
             lambda now, number: fetch_frame(self._settings, offsets, each, linger_ms, number),

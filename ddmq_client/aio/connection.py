@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 
 from ddmq_client.core import transport
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.net.connection import CONNECT_MAX_S
@@ -80,10 +80,10 @@ class _Frames(asyncio.Protocol):
             self.transport.abort()
 
 
-class AsyncConnection:
+class AsyncFramedConnection:
     """A framed connection. Not for use by two tasks at a time."""
 
-    def __init__(self, address: Address, frame_bytes_max: int = FRAME_BYTES_MAX * 2) -> None:
+    def __init__(self, address: ProxyAddress, frame_bytes_max: int = FRAME_BYTES_MAX * 2) -> None:
         self.name = str(address)
         self._address = address
         self._frame_bytes_max = frame_bytes_max

@@ -25,7 +25,7 @@ from ddmq_client.aio.broadcast import AsyncBroadcastCrew
 from ddmq_client.aio.crew import AsyncCrew
 from ddmq_client.aio.desk import AsyncDesk
 from ddmq_client.core import addresses
-from ddmq_client.core.intake import Counts
+from ddmq_client.core.prefetch_buffer import ConsumerCounts
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_functions, topic_names
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.identity import new_client_id
@@ -113,9 +113,9 @@ class AsyncConsumer:
         """Text of the last failed call; None when all went well."""
         return self._desk.last_error if self._desk else None
 
-    def counts(self) -> Counts:
+    def counts(self) -> ConsumerCounts:
         """What happened so far: a copy of the counters."""
-        return self._desk.counts() if self._desk else Counts()
+        return self._desk.counts() if self._desk else ConsumerCounts()
 
     async def start(self) -> None:
         """Start pulling, and the handlers. Unreachable proxies are tried again and again."""

@@ -10,13 +10,13 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
-from ddmq_client.aio.connection import AsyncConnection
+from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.desk import AsyncDesk
 from ddmq_client.aio.router import resolve
-from ddmq_client.core.acks import Parcel
-from ddmq_client.core.addresses import Address
-from ddmq_client.core.intake import Source, Station
+from ddmq_client.core.acks import AckBatch
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.pacing import Pace
+from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.flusher import CLOSING_TRIES
 from ddmq_client.net.puller import FAILURES
@@ -44,13 +44,13 @@ Task = asyncio.Task[None]
 class AsyncCrew:
     """Starts and ends the tasks of one consumer."""
 
-    def __init__(self, desk: AsyncDesk, proxies: Sequence[Address]) -> None:
+    def __init__(self, desk: AsyncDesk, proxies: Sequence[ProxyAddress]) -> None:
         self._desk = desk
         self._proxies = proxies
         self._pulls = pull_settings(desk.settings)
-        self._known: dict[Address, list[Address]] = {}
-        self._sources: dict[Address, list[Source]] = {}
-        self._stations: dict[Address, Station] = {}
+        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._sources: dict[ProxyAddress, list[Source]] = {}
+        self._connections: dict[ProxyAddress, ProxyConnection] = {}
         self._pullers: set[Task] = set()
         self._flushers: set[Task] = set()
         self._workers: set[Task] = set()
@@ -115,18 +115,18 @@ class AsyncCrew:
         for address in set(self._sources) - set(addresses):
             for source in self._sources.pop(address):
                 self._desk.end(source)
-            self._desk.retire(self._stations.pop(address), self._stations[addresses[0]])
+            self._desk.retire(self._connections.pop(address), self._connections[addresses[0]])
 
-    def _hire(self, address: Address) -> None:
-        station = self._stations[address] = self._desk.station(str(address))
-        spawn(self._flushers, self._flush(station, address), f"ddmq-acks-{address}")
+    def _hire(self, address: ProxyAddress) -> None:
+        proxy = self._connections[address] = self._desk.proxy(str(address))
+        spawn(self._flushers, self._flush(proxy, address), f"ddmq-acks-{address}")
         topics = self._desk.settings.topics or (None,)
-        self._sources[address] = [Source(station, topic) for topic in topics]
+        self._sources[address] = [Source(proxy, topic) for topic in topics]
         for source in self._sources[address]:
             spawn(self._pullers, self._pull_all(source, address), f"ddmq-pull-{address}")
 
-    async def _pull_all(self, source: Source, address: Address) -> None:
-        connection = AsyncConnection(address)
+    async def _pull_all(self, source: Source, address: ProxyAddress) -> None:
+        connection = AsyncFramedConnection(address)
         pace = Pace(self._pulls.linger_ms / 1000, random.random)
         try:
             while (work := await self._desk.wait_room(source)) is not None:
@@ -138,107 +138,107 @@ class AsyncCrew:
 
     async def _pull(
         self,
-        connection: AsyncConnection,
+        connection: AsyncFramedConnection,
         source: Source,
         pace: Pace,
         batch: int,
         linger_ms: int,
-        parcel: Parcel | None,
+        acks: AckBatch | None,
     ) -> float:
         """One pull; seconds to pause after it."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
-            answer = await self._call(connection, source.topic, batch, linger_ms, parcel)
+            answer = await self._call(connection, source.topic, batch, linger_ms, acks)
         except FAILURES as error:
             if isinstance(error, PullError):
-                error.proxy = source.station.name
+                error.proxy = source.proxy.name
             else:
                 connection.close()
-            self._desk.pull_failed(source, parcel, error)
+            self._desk.pull_failed(source, acks, error)
             if not (pace.failing or self._desk.pulling_stopped or source.ended):
-                self._desk.teller.failed(source.station.name, error)
+                self._desk.teller.failed(source.proxy.name, error)
             return pace.failed()
         except BaseException as error:
-            self._desk.pull_failed(source, parcel, error)
+            self._desk.pull_failed(source, acks, error)
             raise
         self._desk.pulled(source, answer)
-        self._desk.told(parcel, answer.told)
-        self._desk.teller.notice(source.station.name, answer.notice)
+        self._desk.told(acks, answer.told)
+        self._desk.teller.notice(source.proxy.name, answer.notice)
         return pace.answered(len(answer.messages), loop.time() - started, linger_ms / 1000)
 
     async def _call(
         self,
-        connection: AsyncConnection,
+        connection: AsyncFramedConnection,
         topic: str | None,
         batch: int,
         linger_ms: int,
-        parcel: Parcel | None,
+        acks: AckBatch | None,
     ) -> Pulled:
         pulls = self._pulls._replace(linger_ms=linger_ms)
         timeout_s = (linger_ms + self._desk.settings.timeout_ms) / 1000
         payload, sequence_id = await connection.call(
-            lambda now, number: pull_frame(pulls, topic, batch, parcel, number),
+            lambda now, number: pull_frame(pulls, topic, batch, acks, number),
             asyncio.get_running_loop().time() + timeout_s,
         )
         return read_pulled(payload, sequence_id)
 
-    async def _flush(self, station: Station, address: Address) -> None:
+    async def _flush(self, proxy: ProxyConnection, address: ProxyAddress) -> None:
         desk, loop = self._desk, asyncio.get_running_loop()
-        connection, pace = AsyncConnection(address), Pace(0.0, random.random)
+        connection, pace = AsyncFramedConnection(address), Pace(0.0, random.random)
         try:
-            while (parcel := await desk.wait_due(station)) is not None:
+            while (acks := await desk.wait_due(proxy)) is not None:
                 until = loop.time() + desk.settings.timeout_ms / 1000
-                if await self._submit(connection, station, parcel, until):
+                if await self._submit(connection, proxy, acks, until):
                     pace.answered(1, 0.0)
                 else:
-                    await desk.pause_flusher(station, pace.failed())
+                    await desk.pause_flusher(proxy, pace.failed())
             failures = 0
             while loop.time() < self._closing_until and failures < CLOSING_TRIES:
-                if (parcel := desk.take_rest(station)) is None:
+                if (acks := desk.take_rest(proxy)) is None:
                     return
-                failures += not await self._submit(connection, station, parcel, self._closing_until)
+                failures += not await self._submit(connection, proxy, acks, self._closing_until)
         finally:
             connection.close()
 
     async def _submit(
-        self, connection: AsyncConnection, station: Station, parcel: Parcel, until: float
+        self, connection: AsyncFramedConnection, proxy: ProxyConnection, acks: AckBatch, until: float
     ) -> bool:
         """True when the proxy has taken the results."""
         failure: BaseException | None = None
         try:
-            if not (station.settles and await self._settle(connection, station, parcel, until)):
+            if not (proxy.settles and await self._settle(connection, proxy, acks, until)):
                 payload, sequence_id = await connection.call(
-                    lambda now, number: submit_frame(parcel, number), until
+                    lambda now, number: submit_frame(acks, number), until
                 )
                 if not read_submitted(payload, sequence_id):
                     failure = PullError("proxy answered false to submit")
         except FAILURES as error:
             connection.close()
             failure = error
-            _log.warning("submit to %s failed: %s", station.name, error)
+            _log.warning("submit to %s failed: %s", proxy.name, error)
         except BaseException as error:
             failure = error
             raise
         finally:
-            self._desk.submitted(station, parcel, failure)
+            self._desk.submitted(proxy, acks, failure)
         return failure is None
 
     async def _settle(
-        self, connection: AsyncConnection, station: Station, parcel: Parcel, until: float
+        self, connection: AsyncFramedConnection, proxy: ProxyConnection, acks: AckBatch, until: float
     ) -> bool:
         """Submit and hear what came too late; False where the proxy has only `submit`."""
         leave = self._desk.pulling_stopped
         try:
             answer = await connection.call(
-                lambda now, number: settle_frame(self._pulls, parcel, leave, number), until
+                lambda now, number: settle_frame(self._pulls, acks, leave, number), until
             )
-            self._desk.told(parcel, read_settled(*answer))
+            self._desk.told(acks, read_settled(*answer))
         except ProxyFault as fault:
             if fault.kind != UNKNOWN_METHOD:
                 raise
-            station.settles = False
-        return station.settles or not parcel
+            proxy.settles = False
+        return proxy.settles or not acks
 
     async def _work(self, batch: int, handle: Handle) -> None:
         while messages := await self._desk.next(batch):

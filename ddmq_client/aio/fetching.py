@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from ddmq_client.aio.connection import AsyncConnection
+from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.router import resolve
 from ddmq_client.core import addresses
-from ddmq_client.core.addresses import Address
-from ddmq_client.core.fetching import Answer, Assignments, Queue, Round
+from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.settings import check
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.fetching import ACK_TRIES, FAILURES, LEAVE_S, LINGER_MS_MAX, fetch_settings
@@ -40,13 +40,13 @@ class AsyncFetchConsumer:
         self._settings = fetch_settings(group, consumer_id, timeout_ms)
         self._timeout_s = timeout_ms / 1000
         self._assignments = Assignments(group)
-        self._known: dict[Address, list[Address]] = {}
-        self._addresses: dict[str, Address] = {}
-        self._connections: dict[str, AsyncConnection] = {}
-        self._for_acks: dict[str, AsyncConnection] = {}  # of their own: a fetch may be waiting
+        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._addresses: dict[str, ProxyAddress] = {}
+        self._connections: dict[str, AsyncFramedConnection] = {}
+        self._for_acks: dict[str, AsyncFramedConnection] = {}  # of their own: a fetch may be waiting
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._since: dict[str, float] = {}  # when a proxy was asked whose answer was not taken
-        self._ended: list[Answer] = []
+        self._ended: list[FetchAnswer] = []
         self._arrived = asyncio.Event()
         self._resolve_at = 0.0
         self._closed = False
@@ -110,7 +110,7 @@ class AsyncFetchConsumer:
             address = self._addresses.get(name)
             if address is None:
                 continue
-            connection, until = AsyncConnection(address), asyncio.get_running_loop().time() + LEAVE_S
+            connection, until = AsyncFramedConnection(address), asyncio.get_running_loop().time() + LEAVE_S
             with suppress(*FAILURES):
                 await connection.call(lambda now, number: leave_frame(self._settings, number), until)
             connection.close()
@@ -132,7 +132,7 @@ class AsyncFetchConsumer:
     ) -> None:
         await self.aclose()
 
-    async def _connected(self) -> dict[str, Address]:
+    async def _connected(self) -> dict[str, ProxyAddress]:
         if self._closed:
             raise ClosedError("the consumer has been closed")
         now = asyncio.get_running_loop().time()
@@ -153,12 +153,12 @@ class AsyncFetchConsumer:
     def _start(self, name: str, max_messages: int, linger_ms: int) -> None:
         """Ask this proxy, in a task of its own: it may outlast the fetch that started it."""
         self._since[name] = asyncio.get_running_loop().time()
-        connection = self._connections.setdefault(name, AsyncConnection(self._addresses[name]))
+        connection = self._connections.setdefault(name, AsyncFramedConnection(self._addresses[name]))
         call = self._call(name, connection, max_messages, linger_ms, self._since[name])
         self._tasks[name] = asyncio.create_task(call, name=f"ddmq-fetch-{name}")
 
     async def _call(
-        self, name: str, connection: AsyncConnection, max_messages: int, linger_ms: int, started: float
+        self, name: str, connection: AsyncFramedConnection, max_messages: int, linger_ms: int, started: float
     ) -> None:
         asked, loop = self._assignments.ask(name), asyncio.get_running_loop()
         outcome: Sequence[FetchedQueue] | Exception
@@ -177,7 +177,7 @@ class AsyncFetchConsumer:
             if not isinstance(error, PullError):
                 connection.close()
             outcome = error
-        self._ended.append(Answer(name, asked, max_messages, started, loop.time(), outcome))
+        self._ended.append(FetchAnswer(name, asked, max_messages, started, loop.time(), outcome))
         self._arrived.set()
 
     async def _wait(self, until: float) -> None:
@@ -202,7 +202,7 @@ class AsyncFetchConsumer:
         address = self._addresses.get(name)
         if address is None or self._closed:
             return False
-        connection = self._for_acks.setdefault(name, AsyncConnection(address))
+        connection = self._for_acks.setdefault(name, AsyncFramedConnection(address))
         try:
             payload, sequence_id = await connection.call(
                 lambda now, number: ack_frame(self._settings, offsets, number), deadline

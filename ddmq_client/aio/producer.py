@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 
-from ddmq_client.aio.connection import AsyncConnection
-from ddmq_client.aio.router import AsyncRouter
+from ddmq_client.aio.connection import AsyncFramedConnection
+from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.core import addresses, verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node
@@ -23,7 +23,7 @@ from ddmq_client.core.selectors import Selector
 from ddmq_client.core.sending import SendJob
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.core.transport import CallFailed
-from ddmq_client.core.verdicts import Verdict
+from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.delays import CancelOutcome, When, outcome_of, when_of
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError
 from ddmq_client.identity import new_client_id
@@ -69,7 +69,7 @@ class AsyncProducer:
         self.client_id = settings.client_id
         self._outbox = Outbox(settings)
         parsed = addresses.parse(proxies, PRODUCER_PORT)
-        self._router = AsyncRouter(parsed, connections_max, heartbeat(settings.client_id))
+        self._router = AsyncProxyRouter(parsed, connections_max, heartbeat(settings.client_id))
         self._closed = False
 
     def proxies(self) -> list[tuple[str, bool]]:
@@ -205,13 +205,13 @@ class AsyncProducer:
         except CallFailed as failure:
             return self._failed(job, node, failure.verdict, failure.text)
         except FrameError as error:
-            return self._failed(job, node, Verdict.LOST, f"{error} (from {node.name})")
+            return self._failed(job, node, CallVerdict.LOST, f"{error} (from {node.name})")
         except ProxyFault as fault:
             return self._failed(job, node, verdicts.of_fault(fault.kind), str(fault))
         verdict = job.answered(node, results, self._router.has_fresh(job.tried))
         return self._router.note(node, verdict, job.tried)
 
-    def _failed(self, job: SendJob, node: Node, verdict: Verdict, text: str) -> bool:
+    def _failed(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
         elsewhere = self._router.note(node, verdict, job.tried)
         job.failed(node, verdict, text, elsewhere)
         return elsewhere
@@ -235,7 +235,7 @@ class AsyncProducer:
         return asyncio.get_running_loop().time() + self._outbox.timeout_s(timeout_ms)
 
 
-async def _exchange(job: SendJob, connection: AsyncConnection) -> list[SendResult]:
+async def _exchange(job: SendJob, connection: AsyncFramedConnection) -> list[SendResult]:
     deadline = job.attempt_deadline(asyncio.get_running_loop().time())
     payload, sequence_id = await connection.call(job.frame, deadline)
     return read_results(payload, sequence_id, job.method)

@@ -10,22 +10,24 @@ import random
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from ddmq_client.aio.connection import AsyncConnection
-from ddmq_client.core.addresses import Address
+from ddmq_client.aio.connection import AsyncFramedConnection
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node, Rotation
 from ddmq_client.core.transport import CallFailed
-from ddmq_client.core.verdicts import Verdict
+from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
 from ddmq_client.net.resolver import ADDRESSES_MAX, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, from_info
 from ddmq_client.net.router import IDLE_MAX_S, PROBE_TIMEOUT_S, heartbeat_frame
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
 
-async def resolve(addresses: Iterable[Address], known: dict[Address, list[Address]]) -> list[Address]:
+async def resolve(
+    addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
+) -> list[ProxyAddress]:
     """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
     loop = asyncio.get_running_loop()
-    found: dict[Address, None] = {}
+    found: dict[ProxyAddress, None] = {}
     for address in addresses:
         with suppress(OSError, UnicodeError):
             known[address] = from_info(await loop.getaddrinfo(*address, type=1))
@@ -33,17 +35,17 @@ async def resolve(addresses: Iterable[Address], known: dict[Address, list[Addres
     return list(found)[:ADDRESSES_MAX]
 
 
-class AsyncRouter:
+class AsyncProxyRouter:
     """Nodes, connections and their upkeep, on one event loop."""
 
-    def __init__(self, addresses: Sequence[Address], connections_max: int, heartbeat: bytes) -> None:
+    def __init__(self, addresses: Sequence[ProxyAddress], connections_max: int, heartbeat: bytes) -> None:
         self._addresses = addresses
         self._connections_max = connections_max
         self._heartbeat = heartbeat
         self._rotation = Rotation(random.random)
-        self._known: dict[Address, list[Address]] = {}
-        self._idle: dict[Node, list[tuple[float, AsyncConnection]]] = {}
-        self._in_use: set[AsyncConnection] = set()
+        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._idle: dict[Node, list[tuple[float, AsyncFramedConnection]]] = {}
+        self._in_use: set[AsyncFramedConnection] = set()
         self._slots = asyncio.Semaphore(connections_max)
         self._wake = asyncio.Event()
         self._resolved = asyncio.Event()  # once; until then sends wait
@@ -62,7 +64,7 @@ class AsyncRouter:
             self._check_open()
         return self._rotation.pick(avoid)
 
-    def note(self, node: Node, verdict: Verdict, tried: Collection[Node]) -> bool:
+    def note(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; True where a node in rotation is still untried."""
         was_up = node.up
         self._rotation.note(node, verdict, asyncio.get_running_loop().time())
@@ -80,7 +82,7 @@ class AsyncRouter:
         return [(node.name, node.up) for node in self._rotation.nodes]
 
     @asynccontextmanager
-    async def connection(self, node: Node, deadline: float) -> AsyncIterator[AsyncConnection]:
+    async def connection(self, node: Node, deadline: float) -> AsyncIterator[AsyncFramedConnection]:
         """A connection to the node, given back after use; closed when the block raised."""
         try:
             async with asyncio.timeout_at(deadline):
@@ -118,7 +120,7 @@ class AsyncRouter:
         for node in self._rotation.update(await resolve(self._addresses, self._known)):
             self._drop_idle(node)
 
-    def _lease(self, node: Node) -> AsyncConnection:
+    def _lease(self, node: Node) -> AsyncFramedConnection:
         self._check_open()
         idle = self._idle.get(node)
         while idle:
@@ -127,11 +129,11 @@ class AsyncRouter:
                 break
         else:
             self._make_room()
-            connection = AsyncConnection(node.address)
+            connection = AsyncFramedConnection(node.address)
         self._in_use.add(connection)
         return connection
 
-    def _give_back(self, node: Node, connection: AsyncConnection) -> None:
+    def _give_back(self, node: Node, connection: AsyncFramedConnection) -> None:
         self._in_use.discard(connection)
         if connection.closed or node.gone or self._closed:
             connection.close()
@@ -181,7 +183,7 @@ class AsyncRouter:
                 del self._idle[node]
 
     async def _probe(self, node: Node) -> None:
-        connection = AsyncConnection(node.address)
+        connection = AsyncFramedConnection(node.address)
         loop = asyncio.get_running_loop()
         try:
             payload, sequence_id = await connection.call(
@@ -189,7 +191,7 @@ class AsyncRouter:
             )
             verdict = heartbeat_verdict(payload, sequence_id)
         except (CallFailed, FrameError, ProxyFault):
-            verdict = Verdict.LOST
+            verdict = CallVerdict.LOST
         finally:
             connection.close()
         self._rotation.note(node, verdict, loop.time())

@@ -1,8 +1,8 @@
-"""Results on their way to one proxy: collected per (topic, queue), taken in parcels, put back on failure.
+"""Results on their way to one proxy: collected per (topic, queue), taken in batches, put back on failure.
 Pure.
 
-A parcel is what one call carries. Results are idempotent, so a parcel whose call failed is put back and sent
-again, however far the call got. The book is bounded in results; past the bound the oldest queue's
+An ack batch is what one call carries. Results are idempotent, so a batch whose call failed is put back and
+sent again, however far the call got. Pending acks are bounded in results; past the bound the oldest queue's
 results are dropped and counted: the proxy then redelivers those messages after their ack time-out.
 """
 
@@ -20,7 +20,7 @@ NO_LEASE = 0
 NO_DELAY = -1
 
 
-class Results:
+class OriginResults:
     """What became of messages of one origin; the lists with leases and delays run beside the offsets."""
 
     __slots__ = (
@@ -51,7 +51,7 @@ class Results:
         """It holds what is worth little when late: extensions, and messages that others could have."""
         return bool(self.extends or self.returns)
 
-    def absorb(self, earlier: Results) -> None:
+    def absorb(self, earlier: OriginResults) -> None:
         """Take results that were recorded earlier, in front of these."""
         for name in itertools.chain(*_LISTS):
             setattr(self, name, getattr(earlier, name) + getattr(self, name))
@@ -69,9 +69,9 @@ class Results:
         self.extended = [self.extended[at] for at in kept]
         return asked - len(kept)
 
-    def cut(self, count: int) -> Results:
+    def cut(self, count: int) -> OriginResults:
         """Split off at most `count` results, successes first."""
-        part = Results(self.origin)
+        part = OriginResults(self.origin)
         part.repeated = self.repeated
         for names in _LISTS:
             room = count - len(part)
@@ -89,15 +89,15 @@ _LISTS = (
     ("extends", "extend_offsets", "extended"),
     ("returns", "return_leases"),
 )
-Parcel = list[Results]
+AckBatch = list[OriginResults]
 
 
-class AckBook:
+class PendingAcks:
     """All results not yet confirmed by one proxy."""
 
     def __init__(self, results_max: int) -> None:
         self._results_max = results_max
-        self._open: dict[Origin, Results] = {}
+        self._open: dict[Origin, OriginResults] = {}
         self._count = 0
         self.since: float | None = None  # when the oldest result here was recorded (or put back)
         self.urgent = False  # see Results.urgent
@@ -148,31 +148,31 @@ class AckBook:
         self.urgent = True
         self._added(now)
 
-    def take(self) -> Parcel | None:
+    def take(self) -> AckBatch | None:
         """What the next call carries; None when there is nothing. Give it back if the call fails."""
         if not self._count:
             return None
-        parcel: Parcel = []
+        acks: AckBatch = []
         room = RESULTS_MAX
         for origin in list(self._open)[:CONTEXTS_MAX]:
             results = self._open[origin]
             self._count -= results.drop_settled_extensions()
             if len(results) > room:
-                parcel.append(results.cut(room))
+                acks.append(results.cut(room))
                 break
-            parcel.append(self._open.pop(origin))
+            acks.append(self._open.pop(origin))
             room -= len(results)
             if not room:
                 break
-        self._count -= sum(map(len, parcel))
+        self._count -= sum(map(len, acks))
         self.urgent = self.urgent and any(results.urgent for results in self._open.values())
         if not self._count:
             self.since = None
-        return parcel
+        return acks
 
-    def give_back(self, parcel: Parcel, now: float) -> None:
+    def give_back(self, acks: AckBatch, now: float) -> None:
         """The call that carried it failed."""
-        for results in parcel:
+        for results in acks:
             if not len(results):
                 continue
             results.repeated = True
@@ -185,10 +185,10 @@ class AckBook:
             self.since = now if self.since is None else self.since
         self._bound()
 
-    def _entry(self, origin: Origin) -> Results:
+    def _entry(self, origin: Origin) -> OriginResults:
         results = self._open.get(origin)
         if results is None:
-            results = self._open[origin] = Results(origin)
+            results = self._open[origin] = OriginResults(origin)
         return results
 
     def _added(self, now: float) -> None:
@@ -210,7 +210,7 @@ class AckBook:
             self.dropped += lost
 
 
-class Told(NamedTuple):
+class UnappliedResult(NamedTuple):
     """A result or extension that changed nothing, as the proxy tells. `finished`: by whomever."""
 
     origin: Origin
@@ -219,16 +219,18 @@ class Told(NamedTuple):
     finished: bool
 
 
-def late_results(parcel: Parcel, told: Iterable[Told]) -> tuple[list[Told], list[Told]]:
-    """What the proxy told of a parcel: (results that came too late, extensions that did).
+def late_results(
+    acks: AckBatch, told: Iterable[UnappliedResult]
+) -> tuple[list[UnappliedResult], list[UnappliedResult]]:
+    """What the proxy told of an ack batch: (results that came too late, extensions that did).
 
     Of what had been sent before, a finished one is not late: the first sending may have been taken. The
     extension of what was settled meanwhile is not late either: its result may have come first, by another
     call, and tells itself whether it was. The messages of late extensions are marked as lost.
     """
-    by_origin = {results.origin: results for results in parcel}
-    late: list[Told] = []
-    lost: list[Told] = []
+    by_origin = {results.origin: results for results in acks}
+    late: list[UnappliedResult] = []
+    lost: list[UnappliedResult] = []
     for each in told:
         results = by_origin.get(each.origin)
         if results is None:

@@ -13,7 +13,7 @@ from ddmq_client.errors import OptionError
 PROXIES_MAX = 256
 
 
-class Address(NamedTuple):
+class ProxyAddress(NamedTuple):
     """Where to connect: a name or a literal, and a port."""
 
     host: str
@@ -23,7 +23,7 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse(proxies: str | Sequence[str], default_port: int) -> tuple[Address, ...]:
+def parse(proxies: str | Sequence[str], default_port: int) -> tuple[ProxyAddress, ...]:
     """All addresses named, in order, each once; OptionError for none or a malformed one."""
     texts = proxies.split(",") if isinstance(proxies, str) else proxies
     texts = list(texts) if isinstance(texts, Iterable) else []
@@ -35,7 +35,7 @@ def parse(proxies: str | Sequence[str], default_port: int) -> tuple[Address, ...
     return tuple(found)
 
 
-def _parse_one(text: str, default_port: int) -> Address:
+def _parse_one(text: str, default_port: int) -> ProxyAddress:
     host, port = text, ""
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
@@ -43,7 +43,7 @@ def _parse_one(text: str, default_port: int) -> Address:
     elif text.count(":") == 1:
         host, _, port = text.partition(":")
     if not port:
-        return Address(host, default_port)
+        return ProxyAddress(host, default_port)
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise OptionError(f"proxy {text!r} is not host:port with a port from 1 to 65535")
-    return Address(host, int(port))
+    return ProxyAddress(host, int(port))

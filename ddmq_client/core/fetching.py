@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddmq_client.core.places import Offsets
 from ddmq_client.errors import PullError
-from ddmq_client.received import Delivery, FetchedQueue, Message, Origin, Outcome
+from ddmq_client.received import DeliveryContext, FetchedQueue, Message, Origin, Outcome
 
 Queue = tuple[str, str]  # topic, queue
 SETTLE_S = 0.02  # a proxy that has messages answers within this time
@@ -24,7 +24,7 @@ GRACE_S = 0.25  # after the linger time, for proxies that answer later than told
 KEEP_S = 5.0  # what came longer ago and was not handed out is fetched again
 
 
-class Answer(NamedTuple):
+class FetchAnswer(NamedTuple):
     """How one call to one proxy ended."""
 
     proxy: str
@@ -50,7 +50,7 @@ class Round:
         self._silent = True  # no proxy has answered
         self._refusal: PullError | None = None
         self._failure: Exception | None = None
-        self._found: list[Answer] = []
+        self._found: list[FetchAnswer] = []
 
     def to_ask(self, under_way: Iterable[str]) -> set[str]:
         """Proxies to be asked now."""
@@ -60,7 +60,7 @@ class Round:
         """How long a proxy that is asked now may wait."""
         return max(1, int((self._until - now) * 1000))
 
-    def take(self, answer: Answer, now: float) -> None:
+    def take(self, answer: FetchAnswer, now: float) -> None:
         """A call has ended, perhaps one of an earlier round: what then brought nothing is asked again."""
         proxy, outcome = answer.proxy, answer.outcome
         self._unheard.discard(proxy)
@@ -133,7 +133,7 @@ class Assignments:
         """Whether there are messages to hand out in this answer."""
         return any(each.messages and not self._sought(each, asked) for each in queues)
 
-    def answered(self, answer: Answer, now: float) -> list[FetchedQueue]:
+    def answered(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:
         """A fetch was answered: these are ours there. Returns those with messages, which are handed out."""
         proxy, queues = answer.proxy, answer.outcome
         assert not isinstance(queues, Exception)
@@ -151,7 +151,9 @@ class Assignments:
             self._wishes.pop(queue, None)
             if each.messages:
                 self._handed[queue] = each.next_offset
-                delivery = Delivery(Origin(self._group, *queue), now, None, _not_settled, _not_extended)
+                delivery = DeliveryContext(
+                    Origin(self._group, *queue), now, None, _not_settled, _not_extended
+                )
                 for message in each.messages:
                     message.delivery = delivery
                 found.append(each)

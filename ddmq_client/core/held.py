@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from ddmq_client.core.intake import LEASE_PART
+from ddmq_client.core.prefetch_buffer import LEASE_PART
 from ddmq_client.received import Message
 
 
-class Held:
+class HeldMessages:
     """Times are monotonic seconds; who holds a message is a thread or a task."""
 
     def __init__(self, extend_for_s: float) -> None:

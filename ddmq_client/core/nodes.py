@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ddmq_client.core.addresses import Address
-from ddmq_client.core.verdicts import Verdict
+from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.verdicts import CallVerdict
 
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 30.0
@@ -23,7 +23,7 @@ class Node:
 
     __slots__ = ("address", "failures", "gone", "name", "probing", "retry_at", "time_outs")
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ProxyAddress) -> None:
         self.address = address
         self.name = str(address)
         self.failures = 0
@@ -60,7 +60,7 @@ class Rotation:
         """All nodes, in and out of rotation."""
         return self._nodes
 
-    def update(self, addresses: Iterable[Address]) -> list[Node]:
+    def update(self, addresses: Iterable[ProxyAddress]) -> list[Node]:
         """Take a new resolution; known nodes keep their health. Returns the nodes that are gone."""
         wanted = dict.fromkeys(addresses)
         gone = [node for node in self._nodes if node.address not in wanted]
@@ -87,13 +87,13 @@ class Rotation:
         """Is a node in rotation that is not one of `avoid`?"""
         return any(node.retry_at is None and node not in avoid for node in self._nodes)
 
-    def note(self, node: Node, verdict: Verdict, now: float) -> None:
+    def note(self, node: Node, verdict: CallVerdict, now: float) -> None:
         """Count a call's outcome towards the node's health."""
-        if verdict is Verdict.TIMED_OUT:
+        if verdict is CallVerdict.TIMED_OUT:
             node.time_outs += 1
             if node.time_outs >= TIME_OUTS_MAX:
                 self._take_out(node, now)
-        elif verdict in (Verdict.NOT_SENT, Verdict.LOST, Verdict.LEAVING):
+        elif verdict in (CallVerdict.NOT_SENT, CallVerdict.LOST, CallVerdict.LEAVING):
             self._take_out(node, now)
         else:
             self._put_back(node)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 HURRY_SHARE = 4  # less than a quarter of its time is left: goes alone
 
 
-class Waiting(NamedTuple, Generic[T]):
+class QueuedSend(NamedTuple, Generic[T]):
     """One send that waits."""
 
     encoded: bytes
@@ -49,7 +49,7 @@ class Pipeline(Generic[T]):
         self._in_flight_max = in_flight_max
         self._batch_bytes = batch_bytes
         self._batch_messages = batch_messages
-        self._waiting: deque[Waiting[T]] = deque()
+        self._waiting: deque[QueuedSend[T]] = deque()
         self.in_flight = 0
 
     def __len__(self) -> int:
@@ -60,12 +60,12 @@ class Pipeline(Generic[T]):
         """No further send is taken now."""
         return self.in_flight >= self._in_flight_max
 
-    def put(self, waiting: Waiting[T]) -> None:
+    def put(self, waiting: QueuedSend[T]) -> None:
         """Take a send; the caller has looked at `full`."""
         self._waiting.append(waiting)
         self.in_flight += 1
 
-    def take(self, now: float) -> list[Waiting[T]]:
+    def take(self, now: float) -> list[QueuedSend[T]]:
         """The next batch, in order; at least one while any waits. Tell `done` afterwards."""
         if not self._waiting:
             return []

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ddmq_client.core import frames, verdicts
 from ddmq_client.core.nodes import Node
-from ddmq_client.core.verdicts import Again, Verdict
+from ddmq_client.core.verdicts import Again, CallVerdict
 from ddmq_client.errors import NotStoredError, SendError, UnknownOutcomeError
 from ddmq_client.outgoing import SendResult
 
@@ -22,7 +22,7 @@ SEND_MANY = b"sendBatch"
 SEND_DELAYED = b"sendDelaySync"
 
 
-class RetryPolicy(NamedTuple):
+class ResendPolicy(NamedTuple):
     """How long and how often to try.
 
     retry_unknown    also send again what may be stored (makes duplicates)
@@ -59,7 +59,7 @@ class SendJob:
         messages: Sequence[bytes],
         batch: bool,
         deadline: float,
-        policy: RetryPolicy,
+        policy: ResendPolicy,
         method: bytes | None = None,
         again: Callable[[], bytes] | None = None,
     ) -> None:
@@ -102,29 +102,29 @@ class SendJob:
             return frames.framed((head, *frames.many_messages_args(pending, timeout_ms)))
         return frames.framed((head, *frames.one_message_args(pending[0], timeout_ms)))
 
-    def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> Verdict:
+    def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Take the proxy's results for what was pending; returns the worst verdict for the node's health.
 
         `elsewhere`: there is a proxy in rotation that this job has not tried.
         """
         if len(results) != len(self._pending):
             text = f"proxy answered {len(results)} results for {len(self._pending)} messages"
-            return self.failed(node, Verdict.LOST, text, elsewhere)
-        worst, left = Verdict.STORED, []
+            return self.failed(node, CallVerdict.LOST, text, elsewhere)
+        worst, left = CallVerdict.STORED, []
         for at, result in zip(self._pending, results, strict=True):
             verdict = verdicts.of_code(result.code)
             result.proxy = node.name
             self.results[at] = result
-            if verdict is Verdict.STORED:
+            if verdict is CallVerdict.STORED:
                 continue
-            if worst is not Verdict.LEAVING:
+            if worst is not CallVerdict.LEAVING:
                 worst = verdict
             if self._refused(at, verdict, result.text, result.code, node.name, elsewhere):
                 left.append(at)
         self._pending = left
         return worst
 
-    def failed(self, node: Node, verdict: Verdict, text: str, elsewhere: bool) -> Verdict:
+    def failed(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
         """The attempt ended without results: the verdict holds for everything pending."""
         self._pending = [
             at for at in self._pending if self._refused(at, verdict, text, None, node.name, elsewhere)
@@ -154,7 +154,7 @@ class SendJob:
         )
 
     def _refused(
-        self, at: int, verdict: Verdict, text: str, code: int | None, proxy: str, elsewhere: bool
+        self, at: int, verdict: CallVerdict, text: str, code: int | None, proxy: str, elsewhere: bool
     ) -> bool:
         """Set the result that holds if nothing better comes; True while it may be sent again."""
         rule = verdicts.RULES[verdict]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddmq_client.core.selectors import Selector
-from ddmq_client.core.sending import RetryPolicy
+from ddmq_client.core.sending import ResendPolicy
 from ddmq_client.core.splitter import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from ddmq_client.errors import OptionError
 
@@ -88,9 +88,9 @@ class ProducerSettings:
         if self.producer_group is not None:
             check_text("producer_group", self.producer_group)
 
-    def policy(self) -> RetryPolicy:
+    def policy(self) -> ResendPolicy:
         """The rules of resending."""
-        return RetryPolicy(self.retry_unknown, self.attempts_max)
+        return ResendPolicy(self.retry_unknown, self.attempts_max)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from ddmq_client.errors import (
 from ddmq_client.idl.codes import Code
 
 
-class Verdict(Enum):
+class CallVerdict(Enum):
     """See the table above."""
 
     STORED = "stored"
@@ -63,40 +63,40 @@ class Rule(NamedTuple):
     again: Again
 
 
-RULES: dict[Verdict, Rule] = {
-    Verdict.INVALID: Rule(InvalidMessageError, Again.NEVER),
-    Verdict.NO_TOPIC: Rule(NoSuchTopicError, Again.NEVER),
-    Verdict.THROTTLED: Rule(ThrottledError, Again.ANYWHERE),
-    Verdict.LEAVING: Rule(NotStoredError, Again.ANYWHERE),
-    Verdict.UNAVAILABLE: Rule(NotStoredError, Again.ELSEWHERE),
-    Verdict.NOT_SENT: Rule(NotStoredError, Again.ANYWHERE),
-    Verdict.UNKNOWN: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
-    Verdict.LOST: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
-    Verdict.TIMED_OUT: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
+RULES: dict[CallVerdict, Rule] = {
+    CallVerdict.INVALID: Rule(InvalidMessageError, Again.NEVER),
+    CallVerdict.NO_TOPIC: Rule(NoSuchTopicError, Again.NEVER),
+    CallVerdict.THROTTLED: Rule(ThrottledError, Again.ANYWHERE),
+    CallVerdict.LEAVING: Rule(NotStoredError, Again.ANYWHERE),
+    CallVerdict.UNAVAILABLE: Rule(NotStoredError, Again.ELSEWHERE),
+    CallVerdict.NOT_SENT: Rule(NotStoredError, Again.ANYWHERE),
+    CallVerdict.UNKNOWN: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
+    CallVerdict.LOST: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
+    CallVerdict.TIMED_OUT: Rule(UnknownOutcomeError, Again.IF_ALLOWED),
 }
 
-_CODES: dict[int, Verdict] = {
-    Code.OK: Verdict.STORED,
-    1: Verdict.STORED,
-    Code.ILLEGAL_MESSAGE: Verdict.INVALID,
-    Code.TOPIC_REFUSED: Verdict.NO_TOPIC,
-    Code.NO_SUCH_QUEUE: Verdict.NO_TOPIC,
-    Code.BUSY: Verdict.THROTTLED,
-    Code.TAKES_NO_DELAY: Verdict.INVALID,
-    Code.TAKES_ONLY_DELAY: Verdict.INVALID,
-    Code.SHUTTING_DOWN: Verdict.LEAVING,
-    Code.NO_SERVICE: Verdict.UNAVAILABLE,
-    **dict.fromkeys(range(Code.DELAY_ID_MALFORMED, Code.DELAY_BASE + 1), Verdict.INVALID),
+_CODES: dict[int, CallVerdict] = {
+    Code.OK: CallVerdict.STORED,
+    1: CallVerdict.STORED,
+    Code.ILLEGAL_MESSAGE: CallVerdict.INVALID,
+    Code.TOPIC_REFUSED: CallVerdict.NO_TOPIC,
+    Code.NO_SUCH_QUEUE: CallVerdict.NO_TOPIC,
+    Code.BUSY: CallVerdict.THROTTLED,
+    Code.TAKES_NO_DELAY: CallVerdict.INVALID,
+    Code.TAKES_ONLY_DELAY: CallVerdict.INVALID,
+    Code.SHUTTING_DOWN: CallVerdict.LEAVING,
+    Code.NO_SERVICE: CallVerdict.UNAVAILABLE,
+    **dict.fromkeys(range(Code.DELAY_ID_MALFORMED, Code.DELAY_BASE + 1), CallVerdict.INVALID),
 }
 
-_FAULTS: dict[int, Verdict] = {1: Verdict.UNAVAILABLE, 7: Verdict.UNAVAILABLE}
+_FAULTS: dict[int, CallVerdict] = {1: CallVerdict.UNAVAILABLE, 7: CallVerdict.UNAVAILABLE}
 
 
-def of_code(code: int) -> Verdict:
+def of_code(code: int) -> CallVerdict:
     """The verdict of a result code; codes that nobody defined are UNKNOWN."""
-    return _CODES.get(code, Verdict.UNKNOWN)
+    return _CODES.get(code, CallVerdict.UNKNOWN)
 
 
-def of_fault(kind: int) -> Verdict:
+def of_fault(kind: int) -> CallVerdict:
     """The verdict of a Thrift application exception in place of an answer."""
-    return _FAULTS.get(kind, Verdict.UNKNOWN)
+    return _FAULTS.get(kind, CallVerdict.UNKNOWN)

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ddmq_client.core.pipeline import Pipeline, Waiting
+from ddmq_client.core.pipeline import Pipeline, QueuedSend
 from ddmq_client.core.sending import SendJob, result_of
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError, UnknownOutcomeError
-from ddmq_client.net.sender import Sender
+from ddmq_client.net.sender import JobSender
 from ddmq_client.outgoing import SendResult
 
 _log = logging.getLogger("ddmq_client.producer")
@@ -22,7 +22,7 @@ SendFuture = Future[SendResult]
 class Background:
     """The pipeline, its lock and its workers. Workers start with the first send."""
 
-    def __init__(self, settings: ProducerSettings, sender: Sender) -> None:
+    def __init__(self, settings: ProducerSettings, sender: JobSender) -> None:
         self._settings = settings
         self._policy = settings.policy()
         self._sender = sender
@@ -35,7 +35,7 @@ class Background:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def put(self, waiting: Waiting[SendFuture]) -> None:
+    def put(self, waiting: QueuedSend[SendFuture]) -> None:
         """Take a send; waits for room until its deadline, then BusyError."""
         with self._lock:
             while self._pipeline.full and not self._closed:
@@ -80,8 +80,8 @@ class Background:
         self._threads.append(thread)
         thread.start()
 
-    def _drain(self) -> list[Waiting[SendFuture]]:
-        left: list[Waiting[SendFuture]] = []
+    def _drain(self) -> list[QueuedSend[SendFuture]]:
+        left: list[QueuedSend[SendFuture]] = []
         while batch := self._pipeline.take(0.0):
             left += batch
         return left
@@ -96,7 +96,7 @@ class Background:
                 batch = self._pipeline.take(time.monotonic())
             self._send(batch)
 
-    def _send(self, batch: list[Waiting[SendFuture]]) -> None:
+    def _send(self, batch: list[QueuedSend[SendFuture]]) -> None:
         batch = [waiting for waiting in batch if self._starts(waiting)]
         if not batch:
             return
@@ -109,14 +109,14 @@ class Background:
             results = [result_of(UnknownOutcomeError(f"the send broke: {error!r}")) for _ in batch]
         self._complete(batch, results)
 
-    def _starts(self, waiting: Waiting[SendFuture]) -> bool:
+    def _starts(self, waiting: QueuedSend[SendFuture]) -> bool:
         """False where the application has cancelled it: it is not sent."""
         if waiting.future.set_running_or_notify_cancel():
             return True
         self._done(1)
         return False
 
-    def _complete(self, batch: list[Waiting[SendFuture]], results: list[SendResult]) -> None:
+    def _complete(self, batch: list[QueuedSend[SendFuture]], results: list[SendResult]) -> None:
         for waiting, result in zip(batch, results, strict=True):
             if result.error is None:
                 waiting.future.set_result(result)

@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ddmq_client.core.addresses import Address
-from ddmq_client.core.intake import Source
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.pacing import Pace
+from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
-from ddmq_client.net.connection import Connection
+from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.crew import Crew, Handle
 from ddmq_client.net.desk import Desk
 from ddmq_client.net.offsets_file import OffsetsFile
@@ -34,16 +34,16 @@ class BroadcastPuller:
     """Fetches until the consumer stops."""
 
     def __init__(
-        self, desk: Desk, proxies: Sequence[Address], settings: FetchSettings, file: OffsetsFile | None
+        self, desk: Desk, proxies: Sequence[ProxyAddress], settings: FetchSettings, file: OffsetsFile | None
     ) -> None:
         self._desk = desk
         self._proxies = proxies
         self._settings = settings
         self._file = file
-        self._known: dict[Address, list[Address]] = {}
+        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._turn = 0
-        self._source = Source(desk.station("broadcast"), None)
-        self._connection: Connection | None = None
+        self._source = Source(desk.proxy("broadcast"), None)
+        self._connection: FramedConnection | None = None
         self._pace = Pace(desk.settings.linger_ms / 1000, random.random)
         self._saved_at = 0.0
         self.thread = threading.Thread(target=self._run, name="ddmq-broadcast", daemon=True)
@@ -111,12 +111,12 @@ class BroadcastPuller:
         payload, sequence_id = connection.call(frame, time.monotonic() + timeout_s)
         return read_fetched(payload, sequence_id)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> FramedConnection:
         if self._connection is None:
             addresses = resolve(self._proxies, self._known)
             if not addresses:
                 raise PullError("no proxy address is known: no name resolves")
-            self._connection = Connection(addresses[self._turn % len(addresses)])
+            self._connection = FramedConnection(addresses[self._turn % len(addresses)])
         return self._connection
 
     def _next_proxy(self) -> None:
@@ -132,7 +132,7 @@ class BroadcastCrew(Crew):
     def __init__(
         self,
         desk: Desk,
-        proxies: Sequence[Address],
+        proxies: Sequence[ProxyAddress],
         pulls: PullSettings,
         settings: FetchSettings,
         file: OffsetsFile | None,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ddmq_client.core.fetching import Answer
+from ddmq_client.core.fetching import FetchAnswer
 from ddmq_client.core.places import Offsets
 from ddmq_client.received import FetchedQueue
 
@@ -23,7 +23,7 @@ class Calls:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._since: dict[str, float] = {}  # started, answer not taken
-        self._ended: list[Answer] = []
+        self._ended: list[FetchAnswer] = []
 
     def start(self, name: str, asked: Offsets, max_messages: int, work: Work, alone: bool) -> None:
         """Start a call to a proxy that is not under way; `alone`: on this thread, until it has ended."""
@@ -54,7 +54,7 @@ class Calls:
             self._since.pop(name, None)
             self._ended = [answer for answer in self._ended if answer.proxy != name]
 
-    def ended(self, until: float) -> list[Answer]:
+    def ended(self, until: float) -> list[FetchAnswer]:
         """Answers that have come; waits for one until then (monotonic seconds)."""
         with self._changed:
             while not self._ended:
@@ -75,5 +75,5 @@ class Calls:
         with self._changed:
             if self._since.get(name) == started:  # else nobody wants it any more
                 ended = time.monotonic()
-                self._ended.append(Answer(name, asked, max_messages, started, ended, outcome))
+                self._ended.append(FetchAnswer(name, asked, max_messages, started, ended, outcome))
                 self._changed.notify()

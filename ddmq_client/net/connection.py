@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from ddmq_client.core import transport
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 
@@ -21,10 +21,10 @@ IDLE_CHECK_S = 1.0  # a connection idle for longer is looked at before it is use
 READ_BYTES = 64 * 1024  # larger buffers come from mmap: 30 us more for each small answer
 
 
-class Connection:
+class FramedConnection:
     """A framed connection. Not for use by two threads at a time."""
 
-    def __init__(self, address: Address, frame_bytes_max: int = FRAME_BYTES_MAX * 2) -> None:
+    def __init__(self, address: ProxyAddress, frame_bytes_max: int = FRAME_BYTES_MAX * 2) -> None:
         self.name = str(address)
         self._address = address
         self._frame_bytes_max = frame_bytes_max

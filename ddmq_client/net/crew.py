@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ddmq_client.core.addresses import Address
-from ddmq_client.core.intake import Source
+from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.net.desk import Desk
 from ddmq_client.net.flusher import Flusher
 from ddmq_client.net.puller import Puller
@@ -40,14 +40,14 @@ class Pulling(Protocol):
 class Crew:
     """Starts and ends the threads of one consumer."""
 
-    def __init__(self, desk: Desk, proxies: Sequence[Address], pulls: PullSettings) -> None:
+    def __init__(self, desk: Desk, proxies: Sequence[ProxyAddress], pulls: PullSettings) -> None:
         self._desk = desk
         self._proxies = proxies
         self._pulls = pulls
-        self._known: dict[Address, list[Address]] = {}
+        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._lock = threading.Lock()  # of the two tables below
-        self._pullers: dict[Address, list[Pulling]] = {}
-        self._flushers: dict[Address, Flusher] = {}
+        self._pullers: dict[ProxyAddress, list[Pulling]] = {}
+        self._flushers: dict[ProxyAddress, Flusher] = {}
         self._leaving: list[threading.Thread] = []
         self._workers: list[threading.Thread] = []
         self._stopping = threading.Event()
@@ -120,27 +120,27 @@ class Crew:
             for address in addresses:
                 if address not in self._pullers:
                     self._hire(address)
-            heir = self._flushers[addresses[0]]
+            failover = self._flushers[addresses[0]]
             for address in set(self._pullers) - set(addresses):
-                self._retire(address, heir)
+                self._retire(address, failover)
 
-    def _hire(self, address: Address) -> None:
-        station = self._desk.station(str(address))
-        flusher = self._flushers[address] = Flusher(self._desk, station, address, self._pulls)
+    def _hire(self, address: ProxyAddress) -> None:
+        proxy = self._desk.proxy(str(address))
+        flusher = self._flushers[address] = Flusher(self._desk, proxy, address, self._pulls)
         topics = self._desk.settings.topics or (None,)
         self._pullers[address] = [
-            Puller(self._desk, Source(station, topic), address, self._pulls) for topic in topics
+            Puller(self._desk, Source(proxy, topic), address, self._pulls) for topic in topics
         ]
         flusher.thread.start()
         for puller in self._pullers[address]:
             puller.thread.start()
 
-    def _retire(self, address: Address, heir: Flusher) -> None:
+    def _retire(self, address: ProxyAddress, failover: Flusher) -> None:
         for puller in self._pullers.pop(address):
             puller.end()
             self._leaving.append(puller.thread)
         flusher = self._flushers.pop(address)
-        self._desk.retire(flusher.station, heir.station)
+        self._desk.retire(flusher.proxy, failover.proxy)
         self._leaving.append(flusher.thread)
         self._leaving = [thread for thread in self._leaving if thread.is_alive()]
 

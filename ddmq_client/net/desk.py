@@ -1,6 +1,6 @@
-"""Where a consumer's threads meet: the intake behind one lock, and what each thread waits for.
+"""Where a consumer's threads meet: the prefetch buffer behind one lock, and what each thread waits for.
 
-Pullers wait for room, workers and `pull` callers for messages, each station's flusher for results that
+Pullers wait for room, workers and `pull` callers for messages, each proxy's flusher for results that
 must go by themselves. Nothing here touches a socket. Messages call `settle` and `extend` from any thread.
 """
 
@@ -11,10 +11,16 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ddmq_client.core.acks import Parcel, Told, late_results
-from ddmq_client.core.held import Held, keep_at
-from ddmq_client.core.intake import Counts, Intake, Source, Station, wait_until
+from ddmq_client.core.acks import AckBatch, UnappliedResult, late_results
+from ddmq_client.core.held import HeldMessages, keep_at
 from ddmq_client.core.places import Offsets, Places
+from ddmq_client.core.prefetch_buffer import (
+    ConsumerCounts,
+    PrefetchBuffer,
+    ProxyConnection,
+    Source,
+    wait_until,
+)
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.net.teller import FirstAnswer, Teller
@@ -32,16 +38,16 @@ class Desk:
     def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
         self.settings = settings
         self.teller = teller or Teller()
-        self._intake = Intake(
+        self._buffer = PrefetchBuffer(
             settings.prefetch,
             math.inf if settings.broadcasting else settings.lease_ms / 1000,
             settings.ack_flush_ms / 1000,
             settings.results_max,
             time.monotonic,
         )
-        self._intake.demand = None if handlers else 0
-        self._intake.places = self.places = Places() if settings.broadcasting else None
-        self._held = Held(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
+        self._buffer.demand = None if handlers else 0
+        self._buffer.places = self.places = Places() if settings.broadcasting else None
+        self._held = HeldMessages(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
         self._demand_until = 0.0
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -49,7 +55,7 @@ class Desk:
         self._keeping = threading.Condition(self._lock)
         self._keep_at = 0.0  # when leases are looked at next
         self._keeping_stopped = False
-        self._due: dict[Station, threading.Condition] = {}
+        self._due: dict[ProxyConnection, threading.Condition] = {}
         self._busy = 0  # messages that workers hold
         self.pulling_stopped = False
         self._handing_stopped = False
@@ -59,38 +65,38 @@ class Desk:
         self.refusal: PullError | None = None
         self.last_error: str | None = None
 
-    def station(self, name: str) -> Station:
-        """The station of this proxy."""
+    def proxy(self, name: str) -> ProxyConnection:
+        """The state of this proxy."""
         with self._lock:
-            station = self._intake.station(name)
-            self._due.setdefault(station, threading.Condition(self._lock))
-            return station
+            proxy = self._buffer.proxy(name)
+            self._due.setdefault(proxy, threading.Condition(self._lock))
+            return proxy
 
-    def counts(self) -> Counts:
+    def counts(self) -> ConsumerCounts:
         """A copy of the counters."""
         with self._lock:
-            return self._intake.counts.copy()
+            return self._buffer.counts.copy()
 
     def hold(self, paused: bool) -> None:
         """Pull nothing more, and return what waits here; or go on."""
         with self._lock:
-            self._intake.paused = paused
+            self._buffer.paused = paused
             if paused:
                 self._hand_back()
             self._room.notify_all()
 
     # Pullers.
 
-    def wait_room(self, source: Source) -> tuple[int, int, Parcel | None] | None:
+    def wait_room(self, source: Source) -> tuple[int, int, AckBatch | None] | None:
         """(batch, linger in ms, results to carry) of the next pull; None when the source shall end."""
         with self._lock:
             while not (self.pulling_stopped or source.ended):
-                if self._intake.wanted(source, self.settings.max_batch):
+                if self._buffer.wanted(source, self.settings.max_batch):
                     self._let_results_ride(source)
-                    batch = self._intake.wanted(source, self.settings.max_batch)
+                    batch = self._buffer.wanted(source, self.settings.max_batch)
                     if batch and not (self.pulling_stopped or source.ended):
                         self._parked += 1
-                        return batch, self._linger_ms(), self._intake.pulling(source)
+                        return batch, self._linger_ms(), self._buffer.pulling(source)
                 else:
                     self._room.wait()
             return None
@@ -99,10 +105,10 @@ class Desk:
         """A pull was answered."""
         with self._lock:
             self._answered()
-            self._intake.arrived(
+            self._buffer.arrived(
                 source, answer.origin, answer.messages, self.settle, self.extend, answer.lease_ms
             )
-            if self.pulling_stopped or self._intake.paused:
+            if self.pulling_stopped or self._buffer.paused:
                 self._hand_back()
             if answer.messages:
                 self._arrived.notify(len(answer.messages))
@@ -113,7 +119,7 @@ class Desk:
         """A broadcast fetch was answered; how many messages came."""
         with self._lock:
             self._answered()
-            count = self._intake.fetched(source, group, queues, self.settle, self.extend)
+            count = self._buffer.fetched(source, group, queues, self.settle, self.extend)
             if count:
                 self._arrived.notify(count)
             return count
@@ -128,15 +134,15 @@ class Desk:
         with self._lock:
             return {} if self.places is None else self.places.ahead()
 
-    def pull_failed(self, source: Source, parcel: Parcel | None, error: BaseException) -> None:
+    def pull_failed(self, source: Source, acks: AckBatch | None, error: BaseException) -> None:
         """A pull brought no answer."""
         with self._lock:
             self._parked -= 1
-            self._intake.pull_failed(source, parcel)
+            self._buffer.pull_failed(source, acks)
             self.last_error = str(error) or repr(error)
             self.refusal = error if isinstance(error, PullError) else None
             self.first.failed(error)
-            self._wake_flusher(source.station.present())
+            self._wake_flusher(source.proxy.present())
 
     def pause(self, source: Source, seconds: float) -> None:
         """Wait before the next pull; ends early when the source shall end."""
@@ -159,18 +165,18 @@ class Desk:
                     if taken and keep_at(taken[0]) < self._keep_at:
                         self._keeping.notify()
                     return taken
-                self._intake.idle += count
-                if self._intake.starved():
+                self._buffer.idle += count
+                if self._buffer.starved():
                     self._room.notify_all()
                 self._arrived.wait()
-                self._intake.idle -= count
+                self._buffer.idle -= count
 
     def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
         with self._lock:
             self._busy -= len(messages)
             self._held.remove(messages)
-            self._intake.counts.handler_errors += errors
+            self._buffer.counts.handler_errors += errors
             if self._handing_stopped or self.pulling_stopped:
                 self._arrived.notify_all()
 
@@ -186,7 +192,7 @@ class Desk:
             self._hand_back(now)
             for message in self._held.due(now):
                 self._extend(message)
-            self._keep_at = min(self._intake.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
+            self._keep_at = min(self._buffer.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
             return not self._keeping_stopped
 
     def stop_keeping(self) -> None:
@@ -202,32 +208,32 @@ class Desk:
         """
         with self._lock:
             if one:
-                count = self._intake.loop_batch(count)
-            self._intake.asking(count)
+                count = self._buffer.loop_batch(count)
+            self._buffer.asking(count)
             self._demand_until = max(self._demand_until, deadline)
             self._room.notify_all()
             try:
                 return self._ask(1 if one else count, deadline)
             finally:
-                self._intake.asked(count)
+                self._buffer.asked(count)
 
     def leave_loop(self) -> None:
         """A caller that took messages one by one takes no more: what waits is for others."""
         with self._lock:
-            if not self._intake.askers:
+            if not self._buffer.askers:
                 self._hand_back()
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """What became of a message."""
         with self._lock:
-            if not self._intake.settle(message, outcome, delay_ms, reason):
+            if not self._buffer.settle(message, outcome, delay_ms, reason):
                 return False
             source = message.delivery.source
             assert isinstance(source, Source)
             if not source.open:
                 self._room.notify_all()
-            self._wake_flusher(source.station.present())
-            return not self._intake.is_over(message)
+            self._wake_flusher(source.proxy.present())
+            return not self._buffer.is_over(message)
 
     def extend(self, message: Message) -> bool:
         """A message needs more time."""
@@ -236,58 +242,58 @@ class Desk:
 
     # Flushers.
 
-    def wait_due(self, station: Station) -> Parcel | None:
+    def wait_due(self, proxy: ProxyConnection) -> AckBatch | None:
         """Results that must go by themselves now; None when flushing has stopped, or the proxy is gone."""
         with self._lock:
-            due = self._due.get(station)
-            while due is not None and not (self._flushing_stopped or station.heir):
-                if self._leaves(station):
-                    return self._intake.take_results(station) or []
-                wait = self._intake.submit_due(station)
+            due = self._due.get(proxy)
+            while due is not None and not (self._flushing_stopped or proxy.failover):
+                if self._leaves(proxy):
+                    return self._buffer.take_results(proxy) or []
+                wait = self._buffer.submit_due(proxy)
                 if wait == 0.0:
-                    parcel = self._intake.take_results(station)
-                    if parcel is not None:
-                        return parcel
-                station.idle = wait is None
+                    acks = self._buffer.take_results(proxy)
+                    if acks is not None:
+                        return acks
+                proxy.idle = wait is None
                 due.wait(LEAVE_AGAIN_S if self._parked and self.pulling_stopped else wait or IDLE_WAKE_S)
             return None
 
-    def _leaves(self, station: Station) -> bool:
+    def _leaves(self, proxy: ProxyConnection) -> bool:
         """The consumer stops and a pull waits at a proxy: time to ask for its answer (again)."""
         now = time.monotonic()
-        if not (self.pulling_stopped and self._parked and station.settles and station.leave_at <= now):
+        if not (self.pulling_stopped and self._parked and proxy.settles and proxy.leave_at <= now):
             return False
-        station.leave_at = now + LEAVE_AGAIN_S
+        proxy.leave_at = now + LEAVE_AGAIN_S
         return True
 
-    def take_rest(self, station: Station) -> Parcel | None:
-        """Whatever is still owed to the station, one call's worth."""
+    def take_rest(self, proxy: ProxyConnection) -> AckBatch | None:
+        """Whatever is still owed to the proxy, one call's worth."""
         with self._lock:
-            return self._intake.take_results(station)
+            return self._buffer.take_results(proxy)
 
-    def submitted(self, station: Station, parcel: Parcel, error: Exception | None) -> None:
+    def submitted(self, proxy: ProxyConnection, acks: AckBatch, error: Exception | None) -> None:
         """A submit was answered, or failed: then its results are owed again."""
         with self._lock:
-            self._intake.counts.submits += 1
+            self._buffer.counts.submits += 1
             if error is not None:
-                self._intake.counts.submit_errors += 1
+                self._buffer.counts.submit_errors += 1
                 self.last_error = str(error)
-                self._intake.give_back(station, parcel)
-                self._wake_flusher(station.present())
+                self._buffer.give_back(proxy, acks)
+                self._wake_flusher(proxy.present())
 
-    def pause_flusher(self, station: Station, seconds: float) -> None:
+    def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait before the next submit after a failed one; ends early when flushing stops."""
         until = time.monotonic() + seconds
         with self._lock:
-            while not (self._flushing_stopped or station.heir) and time.monotonic() < until:
-                self._due[station].wait(until - time.monotonic())
+            while not (self._flushing_stopped or proxy.failover) and time.monotonic() < until:
+                self._due[proxy].wait(until - time.monotonic())
 
-    def retire(self, gone: Station, heir: Station) -> None:
+    def retire(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: another one takes and forwards its results. Its flusher ends."""
         with self._lock:
-            self._intake.retire(gone, heir)
+            self._buffer.retire(gone, failover)
             self._due.pop(gone).notify_all()
-            self._wake_flusher(heir)
+            self._wake_flusher(failover)
 
     # Stopping, in this order.
 
@@ -314,12 +320,12 @@ class Desk:
         me = threading.get_ident()
         with self._lock:
             mine = self._held.of(me)
-            while self._intake.demand is None and (
-                (len(self._intake) and not alone) or self._busy > len(mine)
+            while self._buffer.demand is None and (
+                (len(self._buffer) and not alone) or self._busy > len(mine)
             ):
                 if not self._arrived.wait(deadline - time.monotonic()):
                     return False
-            return not (alone and len(self._intake)) and all(message.outcome for message in mine)
+            return not (alone and len(self._buffer)) and all(message.outcome for message in mine)
 
     def stop_handing(self) -> None:
         """Workers end after what they hold; callers of `pull` get ClosedError."""
@@ -337,12 +343,12 @@ class Desk:
     def abandon(self) -> int:
         """Count the results that no proxy has taken."""
         with self._lock:
-            return self._intake.abandon()
+            return self._buffer.abandon()
 
     def _take(self, count: int) -> list[Message]:
-        waiting = len(self._intake)
-        taken = self._intake.take(count)
-        if len(self._intake) < waiting:  # also when all of them had lost their lease
+        waiting = len(self._buffer)
+        taken = self._buffer.take(count)
+        if len(self._buffer) < waiting:  # also when all of them had lost their lease
             self._room.notify_all()
         return taken
 
@@ -367,27 +373,27 @@ class Desk:
         self._parked -= 1
 
     def _hand_back(self, now: float | None = None) -> None:
-        stations = self._intake.hand_back(now)
-        for station in stations:
-            self._wake_flusher(station)
-        if stations:
+        proxies = self._buffer.hand_back(now)
+        for proxy in proxies:
+            self._wake_flusher(proxy)
+        if proxies:
             self._arrived.notify_all()
             self._room.notify_all()
 
-    def told(self, parcel: Parcel | None, told: Sequence[Told]) -> None:
+    def told(self, acks: AckBatch | None, told: Sequence[UnappliedResult]) -> None:
         """A proxy tells which results of a call changed nothing."""
-        if not told or parcel is None:
+        if not told or acks is None:
             return
         with self._lock:
-            late, lost = late_results(parcel, told)
-            self._intake.counts.late += len(late)
+            late, lost = late_results(acks, told)
+            self._buffer.counts.late += len(late)
         self.teller.late(late, lost)
 
     def _extend(self, message: Message) -> bool:
-        if not self._intake.extend(message):
+        if not self._buffer.extend(message):
             return False
         assert isinstance(message.delivery.source, Source)
-        self._wake_flusher(message.delivery.source.station.present())
+        self._wake_flusher(message.delivery.source.proxy.present())
         return True
 
     def _let_results_ride(self, source: Source) -> None:
@@ -399,11 +405,11 @@ class Desk:
 
     def _linger_ms(self) -> int:
         linger_ms = self.settings.linger_ms
-        if self._intake.demand is None:
+        if self._buffer.demand is None:
             return linger_ms
         return max(1, min(linger_ms, int((self._demand_until - time.monotonic()) * 1000)))
 
-    def _wake_flusher(self, station: Station) -> None:
-        if station.idle or station.prompt or station.book.urgent:
-            station.idle = False
-            self._due[station].notify()
+    def _wake_flusher(self, proxy: ProxyConnection) -> None:
+        if proxy.idle or proxy.prompt or proxy.pending.urgent:
+            proxy.idle = False
+            self._due[proxy].notify()

@@ -7,12 +7,12 @@ import random
 import threading
 import time
 
-from ddmq_client.core.acks import Parcel
-from ddmq_client.core.addresses import Address
-from ddmq_client.core.intake import Station
+from ddmq_client.core.acks import AckBatch
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.pacing import Pace
+from ddmq_client.core.prefetch_buffer import ProxyConnection
 from ddmq_client.errors import PullError
-from ddmq_client.net.connection import Connection
+from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.desk import Desk
 from ddmq_client.net.puller import FAILURES
 from ddmq_client.net.teller import UNKNOWN_METHOD
@@ -32,11 +32,13 @@ _log = logging.getLogger("ddmq_client.consumer")
 class Flusher:
     """Submits to one proxy until the consumer stops; then what is left, within the closing deadline."""
 
-    def __init__(self, desk: Desk, station: Station, address: Address, pulls: PullSettings) -> None:
+    def __init__(
+        self, desk: Desk, proxy: ProxyConnection, address: ProxyAddress, pulls: PullSettings
+    ) -> None:
         self._desk = desk
         self._pulls = pulls
-        self.station = station
-        self._connection = Connection(address)
+        self.proxy = proxy
+        self._connection = FramedConnection(address)
         self._pace = Pace(0.0, random.random)
         self.closing_deadline = 0.0  # monotonic seconds; set before flushing is stopped
         name = f"ddmq-acks-{address}"
@@ -47,15 +49,15 @@ class Flusher:
         self._connection.close()
 
     def _run(self) -> None:
-        desk, station = self._desk, self.station
-        while (parcel := desk.wait_due(station)) is not None:
-            error = self._submit(parcel, time.monotonic() + desk.settings.timeout_ms / 1000)
-            desk.submitted(station, parcel, error)
+        desk, proxy = self._desk, self.proxy
+        while (acks := desk.wait_due(proxy)) is not None:
+            error = self._submit(acks, time.monotonic() + desk.settings.timeout_ms / 1000)
+            desk.submitted(proxy, acks, error)
             if error is None:
                 self._pace.answered(1, 0.0)
             else:
                 self._log_failure(error)
-                desk.pause_flusher(station, self._pace.failed())
+                desk.pause_flusher(proxy, self._pace.failed())
         self._submit_rest()
         self._connection.close()
 
@@ -63,21 +65,21 @@ class Flusher:
         """What is still owed, while the proxy answers and time is left; a failed call is tried again."""
         failures = 0
         while time.monotonic() < self.closing_deadline and failures < CLOSING_TRIES:
-            parcel = self._desk.take_rest(self.station)
-            if parcel is None:
+            acks = self._desk.take_rest(self.proxy)
+            if acks is None:
                 return
-            error = self._submit(parcel, self.closing_deadline)
-            self._desk.submitted(self.station, parcel, error)
+            error = self._submit(acks, self.closing_deadline)
+            self._desk.submitted(self.proxy, acks, error)
             if error is not None:
                 failures += 1
-                _log.warning("results not submitted to %s: %s", self.station.name, error)
+                _log.warning("results not submitted to %s: %s", self.proxy.name, error)
 
-    def _submit(self, parcel: Parcel, deadline: float) -> Exception | None:
+    def _submit(self, acks: AckBatch, deadline: float) -> Exception | None:
         try:
-            if self.station.settles and self._settle(parcel, deadline):
+            if self.proxy.settles and self._settle(acks, deadline):
                 return None
             payload, sequence_id = self._connection.call(
-                lambda now, number: submit_frame(parcel, number), deadline
+                lambda now, number: submit_frame(acks, number), deadline
             )
             if not read_submitted(payload, sequence_id):
                 return PullError("proxy answered false to submit")
@@ -86,20 +88,20 @@ class Flusher:
             return error
         return None
 
-    def _settle(self, parcel: Parcel, deadline: float) -> bool:
+    def _settle(self, acks: AckBatch, deadline: float) -> bool:
         """Submit and hear what came too late; False where the proxy has only `submit`."""
         leave = self._desk.pulling_stopped
         try:
             answer = self._connection.call(
-                lambda now, number: settle_frame(self._pulls, parcel, leave, number), deadline
+                lambda now, number: settle_frame(self._pulls, acks, leave, number), deadline
             )
-            self._desk.told(parcel, read_settled(*answer))
+            self._desk.told(acks, read_settled(*answer))
         except ProxyFault as fault:
             if fault.kind != UNKNOWN_METHOD:
                 raise
-            self.station.settles = False
-        return self.station.settles or not parcel
+            self.proxy.settles = False
+        return self.proxy.settles or not acks
 
     def _log_failure(self, error: Exception) -> None:
         level = logging.DEBUG if self._pace.failing else logging.WARNING
-        _log.log(level, "submit to %s failed: %s", self.station.name, error)
+        _log.log(level, "submit to %s failed: %s", self.proxy.name, error)

@@ -11,14 +11,14 @@ import random
 import threading
 import time
 
-from ddmq_client.core.acks import Parcel
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.acks import AckBatch
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameError
-from ddmq_client.core.intake import Source
 from ddmq_client.core.pacing import Pace
+from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.errors import PullError
-from ddmq_client.net.connection import Connection
+from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.desk import Desk
 from ddmq_client.wire.consuming import Pulled, PullSettings, pull_frame, read_pulled
 from ddmq_client.wire.producing import ProxyFault
@@ -30,11 +30,11 @@ FAILURES = (CallFailed, FrameError, ProxyFault, PullError)
 class Puller:
     """Pulls one topic (or all of the group's) from one proxy."""
 
-    def __init__(self, desk: Desk, source: Source, address: Address, pulls: PullSettings) -> None:
+    def __init__(self, desk: Desk, source: Source, address: ProxyAddress, pulls: PullSettings) -> None:
         self._desk = desk
         self._source = source
         self._pulls = pulls
-        self._connection = Connection(address)
+        self._connection = FramedConnection(address)
         self._pace = Pace(pulls.linger_ms / 1000, random.random)
         name = f"ddmq-pull-{address}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -55,32 +55,32 @@ class Puller:
                 self._desk.pause(self._source, pause)
         self._connection.close()
 
-    def _pull(self, batch: int, linger_ms: int, parcel: Parcel | None) -> float:
+    def _pull(self, batch: int, linger_ms: int, acks: AckBatch | None) -> float:
         """One pull; seconds to pause after it."""
         started = time.monotonic()
         try:
-            answer = self._call(batch, linger_ms, parcel)
+            answer = self._call(batch, linger_ms, acks)
         except FAILURES as error:
             if isinstance(error, PullError):
-                error.proxy = self._source.station.name
+                error.proxy = self._source.proxy.name
             else:
                 self._connection.close()
-            self._desk.pull_failed(self._source, parcel, error)
+            self._desk.pull_failed(self._source, acks, error)
             self._log_failure(error)
             return self._pace.failed()
         except BaseException as error:
-            self._desk.pull_failed(self._source, parcel, error)
+            self._desk.pull_failed(self._source, acks, error)
             raise
         self._desk.pulled(self._source, answer)
-        self._desk.told(parcel, answer.told)
-        self._desk.teller.notice(self._source.station.name, answer.notice)
+        self._desk.told(acks, answer.told)
+        self._desk.teller.notice(self._source.proxy.name, answer.notice)
         return self._pace.answered(len(answer.messages), time.monotonic() - started, linger_ms / 1000)
 
-    def _call(self, batch: int, linger_ms: int, parcel: Parcel | None) -> Pulled:
+    def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
         pulls = self._pulls._replace(linger_ms=linger_ms)
 
         def frame(now: float, sequence_id: int) -> bytes:
-            return pull_frame(pulls, self._source.topic, batch, parcel, sequence_id)
+            return pull_frame(pulls, self._source.topic, batch, acks, sequence_id)
 
         timeout_s = (linger_ms + self._desk.settings.timeout_ms) / 1000
         payload, sequence_id = self._connection.call(frame, time.monotonic() + timeout_s)
@@ -90,6 +90,6 @@ class Puller:
         if self._desk.pulling_stopped or self._source.ended:
             return
         if self._pace.failing:
-            _log.debug("pull from %s failed: %s", self._source.station.name, error)
+            _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
         else:
-            self._desk.teller.failed(self._source.station.name, error)
+            self._desk.teller.failed(self._source.proxy.name, error)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 
 RESOLVE_EVERY_S = 30.0
 UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
@@ -18,9 +18,11 @@ ADDRESSES_MAX = 256
 T = TypeVar("T")
 
 
-def resolve(addresses: Iterable[Address], known: dict[Address, list[Address]]) -> list[Address]:
+def resolve(
+    addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
+) -> list[ProxyAddress]:
     """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
-    found: dict[Address, None] = {}
+    found: dict[ProxyAddress, None] = {}
     for address in addresses:
         try:
             known[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
@@ -30,15 +32,15 @@ def resolve(addresses: Iterable[Address], known: dict[Address, list[Address]]) -
     return list(found)[:ADDRESSES_MAX]
 
 
-def from_info(info: Iterable[tuple[object, ...]]) -> list[Address]:
+def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
     """Addresses in a getaddrinfo answer, each once."""
     pairs = [entry[4] for entry in info]
     return list(
-        dict.fromkeys(Address(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple))
+        dict.fromkeys(ProxyAddress(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple))
     )
 
 
-def in_time(work: Callable[[], T], addresses: Iterable[Address], deadline: float) -> T | None:
+def in_time(work: Callable[[], T], addresses: Iterable[ProxyAddress], deadline: float) -> T | None:
     """What `work` makes of these addresses; None when a name server has not answered by then.
 
     Nothing ends a getaddrinfo that waits: it is left behind, on a thread of its own.
@@ -52,7 +54,7 @@ def in_time(work: Callable[[], T], addresses: Iterable[Address], deadline: float
     return made[0] if made else None
 
 
-def is_literal(address: Address) -> bool:
+def is_literal(address: ProxyAddress) -> bool:
     """An IP address, not a name: it never resolves to anything else."""
     try:
         ipaddress.ip_address(address.host)

@@ -13,14 +13,14 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 
 from ddmq_client.core import frames
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node, Rotation
 from ddmq_client.core.sending import SEND_ONE
 from ddmq_client.core.transport import CallFailed
-from ddmq_client.core.verdicts import Verdict
+from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
-from ddmq_client.net.connection import Connection
+from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, in_time, resolve
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
@@ -28,10 +28,10 @@ IDLE_MAX_S = 60.0
 PROBE_TIMEOUT_S = 2.0
 
 
-class Router:
+class ProxyRouter:
     """Nodes, connections and their upkeep. Safe for many threads."""
 
-    def __init__(self, addresses: Sequence[Address], connections_max: int, heartbeat: bytes) -> None:
+    def __init__(self, addresses: Sequence[ProxyAddress], connections_max: int, heartbeat: bytes) -> None:
         self._addresses = addresses
         self._connections_max = connections_max
         self._heartbeat = heartbeat
@@ -39,9 +39,9 @@ class Router:
         self._freed = threading.Condition(self._lock)
         self._upkeep_due = threading.Condition(self._lock)
         self._rotation = Rotation(random.random)
-        self._known: dict[Address, list[Address]] = {}
-        self._idle: dict[Node, list[tuple[float, Connection]]] = {}
-        self._in_use: set[Connection] = set()
+        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._idle: dict[Node, list[tuple[float, FramedConnection]]] = {}
+        self._in_use: set[FramedConnection] = set()
         self._resolving = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -55,7 +55,7 @@ class Router:
                 raise ClosedError("the producer has been closed")
             return self._rotation.pick(avoid)
 
-    def note(self, node: Node, verdict: Verdict, tried: Collection[Node]) -> bool:
+    def note(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; True where a node in rotation is still untried."""
         now = time.monotonic()
         with self._lock:
@@ -104,15 +104,15 @@ class Router:
         finally:
             self._resolving.release()
 
-    def _resolved(self) -> list[Address]:
+    def _resolved(self) -> list[ProxyAddress]:
         return resolve(self._addresses, self._known)
 
-    def _take(self, addresses: Iterable[Address]) -> None:
+    def _take(self, addresses: Iterable[ProxyAddress]) -> None:
         with self._lock:
             for node in self._rotation.update(addresses):
                 self._drop_idle(node)
 
-    def lease(self, node: Node, deadline: float) -> Connection:
+    def lease(self, node: Node, deadline: float) -> FramedConnection:
         """A connection to the node, for one caller; waits while all are in use. Give it back."""
         with self._lock:
             while not self._closed:
@@ -124,7 +124,7 @@ class Router:
                     raise BusyError(f"all {self._connections_max} connections of this producer are in use")
             raise ClosedError("the producer has been closed")
 
-    def give_back(self, node: Node, connection: Connection) -> None:
+    def give_back(self, node: Node, connection: FramedConnection) -> None:
         """After use; a connection whose call failed comes back closed."""
         with self._lock:
             self._in_use.discard(connection)
@@ -135,14 +135,14 @@ class Router:
         if not keep:
             connection.close()
 
-    def _connection(self, node: Node) -> Connection | None:
+    def _connection(self, node: Node) -> FramedConnection | None:
         idle = self._idle.get(node)
         if idle:
             return idle.pop()[1]
         if len(self._in_use) >= self._connections_max:
             return None
         self._make_room()
-        return Connection(node.address)
+        return FramedConnection(node.address)
 
     def _make_room(self) -> None:
         """An idle connection to another node makes way, so that open ones stay within the bound."""
@@ -187,12 +187,12 @@ class Router:
                 del self._idle[node]
 
     def _probe(self, node: Node) -> None:
-        connection = Connection(node.address)
+        connection = FramedConnection(node.address)
         try:
             payload, sequence_id = connection.call(self._probe_frame, time.monotonic() + PROBE_TIMEOUT_S)
             verdict = heartbeat_verdict(payload, sequence_id)
         except (CallFailed, FrameError, ProxyFault):
-            verdict = Verdict.LOST
+            verdict = CallVerdict.LOST
         finally:
             connection.close()
         with self._lock:

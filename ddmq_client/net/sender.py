@@ -11,9 +11,9 @@ from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node
 from ddmq_client.core.sending import SendJob
 from ddmq_client.core.transport import CallFailed
-from ddmq_client.core.verdicts import Verdict
+from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError
-from ddmq_client.net.router import Router
+from ddmq_client.net.router import ProxyRouter
 from ddmq_client.outgoing import SendResult
 from ddmq_client.wire.producing import ProxyFault, read_results
 
@@ -21,10 +21,10 @@ ONEWAY_ATTEMPTS = 4
 UNRESOLVED = "no proxy address is known: no name resolves"
 
 
-class Sender:
+class JobSender:
     """Runs jobs on the caller's thread. Safe for many threads."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: ProxyRouter) -> None:
         self._router = router
         self._closing = threading.Event()
 
@@ -78,17 +78,17 @@ class Sender:
         except CallFailed as failure:
             return self._failed(job, node, failure.verdict, failure.text)
         except FrameError as error:
-            return self._failed(job, node, Verdict.LOST, f"{error} (from {node.name})")
+            return self._failed(job, node, CallVerdict.LOST, f"{error} (from {node.name})")
         except ProxyFault as fault:
             return self._failed(job, node, verdicts.of_fault(fault.kind), str(fault))
         stored = all(result.code == 0 for result in results)
         elsewhere = not stored and self._router.has_fresh(job.tried)
         verdict = job.answered(node, results, elsewhere)
-        if verdict is Verdict.STORED and node.well:
+        if verdict is CallVerdict.STORED and node.well:
             return False
         return self._router.note(node, verdict, job.tried)
 
-    def _failed(self, job: SendJob, node: Node, verdict: Verdict, text: str) -> bool:
+    def _failed(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
         elsewhere = self._router.note(node, verdict, job.tried)
         job.failed(node, verdict, text, elsewhere)
         return elsewhere

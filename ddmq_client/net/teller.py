@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from ddmq_client.core.acks import Told
+from ddmq_client.core.acks import UnappliedResult
 from ddmq_client.errors import PullError
 from ddmq_client.idl.codes import Code
 from ddmq_client.received import LateResult
@@ -25,7 +25,7 @@ class Teller:
         self._on_error = on_error
         self._noticed: set[str] = set()
 
-    def late(self, late: Sequence[Told], lost: Sequence[Told]) -> None:
+    def late(self, late: Sequence[UnappliedResult], lost: Sequence[UnappliedResult]) -> None:
         """These results did not count; these leases are over while their messages are being handled."""
         for each in (*late[:1], *lost[:1]):
             what = "a result came too late" if each in late else "a lease ended while its message was handled"

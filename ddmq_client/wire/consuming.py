@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ddmq_client.core import frames
-from ddmq_client.core.acks import NO_DELAY, Parcel, Results, Told
+from ddmq_client.core.acks import NO_DELAY, AckBatch, OriginResults, UnappliedResult
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import PullError
@@ -78,12 +78,12 @@ class Pulled(NamedTuple):
     origin: Origin
     messages: Sequence[Message]
     lease_ms: int | None = None
-    told: Sequence[Told] = ()
+    told: Sequence[UnappliedResult] = ()
     notice: str = ""
 
 
 def pull_frame(
-    settings: PullSettings, topic: str | None, batch: int, parcel: Parcel | None, sequence_id: int
+    settings: PullSettings, topic: str | None, batch: int, acks: AckBatch | None, sequence_id: int
 ) -> bytes:
     """A pull request with the results that ride on it."""
     request = _REQUEST()
@@ -93,16 +93,16 @@ def pull_frame(
     request.maxLingerTime = settings.linger_ms
     request.clientId = settings.client_id
     request.filterType, request.filter = settings.filter_type, settings.filter_text
-    request.result = _linked(parcel) if parcel else None
+    request.result = _linked(acks) if acks else None
     args = _PULL_ARGS[0]()
     args.request = request
     return frames.framed((frames.call_head(PULL, sequence_id), encode(args, _PULL_ARGS)))
 
 
-def submit_frame(parcel: Parcel, sequence_id: int) -> bytes:
+def submit_frame(acks: AckBatch, sequence_id: int) -> bytes:
     """A submit request."""
     args = _SUBMIT_ARGS[0]()
-    args.result = _linked(parcel)
+    args.result = _linked(acks)
     return frames.framed((frames.call_head(SUBMIT, sequence_id), encode(args, _SUBMIT_ARGS)))
 
 
@@ -132,10 +132,10 @@ def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
     return Pulled(origin, response.messages or (), response.leaseMs, told, response.notice or "")
 
 
-def settle_frame(settings: PullSettings, parcel: Parcel | None, leave: bool, sequence_id: int) -> bytes:
+def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, sequence_id: int) -> bytes:
     """A settle request; `leave`: the client stops, its waiting pulls are to be answered."""
     request = _SETTLE_REQUEST()
-    request.result = _linked(parcel) if parcel else None
+    request.result = _linked(acks) if acks else None
     request.groupId, request.clientId = settings.group, settings.client_id
     request.leave = True if leave else None
     args = _SETTLE_ARGS[0]()
@@ -143,7 +143,7 @@ def settle_frame(settings: PullSettings, parcel: Parcel | None, leave: bool, seq
     return frames.framed((frames.call_head(SETTLE, sequence_id), encode(args, _SETTLE_ARGS)))
 
 
-def read_settled(payload: bytes, sequence_id: int) -> list[Told]:
+def read_settled(payload: bytes, sequence_id: int) -> list[UnappliedResult]:
     """What came too late; PullError, ProxyFault or FrameError."""
     answer = decode(payload, answer_at(payload, SETTLE, sequence_id), _SETTLE_RESULT)
     _raise_refusal(answer)
@@ -152,14 +152,14 @@ def read_settled(payload: bytes, sequence_id: int) -> list[Told]:
     return _told(answer.success.late)
 
 
-def _told(late: Sequence[Any] | None) -> list[Told]:
-    found: list[Told] = []
+def _told(late: Sequence[Any] | None) -> list[UnappliedResult]:
+    found: list[UnappliedResult] = []
     for each in late or ():
         context = each.context or _CONTEXT()
         origin = Origin(context.groupId or "", context.topic or "", context.qid or "")
         finished = set(each.finished or ())
         for offset, lease in zip(each.offsets or (), each.leases or (), strict=False):
-            found.append(Told(origin, offset, lease, offset in finished))
+            found.append(UnappliedResult(origin, offset, lease, offset in finished))
     return found
 
 
@@ -177,17 +177,17 @@ def _raise_refusal(answer: Any) -> None:
         raise PullError(answer.error.message or "pull refused", answer.error.code)
 
 
-def _linked(parcel: Parcel) -> Any:
+def _linked(acks: AckBatch) -> Any:
     """The linked list of the wire, one element per origin."""
     head = None
-    for results in reversed(parcel):
+    for results in reversed(acks):
         element = _element(results)
         element.nextResult = head
         head = element
     return head
 
 
-def _element(results: Results) -> Any:
+def _element(results: OriginResults) -> Any:
     element = _RESULT()
     element.context = context = _CONTEXT()
     context.groupId, context.topic, context.qid = results.origin

@@ -9,7 +9,7 @@ from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.selectors import Placement
 from ddmq_client.core.sending import SEND_DELAYED, SEND_MANY, SEND_ONE
-from ddmq_client.core.verdicts import Verdict
+from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.delays import DelayResult, When
 from ddmq_client.errors import InvalidMessageError
 from ddmq_client.idl import producer as idl
@@ -142,10 +142,10 @@ def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendRe
     return success if method == SEND_MANY else [success]
 
 
-def heartbeat_verdict(payload: bytes, sequence_id: int) -> Verdict:
+def heartbeat_verdict(payload: bytes, sequence_id: int) -> CallVerdict:
     """What the answer to a heartbeat says about a proxy: in rotation again only after code 0."""
     (result,) = read_results(payload, sequence_id, SEND_ONE)
-    return Verdict.STORED if result.code == Code.OK else Verdict.LOST
+    return CallVerdict.STORED if result.code == Code.OK else CallVerdict.LOST
 
 
 def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:

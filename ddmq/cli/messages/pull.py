@@ -29,10 +29,10 @@ from ddmq.cli.output import (
 from ddmq.cli.values import GROUP, TOPIC, Folder, Whole, known_host
 from ddmq.moments import shown
 from ddmq_client import ClientError, Consumer, Message, PullError
-from ddmq_client.core.addresses import Address as ProxyAddress
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.transport import CallFailed
-from ddmq_client.net.connection import Connection
+from ddmq_client.net.connection import FramedConnection
 from ddmq_client.wire.consuming import read_stats, stats_frame
 from ddmq_client.wire.producing import ProxyFault
 
@@ -156,7 +156,7 @@ def _is_ordinary(client: AdminClient, group: str) -> bool:
 
 def _reach(consumer: HostPort, group: str) -> None:
     """Raises ClickException unless a consumer proxy answers there: before it does nothing is made."""
-    connection = Connection(ProxyAddress(consumer.host, consumer.port))
+    connection = FramedConnection(ProxyAddress(consumer.host, consumer.port))
     try:
         payload, number = connection.call(
             lambda _, number: stats_frame(group, number), time.monotonic() + REACH_S

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from ddmq_client.core.acks import Parcel
+from ddmq_client.core.acks import AckBatch
 from ddmq_client.net import crew
 from ddmq_client.net.flusher import Flusher
 from ddmq_client.net.puller import FAILURES, Puller
@@ -41,11 +41,11 @@ class Tap:
         tap = self
 
         class NotedPuller(Puller):
-            def _call(self, batch: int, linger_ms: int, parcel: Parcel | None) -> Pulled:
-                proxy = tap.proxy(self._source.station.name)
-                said, life, asked = tap.leave(parcel, proxy), proxy.life, time.monotonic()
+            def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
+                proxy = tap.proxy(self._source.proxy.name)
+                said, life, asked = tap.leave(acks, proxy), proxy.life, time.monotonic()
                 try:
-                    answer = super()._call(batch, linger_ms, parcel)
+                    answer = super()._call(batch, linger_ms, acks)
                 except FAILURES:
                     tap.missed(self._pulls.group, proxy, asked)
                     raise
@@ -54,9 +54,9 @@ class Tap:
                 return answer
 
         class NotedFlusher(Flusher):
-            def _submit(self, parcel: Parcel, deadline: float) -> Exception | None:
-                said = tap.leave(parcel, tap.proxy(self.station.name))
-                error = super()._submit(parcel, deadline)
+            def _submit(self, acks: AckBatch, deadline: float) -> Exception | None:
+                said = tap.leave(acks, tap.proxy(self.proxy.name))
+                error = super()._submit(acks, deadline)
                 if error is None:
                     tap.answered(said)
                 return error
@@ -72,11 +72,11 @@ class Tap:
         """The proxy of that address."""
         return self._proxies[name]
 
-    def leave(self, parcel: Parcel | None, proxy: Proxy) -> list[Said]:
+    def leave(self, acks: AckBatch | None, proxy: Proxy) -> list[Said]:
         """Results are about to leave."""
         said: list[Said] = []
         now = time.monotonic()
-        for results in parcel or ():
+        for results in acks or ():
             qid = results.origin.queue
             acked = self._known(qid, results.successes, results.success_leases)
             failed = self._known(qid, results.fails, results.fail_leases)

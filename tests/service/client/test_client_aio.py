@@ -21,7 +21,7 @@ from ddmq_client import (
     UnknownOutcomeError,
 )
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 
 UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(12)]
 
@@ -298,8 +298,8 @@ def test_stop_gives_up_at_its_deadline(proxy: Standin) -> None:
 def test_names_are_resolved_again(proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [proxy]
 
-    async def resolve(addresses: object, known: object) -> list[Address]:
-        return [Address("127.0.0.1", standin.port) for standin in found]
+    async def resolve(addresses: object, known: object) -> list[ProxyAddress]:
+        return [ProxyAddress("127.0.0.1", standin.port) for standin in found]
 
     for module in ("router", "crew"):
         monkeypatch.setattr(f"ddmq_client.aio.{module}.resolve", resolve)

@@ -8,7 +8,7 @@ import pytest
 from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, PULL_ERROR, Standin, standing_in
 
 from ddmq_client import ClientError, ClosedError, Consumer, Message, OptionError, Outcome, Producer, PullError
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 
 
 def bodies(count: int) -> list[bytes]:
@@ -206,7 +206,7 @@ def test_a_vanished_proxy_leaves_its_results_to_another(
     found = [proxy]
     monkeypatch.setattr(
         "ddmq_client.net.crew.resolve",
-        lambda addresses, known: [Address("127.0.0.1", standin.port) for standin in found],
+        lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in found],
     )
     monkeypatch.setattr("ddmq_client.net.crew.RESOLVE_EVERY_S", 0.05)
     proxy.put("t", *bodies(2))

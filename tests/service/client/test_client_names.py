@@ -20,7 +20,7 @@ from ddmq_client import (
     RangeReader,
 )
 from ddmq_client.aio import AsyncConsumer, AsyncFetchConsumer, AsyncProducer
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 
 NAME = "slow.example:1"
 
@@ -96,10 +96,10 @@ def test_a_send_that_is_cancelled_while_names_are_resolved_harms_no_other(
     resolving = threading.Event()
 
     async def main() -> None:
-        async def resolve(*args: Any, **named: Any) -> list[Address]:
+        async def resolve(*args: Any, **named: Any) -> list[ProxyAddress]:
             while not resolving.is_set():
                 await asyncio.sleep(0.001)
-            return [Address("127.0.0.1", proxy.port)]
+            return [ProxyAddress("127.0.0.1", proxy.port)]
 
         monkeypatch.setattr("ddmq_client.aio.router.resolve", resolve)
         async with AsyncProducer("proxies.example:1") as producer:

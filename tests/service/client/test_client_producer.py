@@ -20,7 +20,7 @@ from ddmq_client import (
     SendResult,
     UnknownOutcomeError,
 )
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 
 UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12)]
 
@@ -275,7 +275,7 @@ def test_a_name_is_resolved_again(proxy: Standin, other: Standin, monkeypatch: p
     found = [proxy]
     monkeypatch.setattr(
         "ddmq_client.net.router.resolve",
-        lambda addresses, known: [Address("127.0.0.1", standin.port) for standin in found],
+        lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in found],
     )
     monkeypatch.setattr("ddmq_client.net.router.RESOLVE_EVERY_S", 0.05)
     with Producer("proxies.example:1") as producer:

@@ -15,7 +15,7 @@ import pytest
 from consumer_rig import CODEC, METHODS, FakeCall, Rig
 
 from ddmq_client.aio import crew
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import REPLY, call_head, reply_head
 from ddmq_rpc.api import Wire
 
@@ -104,5 +104,5 @@ def run(rig: Rig, work: Coroutine[Any, Any, None], monkeypatch: pytest.MonkeyPat
         loop.close()
 
 
-async def _resolve(proxies: Sequence[Address], known: object) -> list[Address]:
+async def _resolve(proxies: Sequence[ProxyAddress], known: object) -> list[ProxyAddress]:
     return list(proxies)

@@ -10,15 +10,15 @@ from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TMemoryBuffer
 
 from ddmq_client import InvalidMessageError, Message, OutgoingMessage, PullError
-from ddmq_client.core.acks import AckBook
+from ddmq_client.core.acks import PendingAcks
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.selectors import ANY, Placement
-from ddmq_client.core.sending import RetryPolicy, SendJob
+from ddmq_client.core.sending import ResendPolicy, SendJob
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.idl import consumer as consumer_idl
 from ddmq_client.idl import producer as producer_idl
 from ddmq_client.outbox import oneway_frame
-from ddmq_client.received import Delivery, Origin
+from ddmq_client.received import DeliveryContext, Origin
 from ddmq_client.wire import consuming, producing
 from ddmq_client.wire.producing import ProxyFault, encode_message
 from tests.examples import examples
@@ -58,7 +58,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4
 @given(st.one_of(TEXTS, st.binary(min_size=1, max_size=200)), TEXTS, st.dictionaries(TEXTS, TEXTS))
 def test_a_send_is_read_as_it_was_meant(body: str | bytes, key: str, properties: dict[str, str]) -> None:
     message = OutgoingMessage("tópic", body, key, "tag", properties)
-    job = SendJob([encoded(message, Placement(-1, -7))], False, 3.0, RetryPolicy())
+    job = SendJob([encoded(message, Placement(-1, -7))], False, 3.0, ResendPolicy())
     method, kind, sequence_id, args = request(job.frame(0.0, 300), producer_idl.ProducerService)
     assert (method, kind, sequence_id, args.timeout) == ("sendSync", TMessageType.CALL, 300, 2950)
     sent = args.message
@@ -71,7 +71,7 @@ def test_a_send_is_read_as_it_was_meant(body: str | bytes, key: str, properties:
 @pytest.mark.parametrize("count", [2, 14, 15, 200])
 def test_a_batch_is_read_as_it_was_meant(count: int) -> None:
     messages = [encoded(OutgoingMessage("t", b"%d" % at)) for at in range(count)]
-    frame = SendJob(messages, True, 3.0, RetryPolicy()).frame(0.0, 1)
+    frame = SendJob(messages, True, 3.0, ResendPolicy()).frame(0.0, 1)
     method, _, _, args = request(frame, producer_idl.ProducerService)
     assert (method, args.timeout) == ("sendBatch", 2950)
     assert [message.body for message in args.messages] == [b"%d" % at for at in range(count)]
@@ -117,19 +117,19 @@ def test_results_with_and_without_our_fields() -> None:
 
 
 def test_pull_and_submit_requests() -> None:
-    book = AckBook(1000)
+    pending = PendingAcks(1000)
     for offset in (1, 2):
-        book.success(Origin("g", "t", "q0"), offset, offset * 10, 0.0)
-    book.failure(Origin("g", "t", "q0"), 3, 30, None, 0.0)
-    book.failure(Origin("g", "t", "q0"), 4, 40, 500, 0.0)
+        pending.success(Origin("g", "t", "q0"), offset, offset * 10, 0.0)
+    pending.failure(Origin("g", "t", "q0"), 3, 30, None, 0.0)
+    pending.failure(Origin("g", "t", "q0"), 4, 40, 500, 0.0)
     extended = Message()
     extended.offset, extended.lease_id = 5, 50
-    extended.delivery = Delivery(Origin("g", "t", "q0"), 0.0, None, lambda *_: True, lambda _: True)
-    book.extension(extended, 0.0)
-    book.success(Origin("g", "u", "q1"), 9, None, 0.0)  # from an old proxy: no lease
-    parcel = book.take()
-    assert parcel is not None
-    frame = consuming.pull_frame(SETTINGS, "t", 8, parcel, 4)
+    extended.delivery = DeliveryContext(Origin("g", "t", "q0"), 0.0, None, lambda *_: True, lambda _: True)
+    pending.extension(extended, 0.0)
+    pending.success(Origin("g", "u", "q1"), 9, None, 0.0)  # from an old proxy: no lease
+    acks = pending.take()
+    assert acks is not None
+    frame = consuming.pull_frame(SETTINGS, "t", 8, acks, 4)
     method, _, _, args = request(frame, consumer_idl.ConsumerService)
     asked = args.request
     assert (method, asked.groupId, asked.topic, asked.maxBatchSize) == ("pull", "g", "t", 8)
@@ -142,7 +142,7 @@ def test_pull_and_submit_requests() -> None:
     assert first.extendLeases == [50]
     assert (second.successOffsets, second.failOffsets, second.nextResult) == ([9], [], None)
     assert second.successLeases is second.failLeases is second.failDelaysMs is second.extendLeases is None
-    method, _, _, args = request(consuming.submit_frame(parcel, 4), consumer_idl.ConsumerService)
+    method, _, _, args = request(consuming.submit_frame(acks, 4), consumer_idl.ConsumerService)
     assert method == "submit"
     assert args.result.nextResult.context.topic == "u"
     _, _, _, args = request(consuming.pull_frame(SETTINGS, None, 8, None, 4), consumer_idl.ConsumerService)

@@ -11,7 +11,7 @@ from thriftpy2.transport import TMemoryBuffer
 
 from ddmq_client import OptionError, OutgoingMessage
 from ddmq_client.core import addresses, frames
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.selectors import ANY, Placement, hash_of, placer
 from ddmq_client.core.splitter import split
@@ -75,9 +75,14 @@ def test_any_bytes_are_a_head_or_a_frame_error(payload: bytes) -> None:
 
 def test_addresses() -> None:
     found = addresses.parse("a:1, b ,[::1]:7,a:1,::1", 9613)
-    assert found == (Address("a", 1), Address("b", 9613), Address("::1", 7), Address("::1", 9613))
+    assert found == (
+        ProxyAddress("a", 1),
+        ProxyAddress("b", 9613),
+        ProxyAddress("::1", 7),
+        ProxyAddress("::1", 9613),
+    )
     assert str(found[2]) == "[::1]:7"
-    assert addresses.parse(["x:2"], 1) == (Address("x", 2),)
+    assert addresses.parse(["x:2"], 1) == (ProxyAddress("x", 2),)
 
 
 @pytest.mark.parametrize("text", ["", " , ", "a:0", "a:65536", "a:b", ":5", "[::1]:x"])

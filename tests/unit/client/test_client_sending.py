@@ -16,12 +16,12 @@ from ddmq_client import (
     UnknownOutcomeError,
 )
 from ddmq_client.core import verdicts
-from ddmq_client.core.addresses import Address
+from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.nodes import Node, Rotation
-from ddmq_client.core.pipeline import Pipeline, Waiting, goes_alone
-from ddmq_client.core.sending import RetryPolicy, SendJob
+from ddmq_client.core.pipeline import Pipeline, QueuedSend, goes_alone
+from ddmq_client.core.sending import ResendPolicy, SendJob
 from ddmq_client.core.settings import ProducerSettings
-from ddmq_client.core.verdicts import Verdict
+from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.delays import When
 from ddmq_client.idl.codes import Code
 from ddmq_client.outbox import Outbox
@@ -31,7 +31,7 @@ from ddmq_client.wire.specs import StructArgs
 
 FIXED = settings(deadline=None, derandomize=True)
 
-NODES = [Node(Address("a", 1)), Node(Address("b", 1))]
+NODES = [Node(ProxyAddress("a", 1)), Node(ProxyAddress("b", 1))]
 ERRORS = {
     10: UnknownOutcomeError,
     11: InvalidMessageError,
@@ -63,7 +63,7 @@ def run(job: SendJob, *codes: int, elsewhere: bool = False) -> float | None:
 
 
 def job_of(count: int, **policy: object) -> SendJob:
-    return SendJob([b"m%d" % at for at in range(count)], count > 1, 10.0, RetryPolicy(**policy))  # type: ignore[arg-type]
+    return SendJob([b"m%d" % at for at in range(count)], count > 1, 10.0, ResendPolicy(**policy))  # type: ignore[arg-type]
 
 
 def test_every_code_of_the_wire_is_in_the_table() -> None:
@@ -112,22 +112,26 @@ def test_where_each_code_is_sent_again(code: int) -> None:
     assert all(wait > 0.0 for (alone, _), wait in waits.items() if wait is not None and alone)
 
 
-STEPS = st.sampled_from([0, 10, 11, 12, 13, 15, 20, 21, Verdict.NOT_SENT, Verdict.LOST, Verdict.TIMED_OUT])
+STEPS = st.sampled_from(
+    [0, 10, 11, 12, 13, 15, 20, 21, CallVerdict.NOT_SENT, CallVerdict.LOST, CallVerdict.TIMED_OUT]
+)
 
 
 @FIXED
 @given(st.lists(STEPS, min_size=1, max_size=12), st.booleans(), st.booleans(), st.integers(1, 6))
-def test_a_job_against_a_model(steps: list[int | Verdict], allowed: bool, elsewhere: bool, most: int) -> None:
+def test_a_job_against_a_model(
+    steps: list[int | CallVerdict], allowed: bool, elsewhere: bool, most: int
+) -> None:
     job = job_of(1, retry_unknown=allowed, attempts_max=most)
     sent, unknown, over = 0, False, False
     for step in steps:
         sent += 1
         job.begin(NODES[0])
-        if isinstance(step, Verdict):
+        if isinstance(step, CallVerdict):
             job.failed(NODES[0], step, "no answer", elsewhere)
         else:
             job.answered(NODES[0], [result(step)], elsewhere)
-        unsure = step in (10, 12, Verdict.LOST, Verdict.TIMED_OUT)
+        unsure = step in (10, 12, CallVerdict.LOST, CallVerdict.TIMED_OUT)
         unknown |= unsure
         over = job.next_wait(0.0, elsewhere) is None
         if unsure and not allowed:
@@ -158,7 +162,7 @@ def test_of_a_batch_only_what_is_surely_not_stored_goes_again() -> None:
 def test_a_batch_answer_of_the_wrong_length_is_an_unknown_outcome() -> None:
     job = job_of(2)
     job.begin(NODES[0])
-    assert job.answered(NODES[0], [result(0)], False) is Verdict.LOST
+    assert job.answered(NODES[0], [result(0)], False) is CallVerdict.LOST
     assert job.next_wait(0.0, False) is None
     assert all("1 results for 2" in str(outcome.error) for outcome in job.results)
     assert all(isinstance(outcome.error, UnknownOutcomeError) for outcome in job.results)
@@ -167,7 +171,7 @@ def test_a_batch_answer_of_the_wrong_length_is_an_unknown_outcome() -> None:
 def test_time_runs_out_between_attempts() -> None:
     job = job_of(1)
     job.begin(NODES[0])
-    job.failed(NODES[0], Verdict.NOT_SENT, "cannot connect to a:1", False)
+    job.failed(NODES[0], CallVerdict.NOT_SENT, "cannot connect to a:1", False)
     assert job.next_wait(9.999, False) is None
     assert isinstance(job.results[0].error, NotStoredError)
 
@@ -183,7 +187,7 @@ def test_the_proxy_gets_less_time_than_the_caller_has() -> None:
     from ddmq_client.wire.producing import _specs, idl
 
     args = _specs.register(idl.ProducerService.sendSync_args)
-    job = SendJob([b"\x00"], False, 1.0, RetryPolicy())
+    job = SendJob([b"\x00"], False, 1.0, ResendPolicy())
     frame = job.frame(0.0, 1)
     assert decode(frame, 4 + 12, args).timeout == 950
     assert decode(job.frame(0.999, 1), 4 + 12, args).timeout == 1
@@ -191,7 +195,7 @@ def test_the_proxy_gets_less_time_than_the_caller_has() -> None:
 
 
 def test_retrying_what_is_unknown_leaves_time_for_it() -> None:
-    job = SendJob([b"m"], False, 1.0, RetryPolicy(retry_unknown=True, attempts_max=2))
+    job = SendJob([b"m"], False, 1.0, ResendPolicy(retry_unknown=True, attempts_max=2))
     job.begin(NODES[0])
     assert job.attempt_deadline(0.0) == 0.5
     job.begin(NODES[0])
@@ -201,25 +205,25 @@ def test_retrying_what_is_unknown_leaves_time_for_it() -> None:
 @pytest.mark.parametrize("timeout_s", [3.0, 30.0, 120.0])
 def test_what_is_not_stored_is_sent_again_until_the_timeout(timeout_s: float) -> None:
     """A proxy that is down for as long refuses every connection at once."""
-    job, now = SendJob([b"m"], False, timeout_s, RetryPolicy()), 0.0
+    job, now = SendJob([b"m"], False, timeout_s, ResendPolicy()), 0.0
     wait: float | None = 0.0
     while wait is not None:
         now += wait
         job.begin(NODES[0])
-        job.failed(NODES[0], Verdict.NOT_SENT, "connection refused", False)
+        job.failed(NODES[0], CallVerdict.NOT_SENT, "connection refused", False)
         wait = job.next_wait(now, False)
     assert now > timeout_s - 1.0
 
 
 def test_faults() -> None:
-    assert verdicts.of_fault(1) is verdicts.of_fault(7) is Verdict.UNAVAILABLE
-    assert verdicts.of_fault(6) is verdicts.of_fault(99) is Verdict.UNKNOWN
+    assert verdicts.of_fault(1) is verdicts.of_fault(7) is CallVerdict.UNAVAILABLE
+    assert verdicts.of_fault(6) is verdicts.of_fault(99) is CallVerdict.UNKNOWN
 
 
 @pytest.fixture
 def rotation() -> Rotation:
     made = Rotation(lambda: 0.5)  # jitter: back-offs last exactly their length
-    made.update([Address(host, 1) for host in "abc"])
+    made.update([ProxyAddress(host, 1) for host in "abc"])
     return made
 
 
@@ -236,8 +240,8 @@ def test_round_robin_and_avoiding(rotation: Rotation) -> None:
     assert not rotation.has_fresh({a, b, c})
 
 
-@pytest.mark.parametrize("verdict", [Verdict.NOT_SENT, Verdict.LOST, Verdict.LEAVING])
-def test_out_after_a_failure_back_after_a_probe(rotation: Rotation, verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", [CallVerdict.NOT_SENT, CallVerdict.LOST, CallVerdict.LEAVING])
+def test_out_after_a_failure_back_after_a_probe(rotation: Rotation, verdict: CallVerdict) -> None:
     a = rotation.nodes[0]
     rotation.note(a, verdict, now=0.0)
     rotation.note(a, verdict, now=0.1)  # of a call that was under way: counts once
@@ -245,10 +249,10 @@ def test_out_after_a_failure_back_after_a_probe(rotation: Rotation, verdict: Ver
     assert rotation.due_probes(0.9) == []
     assert rotation.due_probes(1.0) == [a]
     assert rotation.due_probes(1.0) == [], "nobody probes twice at a time"
-    rotation.note(a, Verdict.LOST, now=1.1)
+    rotation.note(a, CallVerdict.LOST, now=1.1)
     assert rotation.due_probes(3.0) == []
     assert rotation.due_probes(3.1) == [a], "the back-off doubles"
-    rotation.note(a, Verdict.STORED, now=3.2)
+    rotation.note(a, CallVerdict.STORED, now=3.2)
     assert picked(rotation, 6) == ["a", "b", "c"]
     assert a.well
 
@@ -256,7 +260,7 @@ def test_out_after_a_failure_back_after_a_probe(rotation: Rotation, verdict: Ver
 def test_the_back_off_has_a_ceiling(rotation: Rotation) -> None:
     a, now = rotation.nodes[0], 0.0
     for _ in range(20):
-        rotation.note(a, Verdict.LOST, now)
+        rotation.note(a, CallVerdict.LOST, now)
         assert a.retry_at is not None
         assert a.retry_at - now <= 30.0
         now = a.retry_at
@@ -265,25 +269,30 @@ def test_the_back_off_has_a_ceiling(rotation: Rotation) -> None:
 
 def test_only_time_outs_in_a_row_take_a_node_out(rotation: Rotation) -> None:
     a = rotation.nodes[0]
-    for verdict in (Verdict.TIMED_OUT, Verdict.TIMED_OUT, Verdict.THROTTLED, Verdict.TIMED_OUT):
+    for verdict in (
+        CallVerdict.TIMED_OUT,
+        CallVerdict.TIMED_OUT,
+        CallVerdict.THROTTLED,
+        CallVerdict.TIMED_OUT,
+    ):
         rotation.note(a, verdict, 0.0)
         assert a.up
-    rotation.note(a, Verdict.TIMED_OUT, 0.0)
-    rotation.note(a, Verdict.TIMED_OUT, 0.0)
+    rotation.note(a, CallVerdict.TIMED_OUT, 0.0)
+    rotation.note(a, CallVerdict.TIMED_OUT, 0.0)
     assert not a.up
 
 
 def test_with_every_node_out_the_one_due_first_is_used(rotation: Rotation) -> None:
     for at, node in enumerate(rotation.nodes):
-        rotation.note(node, Verdict.LOST, now=3.0 - at)
+        rotation.note(node, CallVerdict.LOST, now=3.0 - at)
     assert picked(rotation, 3) == ["c"]
     assert not rotation.has_fresh(())
 
 
 def test_a_new_resolution_keeps_health_and_tells_who_is_gone(rotation: Rotation) -> None:
     a, b, c = rotation.nodes
-    rotation.note(a, Verdict.LOST, 0.0)
-    assert rotation.update([Address("d", 1), Address("a", 1), Address("d", 1)]) == [b, c]
+    rotation.note(a, CallVerdict.LOST, 0.0)
+    assert rotation.update([ProxyAddress("d", 1), ProxyAddress("a", 1), ProxyAddress("d", 1)]) == [b, c]
     assert b.gone
     assert [node.address.host for node in rotation.nodes] == ["d", "a"]
     assert rotation.nodes[1] is a
@@ -291,8 +300,8 @@ def test_a_new_resolution_keeps_health_and_tells_who_is_gone(rotation: Rotation)
     assert Rotation(lambda: 0.0).pick(()) is None
 
 
-def waiting(size: int, deadline: float = 10.0, alone: bool = False) -> Waiting[None]:
-    return Waiting(b"x" * size, deadline, deadline * 0.75, alone, None, None)
+def waiting(size: int, deadline: float = 10.0, alone: bool = False) -> QueuedSend[None]:
+    return QueuedSend(b"x" * size, deadline, deadline * 0.75, alone, None, None)
 
 
 def test_the_pipeline_gathers_what_waits() -> None:
@@ -336,14 +345,14 @@ def test_what_is_sent_again_says_so() -> None:
         made.append(b"again")
         return b"again"
 
-    job = SendJob([b"fresh"], False, 10.0, RetryPolicy(retry_unknown=True), b"method", again)
+    job = SendJob([b"fresh"], False, 10.0, ResendPolicy(retry_unknown=True), b"method", again)
     for wanted, other, times in ((b"fresh", b"again", 0), (b"again", b"fresh", 1), (b"again", b"fresh", 1)):
         job.begin(NODES[0])
         frame = job.frame(0.0, 1)
         assert wanted in frame
         assert other not in frame
         assert len(made) == times
-        job.failed(NODES[0], Verdict.LOST, "lost", False)
+        job.failed(NODES[0], CallVerdict.LOST, "lost", False)
 
 
 def test_a_delayed_send_is_encoded_once_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +371,7 @@ def test_a_delayed_send_is_encoded_once_an_attempt(monkeypatch: pytest.MonkeyPat
     first = job.frame(0.0, 1)
     assert encoded == [True]
     properties["a"] = "c"
-    job.failed(NODES[0], Verdict.LOST, "lost", False)
+    job.failed(NODES[0], CallVerdict.LOST, "lost", False)
     job.begin(NODES[0])
     second = job.frame(0.0, 1)
     assert encoded == [True, None]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ddmq_client.core.transport import CallFailed
-from ddmq_client.core.verdicts import Verdict
+from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import PullError
 from ddmq_client.net.teller import UNKNOWN_METHOD, FirstAnswer
 from ddmq_client.wire.producing import ProxyFault
 
 OTHER_SERVICE = ProxyFault(UNKNOWN_METHOD, "unknown method 'pull'")
-UNREACHABLE = CallFailed(Verdict.NOT_SENT, "cannot connect")
+UNREACHABLE = CallFailed(CallVerdict.NOT_SENT, "cannot connect")
 
 
 @pytest.mark.parametrize(

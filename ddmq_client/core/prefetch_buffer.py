@@ -1,8 +1,8 @@
 """The consumer's middle: messages that arrived and wait for a handler, and results on their way back. Pure.
 
-A Station is one proxy: its results, collected until a pull or a submit takes them. A Source is one puller's
-share of the buffer: messages that wait here, messages that are open (arrived, not settled). The callers
-hold one lock around every call; times are monotonic seconds.
+A ProxyConnection is one proxy: its results, collected until a pull or a submit takes them. A Source is one
+puller's share of the buffer: messages that wait here, messages that are open (arrived, not settled). The
+callers hold one lock around every call; times are monotonic seconds.
 
 What waits here for longer than a second, or a third of its lease, goes back to its proxy, uncounted and
 free for other consumers at once; then fewer are pulled ahead (a source's `window`), until
@@ -20,16 +20,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from ddmq_client.core.acks import AckBook, Parcel
+from ddmq_client.core.acks import AckBatch, PendingAcks
 from ddmq_client.core.places import Places
-from ddmq_client.received import Delivery, FetchedQueue, Message, Origin, Outcome
+from ddmq_client.received import DeliveryContext, FetchedQueue, Message, Origin, Outcome
 
 WAIT_S = 1.0  # what nobody here takes in so long, or in a third of its lease, is for others
 LEASE_PART = 1 / 3
 
 
 @dataclass(slots=True)
-class Counts:
+class ConsumerCounts:
     """What happened so far."""
 
     pulled: int = 0
@@ -46,42 +46,42 @@ class Counts:
     submit_errors: int = 0
     handler_errors: int = 0
 
-    def copy(self) -> Counts:
+    def copy(self) -> ConsumerCounts:
         """As they stand now."""
         return replace(self)
 
 
-class Station:
+class ProxyConnection:
     """One proxy and the results it is owed."""
 
-    __slots__ = ("book", "heir", "idle", "leave_at", "name", "prompt", "settles")
+    __slots__ = ("failover", "idle", "leave_at", "name", "pending", "prompt", "settles")
 
     def __init__(self, name: str, results_max: int) -> None:
         self.name = name
-        self.book = AckBook(results_max)
+        self.pending = PendingAcks(results_max)
         self.idle = True  # its flusher sleeps until it is woken
         self.prompt = False  # submit now: nothing else would carry the results
         self.leave_at = 0.0  # while stopping: when to ask (again) for the answers of parked pulls
         self.settles = True  # the proxy knows the method `settle`
-        self.heir: Station | None = None  # this proxy is gone; that one forwards its results
+        self.failover: ProxyConnection | None = None  # this proxy is gone; that one forwards its results
 
-    def present(self) -> Station:
-        """Itself, or the station that has taken over."""
-        station = self
-        while station.heir is not None:
-            station = station.heir
-        return station
+    def present(self) -> ProxyConnection:
+        """Itself, or the proxy that has taken over."""
+        proxy = self
+        while proxy.failover is not None:
+            proxy = proxy.failover
+        return proxy
 
 
 class Source:
     """One puller's share."""
 
-    __slots__ = ("changed_at", "ended", "open", "parked", "station", "topic", "waiting", "window")
+    __slots__ = ("changed_at", "ended", "open", "parked", "proxy", "topic", "waiting", "window")
 
-    def __init__(self, station: Station, topic: str | None) -> None:
+    def __init__(self, proxy: ProxyConnection, topic: str | None) -> None:
         self.window: int | None = None  # how many may wait here; None: as many as `prefetch` says
         self.changed_at = 0.0  # the window, monotonic seconds
-        self.station = station
+        self.proxy = proxy
         self.topic = topic
         self.waiting = 0  # arrived, not handed out
         self.open = 0  # arrived, not settled
@@ -89,8 +89,8 @@ class Source:
         self.parked = False  # its pull is at the proxy
 
 
-class Intake:
-    """All stations, sources and waiting messages of one consumer."""
+class PrefetchBuffer:
+    """All proxies, sources and waiting messages of one consumer."""
 
     def __init__(
         self, prefetch: int, lease_s: float, flush_s: float, results_max: int, clock: Callable[[], float]
@@ -103,8 +103,8 @@ class Intake:
         self._clock = clock
         self._waiting: deque[Message] = deque()
         self._sources: set[Source] = set()  # those with a window smaller than `prefetch`
-        self.stations: dict[str, Station] = {}
-        self.counts = Counts()
+        self.proxies: dict[str, ProxyConnection] = {}
+        self.counts = ConsumerCounts()
         self.demand: int | None = None  # messages asked for by callers that wait; None: handlers take all
         self.askers = 0
         self.idle = 0  # messages that waiting workers would take
@@ -114,11 +114,11 @@ class Intake:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def station(self, name: str) -> Station:
-        """The station of the proxy with this name, made when new."""
-        found = self.stations.get(name)
+    def proxy(self, name: str) -> ProxyConnection:
+        """The connection of the proxy with this name, made when new."""
+        found = self.proxies.get(name)
         if found is None:
-            found = self.stations[name] = Station(name, self._results_max)
+            found = self.proxies[name] = ProxyConnection(name, self._results_max)
         return found
 
     def wanted(self, source: Source, batch_max: int) -> int:
@@ -166,10 +166,10 @@ class Intake:
         self.demand -= count
         self.askers -= 1
 
-    def pulling(self, source: Source) -> Parcel | None:
+    def pulling(self, source: Source) -> AckBatch | None:
         """A pull starts: the results that it carries."""
         source.parked = True
-        return self.take_results(source.station)
+        return self.take_results(source.proxy)
 
     def arrived(
         self,
@@ -185,7 +185,9 @@ class Intake:
         if not messages:
             return
         lease_s = self._lease_s if lease_ms is None else lease_ms / 1000
-        delivery = Delivery(origin, self._clock(), source, settle, extend, lease_s, lease_ms is not None)
+        delivery = DeliveryContext(
+            origin, self._clock(), source, settle, extend, lease_s, lease_ms is not None
+        )
         for message in messages:
             message.delivery = delivery
         self._waiting.extend(messages)
@@ -212,12 +214,12 @@ class Intake:
             count += len(offsets)
         return count
 
-    def pull_failed(self, source: Source, parcel: Parcel | None) -> None:
+    def pull_failed(self, source: Source, acks: AckBatch | None) -> None:
         """The pull brought no answer: its results are owed again."""
         source.parked = False
         self.counts.pull_errors += 1
-        if parcel is not None:
-            self.give_back(source.station, parcel)
+        if acks is not None:
+            self.give_back(source.proxy, acks)
 
     def take(self, count: int) -> list[Message]:
         """Hand out at most `count` messages that still hold their lease."""
@@ -235,18 +237,18 @@ class Intake:
                 taken.append(message)
         return taken
 
-    def hand_back(self, now: float | None = None) -> list[Station]:
+    def hand_back(self, now: float | None = None) -> list[ProxyConnection]:
         """Return what waits here to the proxies: what has waited too long by `now`, or everything.
 
         Proxies that do not say how long their leases last take nothing back. Returns whom to tell.
         """
         kept: deque[Message] = deque()
-        stations: set[Station] = set()
+        proxies: set[ProxyConnection] = set()
         late: set[Source] = set()
         for message in self._waiting:
             if message.delivery.told and (now is None or wait_until(message) <= now):
                 source = self._return(message)
-                stations.add(source.station.present())
+                proxies.add(source.proxy.present())
                 late.add(source)
             else:
                 kept.append(message)
@@ -254,7 +256,7 @@ class Intake:
         for source in late if now is not None else ():
             source.window, source.changed_at = self._window(source) // 2, self._clock()
             self._sources.add(source)
-        return list(stations)
+        return list(proxies)
 
     def _return(self, message: Message) -> Source:
         source = message.delivery.source
@@ -263,8 +265,8 @@ class Intake:
         source.waiting -= 1
         source.open -= 1
         self.counts.returned += 1
-        book = source.station.present().book
-        book.hand_back(message.delivery.origin, message.offset, message.lease_id, self._clock())
+        pending = source.proxy.present().pending
+        pending.hand_back(message.delivery.origin, message.offset, message.lease_id, self._clock())
         return source
 
     def next_overdue(self) -> float:
@@ -282,25 +284,25 @@ class Intake:
         if self.places is not None:
             self._settle_here(message, outcome, source, self.places)
             return True
-        station = source.station
-        if station.heir is not None:
-            station = station.present()
-        book = station.book
-        dropped = book.dropped
-        now = self._clock() if book.since is None else book.since
+        proxy = source.proxy
+        if proxy.failover is not None:
+            proxy = proxy.present()
+        pending = proxy.pending
+        dropped = pending.dropped
+        now = self._clock() if pending.since is None else pending.since
         if outcome is Outcome.FAILED:
             self.counts.failed += 1
-            book.failure(delivery.origin, message.offset, message.lease_id, delay_ms, now, reason)
+            pending.failure(delivery.origin, message.offset, message.lease_id, delay_ms, now, reason)
         else:
             if outcome is Outcome.ACKED:
                 self.counts.acked += 1
             else:
                 self.counts.skipped += 1
-            book.success(delivery.origin, message.offset, message.lease_id, now)
-        self.counts.results_dropped += book.dropped - dropped
+            pending.success(delivery.origin, message.offset, message.lease_id, now)
+        self.counts.results_dropped += pending.dropped - dropped
         source.open -= 1
         if source.parked and not source.open:
-            station.prompt = True
+            proxy.prompt = True
         return True
 
     def _settle_here(self, message: Message, outcome: Outcome, source: Source, places: Places) -> None:
@@ -325,48 +327,48 @@ class Intake:
             return False
         delivery = message.delivery
         assert isinstance(delivery.source, Source)
-        book = delivery.source.station.present().book
-        dropped = book.dropped
+        pending = delivery.source.proxy.present().pending
+        dropped = pending.dropped
         message.extended_at = self._clock()
-        book.extension(message, message.extended_at)
-        self.counts.results_dropped += book.dropped - dropped
+        pending.extension(message, message.extended_at)
+        self.counts.results_dropped += pending.dropped - dropped
         self.counts.extended += 1
         return True
 
-    def submit_due(self, station: Station) -> float | None:
-        """Seconds until the station's results should go by themselves; 0 now, None when it has none."""
-        book = station.book
-        if book.since is None:
+    def submit_due(self, proxy: ProxyConnection) -> float | None:
+        """Seconds until the proxy's results should go by themselves; 0 now, None when it has none."""
+        pending = proxy.pending
+        if pending.since is None:
             return None
-        if station.prompt or book.urgent:
+        if proxy.prompt or pending.urgent:
             return 0.0
-        return max(0.0, book.since + self._flush_s - self._clock())
+        return max(0.0, pending.since + self._flush_s - self._clock())
 
-    def take_results(self, station: Station) -> Parcel | None:
+    def take_results(self, proxy: ProxyConnection) -> AckBatch | None:
         """Results for one call; give them back if it fails."""
-        station.prompt = False
-        return station.book.take()
+        proxy.prompt = False
+        return proxy.pending.take()
 
-    def give_back(self, station: Station, parcel: Parcel) -> None:
+    def give_back(self, proxy: ProxyConnection, acks: AckBatch) -> None:
         """The call that carried them failed; they go with the next one."""
-        station = station.present()
-        dropped = station.book.dropped
-        station.book.give_back(parcel, self._clock())
-        self.counts.results_dropped += station.book.dropped - dropped
+        proxy = proxy.present()
+        dropped = proxy.pending.dropped
+        proxy.pending.give_back(acks, self._clock())
+        self.counts.results_dropped += proxy.pending.dropped - dropped
 
     def abandon(self) -> int:
         """The end: results that no proxy has taken; counted as dropped."""
-        left = sum(len(station.book) for station in self.stations.values())
+        left = sum(len(proxy.pending) for proxy in self.proxies.values())
         self.counts.results_dropped += left
         return left
 
-    def retire(self, gone: Station, heir: Station) -> None:
+    def retire(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: what is owed to it, now and later, goes to another one."""
-        gone.heir = heir
-        if self.stations.get(gone.name) is gone:
-            del self.stations[gone.name]
-        while (parcel := gone.book.take()) is not None:
-            self.give_back(gone, parcel)
+        gone.failover = failover
+        if self.proxies.get(gone.name) is gone:
+            del self.proxies[gone.name]
+        while (acks := gone.pending.take()) is not None:
+            self.give_back(gone, acks)
 
 
 def wait_until(message: Message) -> float:
