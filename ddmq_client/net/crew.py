@@ -45,7 +45,7 @@ class Crew:
         self._proxies = proxies
         self._pulls = pulls
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
-        self._lock = threading.Lock()  # of the two tables below
+        self._lock = threading.Lock()  # of the tables below, and of starting workers
         self._pullers: dict[ProxyAddress, list[Pulling]] = {}
         self._flushers: dict[ProxyAddress, Flusher] = {}
         self._leaving: list[threading.Thread] = []
@@ -60,11 +60,13 @@ class Crew:
         else:
             self._upkeep = threading.Thread(target=self._keep_up, name="ddmq-consumer-upkeep", daemon=True)
             self._upkeep.start()
-        for number in range(workers if handle else 0):
-            name = f"ddmq-worker-{number}"
-            args = (batch, handle)
-            self._workers.append(threading.Thread(target=self._work, args=args, name=name, daemon=True))
-            self._workers[-1].start()
+        with self._lock:  # a worker's handler may stop the consumer: not before all have been started
+            for number in range(workers if handle else 0):
+                name = f"ddmq-worker-{number}"
+                args = (batch, handle)
+                self._workers.append(threading.Thread(target=self._work, args=args, name=name, daemon=True))
+            for worker in self._workers:
+                worker.start()
         if not self._desk.settings.broadcasting:
             threading.Thread(target=self._keep_leases, name="ddmq-consumer-leases", daemon=True).start()
 
