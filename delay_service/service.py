@@ -12,9 +12,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from backend.claims import RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.completion import Completion, succeeded
 from backend.internal_topics import ready_topic
-from backend.port import Assignment, Backend, Health, Join, Membership
+from backend.port import Assignment, Backend, Health, Join
 from backend.records import Bounds, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
@@ -25,14 +26,14 @@ from delay_service.holding import Around
 from delay_service.levels.alarm import Alarm, HubAlarm
 from delay_service.overdue import Overdue
 from delay_service.quota import Quota
-from delay_service.shard import CALM_S, RETRY_S, Opener, Shard
+from delay_service.shard import CALM_S, PAUSE_S, Opener, Shard
 
 log = logging.getLogger("ddmq.delay")
 LOOK_S = 1.0  # between two looks at how much waits
 TIDY_LOOKS = 30  # looks between two times that the stores give back disk space
 
 
-class DelayService:
+class DelayService(ClaimOwner):
     """See the module's text. Make it on the hub that is to serve it.
 
     `opener` opens a shard's store (it runs in a native thread). `address`: where others reach this process,
@@ -63,9 +64,9 @@ class DelayService:
         self._overdue = Overdue(self._counts)
         self._quota = Quota(backend, config, clock, self._counts)
         self._granted = False  # heard of our shards, or that others have them all
-        self._doubt_pause_s = RETRY_S
+        self._doubt_pause_s = PAUSE_S
         self._doubted_at = float("-inf")
-        self._membership: Membership | None = None
+        self._claims = QueueClaims(backend, self, clock.monotonic, load=False)
         self._shards: dict[QueueRef, Shard] = {}
         self._closing: dict[QueueRef, Shard] = {}
         self._lags: dict[int, int] = {}
@@ -109,12 +110,11 @@ class DelayService:
             self._join()
 
     def _join(self) -> None:
-        if self._stopping or self._membership is not None:
-            return
-        try:
-            self._membership = self._backend.join(Join(DELAY_GROUP, DELAY_TOPIC, address=self._address), self)
-        except Exception as error:
-            self._not_started(error)
+        if not self._stopping:
+            self._claims.join(Join(DELAY_GROUP, DELAY_TOPIC, address=self._address))
+
+    def trouble(self, doing: str, error: Exception) -> None:
+        self._not_started(error)
 
     def _not_started(self, error: Exception) -> None:
         self._why = str(error)
@@ -124,7 +124,7 @@ class DelayService:
 
     def health(self) -> Health:
         """Ready while it takes part, and fires in every shard that it owns."""
-        if self._membership is None or self._stopping:
+        if not self._claims.joined or self._stopping:
             return Health(False, f"no delay service: {self._why}")
         for number, shard in self.shards.items():
             if shard.why:
@@ -164,25 +164,24 @@ class DelayService:
             drained.succeed(None)
 
     def _leave(self) -> None:
-        membership, self._membership = self._membership, None
         self._granted = False
-        if membership is not None:
-            membership.leave()
+        self._claims.leave()
 
-    # --- membership
+    # --- ClaimOwner
 
     def assigned(self, assignment: Assignment) -> None:
         """Shards are ours under this epoch."""
-        for queue in assignment.queues:
-            shard = self._shards.get(queue)
-            if shard is not None:
-                shard.raised(assignment.epoch)
-            elif not self._stopping:
-                self._begin(queue, assignment.epoch)
-        self._counts.shards.value = len(self._shards)
-        self._granted = self._granted or bool(self._shards)
+        self._granted = self._granted or (bool(assignment.queues) and not self._stopping)
 
-    def _begin(self, queue: QueueRef, epoch: int) -> None:
+    def raised(self, queue: QueueRef, epoch: int) -> None:
+        shard = self._shards.get(queue)
+        if shard is not None:
+            shard.raised(epoch)
+
+    def granted(self, queue: QueueRef, epoch: int) -> None:
+        """A shard is ours; its store is opened once whoever had it here before has closed it."""
+        if self._stopping:
+            return
         before = self._closing.get(queue)
         shard = Shard(
             self._around,
@@ -195,19 +194,17 @@ class DelayService:
             None if before is None else before.closed,
         )
         self._shards[queue] = shard
+        self._counts.shards.value = len(self._shards)
         shard.start()
 
     def _shard_opened(self) -> None:
         if not self.started.done and self.health().ready:
             self.started.succeed(None)
 
-    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+    def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
         """Give them up as soon as nothing of theirs is being committed and their store is closed."""
-        membership = self._membership
         for queue in queues:
-            closed = self._end(queue, Shard.stop)
-            if membership is not None:
-                closed.then(lambda _, queue=queue: membership.release((queue,)))  # type: ignore[misc]
+            self._end(queue, Shard.stop).then(lambda _, queue=queue: release((queue,)))  # type: ignore[misc]
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
         """They are someone else's; what we are committing of theirs counted in time, or is refused."""
@@ -244,7 +241,7 @@ class DelayService:
         self._leave()
         now, before = self._clock.monotonic(), self._doubted_at
         again = now - before < CALM_S
-        pause = min(self._doubt_pause_s * 2, self._config.pause_ms_max / 1e3) if again else RETRY_S
+        pause = min(self._doubt_pause_s * 2, self._config.pause_ms_max / 1e3) if again else PAUSE_S
         self._doubt_pause_s, self._doubted_at = pause, now
         self._alarm.set(pause, self.start)
 
@@ -261,7 +258,7 @@ class DelayService:
             return
         self._look_alarm.set(LOOK_S, self._look)
         self._overdue.look(self.shards, self._granted, self._clock.wall_ms())
-        if self._membership is None:
+        if not self._claims.joined:
             return
         if not self._shards:
             self._granted = True

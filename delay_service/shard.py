@@ -34,7 +34,7 @@ log = logging.getLogger("ddmq.delay")
 T = TypeVar("T")
 Opener = Callable[[QueueRef, int], DelayStore]
 """Opens the store of a shard for the owner with this epoch; blocks. Raises StorageError."""
-RETRY_S = 0.2  # pause after opening or work failed for a reason that passes, doubling …
+PAUSE_S = 0.2  # pause after opening or work failed for a reason that passes, doubling …
 CALM_S = 60.0  # … as long as the last time was less than this ago
 
 
@@ -70,7 +70,7 @@ class Shard:
         self._ingest: Ingest | None = None
         self._opening = self._stopped = self._closing = self._tidying = False
         self._alarm = alarms()  # ends the pause before it is opened anew
-        self._pause_s = RETRY_S
+        self._pause_s = PAUSE_S
         self._failed_at = float("-inf")
 
     # --- opening
@@ -114,7 +114,7 @@ class Shard:
             return
         now = self._around.clock.monotonic()
         if now - self._failed_at >= CALM_S:
-            self._pause_s = RETRY_S
+            self._pause_s = PAUSE_S
         self._alarm.set(self._pause_s, self._open_anew)
         self._pause_s = min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)
         self._failed_at = now

@@ -16,12 +16,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from backend.claims import RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
-from backend.port import Assignment, Backend, Health, Join, Membership
+from backend.port import Backend, Health, Join
 from backend.records import Bounds, ProgressView, QueueRef, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
@@ -33,10 +33,9 @@ from delay_service.levels.overdue import LevelsOverdue
 from delay_service.levels.runner import LOOK_S, NEVER, Runner, Surroundings
 
 log = logging.getLogger("ddmq.delay")
-RETRY_S = 0.5  # pause after the topic, the group or progress could not be had
 
 
-class LevelService:
+class LevelService(ClaimOwner):
     """See the module's text. Make it on the hub that is to serve it; `alarm` is its timer,
     `look_alarm` that of its look at what is overdue.
 
@@ -68,11 +67,9 @@ class LevelService:
             config.fire_count_max, config.fire_bytes_max, config.pause_ms_min / 1e3, config.pause_ms_max / 1e3
         )
         self._targets = Targets(self._look, config.refused_ms / 1e3)
-        self._membership: Membership | None = None
+        self._claims = QueueClaims(backend, self, clock.monotonic)
         self._runners: dict[QueueRef, Runner] = {}
-        self._unloaded: dict[QueueRef, int] = {}  # granted under this epoch, progress not read yet
-        self._letting_go: dict[Runner, Membership] = {}  # revoked while firing: released when that has ended
-        self._term = 0  # counts joins and leaves; answers of an earlier term are not for us
+        self._letting_go: dict[Runner, Release] = {}  # revoked while firing: released when that has ended
         self._retry_at = NEVER
         self._looked_at = float("-inf")
         self._looks = False  # at what is overdue
@@ -115,15 +112,8 @@ class LevelService:
             self._join()
 
     def _join(self) -> None:
-        self._term += 1
-        try:
-            self._membership = self._backend.join(
-                Join(LEVELS_GROUP, SCHEDULE_TOPIC, address=self._address), self
-            )
-        except DdmqError as error:
-            self._not_started(error)
-            return
-        if not self.started.done:
+        self._claims.join(Join(LEVELS_GROUP, SCHEDULE_TOPIC, address=self._address))
+        if self._claims.joined and not self.started.done:
             self.started.succeed(None)
 
     def _not_started(self, error: Exception) -> None:
@@ -136,9 +126,18 @@ class LevelService:
         self._retry_at = self._clock.monotonic() + RETRY_S
         self._set_alarm()
 
+    def trouble(self, doing: str, error: Exception) -> None:
+        """Start again in a moment."""
+        if doing == "join":
+            self._not_started(error)
+            return
+        self._counts.failed("load", error)
+        log.warning("progress of the delay levels not read", extra={"error": str(error)})
+        self._try_again()
+
     def health(self) -> Health:
         """Ready while it takes part in running the levels."""
-        if self._membership is not None and not self._stopping:
+        if self._claims.joined and not self._stopping:
             return Health(True, "")
         return Health(False, f"no level scheduler: {self._why}")
 
@@ -173,41 +172,39 @@ class LevelService:
         self._leave()
 
     def _leave(self) -> None:
-        self._term += 1
-        self._unloaded.clear()
         self._letting_go.clear()
         for queue in list(self._runners):
             self._drop(queue)
-        membership, self._membership = self._membership, None
-        if membership is not None:
-            membership.leave()
+        self._claims.leave()
 
-    # --- membership
+    # --- ClaimOwner
 
-    def assigned(self, assignment: Assignment) -> None:
-        """Levels are ours under this epoch."""
-        for queue in assignment.queues:
-            runner = self._runners.get(queue)
-            if runner is None:
-                self._unloaded[queue] = assignment.epoch
-            else:
-                runner.level.epoch = assignment.epoch
-        self._load()
+    def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
+        """A level is ours: it goes on where its progress ends."""
+        position = bounds.min if view.committed is None else view.committed
+        level = Level(queue, position, epoch, view.generation, self._limits, self._targets)
+        runner = self._runners[queue] = Runner(self._around, level)
+        self._counts.held.value = len(self._runners)
+        self._counts.pending(runner.number, max(bounds.next - position, 0))
+        runner.pump()
 
-    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+    def may_load(self, queue: QueueRef) -> bool:
+        return not self._stopping
+
+    def raised(self, queue: QueueRef, epoch: int) -> None:
+        self._runners[queue].level.epoch = epoch
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
         """Give them up as soon as nothing of theirs is being fired."""
-        membership = self._membership
-        if membership is None:
-            return
         free = []
         for queue in queues:
             runner = self._drop(queue)
             if runner is not None and runner.firing:
-                self._letting_go[runner] = membership
+                self._letting_go[runner] = release
             else:
                 free.append(queue)
         if free:
-            membership.release(free)
+            release(free)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
         """They are someone else's; what we are firing of theirs counted in time, or is refused."""
@@ -215,7 +212,6 @@ class LevelService:
             self._drop(queue)
 
     def _drop(self, queue: QueueRef) -> Runner | None:
-        self._unloaded.pop(queue, None)
         runner = self._runners.pop(queue, None)
         if runner is not None:
             runner.stop()
@@ -233,51 +229,10 @@ class LevelService:
 
     def _fire_ended(self, runner: Runner) -> None:
         self._ending.discard(runner)
-        membership = self._letting_go.pop(runner, None)
-        if membership is not None:
-            membership.release((runner.level.queue,))
+        release = self._letting_go.pop(runner, None)
+        if release is not None:
+            release((runner.level.queue,))
         self._end_when_idle()
-
-    # --- loading progress
-
-    def _load(self) -> None:
-        queues = sorted(self._unloaded)
-        if not queues or self._stopping:
-            return
-        term = self._term
-        progress = self._backend.progress(LEVELS_GROUP, queues)
-        bounds = self._backend.bounds(queues)
-
-        def bounds_known(_: object) -> None:
-            if term == self._term:
-                self._loaded(queues, progress, bounds)
-
-        progress.then(lambda _: bounds.then(bounds_known))
-
-    def _loaded(
-        self,
-        queues: list[QueueRef],
-        progress: Completion[list[ProgressView]],
-        bounds: Completion[list[Bounds | None]],
-    ) -> None:
-        error = progress.error or bounds.error
-        if error is not None:
-            self._counts.failed("load", error)
-            log.warning("progress of the delay levels not read", extra={"error": str(error)})
-            self._try_again()
-            return
-        for queue, view, limits in zip(queues, progress.value, bounds.value, strict=True):
-            epoch = self._unloaded.pop(queue, None)
-            if epoch is not None and limits is not None:
-                self._install(queue, view, limits, epoch)
-
-    def _install(self, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int) -> None:
-        position = bounds.min if view.committed is None else view.committed
-        level = Level(queue, position, epoch, view.generation, self._limits, self._targets)
-        runner = self._runners[queue] = Runner(self._around, level)
-        self._counts.held.value = len(self._runners)
-        self._counts.pending(runner.number, max(bounds.next - position, 0))
-        runner.pump()
 
     # --- time
 
@@ -291,10 +246,7 @@ class LevelService:
         now = self._clock.monotonic()
         if self._retry_at <= now:
             self._retry_at = NEVER
-            if self._membership is None:
-                self.start()
-            else:
-                self._load()
+            self.start()
         for runner in [runner for runner in self._runners.values() if runner.wake_at <= now]:
             runner.pump()
         if now - self._looked_at >= LOOK_S:
@@ -307,8 +259,8 @@ class LevelService:
             return
         self._look_alarm.set(LOOK_S, self._look_at_heads)
         levels = [runner.level for runner in self._runners.values()]
-        unloaded = [queue.queue_id + 1 for queue in self._unloaded]
-        self._overdue.look(levels, unloaded, self._membership is not None, self._backend.clock_ms())
+        unloaded = [queue.queue_id + 1 for queue in self._claims.loading]
+        self._overdue.look(levels, unloaded, self._claims.joined, self._backend.clock_ms())
 
     def _count_pending(self) -> None:
         queues = list(self._runners)

@@ -66,7 +66,7 @@ class Acks:
             (position.queue.topic.encode(), position.qid.encode()): position
             for position in fetched.share(result.consumerId)
         }
-        now, ignored = self._runtime.now(), 0
+        ignored = 0
         found: list[tuple[Position, int]] = []
         for topic, offsets in result.offsets.items():
             held = fetched.topics.get(topic.decode("utf-8", "replace"))
@@ -74,7 +74,7 @@ class Acks:
                 position = own.get((topic, qid))
                 if position is not None:
                     found.append((position, offset))
-                elif held is not None and held.lost_until.get(qid.decode("utf-8", "replace"), 0) > now:
+                elif held is not None and held.lost_lately(qid.decode("utf-8", "replace")):
                     return None
                 else:
                     ignored += 1

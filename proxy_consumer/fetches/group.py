@@ -34,7 +34,7 @@ class FetchedGroup:
 
     # --- use
 
-    def use(self, now: float) -> None:
+    def use(self) -> None:
         """Someone fetches: be a member of every topic that is shared out."""
         wanted = {each.topic: each for each in self._usable() if each.config.model != BROADCASTING}
         for topic in self.topics.keys() - wanted.keys():
@@ -42,7 +42,7 @@ class FetchedGroup:
         for topic, subscription in wanted.items():
             if topic not in self.topics:
                 self.topics[topic] = HeldTopic(self._runtime, self.group.name, topic, self.changed)
-            self.topics[topic].use(subscription.config, now)
+            self.topics[topic].use(subscription.config)
 
     def leave(self) -> None:
         """Give up every queue; open fetches are answered."""

@@ -104,7 +104,7 @@ class Fetches:
         if gone:
             fetched.released(gone)
         if any(topic.retry_at is not None for topic in fetched.topics.values()):
-            fetched.use(now)
+            fetched.use()
 
     def _drop(self, fetched: FetchedGroup) -> None:
         self.groups.pop(fetched.group.name.encode(), None)
@@ -119,7 +119,7 @@ class Fetches:
                 held.reread()
         elif kind == "subscription" and name.encode() in self.groups:
             fetched = self.groups[name.encode()]
-            fetched.use(self._runtime.now())
+            fetched.use()
             fetched.changed()
         elif kind == "group" and rest.encode() in self.groups:
             fetched = self.groups[rest.encode()]
@@ -252,7 +252,7 @@ class Fetches:
         if fresh is None:
             self._refuse(call, Code.BUSY, f"group {group.name} has {IDS_MAX} consumer ids; that is the bound")
             return
-        fetched.use(now)
+        fetched.use()
         if fresh:
             fetched.changed()
         self._run(call, fetched, now)

@@ -136,7 +136,7 @@ class Gauges:
                 unknown.add(name)
             elif rows:
                 shares[name] = _unheld_share(others[name], rows)
-        if self._unheld.speaks:
+        if self._unheld.reports:
             self._retry_paths.look().then(self._show_retry_paths)
         else:
             self._clear_retry_paths(())
@@ -180,7 +180,7 @@ class Gauges:
 
     def _show_retry_paths(self, found: Completion[RetryPath]) -> None:
         """What waits in the delay levels is told by the one proxy that also tells of what nobody holds."""
-        if found.error is not None or not self._unheld.speaks:
+        if found.error is not None or not self._unheld.reports:
             return  # the gauges keep their last values
         now_ms, known = (
             self._runtime.clock.wall_ms(),

@@ -9,11 +9,12 @@ there, in a group of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from backend.claims import ClaimOwner, QueueClaims
 from backend.completion import Completion
-from backend.port import Assignment, Join, Membership
+from backend.port import Join
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
 from ddmq_common.names import SCHEDULE_TOPIC, SPEAKER_GROUP
@@ -35,76 +36,37 @@ class Known(NamedTuple):
     rows: list[Row] | None
 
 
-class Speaker:
-    """This proxy's wish to speak for what no proxy holds. `speaks`: it does."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._membership: Membership | None = None
-        self._queues: set[QueueRef] = set()
-        self._left = False
-
-    @property
-    def speaks(self) -> bool:
-        return bool(self._queues)
-
-    def join(self) -> None:
-        """Become a member, unless it is one; tried again with the next look where that cannot be yet."""
-        backend = self._runtime.backend
-        if self._membership is not None or self._left or backend.topic(SCHEDULE_TOPIC) is None:
-            return
-        try:
-            self._membership = backend.join(
-                Join(SPEAKER_GROUP, SCHEDULE_TOPIC, queues=frozenset({0}), address=self._runtime.address),
-                self,
-            )
-        except DdmqError as error:
-            log.warning("lags that no proxy holds are not told yet", extra={"error": str(error)})
-
-    def leave(self) -> None:
-        """For good: another proxy takes over."""
-        self._left = True
-        self._queues.clear()
-        membership, self._membership = self._membership, None
-        if membership is not None:
-            membership.leave()
-
-    def assigned(self, assignment: Assignment) -> None:
-        self._queues.update(assignment.queues)
-
-    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        self._queues.difference_update(queues)
-        if self._membership is not None:
-            self._membership.release(queues)
-
-    def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._queues.difference_update(queues)
-
-
-class Unheld:
+class Unheld(ClaimOwner):
     """What is known of subscriptions that this proxy does not hold. `told(subscription, rows)` follows
     whenever something was found."""
 
     def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[Row]], None]) -> None:
         self._runtime = runtime
         self._told = told
-        self._speaker = Speaker(runtime)
+        self._claims = QueueClaims(runtime.backend, self, runtime.now, load=False)
+        self._left = False
         self._known: dict[Name, Known] = {}
 
     def leave(self) -> None:
-        """Leave it to another proxy."""
-        self._speaker.leave()
+        """Leave it to another proxy, for good."""
+        self._left = True
+        self._claims.leave()
 
     @property
-    def speaks(self) -> bool:
+    def reports(self) -> bool:
         """Whether this is the proxy that tells of what nobody holds."""
-        return self._speaker.speaks
+        return bool(self._claims.held)
+
+    def trouble(self, doing: str, error: Exception) -> None:
+        log.warning("lags that no proxy holds are not told yet", extra={"error": str(error)})
 
     def look(self, others: Iterable[Subscription]) -> Mapping[Name, list[Row] | None]:
         """The queues of those among `others` that no proxy holds, as far as it is known, None: not yet; {}
         where another proxy tells of them."""
-        self._speaker.join()
-        if not self._speaker.speaks:
+        if not self._left and self._runtime.backend.topic(SCHEDULE_TOPIC) is not None:
+            address = self._runtime.address
+            self._claims.join(Join(SPEAKER_GROUP, SCHEDULE_TOPIC, queues=frozenset({0}), address=address))
+        if not self.reports:
             self._known.clear()
             return {}
         now = self._runtime.now()

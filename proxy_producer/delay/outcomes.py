@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from backend.port import Assignment, Backend, Join, Membership, Sharing
+from backend.claims import RETRY_S, ClaimOwner, QueueClaims, Release
+from backend.port import Assignment, Backend, Join, Sharing
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import DelayOutcome
@@ -34,7 +35,7 @@ class OutcomeWaiter(Protocol):
         """Here it is."""
 
 
-class OutcomeWaiters:
+class OutcomeWaiters(ClaimOwner):
     """It begins to listen with the first command that asks. `waiters_max`: so many may wait at once."""
 
     def __init__(
@@ -59,8 +60,7 @@ class OutcomeWaiters:
         self._begun: list[OutcomeWaiter] = []
         self._reader: OutcomeReader | None = None
         self._next: OutcomeReader | None = None
-        self._held: set[QueueRef] = set()
-        self._membership: Membership | None = None
+        self._claims = QueueClaims(backend, self, clock.monotonic, load=False)
         self._closed = False
 
     # --- for commands
@@ -98,9 +98,7 @@ class OutcomeWaiters:
         for reader in (self._reader, self._next, *(reader for _, reader in self._waiters.values())):
             if reader is not None:
                 reader.close()
-        if self._membership is not None:
-            self._membership.leave()
-            self._membership = None
+        self._claims.leave()
 
     # --- what is heard
 
@@ -125,9 +123,11 @@ class OutcomeWaiters:
             self._tell(fault)
             return
         self._move(QueueRef(OUTCOME_TOPIC, self._incarnation(), self._random.randrange(self._topic.queues)))
-        self._membership = self._backend.join(
-            Join(OUTCOME_GROUP, OUTCOME_TOPIC, sharing=Sharing.CONSISTENT_HASH), self
-        )
+        self._join()
+
+    def _join(self) -> None:
+        if not self._closed:
+            self._claims.join(Join(OUTCOME_GROUP, OUTCOME_TOPIC, sharing=Sharing.CONSISTENT_HASH))
 
     def _incarnation(self) -> int:
         info = self._backend.topic(OUTCOME_TOPIC)
@@ -154,25 +154,26 @@ class OutcomeWaiters:
         for waiter in begun:
             waiter.outcomes_ready(fault)
 
-    # --- MembershipListener
+    # --- ClaimOwner
 
     def assigned(self, assignment: Assignment) -> None:
-        self._held.update(assignment.queues)
         self._settle()
 
-    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+    def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
         """Nothing is written here, so there is nothing to finish."""
-        self._held.difference_update(queues)
-        if self._membership is not None:
-            self._membership.release(queues)
+        release(queues)
         self._settle()
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._held.difference_update(queues)
         self._settle()
+
+    def trouble(self, doing: str, error: Exception) -> None:
+        """Until we are a member any queue will do."""
+        self._later(RETRY_S, self._join)
 
     def _settle(self) -> None:
         """Stay where we are if that is ours; with nothing of our own any queue will do."""
         going = self._next or self._reader
-        if self._held and (going is None or going.queue not in self._held) and not self._closed:
-            self._move(min(self._held))
+        held = self._claims.held
+        if held and (going is None or going.queue not in held) and not self._closed:
+            self._move(min(held))

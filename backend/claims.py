@@ -1,0 +1,280 @@
+"""QueueClaims: how a process owns queues of a topic in a group, from the wish to join to the last release.
+
+    join ──▶ assigned ──▶ loading ──▶ loaded ──▶ held ──▶ revoked ──▶ release
+     ▲ refused, again       ▲ failed, again        │         └ the owner flushes first, then calls `release`
+     └ after RETRY_S        └ after RETRY_S        └▶ lost: someone else's, or the writer was replaced
+
+What is done with a queue is its owner's affair (ClaimOwner). These rules are kept here, for everybody:
+* A queue is handed to its owner once, under the newest epoch; a raised epoch is told.
+* Progress and bounds that were asked for before a queue was lost, revoked or left are not used for it later.
+* What was revoked is released at the membership that revoked it, and at no other.
+* After a refusal nothing is tried again before `retry_at`: the owner arms its timer in `trouble` and calls
+  `join` when it rings. Calling `join` more often is harmless.
+
+It knows no clock, timer or hub of its own. An owner adopts it in place of a membership listener: it makes one
+QueueClaims for each topic, calls `join` with what it wants and `leave` at its end, and asks `held`, `loading`
+and `complete` instead of keeping the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from backend.completion import Completion
+from backend.port import Assignment, Backend, Join, Membership
+from backend.records import Bounds, ProgressView, QueueRef
+from ddmq_common.errors import DdmqError
+
+RETRY_S = 0.5  # pause after the backend refused or failed a call
+LOST_S = 3.0  # a queue that was lost is mostly ours again by then: a writer is replaced in 3 s
+Release = Callable[[Sequence[QueueRef]], None]
+
+
+class ClaimOwner:
+    """What an owner of queues hears; it overrides what concerns it. Everything comes on the hub."""
+
+    def assigned(self, assignment: Assignment) -> None:
+        """Queues were granted; `granted`, `loaded` or `raised` follows for each."""
+
+    def granted(self, queue: QueueRef, epoch: int) -> None:
+        """The queue is held. Only where nothing is loaded."""
+
+    def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
+        """The queue is held, and this is what is known of it."""
+
+    def may_load(self, queue: QueueRef) -> bool:
+        """Whether what was loaded can be used now. If not, the owner calls `join` when it can."""
+        return True
+
+    def settled(self) -> None:
+        """Answers were used: `loaded` or `recorded` was called for each queue that they concern."""
+
+    def raised(self, queue: QueueRef, epoch: int) -> None:
+        """A held queue has a newer epoch: commits name it from now on."""
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
+        """Flush what is finished, then call `release` with the queues, together or one by one.
+
+        Some may not have been held. `deadline`: monotonic seconds.
+        """
+        release(queues)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        """These are someone else's, and some may not have been held; none when the writer was replaced."""
+
+    def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
+        """What QueueClaims.reread found; a queue that is someone else's, or gone, is not `held` any more."""
+
+    def trouble(self, doing: str, error: Exception) -> None:
+        """Joining ("join") or loading ("load") failed: call `join` again at `retry_at`."""
+
+
+class QueueClaims:
+    """The queues that one process owns of a topic in a group; the listener of its own membership.
+
+    `now`: monotonic seconds. `load`: whether progress and bounds are read before a queue is handed over.
+    """
+
+    def __init__(
+        self, backend: Backend, owner: ClaimOwner, now: Callable[[], float], *, load: bool = True
+    ) -> None:
+        self._backend = backend
+        self._owner = owner
+        self._now = now
+        self._load = load
+        self._group = ""
+        self._membership: Membership | None = None
+        self._held: dict[QueueRef, int] = {}
+        self._loading: dict[QueueRef, int] = {}
+        self._asked: dict[QueueRef, int] = {}  # which load asked for it last
+        self._loads = 0
+        self._lost_until: dict[QueueRef, float] = {}
+        self._granted = False
+        self.retry_at: float | None = None  # monotonic seconds
+
+    @property
+    def joined(self) -> bool:
+        """Whether it takes part."""
+        return self._membership is not None
+
+    @property
+    def held(self) -> Mapping[QueueRef, int]:
+        """The queues that were handed to the owner, with the epoch of each."""
+        return self._held
+
+    @property
+    def loading(self) -> Mapping[QueueRef, int]:
+        """The queues that were granted and are not handed over yet, with the epoch of each."""
+        return self._loading
+
+    @property
+    def complete(self) -> bool:
+        """Whether queues were granted and all of them are handed over."""
+        return self._granted and not self._loading
+
+    def lost_lately(self) -> list[QueueRef]:
+        """What was lost less than LOST_S ago and has not come back."""
+        now = self._now()
+        return [queue for queue, until in self._lost_until.items() if until > now]
+
+    # --- what the owner asks for
+
+    def join(self, join: Join) -> None:
+        """Take part, unless it does, and load what is not loaded; not before `retry_at` after a failure."""
+        if self.retry_at is not None and self._now() < self.retry_at:
+            return
+        self.retry_at = None
+        if self._membership is not None:
+            self._load_granted()
+            return
+        self._group = join.group
+        try:
+            self._membership = self._backend.join(join, self)
+        except DdmqError as error:
+            self._trouble("join", error)
+
+    def leave(self) -> None:
+        """Give everything up; the owner has dropped its queues. May be called twice."""
+        for kept in (self._held, self._loading, self._asked):
+            kept.clear()
+        self._granted = False
+        self.retry_at = None
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            membership.leave()
+
+    def reload(self, queue: QueueRef) -> None:
+        """Start a held queue anew, under the epoch it has: `loaded` follows. The owner has dropped it."""
+        epoch = self._held.pop(queue, None)
+        if epoch is not None:
+            self._loading[queue] = epoch
+            self._load_granted()
+
+    def reread(self, queues: Iterable[QueueRef], then: Callable[[], None] | None = None) -> None:
+        """Ask what is recorded of held queues now; `then` follows in any case, after `ClaimOwner.recorded`.
+
+        Progress may have been reset, or a commit was fenced.
+        """
+        epochs = {queue: self._held[queue] for queue in queues if queue in self._held}
+        membership = self._membership
+
+        def use(views: Sequence[ProgressView], bounds: Sequence[Bounds | None]) -> None:
+            again = []
+            for (queue, epoch), view, limits in zip(epochs.items(), views, bounds, strict=True):
+                if membership is not self._membership or queue not in self._held:
+                    continue
+                if self._held[queue] != epoch:
+                    again.append(queue)  # raised, or lost and had back: the answer may be older than that
+                    continue
+                if limits is None or view.epoch > epoch:
+                    del self._held[queue]
+                self._owner.recorded(queue, view, limits)
+            self._owner.settled()
+            if again:
+                self.reread(again)
+
+        self._ask(list(epochs), use, lambda error: self._trouble("load", error), then)
+
+    # --- what the membership tells
+
+    def assigned(self, assignment: Assignment) -> None:
+        """Queues are this process's under this epoch."""
+        self._granted = True
+        epoch = assignment.epoch
+        news: list[Callable[[QueueRef, int], None]] = []
+        for queue in assignment.queues:
+            news.append(self._owner.raised if queue in self._held else self._owner.granted)
+            if queue in self._held or not self._load:
+                self._held[queue] = epoch
+            else:
+                self._loading[queue] = epoch
+        self._owner.assigned(assignment)
+        for queue, tell in zip(assignment.queues, news, strict=True):
+            if self._held.get(queue) == epoch:
+                self._lost_until.pop(queue, None)
+                tell(queue, epoch)
+        self._load_granted()
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
+        """Queues are asked back: the owner finishes with them first."""
+        membership = self._membership
+
+        def release(given: Sequence[QueueRef]) -> None:
+            if membership is not None and membership is self._membership:
+                membership.release(given)
+
+        self._drop(queues)
+        self._owner.revoked(queues, deadline, release)
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        """Queues are someone else's, or the writer was replaced."""
+        now = self._now()
+        self._lost_until = {queue: until for queue, until in self._lost_until.items() if until > now}
+        self._lost_until.update(dict.fromkeys(queues, now + LOST_S))
+        self._drop(queues)
+        self._granted = bool(self._held or self._loading)
+        self._owner.lost(queues)
+
+    def _drop(self, queues: Sequence[QueueRef]) -> None:
+        for queue in queues:
+            for kept in (self._held, self._loading, self._asked):
+                kept.pop(queue, None)
+
+    # --- loading
+
+    def _load_granted(self) -> None:
+        queues = sorted(queue for queue in self._loading if queue not in self._asked)
+        if not queues:
+            return
+        self._loads += 1
+        load = self._loads
+        self._asked.update(dict.fromkeys(queues, load))
+
+        def answered() -> list[bool]:
+            """Which queues still wait for this answer; none of them does afterwards."""
+            waiting = [self._asked.get(queue) == load for queue in queues]
+            for queue, waits in zip(queues, waiting, strict=True):
+                if waits:
+                    del self._asked[queue]
+            return waiting
+
+        def use(views: Sequence[ProgressView], bounds: Sequence[Bounds | None]) -> None:
+            for waits, queue, view, limits in zip(answered(), queues, views, bounds, strict=True):
+                if waits and queue in self._loading and self._owner.may_load(queue):
+                    epoch = self._loading.pop(queue)
+                    if limits is not None:
+                        self._held[queue] = epoch
+                        self._lost_until.pop(queue, None)
+                        self._owner.loaded(queue, epoch, view, limits)
+            self._owner.settled()
+
+        def failed(error: Exception) -> None:
+            if any(answered()):
+                self._trouble("load", error)
+
+        self._ask(queues, use, failed)
+
+    def _ask(
+        self,
+        queues: list[QueueRef],
+        use: Callable[[Sequence[ProgressView], Sequence[Bounds | None]], None],
+        failed: Callable[[Exception], None],
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        progress = self._backend.progress(self._group, queues)
+        bounds = self._backend.bounds(queues)
+
+        def both(_: Completion[list[Bounds | None]]) -> None:
+            error = progress.error or bounds.error
+            if error is None:
+                use(progress.value, bounds.value)
+            else:
+                failed(error)
+            if then is not None:
+                then()
+
+        progress.then(lambda _: bounds.then(both))
+
+    def _trouble(self, doing: str, error: Exception) -> None:
+        self.retry_at = self._now() + RETRY_S
+        self._owner.trouble(doing, error)

@@ -1,0 +1,422 @@
+"""QueueClaims against every order of events, on a backend that the test plays and a clock that it moves.
+
+`Owner` is the model as well: it keeps what it was told, and says at once when it is told what cannot be.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+
+from backend.claims import LOST_S, RETRY_S, ClaimOwner, QueueClaims, Release
+from backend.completion import Completion
+from backend.port import Assignment, Join, MembershipListener
+from backend.records import Bounds, ProgressView, QueueRef
+from ddmq_common.errors import StorageError, TryLaterError
+
+A, B = QueueRef("t", 1, 0), QueueRef("t", 1, 1)
+JOIN = Join("g", "t")
+
+
+class Place:
+    """One membership at the played backend."""
+
+    def __init__(self, listener: MembershipListener) -> None:
+        self.listener = listener
+        self.released: list[QueueRef] = []
+        self.left = False
+
+    def release(self, queues: Iterable[QueueRef]) -> None:
+        self.released += queues
+
+    def leave(self) -> None:
+        self.left = True
+
+
+class Asked:
+    """One read of progress and bounds, and what it finds."""
+
+    def __init__(self, views: list[ProgressView], limits: list[Bounds | None]) -> None:
+        self.views, self.limits = views, limits
+        self.progress: Completion[list[ProgressView]] = Completion()
+        self.bounds: Completion[list[Bounds | None]] = Completion()
+
+
+class Played:
+    """A backend whose every answer the test gives. `epochs`: what progress says of a queue."""
+
+    def __init__(self) -> None:
+        self.refusing = False
+        self.places: list[Place] = []
+        self.asked: list[Asked] = []
+        self.recorded: dict[QueueRef, int] = {}  # queue → committed offset
+        self.epochs: dict[QueueRef, int] = {}
+        self.gone: set[QueueRef] = set()
+
+    def join(self, join: Join, listener: MembershipListener) -> Place:
+        if self.refusing:
+            raise TryLaterError("no writer")
+        self.places.append(Place(listener))
+        return self.places[-1]
+
+    def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
+        assert group == "g"
+        views = [ProgressView(self.recorded.get(q, 0), (), {}, self.epochs.get(q, 0), 0) for q in queues]
+        self.asked.append(Asked(views, [None if one in self.gone else Bounds(0, 9) for one in queues]))
+        return self.asked[-1].progress
+
+    def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
+        return self.asked[-1].bounds
+
+    def answer(self, index: int = 0, error: Exception | None = None, bounds_first: bool = False) -> None:
+        """Answer a read with what was recorded when it was asked, or as `error`."""
+        asked = self.asked.pop(index)
+        if bounds_first:
+            asked.bounds.succeed(asked.limits)
+        if error is not None:
+            asked.progress.fail(error)
+        else:
+            asked.progress.succeed(asked.views)
+        if not bounds_first:
+            asked.bounds.succeed(asked.limits)
+
+
+class Owner(ClaimOwner):
+    """Keeps what it is told and checks that it can be."""
+
+    def __init__(self, load: bool = True) -> None:
+        self.backend = Played()
+        self.now = 100.0
+        self.claims = QueueClaims(self.backend, self, lambda: self.now, load=load)  # type: ignore[arg-type]
+        self.has: dict[QueueRef, int] = {}
+        self.offsets: dict[QueueRef, int | None] = {}
+        self.to_release: list[tuple[Sequence[QueueRef], Release, Place]] = []
+        self.troubles: list[str] = []
+        self.seen: list[QueueRef] = []
+        self.settlings = 0
+        self.ready = True
+
+    @property
+    def place(self) -> Place:
+        return self.backend.places[-1]
+
+    def granted(self, queue: QueueRef, epoch: int) -> None:
+        assert queue not in self.has
+        self.has[queue] = epoch
+
+    def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
+        assert queue not in self.has, "handed over twice"
+        assert bounds == Bounds(0, 9)
+        self.has[queue] = epoch
+        self.offsets[queue] = view.committed
+
+    def may_load(self, queue: QueueRef) -> bool:
+        return self.ready
+
+    def settled(self) -> None:
+        self.settlings += 1
+
+    def raised(self, queue: QueueRef, epoch: int) -> None:
+        assert epoch > self.has[queue], "raised before it was had"
+        self.has[queue] = epoch
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
+        for queue in queues:
+            self.has.pop(queue, None)
+        self.to_release.append((queues, release, self.place))
+
+    def lost(self, queues: Sequence[QueueRef]) -> None:
+        for queue in queues:
+            self.has.pop(queue, None)
+
+    def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
+        self.seen.append(queue)
+        if queue in self.claims.held:
+            self.offsets[queue] = view.committed
+        else:
+            del self.has[queue]
+
+    def trouble(self, doing: str, error: Exception) -> None:
+        assert self.claims.retry_at == self.now + RETRY_S
+        self.troubles.append(doing)
+
+
+def member(load: bool = True) -> Owner:
+    owner = Owner(load)
+    owner.claims.join(JOIN)
+    return owner
+
+
+def grant(owner: Owner, epoch: int, *queues: QueueRef) -> None:
+    owner.claims.assigned(Assignment(queues, epoch))
+
+
+def test_a_queue_is_handed_over_when_its_progress_and_bounds_are_known() -> None:
+    for bounds_first in (False, True):
+        owner = member()
+        owner.backend.recorded[A] = 7
+        grant(owner, 3, A)
+        assert (owner.has, dict(owner.claims.loading), owner.claims.complete) == ({}, {A: 3}, False)
+        owner.backend.answer(bounds_first=bounds_first)
+        assert (owner.has, owner.offsets, dict(owner.claims.held)) == ({A: 3}, {A: 7}, {A: 3})
+        assert owner.claims.complete
+        assert owner.settlings == 1
+
+
+def test_without_loading_a_queue_is_handed_over_at_once() -> None:
+    owner = member(load=False)
+    grant(owner, 3, A, B)
+    grant(owner, 4, B)
+    assert owner.has == {A: 3, B: 4} == dict(owner.claims.held)
+    assert owner.claims.complete
+    assert not owner.backend.asked
+
+
+def test_joining_is_tried_again_after_a_pause_and_done_once() -> None:
+    owner = Owner()
+    owner.backend.refusing = True
+    owner.claims.join(JOIN)
+    assert (owner.troubles, owner.claims.joined, owner.claims.retry_at) == (["join"], False, 100.5)
+    owner.backend.refusing = False
+    owner.now += RETRY_S - 0.01
+    owner.claims.join(JOIN)
+    assert not owner.claims.joined
+    owner.now += 0.01
+    owner.claims.join(JOIN)
+    owner.claims.join(JOIN)
+    assert owner.claims.joined
+    assert (len(owner.backend.places), owner.claims.retry_at) == (1, None)
+
+
+def test_loading_is_tried_again_after_a_pause() -> None:
+    owner = member()
+    grant(owner, 3, A)
+    owner.claims.join(JOIN)
+    assert len(owner.backend.asked) == 1, "it is being asked"
+    owner.backend.answer(error=StorageError("disk"))
+    assert owner.troubles == ["load"]
+    owner.claims.join(JOIN)
+    assert not owner.backend.asked
+    owner.now += RETRY_S
+    owner.claims.join(JOIN)
+    owner.backend.answer()
+    assert owner.has == {A: 3}
+
+
+def test_what_cannot_be_used_yet_is_loaded_again() -> None:
+    owner = member()
+    owner.ready = False
+    grant(owner, 3, A)
+    owner.backend.answer()
+    assert (owner.has, dict(owner.claims.loading)) == ({}, {A: 3})
+    owner.ready, owner.backend.recorded[A] = True, 5
+    owner.claims.join(JOIN)
+    owner.backend.answer()
+    assert (owner.has, owner.offsets) == ({A: 3}, {A: 5})
+
+
+def test_a_queue_that_is_gone_is_not_handed_over() -> None:
+    owner = member()
+    owner.backend.gone.add(A)
+    grant(owner, 3, A, B)
+    owner.backend.answer()
+    assert owner.has == {B: 3}
+    assert owner.claims.complete
+
+
+def test_an_answer_from_before_a_loss_is_not_used_after_it() -> None:
+    owner = member()
+    grant(owner, 3, A)
+    owner.claims.lost((A,))
+    owner.backend.recorded[A] = 8
+    grant(owner, 5, A)
+    owner.backend.answer()
+    assert owner.has == {}
+    owner.backend.answer()
+    assert (owner.has, owner.offsets) == ({A: 5}, {A: 8})
+
+
+def test_what_was_lost_is_known_for_a_while_or_until_it_is_back() -> None:
+    owner = member()
+    grant(owner, 3, A, B)
+    owner.backend.answer()
+    owner.claims.lost((A, B))
+    assert (owner.has, owner.claims.complete, owner.claims.lost_lately()) == ({}, False, [A, B])
+    grant(owner, 4, A)
+    assert owner.claims.lost_lately() == [A, B], "it is not handed over yet"
+    owner.backend.answer()
+    assert owner.claims.lost_lately() == [B]
+    owner.now += LOST_S
+    assert owner.claims.lost_lately() == []
+
+
+def test_release_reaches_the_membership_that_revoked_and_no_later_one() -> None:
+    owner = member()
+    grant(owner, 3, A, B)
+    owner.backend.answer()
+    owner.claims.revoked((A, B), 110.0)
+    assert (owner.has, dict(owner.claims.held)) == ({}, {})
+    _, release, first = owner.to_release[0]
+    release((B,))
+    assert first.released == [B]
+    owner.claims.leave()
+    owner.claims.join(JOIN)
+    release((A,))
+    assert (first.released, owner.place.released, first.left) == ([B], [], True)
+
+
+def test_a_reset_queue_is_loaded_anew_under_its_epoch() -> None:
+    owner = member()
+    grant(owner, 3, A)
+    owner.backend.answer()
+    owner.has.clear()
+    owner.backend.recorded[A] = 2
+    owner.claims.reload(A)
+    owner.claims.reload(A)
+    assert (dict(owner.claims.held), len(owner.backend.asked)) == ({}, 1)
+    owner.backend.answer()
+    assert (owner.has, owner.offsets) == ({A: 3}, {A: 2})
+
+
+@pytest.mark.parametrize("why", ["epoch", "gone"])
+def test_reading_again_finds_what_is_held_no_more(why: str) -> None:
+    owner = member()
+    grant(owner, 3, A, B)
+    owner.backend.answer()
+    calls: list[int] = []
+    owner.backend.recorded[B] = 6
+    if why == "gone":
+        owner.backend.gone.add(A)
+    else:
+        owner.backend.epochs[A] = 4
+    owner.claims.reread(owner.claims.held, lambda: calls.append(len(owner.has)))
+    owner.backend.answer()
+    assert (owner.has, calls) == ({B: 3}, [1])
+    assert (dict(owner.claims.held), owner.offsets[B]) == ({B: 3}, 6)
+
+
+def test_reading_again_asks_once_more_of_what_was_raised_meanwhile() -> None:
+    owner = member()
+    grant(owner, 3, A)
+    owner.backend.answer()
+    owner.claims.reread([A, B])
+    grant(owner, 4, A)
+    owner.backend.epochs[A] = 4
+    owner.backend.recorded[A] = 6
+    owner.backend.answer()
+    assert owner.seen == []
+    owner.backend.answer()
+    assert (owner.seen, owner.offsets, owner.has) == ([A], {A: 6}, {A: 4})
+
+
+def test_what_follows_reading_again_follows_in_any_case() -> None:
+    owner = member()
+    grant(owner, 3, A)
+    owner.backend.answer()
+    calls: list[str] = []
+    owner.claims.reread([A], lambda: calls.append("failed"))
+    owner.backend.answer(error=StorageError("disk"))
+    owner.claims.reread([A], lambda: calls.append("left"))
+    owner.claims.leave()
+    owner.backend.answer()
+    assert (calls, owner.seen) == (["failed", "left"], [])
+
+
+class Story:
+    """One order of events, and what must be true after each: a model with an epoch that only rises."""
+
+    def __init__(self) -> None:
+        self.owner = Owner()
+        self.epoch = 0
+        self.ours: dict[QueueRef, int] = {}  # what the backend believes that we have
+        self.written = 0
+
+    def tell(self, event: str) -> None:
+        """Let `event` happen, where it can."""
+        owner, backend = self.owner, self.owner.backend
+        if event == "join":
+            owner.now += RETRY_S
+            owner.claims.join(JOIN)
+        elif event == "refuse":
+            backend.refusing = not backend.refusing
+        elif event == "leave":
+            owner.has.clear()
+            self.ours.clear()
+            owner.claims.leave()
+        elif event == "answer":
+            self.answer(0)
+        elif event == "late":
+            self.answer(-1)
+        elif event == "fail" and backend.asked:
+            backend.answer(error=StorageError("disk"))
+        elif owner.claims.joined:
+            self.membership(event)
+        self.check()
+
+    def membership(self, event: str) -> None:
+        claims = self.owner.claims
+        if event == "assign":
+            self.epoch += 1
+            self.written += 1  # another holder went on in between
+            for queue in (A, B):
+                if queue not in self.ours:
+                    self.owner.backend.recorded[queue] = self.written
+                self.owner.backend.epochs[queue] = self.ours[queue] = self.epoch
+            claims.assigned(Assignment((A, B), self.epoch))
+        elif event == "revoke" and A in self.ours:
+            del self.ours[A]
+            claims.revoked((A,), self.owner.now + 1)
+        elif event == "lose":
+            self.ours.clear()
+            claims.lost((A, B))
+        elif event == "release" and self.owner.to_release:
+            queues, release, place = self.owner.to_release.pop()
+            release(queues)
+            assert place.left or list(queues) == place.released[-len(queues) :]
+
+    def answer(self, index: int) -> None:
+        if self.owner.backend.asked:
+            self.owner.backend.answer(index)
+
+    def check(self) -> None:
+        owner, claims = self.owner, self.owner.claims
+        assert owner.has == dict(claims.held)
+        assert not claims.held.keys() & claims.loading.keys()
+        assert {**claims.held, **claims.loading} == self.ours
+        assert all(not place.left for place in owner.backend.places[-1:] if claims.joined)
+        assert sum(not place.left for place in owner.backend.places) == claims.joined
+        for queue in claims.held:
+            assert owner.offsets[queue] == owner.backend.recorded[queue], "progress from before the grant"
+
+    def end(self) -> None:
+        """Nothing fails any more: everything that is ours comes."""
+        self.owner.backend.refusing = False
+        self.owner.now += RETRY_S
+        self.owner.claims.join(JOIN)
+        while self.owner.backend.asked:
+            self.answer(0)
+        self.check()
+        assert self.owner.has == self.ours
+        assert self.owner.claims.joined
+
+
+EVENTS = ("join", "refuse", "leave", "assign", "revoke", "lose", "release", "answer", "late", "fail")
+
+
+def follow(events: Iterable[str], told: Callable[[Story], None] = Story.end) -> None:
+    story = Story()
+    story.tell("join")
+    for event in events:
+        story.tell(event)
+    told(story)
+
+
+@pytest.mark.parametrize("first", EVENTS)
+def test_every_order_of_events(first: str) -> None:
+    for rest in itertools.product(EVENTS, repeat=4):
+        try:
+            follow((first, *rest))
+        except AssertionError as error:
+            raise AssertionError(f"after join, {first}, {', '.join(rest)}: {error}") from error
