@@ -166,16 +166,13 @@ class PendingBatch(Completion[list[AppendResult]]):
         turns: dict[str, int] = {}
         records: list[NewRecord] = []
         topics = self.topics
-        for member in self.members:
-            record = member.record
+        for _, record, _, partition_id, hash_id, chronos in self.members:
             topic = topics[record.topic]
             turn = turns.get(record.topic)
             if turn is None:
                 topic.turn = turn = turns[record.topic] = topic.turn + 1
-            record.queue_id = choose(member.partition_id, member.hash_id, topic.queues, turn)
-            if member.chronos:
-                record = self.relays.relayed(record, (member.partition_id, member.hash_id))
-            records.append(record)
+            record.queue_id = choose(partition_id, hash_id, topic.queues, turn)
+            records.append(self.relays.relayed(record, (partition_id, hash_id)) if chronos else record)
         self.sent = True
         try:
             self.flow.append(records, self.deadline, self)
