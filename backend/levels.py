@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.levels import Levels
-from ddmq_common.delivery import decode
+from ddmq_common.delivery import key_and_tags
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import SCHEDULE_TOPIC
 
@@ -51,7 +51,7 @@ def real_record(stored: StoredRecord) -> NewRecord:
             f"schedule record {stored.queue_id}/{stored.offset} has {REAL_TOPIC} {topic!r} and {REAL_QUEUE} "
             f"{queue!r}; a topic and a queue number are wanted"
         )
-    key, tags = _key_and_tags(bytes(stored.delivery))
+    key, tags = key_and_tags(stored.delivery)
     return NewRecord(
         topic,
         int(queue),
@@ -64,12 +64,3 @@ def real_record(stored: StoredRecord) -> NewRecord:
         0,
         system or None,
     )
-
-
-def _key_and_tags(delivery: bytes) -> tuple[bytes, bytes]:
-    """For the key index and the tag hash; none where the bytes do not parse: they go on as they are."""
-    try:
-        content = decode(delivery)
-    except DamagedError:
-        return b"", b""
-    return content.key, content.tag

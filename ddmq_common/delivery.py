@@ -95,6 +95,15 @@ def decode(delivery: bytes) -> Content:
         raise DamagedError(f"delivery bytes of {len(delivery)} bytes do not parse: {error}") from error
 
 
+def key_and_tags(delivery: bytes | memoryview) -> tuple[bytes, bytes]:
+    """For the key index and the tag hash; none where the bytes do not parse: they go on as they are."""
+    try:
+        content = decode(bytes(delivery))
+    except DamagedError:
+        return b"", b""
+    return content.key, content.tag
+
+
 def _decode(view: memoryview) -> Content:
     key = tag = value = b""
     properties: dict[bytes, bytes] = {}

@@ -18,7 +18,7 @@ from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.wire.structs import structs
 from ddmq_rpc.wire.templates import constant_result
 from proxy_consumer.core.steps import Delivery
-from proxy_consumer.departures.trail import attempts_before
+from proxy_consumer.retries.headers import attempts_before
 
 SERVICE = "ConsumerService"
 IDL = structs(consumer)

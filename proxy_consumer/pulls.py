@@ -21,7 +21,7 @@ from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group, PullWaiter
 from proxy_consumer.results.results import Results
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.reads import held_of
+from proxy_consumer.subscription.held_queue import held_of
 from proxy_consumer.subscription.subscription import Subscription
 
 
@@ -111,9 +111,9 @@ class Pulls:
             subscription = None if group is None else group.subscriptions.get(request.topic)
             if subscription is None:
                 subscription = self._create(pull, request)
+                group = self._directory.find(request.groupId)
                 if subscription is None:
                     return
-                group = subscription.group
         elif group is None:
             self._unknown_group(pull, request)
             return
@@ -131,7 +131,7 @@ class Pulls:
 
     def leave(self, group: Group, client: bytes) -> None:
         """A client stops: its pulls that wait are answered at once."""
-        for waiter in group.room:
+        for waiter in group.waiting:
             if isinstance(waiter, Pull) and waiter.call.args.request.clientId == client:
                 self.give_up(waiter)
 
@@ -177,7 +177,7 @@ class Pulls:
         else:
             for each in group.subscriptions.values():
                 each.use(now)
-        if group.room.count == 0:
+        if group.waiting.count == 0:
             delivery = group.take(subscription, now, pull.count)
             if delivery is not None:
                 self.answer(pull, delivery)
@@ -196,7 +196,7 @@ class Pulls:
             return
         linger_ms = pull.call.args.request.maxLingerTime or 0
         linger_ms = min(max(linger_ms, config.linger_min_ms), config.linger_max_ms)
-        group.room.enter(pull)
+        group.waiting.enter(pull)
         self.wheel.add(pull, now + linger_ms / 1000)
         self._waiting.value = self.wheel.count
         pull.call.on_abandoned = lambda _: self.leave_line(pull)
@@ -206,7 +206,7 @@ class Pulls:
         pull.call.on_abandoned = None
         self.wheel.remove(pull)
         if pull.group is not None:
-            pull.group.room.leave(pull)
+            pull.group.waiting.leave(pull)
 
     def give_up(self, waiter: Waiter) -> None:
         """Answer a waiting pull empty."""

@@ -125,7 +125,7 @@ class ConsumerService:
             now = self._runtime.now()
             self._drain_until = min(deadline, now + self._runtime.config.drain_leases_ms / 1000)
             for group in list(self._directory.groups.values()):
-                for waiter in group.room:
+                for waiter in group.waiting:
                     self._pulls.give_up(waiter)
             self._drain_on(now)
         return self._drained
@@ -232,7 +232,7 @@ class ConsumerService:
                 source=group.source,
                 created_ms=group.created_ms,
                 topics=tuple(sorted(each.topic for each in group.subscriptions.values())),
-                waiters=group.room.count,
+                waiters=group.waiting.count,
             )
             for group in sorted(self._directory.groups.values(), key=lambda group: group.name)
         ]

@@ -11,7 +11,6 @@ from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, Fenc
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.departures.retry_queues import group_concerned
 from proxy_consumer.filters.expressions import check_stated
 from proxy_consumer.groups.creation import Creation
 from proxy_consumer.groups.group import (
@@ -27,6 +26,7 @@ from proxy_consumer.groups.group import (
     subscription_key,
 )
 from proxy_consumer.groups.ordering import PARKED_PREFIX
+from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.handover import LEASES_PREFIX
 from proxy_consumer.subscription.subscription import Subscription
@@ -174,7 +174,7 @@ class Directory:
         for subscription in list(group.subscriptions.values()):
             group.remove(subscription.topic)
         self.groups.pop(group.name.encode(), None)
-        for waiter in group.room:
+        for waiter in group.waiting:
             self._runtime.give_up(waiter)
 
     # --- making
@@ -254,7 +254,7 @@ class Directory:
                 text = f"group {name} on topic {topic} is being made by another proxy just now; do it again"
                 error = None if self._exists(name, topic) else TryLaterError(text)
             if error is None:
-                if group.room.waiting_for(topic):
+                if group.waiting.waiting_for(topic):
                     subscription.use(self._runtime.now())
                 subscription.come_along()
                 made.succeed(None)

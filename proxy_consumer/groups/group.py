@@ -27,8 +27,9 @@ from proxy_consumer.core.waiting_room import Waiter, WaitingRoom
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.reads import Held
+from proxy_consumer.subscription.held_queue import HeldQueue
 from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.together import SharedOrder
 
 GROUP_PREFIX = "group/"
 SUBSCRIPTION_PREFIX = "subscription/"
@@ -61,14 +62,14 @@ class Group:
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.runtime = runtime
         self.name = name
-        self.room = WaitingRoom()
+        self.waiting = WaitingRoom()
         self.subscriptions: dict[bytes, Subscription] = {}
-        self.held: dict[tuple[bytes, bytes], Held] = {}
+        self.held: dict[tuple[bytes, bytes], HeldQueue] = {}
         self.pushers: dict[str, list[PullWaiter]] = {}  # by topic: the last one, and before it those that end
         self.unknown_queue = runtime.ignored(name, "unknown queue")
         self.source = SOURCE_LOG
         self.created_ms = 0
-        self.ordering = GroupOrdering(runtime, self)
+        self.ordering = GroupOrdering(runtime, name, self.subscriptions, self.serve, self.hand_over)
         self._rotation: deque[Subscription] = deque()
 
     # --- subscriptions
@@ -88,11 +89,11 @@ class Group:
             subscription.remove()
             self.serve()  # what waited behind its messages goes on
 
-    def remember(self, held: Held) -> None:
+    def remember(self, held: HeldQueue) -> None:
         """A queue is ours: results may name it."""
         self.held[held.key] = held
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: HeldQueue) -> None:
         """It is not ours any more."""
         if self.held.get(held.key) is held:
             del self.held[held.key]
@@ -103,6 +104,11 @@ class Group:
         return any(each.config.model == BROADCASTING for each in self.subscriptions.values())
 
     # --- what is pushed
+
+    def pusher_waits(self, topic: str) -> bool:
+        """Whether a push of the topic would take a message."""
+        pusher = self.pusher(topic)
+        return pusher is not None and pusher.count > 0
 
     def pusher(self, topic: str) -> PullWaiter | None:
         """Who takes what is pushed of a topic."""
@@ -134,6 +140,18 @@ class Group:
         ended()
 
     # --- order keys
+
+    @property
+    def shared(self) -> SharedOrder:
+        return self.ordering.shared
+
+    def members(self) -> list[Subscription]:
+        """Subscriptions whose chains reach over the group."""
+        return self.ordering.members()
+
+    def open_shared(self) -> None:
+        """Some of what the shared scope needs may be there now."""
+        self.ordering.open_shared()
 
     def blocked_keys(self, limit: int) -> list[BlockedKey]:
         """Up to `limit` keys that hold messages up at this proxy, the longest first."""
@@ -176,9 +194,12 @@ class Group:
         It ends: a round that served nobody is followed by one more at most, for what reading for one topic
         has brought for another.
         """
-        room, now = self.room, self.runtime.now()
+        waiting = self.waiting
+        if not waiting.count:
+            return
+        now = self.runtime.now()
         served = brought = True
-        while room.count and (served or brought):
+        while waiting.count and (served or brought):
             last_chance = not served
             served = False
             for subscription in list(self._rotation):
@@ -194,7 +215,7 @@ class Group:
 
     def _waiter(self, subscription: Subscription) -> PullWaiter | None:
         """Who gets the next messages of a subscription."""
-        waiter: Waiter | None = self.room.oldest(subscription.topic)
+        waiter: Waiter | None = self.waiting.oldest(subscription.topic)
         if subscription.config.pushed:
             waiter = self.pusher(subscription.topic)
         return waiter if isinstance(waiter, PullWaiter) and waiter.count else None

@@ -11,8 +11,8 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.names import RETRY_PREFIX
 from proxy_consumer.completions import gather
 from proxy_consumer.core.level_tally import Name, RetryWaiting
-from proxy_consumer.departures.retry_queues import retry_queues
-from proxy_consumer.departures.trail import since_ms
+from proxy_consumer.retries.headers import since_ms
+from proxy_consumer.retries.retry_queues import retry_queues
 from proxy_consumer.runtime import Runtime
 
 FIRST_BYTES = 1 << 20

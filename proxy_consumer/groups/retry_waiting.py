@@ -18,8 +18,8 @@ from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatu
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, RETRY_PREFIX, SCHEDULE_TOPIC
 from proxy_consumer.core.level_tally import LevelTally, Name, RetryWaiting, Span
-from proxy_consumer.departures import trail
 from proxy_consumer.groups.retry_due import RetryDue
+from proxy_consumer.retries import headers
 from proxy_consumer.runtime import Runtime
 
 LOOK_S = 1.0  # looks that follow sooner are answered with what the last one found
@@ -133,7 +133,7 @@ def _rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]
             continue
         name = _name(record)
         if name is not None:
-            yield offset, name, RetryWaiting(1, trail.since_ms(record), record.due_ms)
+            yield offset, name, RetryWaiting(1, headers.since_ms(record), record.due_ms)
 
 
 def _name(record: StoredRecord) -> Name | None:
@@ -141,4 +141,4 @@ def _name(record: StoredRecord) -> Name | None:
     real = record.system.get(REAL_TOPIC, "")
     if not real.startswith(RETRY_PREFIX):
         return None
-    return real.removeprefix(RETRY_PREFIX), record.system.get(trail.TOPIC, "")
+    return real.removeprefix(RETRY_PREFIX), record.system.get(headers.TOPIC, "")

@@ -173,7 +173,7 @@ class Stalled:
         scope = subscription.buffer.scope_of(state)
         if scope is None or self._unpulled(subscription):
             return False
-        return bool(group.ordering.parked) or any(map(_is_busy, scope.queues.values()))
+        return bool(group.shared.parked) or any(map(_is_busy, scope.queues.values()))
 
     def _unpulled(self, subscription: Subscription) -> tuple[str, ...]:
         """Topics that share its chains, have messages, and are pulled by nobody."""
@@ -181,7 +181,7 @@ class Stalled:
             return ()
         group, now = subscription.group, self._runtime.now()
         found = []
-        for each in group.ordering.members():
+        for each in group.members():
             known = self._known.get((group.name, each.topic))
             if known is not None and known.lag and known.waited_at + WAITED_S < now:
                 found.append(each.topic)
@@ -213,9 +213,8 @@ def is_waited_for(subscription: Subscription) -> bool:
     if subscription.creating or not subscription.readable or subscription.config.model == "broadcasting":
         return False
     if subscription.config.pushed:
-        pusher = group.pusher(subscription.topic)
-        return pusher is not None and pusher.count > 0
-    return group.room.waiting_for(subscription.topic) > 0
+        return group.pusher_waits(subscription.topic)
+    return group.waiting.waiting_for(subscription.topic) > 0
 
 
 def _is_busy(state: QueueState) -> bool:

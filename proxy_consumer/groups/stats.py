@@ -10,8 +10,8 @@ from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.completions import gather
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.departures.retry_queues import retry_queue_of
 from proxy_consumer.groups.group import Group
+from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
 
@@ -135,9 +135,9 @@ def _summed(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]])
         lag=sum(queue.lag for queue in queues),
         in_flight=sum(row.in_flight for _, row in rows),
         retrying=sum(row.retrying for _, row in rows),
-        dead_lettered=subscription.undertaker.moved,
+        dead_lettered=subscription.retries.dead_letters,
         ack_span=max((queue.ack_span for queue in queues), default=0),
-        waiters=subscription.group.room.waiting_for(subscription.topic),
+        waiters=subscription.group.waiting.waiting_for(subscription.topic),
         queues=queues,
         retry_lag=sum(row.lag for own, row in rows if not own),
     )

@@ -133,7 +133,8 @@ class Pushers:
         if fault is not None:
             self._hold(subscription, fault)
             return
-        runner = PushRunner(subscription, chain, sink, self._source)
+        group = self._directory.named(subscription.group_name)
+        runner = PushRunner(group, subscription, chain, sink, self._source)
         self._runners[subscription] = made, runner
         runner.start()
 

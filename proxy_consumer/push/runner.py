@@ -25,12 +25,12 @@ from ddmq_common.metrics import catalogue
 from proxy_consumer.actions.job import Ending, Outcome, Place, job_of
 from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.steps import Delivery, QueueState
-from proxy_consumer.departures.trail import attempts_before
-from proxy_consumer.groups.group import PullWaiter
+from proxy_consumer.groups.group import Group, PullWaiter
 from proxy_consumer.push.verdict import DONE, Kind, Pushed, Sink, Verdict
 from proxy_consumer.results.commits import ProgressCommit, collect
+from proxy_consumer.retries.headers import attempts_before
 from proxy_consumer.runtime import log
-from proxy_consumer.subscription.reads import held_of
+from proxy_consumer.subscription.held_queue import held_of
 
 if TYPE_CHECKING:
     from proxy_consumer.actions.chain import Chain
@@ -52,9 +52,12 @@ class Move(NamedTuple):
 class PushRunner(PullWaiter):
     """Also a task of the agenda, for leases and for what waits for its next try."""
 
-    def __init__(self, subscription: Subscription, chain: Chain, sink: Sink, source: str) -> None:
+    def __init__(
+        self, group: Group, subscription: Subscription, chain: Chain, sink: Sink, source: str
+    ) -> None:
         super().__init__(subscription.topic, 0)
         self.wake_at = NEVER
+        self.group = group
         self.subscription = subscription
         self.chain = chain
         self.sink = sink
@@ -62,7 +65,7 @@ class PushRunner(PullWaiter):
         self._closed = False
         self._source = source
         self._runtime = subscription.runtime
-        self._room = subscription.group.room
+        self._room = group.waiting
         self._in_line = False
         self._leases: dict[int, tuple[QueueState, int]] = {}  # lease id → how many messages are still here
         self.here = 0  # messages taken and not concluded
@@ -72,7 +75,7 @@ class PushRunner(PullWaiter):
         self._touched: dict[int, QueueState] = {}
         self._extend_at = NEVER
         self._moving: list[Move] = []
-        cell, names = self._runtime.metrics.cell, (subscription.group.name, subscription.topic)
+        cell, names = self._runtime.metrics.cell, (group.name, subscription.topic)
         self._outcomes = {
             name: cell(catalogue.PUSHES, *names, name)
             for name in ("done", "filtered", "failed", "given up", "again", "late")
@@ -85,11 +88,11 @@ class PushRunner(PullWaiter):
 
     def start(self) -> None:
         """Stand in line; the subscription is in use from now on."""
-        self.subscription.group.pushers.setdefault(self.subscription.topic, []).append(self)
+        self.group.pushers.setdefault(self.subscription.topic, []).append(self)
         self._stand()
         if not self.subscription.creating:
             self.subscription.use(self._runtime.now())
-        self.subscription.group.serve()
+        self.group.serve()
 
     def stop(self) -> None:
         """Take nothing new. What is with the sink ends and is stored; what waits for a try is handed back."""
@@ -170,7 +173,7 @@ class PushRunner(PullWaiter):
         try:
             outcome = self.chain.run(pushed.job)
         except Exception as error:  # an action must not take the runner with it
-            log.exception("action failed", extra={"group": self.subscription.group.name})
+            log.exception("action failed", extra={"group": self.group.name})
             outcome = Outcome(Ending.FAIL, f"{type(error).__name__}: {error}")
         self._script_errors.value += pushed.job.script_failed
         return outcome
@@ -183,7 +186,7 @@ class PushRunner(PullWaiter):
         try:
             verdict = self.sink.push(pushed)
         except Exception as error:  # a fault of ours, not of the receiver
-            log.exception("sink failed", extra={"group": self.subscription.group.name})
+            log.exception("sink failed", extra={"group": self.group.name})
             verdict = Verdict(Kind.FAIL, f"{type(error).__name__}: {error}")
         self._latency.observe((time.perf_counter() - began) * 1e6)
         if verdict.kind is Kind.AGAIN:
@@ -255,7 +258,7 @@ class PushRunner(PullWaiter):
     def _close_when_empty(self) -> None:
         if self.stopped and not self.here and not self._closed:
             self._closed = True
-            self.subscription.group.pushes_no_more(self, self.subscription.topic)
+            self.group.pushes_no_more(self, self.subscription.topic)
             self.sink.close()
 
     def _settle_later(self, state: QueueState) -> None:
@@ -269,11 +272,11 @@ class PushRunner(PullWaiter):
         states = [state for state in self._touched.values() if subscription.holds(state)]
         self._touched.clear()
         parts = collect(subscription, states)
-        subscription.settle_up(states)
+        subscription.after_results(states)
         if parts:
             ProgressCommit(self._runtime, parts).start()
         if self._room.count:
-            subscription.group.serve()
+            self.group.serve()
 
     # --- tries over several deliveries
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from backend.completion import Completion
 from backend.records import AppendResult, CommitBatch, ProgressDelta
 from ddmq_common.errors import FencedError, RemoteError
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.reads import held_of
-
-if TYPE_CHECKING:
-    from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.subscription.held_queue import QueueHolder, held_of
 
 TRIES_MAX = 3
 
@@ -21,18 +18,18 @@ TRIES_MAX = 3
 class Part(NamedTuple):
     """One queue's share of a commit."""
 
-    subscription: Subscription
+    owner: QueueHolder
     state: QueueState
     delta: ProgressDelta
 
 
-def collect(subscription: Subscription, states: Iterable[QueueState]) -> list[Part]:
-    """Everything these queues owe."""
+def collect(owner: QueueHolder, states: Iterable[QueueState]) -> list[Part]:
+    """All progress of these queues that is not committed."""
     parts = []
     for state in states:
-        delta = state.jobs.collect(subscription.group.name)
+        delta = state.jobs.collect(owner.group_name)
         if delta is not None:
-            parts.append(Part(subscription, state, delta))
+            parts.append(Part(owner, state, delta))
     return parts
 
 
@@ -100,7 +97,7 @@ class ProgressCommit(Completion[list[AppendResult]]):
             return
         self._runtime.progress_failed(error)
         for part in self._parts:
-            part.subscription.owe()
+            part.owner.store_later()
         self._finish(error)
 
     def _finish(self, error: Exception | None) -> None:
@@ -117,18 +114,18 @@ class ProgressCommit(Completion[list[AppendResult]]):
                 self._again()
 
         for part in self._parts:
-            part.subscription.refence(part.state, checked)
+            part.owner.refence(part.state, checked)
 
     def _again(self) -> None:
         if any(held_of(part.state).lost for part in self._parts):
             for part in self._parts:
-                part.subscription.owe()
+                part.owner.store_later()
             self._finish(RemoteError("a queue was lost while its results were on their way; send them again"))
             return
         parts: list[Part] = []
         for part in self._parts:
-            if part.subscription.holds(part.state):
-                parts += collect(part.subscription, (part.state,))
+            if part.owner.holds(part.state):
+                parts += collect(part.owner, (part.state,))
         if parts:
             ProgressCommit(self._runtime, parts, self._done, self._tries - 1).start()
         else:

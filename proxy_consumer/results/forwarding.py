@@ -136,7 +136,7 @@ class Forwarding:
                 self._known.pop(_place(group, context), None)
                 if self._runtime.stopping:
                     error = error or DrainingError("this proxy is shutting down; send the results again")
-                elif (wanted := group.subscriptions.get(context.topic)) is not None and wanted.take_up():
+                elif self._take_up(group, context.topic):
                     taken_up.append((group, result))
                 else:
                     self._nobody.value += 1
@@ -154,6 +154,14 @@ class Forwarding:
             return
         waiting = TakingUp(self._runtime, taken_up, judge, done)
         self._submit(by_address, error, waiting.passed_on)
+
+    def _take_up(self, group: Group, topic: bytes) -> bool:
+        """Take queues that nobody holds, as for a pull; False where nobody pulls."""
+        wanted = group.subscriptions.get(topic)
+        if wanted is None or wanted.creating or wanted.config.pushed or self._runtime.pull_fault(group):
+            return False
+        wanted.use(self._runtime.now())
+        return True
 
     def _submit(self, by_address: Mapping[str, list[Any]], error: Exception | None, done: Done) -> None:
         left = len(by_address)

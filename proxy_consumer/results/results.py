@@ -15,12 +15,12 @@ from ddmq_common.errors import TryLaterError
 from proxy_consumer.answers import IDL
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.departures.trail import error_text
 from proxy_consumer.groups.group import Group
 from proxy_consumer.results.commits import Part, ProgressCommit, collect
 from proxy_consumer.results.forwarding import Done, Forwarding, Taken
+from proxy_consumer.retries.headers import error_text
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.reads import Held
+from proxy_consumer.subscription.held_queue import HeldQueue, QueueHolder
 
 NO_OFFSETS: Sequence[int] = ()
 GIVE_UP = -2  # in failDelaysMs: no further try
@@ -58,7 +58,7 @@ class Results:
         config = self._runtime.config
         offsets_left, elements_left = config.offsets_per_call_max, config.results_per_call_max
         now = self._runtime.now()
-        touched: dict[int, Held] = {}
+        touched: dict[int, HeldQueue] = {}
         late: list[Any] = []
         while result is not None:
             given = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
@@ -121,7 +121,7 @@ class Results:
 
     def _judge(self, taken: list[Taken], late: list[Any], done: Done) -> None:
         """Take in results of queues that are held here by now."""
-        touched: dict[int, Held] = {}
+        touched: dict[int, HeldQueue] = {}
         for group, result in taken:
             held = group.held[result.context.topic, result.context.qid]
             missed = self._apply_one(held, result, self._runtime.now())
@@ -134,7 +134,7 @@ class Results:
         else:
             done(None)
 
-    def _held(self, result: Any, given: int) -> Held | None:
+    def _held(self, result: Any, given: int) -> HeldQueue | None:
         """The queue that a result's context names, if it is ours."""
         context = result.context
         group = None if context is None else self._group_of(context.groupId)
@@ -147,7 +147,7 @@ class Results:
             group.unknown_queue.value += given
         return held
 
-    def _apply_one(self, held: Held, result: Any, now: float) -> list[Missed]:
+    def _apply_one(self, held: HeldQueue, result: Any, now: float) -> list[Missed]:
         """The results under a lease that changed nothing."""
         buffer, state = held.subscription.buffer, held.state
         missed: list[Missed] = []
@@ -166,7 +166,7 @@ class Results:
             buffer.outcomes.extend(state, result.extendLeases, now)
         if result.returnOffsets:
             buffer.outcomes.take_back(state, result.returnOffsets, result.returnLeases or NO_OFFSETS)
-            held.subscription.group.serve()
+            held.subscription.serve()
         return missed
 
     def _fail(self, buffer: PullBuffer, state: QueueState, result: Any, now: float) -> list[Missed]:
@@ -189,17 +189,16 @@ class Results:
                 missed.append((offset, lease))
         return missed
 
-    def _collect(self, touched: dict[int, Held]) -> list[Part]:
+    def _collect(self, touched: dict[int, HeldQueue]) -> list[Part]:
         parts: list[Part] = []
-        groups: dict[int, Group] = {}
+        groups: dict[str, QueueHolder] = {}
         for held in touched.values():
             subscription = held.subscription
             parts += collect(subscription, (held.state,))
-            subscription.settle_up((held.state,))
-            groups[id(subscription.group)] = subscription.group
-        for group in groups.values():
-            if group.room.count:
-                group.serve()
+            subscription.after_results((held.state,))
+            groups[subscription.group_name] = subscription
+        for one in groups.values():
+            one.serve()  # each serves all of its group
         return parts
 
 
@@ -210,7 +209,7 @@ def _missed(state: QueueState, offsets: Sequence[int], leases: Sequence[int], do
     return [(at, lease) for at, lease in pairs if lease and not (done and is_finished(at))]
 
 
-def _late(held: Held, missed: Sequence[Missed]) -> Any:
+def _late(held: HeldQueue, missed: Sequence[Missed]) -> Any:
     is_finished = held.state.jobs.ack_map.is_finished
     offsets = [offset for offset, _ in missed]
     return IDL.LateResult(

@@ -3,23 +3,29 @@
 Within a process it is remembered; to another one goes a setting `leases/GROUP/TOPIC/QUEUE`, written before
 the queue is let go and deleted by its next holder (docs/formats-progress.md). Who is killed leaves none. When
 the writer is lost, every proxy writes it before it joins the next one, and queues new to a proxy wait
-for it a little (seat.py).
+for it a little (membership.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from backend.progress.ack_map import OFFSET_END
 from backend.records import QueueRef
+from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs.leases import Lease
 from proxy_consumer.core.jobs.queue_jobs import LeasedRun
 from proxy_consumer.core.ranges import Range
 from proxy_consumer.core.steps import QueueState
+from proxy_consumer.results.commits import store_settings
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.held_queue import held_of
 
 LEASES_PREFIX = "leases/"
+LOST_S = 3.0  # a queue that was lost is mostly ours again by then: a writer is replaced in 3 s
 RUNS_MAX = 4_096  # of one queue that are told; what is beyond may be delivered again
 
 
@@ -100,5 +106,72 @@ def newest(*known: Carried | None) -> Carried | None:
     return max(found, key=lambda one: one.epoch, default=None)
 
 
-Notes = dict[str, bytes | None]
-"""Settings to write."""
+class Handover:
+    """What is known, and told, of the queues that one group's subscription gets and gives away.
+
+    `closed`: the subscription is deleted, nothing is told any more.
+    """
+
+    def __init__(self, runtime: Runtime, group: str, config: SubscriptionDefaults) -> None:
+        self._runtime = runtime
+        self._group = group
+        self.config = config
+        self.closed = False
+        self._carried: dict[QueueRef, Carried] = {}  # of lost queues
+        self._handed_out: dict[QueueRef, tuple[int, int]] = {}  # of those: generation, delivered until
+
+    def lives(self, queue: QueueRef) -> bool:
+        """Whether its topic is still there."""
+        info = self._runtime.backend.topic(queue.topic)
+        return info is not None and info.incarnation == queue.incarnation
+
+    def remember(self, state: QueueState) -> None:
+        """The queue is lost: what clients hold of it may still be acknowledged when it comes back."""
+        runtime, held = self._runtime, held_of(state)
+        held.lost = True
+        until = max(state.jobs.handed_out, state.feed.next_offset())
+        self._handed_out[state.queue] = (state.jobs.generation, until)
+        self._carried[state.queue] = carried_of(state, pushed=self.config.pushed)
+        runtime.lost[self._group.encode(), *held.key] = runtime.now() + LOST_S
+
+    def knows(self, queue: QueueRef) -> bool:
+        """Whether there is word of its former holder."""
+        key = leases_key(self._group, queue)
+        return queue in self._carried or self._runtime.backend.setting(key) is not None
+
+    def take(self, queue: QueueRef) -> Carried | None:
+        """What its former holder knew of a queue; it is told once."""
+        runtime, key = self._runtime, leases_key(self._group, queue)
+        carried, value = self._carried.pop(queue, None), runtime.backend.setting(key)
+        if value is None:
+            return carried
+        store_settings(runtime, {key: None})
+        return newest(carried, read_note(value, queue, runtime.now(), runtime.clock.wall_ms()))
+
+    def handed_out(self, queue: QueueRef, generation: int) -> int:
+        """Up to which offset we had delivered a queue when it was lost; 0: none, or it was reset since."""
+        known, until = self._handed_out.pop(queue, (generation, 0))
+        return until if known == generation else 0
+
+    def told(self, key: str, states: Iterable[QueueState]) -> bool:
+        """Whether the setting `key` may be word of a queue that is not among `states`; late word of one of
+        those is deleted."""
+        for state in states:
+            if leases_key(self._group, state.queue) == key:
+                if epoch_of(self._runtime.backend.setting(key)) < state.jobs.epoch:
+                    store_settings(self._runtime, {key: None})
+                return False
+        return True
+
+    def notes(self, states: Iterable[QueueState]) -> dict[str, bytes | None]:
+        """Settings for the next holders of these queues: what clients have of them; {}: nothing."""
+        if self.closed:
+            return {}
+        pushed = self.config.pushed
+        always = bool(self.config.scope and self.config.handover_wait_ms and not pushed)
+        now, wall_ms = self._runtime.now(), self._runtime.clock.wall_ms()
+        return {
+            leases_key(self._group, state.queue): note_of(state, now, wall_ms, pushed=pushed)
+            for state in states
+            if self.lives(state.queue) and (always or state.jobs.holds_more(leases=not pushed))
+        }

@@ -7,34 +7,64 @@ unnoticed. What cannot be read is tried again a little later.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Protocol
 
 from backend.completion import Completion
+from backend.port import Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.errors import DrainingError
 from ddmq_common.metrics.catalogue import SKIPPED
 from proxy_consumer.core.order.scope import EndsRequest
+from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.ranges import ranges_of
 from proxy_consumer.core.steps import Loaded, Purpose, QueueState, ReadRequest
-from proxy_consumer.departures.trail import is_of_another_life
-from proxy_consumer.runtime import log
-from proxy_consumer.subscription.reads import DataWait, QueueRead
-from proxy_consumer.subscription.seat import RETRY_S
-
-if TYPE_CHECKING:
-    from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.retries.headers import is_of_another_life
+from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription.membership import RETRY_S
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 SOON_S = 0.001  # at the next tick
 FLUSH_S = 0.5  # when what is finished without a client is stored
 
 
+class Reader(Protocol):
+    """The subscription that reads. `created_ms`: when it was made, 0: not known yet."""
+
+    created_ms: int
+
+    @property
+    def group_name(self) -> str: ...
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def joined(self) -> bool: ...
+
+    def holds(self, state: QueueState) -> bool:
+        """Whether the queue is still its own."""
+
+    def drop(self, queue: QueueRef) -> None:
+        """The queue is there no more."""
+
+    def after_results(self, states: Iterable[QueueState]) -> None:
+        """Messages of the queues were finished, or are to be moved."""
+
+    def serve(self) -> None:
+        """There may be something for those who wait."""
+
+    def wake(self, moment: float) -> None:
+        """`go_on` is to be called at `moment` (monotonic seconds)."""
+
+
 class Reading:
     """All reads and waits of one subscription."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self.subscription = subscription
-        self._runtime = subscription.runtime
+    def __init__(self, runtime: Runtime, reader: Reader, buffer: PullBuffer) -> None:
+        self._runtime = runtime
+        self._reader = reader
+        self._buffer = buffer
         self._waits: dict[QueueRef, DataWait] = {}
         self._stalled: list[QueueState] = []  # to be tried again after an error
 
@@ -50,7 +80,7 @@ class Reading:
                 return
             request.scope.ends(request, found.value)
             if not inline:
-                self.subscription.group.serve()
+                self._reader.serve()
 
         asked.then(answered)
         inline = False
@@ -71,71 +101,76 @@ class Reading:
         else:
             read.inline = False
 
+    def read_done_later(self, read: QueueRead) -> None:
+        """A read came back when nobody waited for it in a call any more."""
+        if self.read_done(read) is Loaded.DATA or self._buffer.may_have:
+            self._reader.serve()
+
     def read_done(self, read: QueueRead) -> Loaded:
         """A read came back, at once or later."""
-        state, subscription = read.request.state, self.subscription
+        state, reader = read.request.state, self._reader
         if read.error is not None:
-            subscription.buffer.read_failed(read.request)
+            self._buffer.read_failed(read.request)
             self._stall(state, read.error)
             return Loaded.TAIL
         if state.retry_queue and read.request.purpose is Purpose.NEW:
             self._pass_over_other_lives(state, read.value)
-        agenda, now = self._runtime.agenda, self._runtime.now()
-        loaded = subscription.buffer.loaded(read.request, read.value, now)
+        now = self._runtime.now()
+        loaded = self._buffer.loaded(read.request, read.value, now)
         if loaded is Loaded.TAIL:
             self._arm(state)
-        elif loaded is Loaded.GONE and subscription.holds(state):
-            subscription.drop(state.queue)
-            agenda.set(subscription, now + SOON_S)  # what waited behind its messages goes on
+        elif loaded is Loaded.GONE and reader.holds(state):
+            reader.drop(state.queue)
+            reader.wake(now + SOON_S)  # what waited behind its messages goes on
         if state.jobs.owes:  # finished undelivered: no client will have it stored
-            agenda.set(subscription, now + FLUSH_S)
+            reader.wake(now + FLUSH_S)
         if state.jobs.burials:
-            subscription.settle_up((state,))
+            reader.after_results((state,))
         return loaded
 
     def _pass_over_other_lives(self, state: QueueState, batch: ReadBatch) -> None:
         """What failed before the subscription was deleted, and made anew, is finished undelivered."""
-        subscription = self.subscription
-        if batch.status is not ReadStatus.DATA or not subscription.created_ms:
+        created_ms = self._reader.created_ms
+        if batch.status is not ReadStatus.DATA or not created_ms:
             return
         jobs, finished = state.jobs, state.jobs.ack_map.is_finished
         gone = [
             offset
             for index, offset in enumerate(batch.offsets)
-            if is_of_another_life(batch.record(index).system, subscription.created_ms)
+            if is_of_another_life(batch.record(index).system, created_ms)
             and not (finished(offset) or jobs.is_burying(offset))
         ]
         if gone:
             jobs.skip(ranges_of(gone))
             state.feed.finished_until = max(state.feed.finished_until, gone[-1] + 1)
-            group, topic = subscription.group.name, subscription.topic
+            group, topic = self._reader.group_name, self._reader.topic
             self._runtime.metrics.cell(SKIPPED, group, topic, "subscription deleted").value += len(gone)
 
     def _stall(self, state: QueueState, error: Exception) -> None:
-        subscription = self.subscription
+        reader = self._reader
         if not isinstance(error, DrainingError):
             log.warning(
                 "queue not readable",
                 extra={
-                    "group": subscription.group.name,
-                    "topic": subscription.topic,
+                    "group": reader.group_name,
+                    "topic": reader.topic,
                     "error": str(error),
                 },
             )
-        if subscription.holds(state):
+        if reader.holds(state):
             self._stalled.append(state)
-            self._runtime.agenda.set(subscription, self._runtime.now() + RETRY_S)
+            reader.wake(self._runtime.now() + RETRY_S)
 
     def go_on(self) -> None:
         """Try again what could not be read."""
         stalled, self._stalled = self._stalled, []
         for state in stalled:
-            self.subscription.buffer.data_arrived(state)
+            self._buffer.data_arrived(state)
 
     # --- at a queue's end
 
     def _arm(self, state: QueueState) -> None:
-        if state.queue in self._waits or not self.subscription.joined:
+        if state.queue in self._waits or not self._reader.joined:
             return
         wait = self._waits[state.queue] = DataWait(self, state)
         runtime = self._runtime
@@ -143,15 +178,15 @@ class Reading:
 
     def wait_done(self, wait: DataWait) -> None:
         """There is data, or the wait has stood long enough."""
-        state, subscription = wait.state, self.subscription
+        state, reader = wait.state, self._reader
         self._waits.pop(state.queue, None)
-        if not subscription.holds(state):
+        if not reader.holds(state):
             return
         if wait.error is not None:
             self._stall(state, wait.error)
         elif wait.value:
-            subscription.buffer.data_arrived(state)
-            subscription.group.serve()
+            self._buffer.data_arrived(state)
+            reader.serve()
         else:
             self._arm(state)
 
@@ -160,3 +195,34 @@ class Reading:
         wait = self._waits.pop(queue, None)
         if wait is not None:
             wait.cancel()
+
+
+class QueueRead(Completion[ReadBatch]):
+    """One read; `inline` while the call that started it has not returned."""
+
+    __slots__ = ("inline", "reading", "request")
+
+    def __init__(self, reading: Reading, request: ReadRequest) -> None:
+        super().__init__()
+        self.reading = reading
+        self.request = request
+        self.inline = True
+
+    def settled(self) -> None:
+        if not self.inline:
+            self.reading.read_done_later(self)
+
+
+class DataWait(Wait):
+    """The wait at one queue's end."""
+
+    __slots__ = ("reading", "state")
+
+    def __init__(self, reading: Reading, state: QueueState) -> None:
+        super().__init__()
+        self.reading = reading
+        self.state = state
+
+    def settled(self) -> None:
+        if not self.cancelled:
+            self.reading.wait_done(self)

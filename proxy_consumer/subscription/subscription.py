@@ -1,55 +1,48 @@
 """One group's subscription to one topic: the PullBuffer, and the backend calls it asks for.
 
-It takes its seats (seat.py) with the first pull and leaves them after `idle_ms` without one. Queues that
+It joins its group (membership.py) with the first pull and leaves it after `idle_ms` without one. Queues that
 it is given are read on demand (reading.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from backend.port import Sharing
 from backend.records import Bounds, ProgressView, QueueRef
+from ddmq_common.errors import FencedError
 from ddmq_common.names import retry_qid, retry_topic
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.agenda import NEVER
+from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.steps import Delivery, QueueState
-from proxy_consumer.departures.retry_queues import retry_queue_of
-from proxy_consumer.departures.undertaker import Undertaker
-from proxy_consumer.groups.ordering import SubscriptionOrder, same_order, sharing_of, start_anew
-from proxy_consumer.results.commits import Part, ProgressCommit, collect, store_settings
+from proxy_consumer.core.steps import Delivery, QueueState, ReadRequest
+from proxy_consumer.results.commits import ProgressCommit, collect, store_settings
+from proxy_consumer.retries.move import MoveSettings
+from proxy_consumer.retries.publisher import RetryPublisher
+from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.gates import gate_of, same_gate
-from proxy_consumer.subscription.handover import (
-    Carried,
-    carried_of,
-    epoch_of,
-    leases_key,
-    newest,
-    note_of,
-    read_note,
-)
+from proxy_consumer.subscription.handover import LOST_S, Handover
+from proxy_consumer.subscription.held_queue import HeldQueue, held_of
+from proxy_consumer.subscription.membership import RETRY_S, SubscriptionMembership
 from proxy_consumer.subscription.next_offsets import NextOffsets
+from proxy_consumer.subscription.order import SubscriptionOrder, same_order, sharing_of
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading
-from proxy_consumer.subscription.reads import Held, held_of
-from proxy_consumer.subscription.seat import RETRY_S, Seat
+from proxy_consumer.subscription.together import ChainMember, SubscriptionGroup, idle_at, start_anew
 
-if TYPE_CHECKING:
-    from proxy_consumer.groups.group import Group
-
-LOST_S = 3.0  # a queue that was lost is mostly ours again by then: a writer is replaced in 3 s
 READS_MAX = 32  # reads answered at once in one `take`; then others have their turn
 
 
 class Subscription:
     """The shell around one PullBuffer. Also a task of the agenda."""
 
-    def __init__(self, runtime: Runtime, group: Group, topic: str, config: SubscriptionDefaults) -> None:
+    def __init__(
+        self, runtime: Runtime, group: SubscriptionGroup, topic: str, config: SubscriptionDefaults
+    ) -> None:
         self.runtime = runtime
         self.group = group
         self.topic = topic
@@ -60,7 +53,7 @@ class Subscription:
         self.removed = False  # deleted, here or elsewhere: it never joins again
         self.halted = 0  # how often it is about to start anew, and takes nothing until then
         self.last_used = runtime.now()
-        self.order = SubscriptionOrder(runtime, group, self)
+        self.order = SubscriptionOrder(runtime, group.shared, config)
         self.buffer = PullBuffer(
             config,
             runtime.config.answer_bytes_max,
@@ -71,12 +64,13 @@ class Subscription:
             gate_of(config),
         )
         self._handed = runtime.handed_out(group.name, topic, self.buffer.tally)
-        self.undertaker = Undertaker(self)
-        self._seat = Seat(self, topic, retry=False)
-        self._retry_seat = Seat(self, retry_topic(group.name), retry=True)
-        self.reading = Reading(self)
-        self._handed_out: dict[QueueRef, tuple[int, int]] = {}  # of lost queues: generation, delivered until
-        self._carried: dict[QueueRef, Carried] = {}  # of lost queues
+        self.retries = RetryPublisher(runtime, group.name, topic, self)
+        self.handover = Handover(runtime, group.name, config)
+        self.membership = SubscriptionMembership(runtime, self, topic, self.handover, retry=False)
+        self.retry_membership = SubscriptionMembership(
+            runtime, self, retry_topic(group.name), self.handover, retry=True
+        )
+        self.reading = Reading(runtime, self, self.buffer)
         self._next_offsets = NextOffsets(runtime)
         self.readable = True
         self.check_topic()
@@ -85,6 +79,10 @@ class Subscription:
         """The topic may have been made readable, or not."""
         info = self.runtime.backend.topic(self.topic)
         self.readable = info is None or info.readable
+
+    @property
+    def group_name(self) -> str:
+        return self.group.name
 
     @property
     def topic_exists(self) -> bool:
@@ -96,64 +94,58 @@ class Subscription:
         Another order key starts the queues anew, and those of all topics that share its chains.
         """
         before, self.config = self.config, config
+        self.order.config = self.handover.config = config
         self.buffer.configure(config)
         if not same_gate(before, config):
             self.buffer.filter_by(gate_of(config))
         if not same_order(before, config):
-            start_anew([self] if config.scope != "group" else self.group.ordering.members())
+            self._start_anew([self] if config.scope != "group" else self.group.members())
             self.come_along()
         self.group.serve()
 
-    # --- use and seats
+    # --- use and membership
 
     @property
     def joined(self) -> bool:
-        return self._seat.joined
+        return self.membership.joined
 
     @property
     def complete(self) -> bool:
         """Whether our queues of the topic are known and loaded."""
-        return self._seat.complete
+        return self.membership.complete
 
     def use(self, now: float) -> None:
         """A client pulls."""
         self.last_used = now
-        if not self._seat.joined and not self.creating:
+        if not self.membership.joined and not self.creating:
             self.join()
-        if self.config.scope == "group" and self.group.ordering.used_at != now:
-            self.group.ordering.used_at = now
-            for other in self.group.ordering.members():
+        if self.config.scope == "group" and self.group.shared.used_at != now:
+            self.group.shared.used_at = now
+            for other in self.group.members():
                 other.last_used = now
                 if not other.joined and not other.creating:
                     other.join_alone()
 
-    def take_up(self) -> bool:
-        """Results came of queues that nobody holds: take ours, as for a pull; False where nobody pulls."""
-        if self.creating or self.config.pushed or self.runtime.pull_fault(self.group) is not None:
-            return False
-        self.use(self.runtime.now())
-        return True
-
     def come_along(self) -> None:
         """Take part at once where topics that share its chains deliver already."""
-        members = self.group.ordering.members()
+        members = self.group.members()
         if self in members and not self.creating and any(each.joined for each in members):
             if not self.joined:
                 self.join()
-            self.order.update()
+            self.update_order()
 
     def join(self) -> None:
-        """Take the seats, until nobody pulls any more."""
+        """Become a member, until nobody pulls any more."""
         if self.removed:
             return
         self.join_alone()
-        self.runtime.agenda.set(self, self.runtime.now() + self.runtime.config.idle_ms / 1000)
+        self.wake(self.runtime.now() + self.runtime.config.idle_ms / 1000)
 
     def join_alone(self) -> None:
-        """Take the seats."""
+        """Become a member; the others of its chains do so themselves."""
         if self.removed:
             return
-        self._seat.join(sharing_of(self.config))
+        self.membership.join(sharing_of(self.config))
         self.check_retry_queue()
 
     def check_retry_queue(self) -> None:
@@ -161,37 +153,52 @@ class Subscription:
 
         Also where the subscription has an order key by now: what is on its way was sent without.
         """
-        if not self._seat.joined or self._retry_seat.joined:
+        if not self.membership.joined or self.retry_membership.joined:
             return
         queue = retry_queue_of(self.runtime, self.group.name, self.topic)
         if queue is not None:
-            self._retry_seat.join(Sharing.AVERAGELY, frozenset({queue.queue_id}))
+            self.retry_membership.join(Sharing.AVERAGELY, frozenset({queue.queue_id}))
 
     def give_up(self) -> None:
         """Leave, to join again at once."""
         for state in self.buffer.queues.values():
-            self.remember_lost(state)
+            self.handover.remember(state)
         self.leave()
 
     def remove(self) -> None:
         """The subscription is deleted: give up every queue, for good."""
-        self.removed = True
+        self.removed = self.handover.closed = True
         self.leave()
-        self.runtime.agenda.set(self, self.runtime.now() + SOON_S)
+        self.wake(self.runtime.now() + SOON_S)
 
     def leave(self) -> None:
         """Give up every queue; what is leased comes again, here or elsewhere."""
         self.flush()
-        store_settings(self.runtime, self.notes(self.buffer.queues.values()))
+        store_settings(self.runtime, self.handover.notes(self.buffer.queues.values()))
         for queue in list(self.buffer.queues):
             self.drop(queue)
-        self._seat.leave()
-        self._retry_seat.leave()
+        self.membership.leave()
+        self.retry_membership.leave()
         self.order.forget()
 
     def holds(self, state: QueueState) -> bool:
         """Whether `state` is still what we hold of its queue."""
         return self.buffer.queues.get(state.queue) is state
+
+    def update_order(self) -> None:
+        """Open the scopes that are complete; at `order.open_at` the agenda calls again."""
+        if self.config.scope == "group":
+            self.group.open_shared()
+        elif not self.halted and self.order.open_scopes(self.buffer.scopes(), ready=self.ready):
+            self._start_anew([self])
+
+    @property
+    def ready(self) -> bool:
+        """Whether every queue that takes part is here and may deliver."""
+        return not self.topic_exists or (self.complete and self.runtime.now() >= self.order.open_at)
+
+    def _start_anew(self, subscriptions: Sequence[ChainMember]) -> None:
+        start_anew(subscriptions, self.runtime.now(), self.group.hand_over)
 
     def streams(self) -> Iterator[tuple[QueueState, QueueStream]]:
         """The queues that are in an ordered scope."""
@@ -201,71 +208,47 @@ class Subscription:
 
     # --- queues
 
-    def install(self, seat: Seat, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int) -> None:
+    @property
+    def queues(self) -> Mapping[QueueRef, QueueState]:
+        return self.buffer.queues
+
+    def end_pushes(self, queues: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
+        """`then` runs when nothing of the queues is being pushed, at `until` at the latest."""
+        self.group.hand_over({self.topic: queues}, until, then)
+
+    def install(
+        self, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int, *, retry: bool
+    ) -> None:
         """A queue is ours and its progress known."""
-        before = self._handed_out.pop(queue, None)
-        known = self._known_of(queue)
+        known = self.handover.take(queue)
         if view.committed is not None and known is None and epoch > 1 and self.config.scope:
             wait_s = self.config.handover_wait_ms / 1000
             self.order.open_at = max(self.order.open_at, self.runtime.now() + wait_s)
-        order = None if seat.retry else self.order.of(queue)
-        state = self.buffer.assign(queue, view, bounds, order, retry_queue=seat.retry)
+        order = None if retry else self.order.of(queue)
+        state = self.buffer.assign(queue, view, bounds, order, retry_queue=retry)
         state.jobs.epoch = epoch
         self._next_offsets.note(queue, bounds.next)
         runtime = self.runtime
-        name = retry_qid(runtime.backend.cluster, queue.queue_id) if seat.retry else runtime.qid(queue)
-        held = state.label = Held(Place(self.group.name, self.topic, name), self, state)
-        if before is not None and before[0] == view.generation:
-            state.jobs.handed_out = before[1]
+        name = retry_qid(runtime.backend.cluster, queue.queue_id) if retry else runtime.qid(queue)
+        held = state.label = HeldQueue(Place(self.group.name, self.topic, name), self, state)
+        state.jobs.handed_out = self.handover.handed_out(queue, view.generation)
         if known is not None and known.generation == view.generation:
             self.buffer.adopt(state, known.runs, known.acked, runtime.now())
             if state.jobs.owes:
-                runtime.agenda.set(self, runtime.now() + FLUSH_S)
+                self.wake(runtime.now() + FLUSH_S)
         runtime.lost.pop((self.group.name.encode(), *held.key), None)
         self.group.remember(held)
 
-    def _known_of(self, queue: QueueRef) -> Carried | None:
-        """What its former holder knew of a queue; it is told once."""
-        runtime, key = self.runtime, leases_key(self.group.name, queue)
-        carried, value = self._carried.pop(queue, None), runtime.backend.setting(key)
-        if value is None:
-            return carried
-        store_settings(runtime, {key: None})
-        return newest(carried, read_note(value, queue, runtime.now(), runtime.clock.wall_ms()))
-
-    def knows(self, queue: QueueRef) -> bool:
-        """Whether there is word of its former holder."""
-        key = leases_key(self.group.name, queue)
-        return queue in self._carried or self.runtime.backend.setting(key) is not None
-
     def told(self, key: str) -> None:
         """The setting `key` tells what clients have of a queue: we may be waiting for it, or it is late."""
-        for queue, state in self.buffer.queues.items():
-            if leases_key(self.group.name, queue) == key:
-                if epoch_of(self.runtime.backend.setting(key)) < state.jobs.epoch:
-                    store_settings(self.runtime, {key: None})
-                return
-        if self.joined:
-            self.runtime.agenda.set(self, self.runtime.now() + SOON_S)
-
-    def notes(self, states: Iterable[QueueState]) -> dict[str, bytes | None]:
-        """What the next holders of these queues have to know of what clients have; {}: nothing."""
-        if self.removed:
-            return {}
-        pushed = self.config.pushed
-        always = bool(self.config.scope and self.config.handover_wait_ms and not pushed)
-        now, wall_ms = self.runtime.now(), self.runtime.clock.wall_ms()
-        return {
-            leases_key(self.group.name, state.queue): note_of(state, now, wall_ms, pushed=pushed)
-            for state in states
-            if self.lives(state.queue) and (always or state.jobs.holds_more(leases=not pushed))
-        }
+        if self.handover.told(key, self.buffer.queues.values()) and self.joined:
+            self.wake(self.runtime.now() + SOON_S)
 
     def installed(self) -> None:
         """All queues of a grant are there."""
-        self.order.update()
-        self.runtime.agenda.set(self, max(self.order.open_at, self.runtime.now()))
-        self.settle_up(self.buffer.queues.values())
+        self.update_order()
+        self.wake(max(self.order.open_at, self.runtime.now()))
+        self.after_results(self.buffer.queues.values())
         self.group.serve()
 
     def drop(self, queue: QueueRef) -> None:
@@ -276,34 +259,20 @@ class Subscription:
             self.group.forget(held_of(state))
         self.reading.forget(queue)
 
-    def lives(self, queue: QueueRef) -> bool:
-        """Whether its topic is still there."""
-        info = self.runtime.backend.topic(queue.topic)
-        return info is not None and info.incarnation == queue.incarnation
-
     def let_go(self, queue: QueueRef) -> None:
         """A queue leaves and may come back: what shares its chains waits until that is known."""
         state, now = self.buffer.queues.get(queue), self.runtime.now()
         scope = None if state is None else self.buffer.scope_of(state)
         if scope is not None:
-            if self.lives(queue):
+            if self.handover.lives(queue):
                 scope.invalidate()
                 self.order.torn_until = now + LOST_S
-            self.runtime.agenda.set(self, max(now + SOON_S, self.order.torn_until))
+            self.wake(max(now + SOON_S, self.order.torn_until))
         self.drop(queue)
-
-    def remember_lost(self, state: QueueState) -> None:
-        """What clients hold of a queue that goes may still be acknowledged when it comes back."""
-        held = held_of(state)
-        held.lost = True
-        until = max(state.jobs.handed_out, state.feed.next_offset())
-        self._handed_out[state.queue] = (state.jobs.generation, until)
-        self._carried[state.queue] = carried_of(state, pushed=self.config.pushed)
-        self.runtime.lost[self.group.name.encode(), *held.key] = self.runtime.now() + LOST_S
 
     def refence(self, state: QueueState, then: Callable[[], None]) -> None:
         """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
-        (self._retry_seat if state.retry_queue else self._seat).refence(state, then)
+        (self.retry_membership if state.retry_queue else self.membership).refence(state, then)
 
     def refence_all(self) -> None:
         """Offsets may have been reset."""
@@ -314,82 +283,116 @@ class Subscription:
 
     def take(self, now: float, count: int) -> Delivery | None:
         """Messages for one client, if there are any now."""
-        buffer = self.buffer
         if self.halted or not self.readable:
             return None
+        buffer = self.buffer
         for _ in range(READS_MAX):
             step = buffer.take(now, count)
             if isinstance(step, Delivery):
-                self.runtime.agenda.set(self, step.deadline)
+                self.wake(step.deadline)
                 self._handed.note(step, self.runtime.clock.wall_ms())
                 return step
             if step is None:
                 soon = now + SOON_S
-                self.runtime.agenda.set(self, soon if buffer.short else max(soon, buffer.next_event()))
+                self.wake(soon if buffer.short else max(soon, buffer.next_event()))
                 return None
             if isinstance(step, EndsRequest):
                 self.reading.ask_ends(step)
                 continue
-            held_of(step.state).subscription.reading.read(step)
-        self.runtime.agenda.set(self, now + SOON_S)
+            held_of(step.state).subscription.read(step)
+        self.wake(now + SOON_S)
         return None
+
+    def read(self, request: ReadRequest) -> None:
+        """Carry out what a PullBuffer asks for: of several that share a scope, not always ours."""
+        self.reading.read(request)
 
     def next_offset(self, state: QueueState, now: float) -> int:
         """The queue's next offset as known lately, for our own clients."""
         return max(self._next_offsets.of(state.queue, now), state.feed.cursor)
 
-    # --- results and time
+    # --- results
 
-    def settle_up(self, states: Iterable[QueueState]) -> None:
+    def after_results(self, states: Iterable[QueueState]) -> None:
         """After results or a sweep: dead letters on their way, and the next wake-up."""
-        agenda = self.runtime.agenda
         for state in states:
             jobs = state.jobs
             if jobs.burials:
-                self.undertaker.take(state)
-            agenda.set(self, jobs.next_event())
+                self.retries.take(state)
+            self.wake(jobs.next_event())
 
-    def owe(self) -> None:
+    def store_later(self) -> None:
         """Something could not be stored: try again soon."""
-        self.runtime.agenda.set(self, self.runtime.now() + RETRY_S)
+        self.wake(self.runtime.now() + RETRY_S)
 
     def flush(self) -> None:
-        """Store what is owed and nobody waits for."""
-        parts: list[Part] = collect(self, self.buffer.queues.values())
+        """Store progress that nobody waits for."""
+        parts = collect(self, self.buffer.queues.values())
         if parts:
             ProgressCommit(self.runtime, parts).start()
 
+    def serve(self) -> None:
+        """There may be something for those who wait."""
+        self.group.serve()
+
+    # --- what the retry publisher tells
+
+    @property
+    def move_settings(self) -> MoveSettings:
+        return MoveSettings(self.config, self.created_ms)
+
+    def moved(self, state: QueueState, job: UpstreamJob, *, gone: bool) -> None:
+        """A spent message stands elsewhere, or was not there any more: then its finish is still to store."""
+        if gone:
+            state.jobs.skip([(job.offset, job.offset + 1)])
+            self.buffer.tally.expired.value += 1
+            self.store_later()
+        if self.holds(state):
+            self.buffer.buried(state, job)
+            self.group.serve()
+
+    def not_moved(self, state: QueueState, error: Exception, again_at: float) -> None:
+        """A spent message could not be moved; the publisher tries again."""
+        self.wake(again_at)
+        if isinstance(error, FencedError) and self.holds(state):
+            self.refence(state, lambda: None)
+
+    # --- time
+
+    def wake(self, moment: float) -> None:
+        """`due` is to be called at `moment` (monotonic seconds), or before."""
+        self.runtime.agenda.set(self, moment)
+
     def due(self, now: float) -> None:
-        """The agenda's call: leases, retries, what is owed, what stalled, and idleness."""
+        """The agenda's call: leases, retries, progress, what stalled, and idleness."""
         if self.removed:
-            self.undertaker.go_on(now)  # nothing is moved any more: whoever waits for it is told
+            self.retries.go_on(now)  # nothing is moved any more: whoever waits for it is told
             return
         self.buffer.sweep(now)
         self.flush()
         self.reading.go_on()
-        for seat in (self._seat, self._retry_seat):
-            seat.load()
-        self.order.update()
-        self.undertaker.go_on(now)
-        self.runtime.agenda.set(self, self.undertaker.next_event())
-        self.settle_up(self.buffer.queues.values())
+        self.membership.load()
+        self.retry_membership.load()
+        self.update_order()
+        self.retries.go_on(now)
+        self.wake(self.retries.next_event())
+        self.after_results(self.buffer.queues.values())
         for moment in (self.order.open_at, self.order.torn_until):
             if moment > now:
-                self.runtime.agenda.set(self, moment)
-        if self._leave_when_idle(now):
-            return
-        self.group.serve()
+                self.wake(moment)
+        if not self._leave_when_idle(now):
+            self.group.serve()
 
     def _leave_when_idle(self, now: float) -> bool:
-        together = self.group.ordering.members() if self.config.scope == "group" else [self]
-        waited_for = any(self.group.room.waiting_for(each.topic) for each in together)
+        together = self.group.members() if self.config.scope == "group" else (self,)
+        waited_for = any(self.group.waiting.waiting_for(each.topic) for each in together)
         if not self.joined:
             if waited_for and not self.creating:
                 self.join()
             return False
-        until = max(each.last_used for each in together) + self.runtime.config.idle_ms / 1000
-        if waited_for or any(each.buffer.budget.leased for each in together) or now < until:
-            self.runtime.agenda.set(self, max(until, now + 1.0))
+        until = idle_at(together, self.runtime.config.idle_ms / 1000, now)
+        if waited_for or now < until:
+            self.wake(max(until, now + 1.0))
             return False
         for each in together:
             each.leave()

@@ -35,7 +35,7 @@ START_KILL_SHARE = 0.15  # of the kills hit a starting server
 START_KILL_S = (0.0, 0.8)
 DRAIN_S = 120.0
 REPORT_EVERY = 20
-DEAD_GROUP = "undertaker"
+DEAD_GROUP = "failing"
 RETRY_INTERVALS_MS = [20, 40]  # so the third failure buries
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from backend.dead_letters import PREFIX, DeadLetter, read_dead_letter
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
@@ -19,7 +20,6 @@ from ddmq.server.http.pace import paced
 from ddmq.server.http.page import WHOLE, Page
 from ddmq_common.errors import CallerError
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
-from proxy_consumer.departures.letters import PREFIX, Letter, read_letter
 from proxy_consumer.groups.group import group_key
 
 BATCH = 100
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
     topic: str | None = None
     since_ms: int | None = None
 
-    def takes(self, letter: Letter) -> bool:
+    def takes(self, letter: DeadLetter) -> bool:
         """Whether `letter` is one of them."""
         return (
             (not self.offsets or letter.record.offset in self.offsets)
@@ -167,7 +167,7 @@ def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -
     }
 
 
-def read_letters(backend: Backend, span: LetterRange, opened: Open) -> tuple[list[Letter], int]:
+def read_letters(backend: Backend, span: LetterRange, opened: Open) -> tuple[list[DeadLetter], int]:
     """The next open letters of `span`, and where to go on; a batch at a time."""
     start = next((first for first, _ in opened.runs(span.at, span.end)), span.end)
     if start >= span.end:
@@ -179,11 +179,11 @@ def read_letters(backend: Backend, span: LetterRange, opened: Open) -> tuple[lis
         return [], span.end
     records: list[StoredRecord] = [batch.record(index) for index in range(len(batch.offsets))]
     return [
-        read_letter(record) for record in records if record.offset < span.end and record.offset in opened
+        read_dead_letter(record) for record in records if record.offset < span.end and record.offset in opened
     ], batch.next_offset
 
 
-def letter_row(letter: Letter) -> dict[str, Any]:
+def letter_row(letter: DeadLetter) -> dict[str, Any]:
     """One dead letter as people and programs read it; `ddmq message` shows the whole body."""
     record, content = letter.record, letter.content
     value = b"" if content is None else content.value

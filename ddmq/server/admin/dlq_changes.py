@@ -1,6 +1,6 @@
 """Dead letters sent again, or purged: marked done in the commit that does it, so never done twice.
 
-Each commit holds up to a batch of messages, their marks, and a turn (proxy_consumer/departures/turns.py):
+Each commit holds up to a batch of messages, their marks, and an optimistic lock:
 whoever does the same at the same moment is refused, reads again, and finds them done. A request works for a
 few seconds at most and answers with a cursor to go on with; what dies again meanwhile is beyond its end.
 On an engine that is not atomic a crash in between sends again what was sent and not marked.
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from backend.dead_letters import DeadLetter, resent_record
 from backend.port import Backend
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
 from ddmq.server.admin.dlq import (
@@ -26,8 +27,7 @@ from ddmq.server.admin.queries import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
 from ddmq_common.names import DONE_GROUP, TURN_GROUP
-from proxy_consumer.departures.letters import Letter, resent_record
-from proxy_consumer.departures.turns import turn
+from proxy_consumer.retries.optimistic_lock import next_generation
 
 WORK_S = 3.0
 TRIES_MAX = 8
@@ -63,13 +63,13 @@ class Resend:
             try:
                 return self._batch(span)
             except FencedError:
-                continue  # someone else took a turn
+                continue  # someone else was first
         raise BoundReachedError(f"dead letters of {span.queue.topic} are being changed by others; try again")
 
     def _batch(self, span: LetterRange) -> int:
-        """The turn is read before the marks: whoever changes them later makes our turn fail."""
+        """The generation is read before the marks: whoever changes them later makes our commit fail."""
         backend, queue = self._backend, span.queue
-        turns = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
+        changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
         done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
         _, (opened,) = look(backend, (queue,))
         letters, at = read_letters(backend, span, opened)
@@ -77,13 +77,13 @@ class Resend:
         kept: Counter[str] = Counter()
         chosen, records = self._choose(letters, sent, kept)
         if records and not self._dry_run:
-            self._store(queue, chosen, records, (done, turns))
+            self._store(queue, chosen, records, (done, changes))
         self.sent += sent
         self.kept += kept
         return at
 
     def _choose(
-        self, letters: Sequence[Letter], sent: Counter[str], kept: Counter[str]
+        self, letters: Sequence[DeadLetter], sent: Counter[str], kept: Counter[str]
     ) -> tuple[list[int], list[NewRecord]]:
         chosen: list[int] = []
         records: list[NewRecord] = []
@@ -118,11 +118,11 @@ class Resend:
                     raise result.error or RemoteError("a resent message may or may not be stored")
             records = ()
         ranges = [(offset, offset + 1) for offset in chosen]
-        marks = (_mark(queue, views[0], ranges), turn(queue, views[1]))
+        marks = (_mark(queue, views[0], ranges), next_generation(queue, views[1]))
         backend.commit(CommitBatch(records=records, progress=marks), deadline).wait(WAIT_S)
 
 
-def _why_kept(letter: Letter, *, missing: bool) -> str:
+def _why_kept(letter: DeadLetter, *, missing: bool) -> str:
     if not letter.topic:
         return "it does not say which topic it comes from"
     return f"topic {letter.topic} " + ("does not exist any more" if missing else "takes no messages")
@@ -192,7 +192,7 @@ def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -
 
 def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int | None) -> int:
     for _ in range(TRIES_MAX):
-        turns = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
+        changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
         done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
         (limits,), (opened,) = look(backend, (queue,))
         end = limits.next
@@ -201,11 +201,11 @@ def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int
         count = opened.count(0, end)
         if not count:
             return 0
-        marks = (_mark(queue, done, [(0, end)]), turn(queue, turns))
+        marks = (_mark(queue, done, [(0, end)]), next_generation(queue, changes))
         try:
             deadline = clock.monotonic() + WAIT_S
             backend.commit(CommitBatch(progress=marks), deadline).wait(WAIT_S)
         except FencedError:
-            continue  # someone else took a turn
+            continue  # someone else was first
         return count
     raise BoundReachedError(f"dead letters of {queue.topic} are being changed by others; try again")

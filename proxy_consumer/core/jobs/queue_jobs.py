@@ -405,7 +405,7 @@ class QueueJobs(JobTable):
             tally = self._tally.unknown if lease_id is None else self._tally.late
             tally.value += count
 
-    # --- departures: dead letters, the retry topic
+    # --- what is moved: dead letters, the retry topic
 
     def take_burials(self) -> list[UpstreamJob]:
         """Jobs to be stored elsewhere; each stays unfinished until `buried`."""

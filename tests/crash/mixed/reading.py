@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from backend.dead_letters import read_dead_letter
 from backend.file_log import FileLogOptions, open_log
 from backend.file_log.core.frame import Frame
 from backend.file_log.core.names import parse_segment
@@ -26,7 +27,6 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import decode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC, dlq_topic, retry_topic
-from proxy_consumer.departures.letters import read_letter
 from tests.crash.mixed.history import Ending, Finish, Letter, Loss, Place, Plan, Row
 
 WAIT_S = 60.0
@@ -80,7 +80,7 @@ def _row(record: StoredRecord) -> Row:
 
 
 def _letter(group: str, record: StoredRecord, offset_s: float) -> Letter:
-    said = read_letter(record)
+    said = read_dead_letter(record)
     assert said.content is not None
     place = (said.topic, said.queue_id, said.offset)
     at = said.time_ms / 1000 - offset_s

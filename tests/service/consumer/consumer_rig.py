@@ -124,8 +124,8 @@ class Rig:
         """Kill the proxy and start another: what was only in its memory is gone."""
         for group in self.service._directory.groups.values():
             for subscription in group.subscriptions.values():
-                subscription._seat.leave()
-                subscription._retry_seat.leave()
+                subscription.membership.leave()
+                subscription.retry_membership.leave()
         self.service._directory._stop_watching()  # type: ignore[misc]
         self.start()
 

@@ -180,9 +180,11 @@ class House(Rig):
         """Every queue of every proxy is lost, and joined anew."""
         for service, _ in self.proxies():
             for subscription in service._directory.subscriptions():
-                for seat in (subscription._seat, subscription._retry_seat):
-                    seat.lost([queue for queue in subscription.buffer.queues if queue.topic == seat.topic])
-                    seat.leave()
+                for membership in (subscription.membership, subscription.retry_membership):
+                    membership.lost(
+                        [queue for queue in subscription.buffer.queues if queue.topic == membership.topic]
+                    )
+                    membership.leave()
         self.pull_nothing()
 
     def second_joins(self) -> None:

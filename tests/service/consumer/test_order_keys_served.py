@@ -133,7 +133,7 @@ def in_order(rig: Rig, topics: str) -> list[int]:
 def lose(rig: Rig, topic: str) -> None:
     """The queues of a topic are taken from us without a word."""
     subscription = group(rig).subscriptions[topic.encode()]
-    subscription._seat.lost(list(subscription.buffer.queues))
+    subscription.membership.lost(list(subscription.buffer.queues))
 
 
 def lies_ready(rig: Rig) -> bool:
@@ -494,7 +494,9 @@ def test_a_queue_that_is_lost_and_comes_back_is_not_overtaken_by_the_others_of_t
     first = rig.pull(topic=b"T")
     lose(rig, "T")
     assert rig.pull(topic=b"U").result.messages == []
-    group(rig).subscriptions[b"T"]._seat.leave()  # as a session that is over does; the next pull joins again
+    group(rig).subscriptions[
+        b"T"
+    ].membership.leave()  # as a session that is over does; the next pull joins again
     assert in_order(rig, "UT") == []  # a client still has the first
     rig.submit(result(first))
     assert in_order(rig, "UT") == [1, 2, 3]
@@ -509,7 +511,7 @@ def test_all_queues_are_lost_and_come_back_one_after_the_other(rig: Rig) -> None
     first = rig.pull(topic=b"T")
     for topic in ("T", "U"):
         lose(rig, topic)
-        group(rig).subscriptions[topic.encode()]._seat.leave()
+        group(rig).subscriptions[topic.encode()].membership.leave()
     group(rig).subscriptions[b"U"].join()
     rig.settle()
     assert not group(rig).subscriptions[b"U"].buffer.has_some
@@ -525,7 +527,7 @@ def test_a_queue_that_does_not_come_back_holds_up_the_others_for_a_while_only(ri
         put(rig, "a", "0", topic=topic)
     first = rig.pull(topic=b"T")
     lose(rig, "T")  # its seat stays, and is given nothing
-    group(rig).subscriptions[b"T"]._seat.load()
+    group(rig).subscriptions[b"T"].membership.load()
     waiting = rig.ask(topic=b"U", linger=20_000)
     rig.advance(LOST_S - 0.1)
     assert not waiting.answered

@@ -155,8 +155,8 @@ class Changes:
         """A session is over; the next pull joins again."""
         groups = self.rig.service._directory.groups
         subscription = groups[b"G"].subscriptions[self.random.choice(list(TOPICS)).encode()]
-        subscription._seat.lost(list(subscription.buffer.queues))
-        subscription._seat.leave()
+        subscription.membership.lost(list(subscription.buffer.queues))
+        subscription.membership.leave()
 
     def park_or_replay(self) -> None:
         key = json.dumps(f"k{self.random.randrange(KEYS)}")

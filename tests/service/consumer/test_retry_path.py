@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from consumer_rig import IDL, Rig, until
 
+from backend.dead_letters import read_dead_letter
 from backend.records import StoredRecord
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Wire
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
-from proxy_consumer.departures.letters import read_letter
 from tests.service.delay.hand_alarm import HandAlarm
 
 STEPS_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -167,7 +167,7 @@ def test_sixteen_steps_and_then_the_dead_letter(house: House) -> None:
         qids.add(answer.context.qid)
     assert house.clock.monotonic() - begun == pytest.approx(sum(STEPS_S), abs=10)
     assert qids == {b"R_default_a_0", b"R_default_%RETRY%_0"}
-    letter = read_letter(house.letter())
+    letter = read_dead_letter(house.letter())
     assert (letter.topic, letter.queue_id, letter.offset) == ("T", 0, 0)
     assert (letter.attempts, letter.reason) == (18, "failed")
     assert house.retry_progress() == 16
@@ -206,7 +206,7 @@ def test_a_time_out_on_the_way_redelivers_at_once_and_is_one_step(house: House) 
             attempts.append(house.pull(clientId=b"c").result.messages[0].attempt)
             house.advance(1.01)
     assert attempts == [1, 2, 3, 4, 5, 6]
-    letter = read_letter(house.letter())
+    letter = read_dead_letter(house.letter())
     assert (letter.attempts, letter.reason) == (6, "timed-out")
 
 
@@ -266,7 +266,7 @@ def test_a_changed_number_of_steps_holds_from_then_on(house: House) -> None:
     )
     house.advance(10)
     house.fail()
-    assert read_letter(house.letter()).attempts == 3
+    assert read_dead_letter(house.letter()).attempts == 3
 
 
 def test_the_error_that_a_client_tells_is_in_the_letter(house: House) -> None:
@@ -275,7 +275,7 @@ def test_the_error_that_a_client_tells_is_in_the_letter(house: House) -> None:
     house.fail(failReasons=[b"no such customer\n" + b"x" * 300])
     house.advance(10)
     house.fail()
-    letter = read_letter(house.letter())
+    letter = read_dead_letter(house.letter())
     assert letter.error.startswith("no such customer xxx")
     assert len(letter.error) == 200
 
@@ -292,4 +292,4 @@ def test_what_was_on_its_way_when_an_order_key_was_set_is_not_stranded(house: Ho
     house.service._directory.groups[b"G"].subscriptions[b"T"].configure(ordered)
     house.advance(10)
     assert house.fail().messages[0].attempt == 3
-    assert read_letter(house.letter()).attempts == 3
+    assert read_dead_letter(house.letter()).attempts == 3

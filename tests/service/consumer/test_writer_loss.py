@@ -11,7 +11,7 @@ from consumer_rig import FIRST, Rig, result
 from ddmq_common.errors import RemoteError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.subscription.handover import leases_key
-from proxy_consumer.subscription.seat import NOTES_S
+from proxy_consumer.subscription.membership import NOTES_S
 from proxy_consumer.subscription.subscription import Subscription
 
 ORDERS = {
@@ -46,10 +46,10 @@ class Two(Rig):
         for proxy in (self.first, self.second):
             subscription = self.at(proxy)
             if told_late and proxy is self.first:
-                subscription._seat._membership.leave()  # type: ignore[union-attr]
+                subscription.membership._membership.leave()  # type: ignore[union-attr]
                 continue
-            subscription._seat.lost(list(subscription.buffer.queues))
-            subscription._seat.leave()
+            subscription.membership.lost(list(subscription.buffer.queues))
+            subscription.membership.leave()
         self.at(self.second).use(self.clock.monotonic())
 
     def offsets(self, proxy: Any) -> list[int]:
@@ -85,7 +85,7 @@ def test_word_that_comes_a_little_later_is_waited_for(two: Two) -> None:
     two.lose_the_writer(told_late=True)
     assert two.offsets(two.second) == []
     late = two.at(two.first)
-    late._seat.lost(list(late.buffer.queues))
+    late.membership.lost(list(late.buffer.queues))
     assert not set(two.offsets(two.second)) & set(two.had)
 
 
@@ -100,7 +100,7 @@ def test_word_that_comes_too_late_is_not_kept(two: Two) -> None:
     two.advance(NOTES_S)
     two.offsets(two.second)
     late = two.at(two.first)
-    late._seat.lost(list(late.buffer.queues))
+    late.membership.lost(list(late.buffer.queues))
     two.settle()
     assert two.backend.setting(leases_key("G", two.ref())) is None
 
@@ -140,7 +140,7 @@ def test_handover_wait_ms_waits_for_a_proxy_that_was_killed_and_for_no_other(rig
     assert rig.pull(count=1).offsets == [0], "nobody had it before: no wait"
     if killed:
         found: Subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
-        found._seat._membership.leave()  # type: ignore[union-attr]
+        found.membership._membership.leave()  # type: ignore[union-attr]
     else:
         rig.service._directory.stop()
     rig.settle()

@@ -19,8 +19,7 @@ from ddmq.server.http.errors import NoSuchGroupError
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError, RemoteError
-from proxy_consumer.departures.letters import dead_letter
-from proxy_consumer.departures.trail import Trail
+from proxy_consumer.retries.headers import RetryHeaders, dead_letter
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda r: (r[0], r[0] + r[1])))
 
@@ -59,8 +58,8 @@ class House:
         for number in range(count):
             delivery = encode(b"k%d" % number, b"v", b"", None)
             record = StoredRecord(topic, 0, number, 0, number.to_bytes(16, "big"), 1, 1, 0, 0, delivery, {})
-            trail = Trail(0, topic, 0, number, 4, 0, "")
-            letters.append(dead_letter("G", record, trail, reason, self.clock.wall_ms()))
+            headers = RetryHeaders(0, topic, 0, number, 4, 0, "")
+            letters.append(dead_letter("G", record, headers, reason, self.clock.wall_ms()))
         self.backend.append(letters, self.deadline()).wait(20)
 
     def resend(self, **body: Any) -> dict[str, Any]:
@@ -166,8 +165,8 @@ def test_a_letter_that_is_too_large_by_now_is_kept_and_holds_up_no_other(house: 
     house.die(2, "U")
     first = house.stored("%DLQ%G")[0]
     body = encode(b"large", bytes(3_000), b"", None)
-    trail = Trail(0, "T", 0, 9, 4, 0, "")
-    large = dead_letter("G", first._replace(topic="T", delivery=body), trail, "failed", 1)
+    headers = RetryHeaders(0, "T", 0, 9, 4, 0, "")
+    large = dead_letter("G", first._replace(topic="T", delivery=body), headers, "failed", 1)
     house.backend.append([large], house.deadline()).wait(20)
     can = replace(house.backend.capabilities, body_bytes_max=1_000, properties_bytes_max=100)
     house.backend.capabilities = can  # the limit was lowered since

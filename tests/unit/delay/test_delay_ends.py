@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from backend.dead_letters import read_dead_letter, resent_record
 from backend.progress.ack_map import AckMap
 from backend.records import StoredRecord
 from ddmq_common.delays.command import (
@@ -31,7 +32,6 @@ from delay_service.core.outlets import GONE, UNREADABLE, Outlet, Step, dead_outl
 from delay_service.core.taken import DEAD_TEXT
 from delay_service.store.memory import MemoryStore
 from delay_service.store.port import Changes, IdKind, IdState, Pending
-from proxy_consumer.departures.letters import read_letter, resent_record
 
 NOW = 1_700_000_000_000
 UUID_TEXT = "00000000-0000-0000-0000-000000000007"
@@ -192,7 +192,7 @@ def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
     record = dead_outlet(waiting(encode_command(order), NOW), GONE, NOW, False).record
     said = decode(record.delivery).properties.get(b"dead-letter-place")
     assert said == (None if place is None else place.encode())
-    letter = read_letter(
+    letter = read_dead_letter(
         StoredRecord(record.topic, 0, 4, 4, record.message_id, 1, 1, 0, 0, record.delivery, {})
     )
     again = resent_record(letter, 3)

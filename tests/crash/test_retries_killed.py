@@ -19,7 +19,7 @@ from backend.progress.ack_map import AckMap
 from backend.records import QueueRef, ReadStatus, StoredRecord
 from ddmq_common.delivery import decode
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
-from tests.crash.departing_process import GROUP, MESSAGES, PATIENCE_S, STEPS, TOPIC, opened
+from tests.crash.failing_process import GROUP, MESSAGES, PATIENCE_S, STEPS, TOPIC, opened
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOLDERS = {TOPIC: GROUP, f"%RETRY%{GROUP}": GROUP, SCHEDULE_TOPIC: LEVELS_GROUP, f"%DLQ%{GROUP}": None}
@@ -30,7 +30,7 @@ KILLS_MAX = 40  # until one of them has met messages on their way
 @contextmanager
 def departing(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The process, ready; killed at the end."""
-    command = [sys.executable, "-m", "tests.crash.departing_process", str(directory)]
+    command = [sys.executable, "-m", "tests.crash.failing_process", str(directory)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY)
     try:
         assert process.stdout is not None

@@ -3,7 +3,7 @@
 `%RETRY%group` has one queue per original topic of the group, so that a retry queue belongs to exactly one
 subscription. The number is given on first need and kept in the setting `retry/GROUP`, a JSON object of
 topic → queue number. It is never taken back: messages may be on their way to it. Two proxies that give
-numbers at the same moment do so in turns (turns.py); whoever comes second reads again.
+numbers at the same moment do so under an optimistic lock; whoever comes second reads again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from backend.completion import Completion
+from backend.completion import Completion, succeeded
 from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.records import CommitBatch, ProgressView, QueueRef, TopicInfo
 from ddmq_common.errors import DdmqError, FencedError, StorageError
 from ddmq_common.names import RETRY_PREFIX, TURN_GROUP, retry_topic
-from proxy_consumer.departures.turns import turn
+from proxy_consumer.retries.optimistic_lock import next_generation
 from proxy_consumer.runtime import Runtime
 
 SETTING_PREFIX = "retry/"
@@ -108,23 +108,23 @@ class RetryQueueGrant(Completion[QueueRef]):
             self.fail(error)
             return
         if number is None:
-            self._ask_turn(QueueRef(made.value.name, made.value.incarnation, 0))
+            self._ask_generation(QueueRef(made.value.name, made.value.incarnation, 0))
         else:
             self._ready_topic(number + 1).then(self._grown)
 
-    def _ask_turn(self, first: QueueRef) -> None:
+    def _ask_generation(self, first: QueueRef) -> None:
         view = self._runtime.backend.progress(TURN_GROUP, (first,))
         view.then(lambda asked: self._take_number(first, asked))
 
     def _take_number(self, first: QueueRef, asked: Completion[list[ProgressView]]) -> None:
-        """The numbers are read after the generation: whoever changed them since makes our turn fail."""
+        """The numbers are read after the generation: whoever changed them since makes our commit fail."""
         runtime = self._runtime
         try:
-            mine = turn(first, asked.result()[0])
+            lock = next_generation(first, asked.result()[0])
             numbers = _numbers(runtime.backend, self._group)
             numbers.setdefault(self._topic, max(numbers.values(), default=-1) + 1)
             settings: dict[str, bytes | None] = {retry_key(self._group): msgspec.json.encode(numbers)}
-            batch = CommitBatch(progress=(mine,), settings=settings)
+            batch = CommitBatch(progress=(lock,), settings=settings)
             runtime.backend.commit(batch, runtime.commit_deadline()).then(self._numbered)
         except DdmqError as error:
             self.fail(error)
@@ -148,3 +148,24 @@ class RetryQueueGrant(Completion[QueueRef]):
             )
         else:
             self.start()
+
+
+class RetryQueues:
+    """Gives the topics of one group their retry queues; once each, however many wait for it."""
+
+    def __init__(self, runtime: Runtime, group: str) -> None:
+        self._runtime = runtime
+        self._group = group
+        self._grants: dict[str, RetryQueueGrant] = {}
+
+    def of(self, topic: str) -> Completion[QueueRef]:
+        """The retry queue of `topic`, given if need be."""
+        known = retry_queue_of(self._runtime, self._group, topic)
+        if known is not None:
+            return succeeded(known)
+        grant = self._grants.get(topic)
+        if grant is None:
+            grant = self._grants[topic] = RetryQueueGrant(self._runtime, self._group, topic)
+            grant.then(lambda _: self._grants.pop(topic))
+            grant.start()
+        return grant

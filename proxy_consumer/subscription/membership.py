@@ -1,13 +1,13 @@
-"""A subscription's place on one topic of the backend: joined, given queues, their progress loaded.
+"""A subscription as a member of its group: joined for one topic, given queues, their progress loaded.
 
-A subscription has one on its own topic, and one on its queue of the group's retry topic when there is
-one. The seat knows who may have what; what is done with a queue is the subscription's affair.
+A subscription has one membership for its own topic, and one for its queue of the group's retry topic when
+there is one. The membership knows who may have what; what is done with a queue is the subscription's affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from backend.completion import Completion
 from backend.port import Assignment, Join, Membership, Sharing
@@ -15,24 +15,53 @@ from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.results.commits import ProgressCommit, collect, store_settings
-from proxy_consumer.runtime import log
-
-if TYPE_CHECKING:
-    from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription.handover import Handover
+from proxy_consumer.subscription.held_queue import QueueHolder
 
 RETRY_S = 0.5  # pause after the backend refused or failed a call
 HAND_OVER_S = 0.5  # of the time to hand queues over, what storing progress may take
 NOTES_S = 1.0  # how long after the writer's loss what is new here waits for word of what clients have
 
 
-class Seat:
-    """See the module. Also the listener of its membership."""
+class QueueOwner(QueueHolder, Protocol):
+    """Who has the queues that a membership gets."""
 
-    def __init__(self, subscription: Subscription, topic: str, *, retry: bool) -> None:
+    @property
+    def queues(self) -> Mapping[QueueRef, QueueState]: ...
+
+    def wake(self, moment: float) -> None:
+        """`load` is to be called at `moment` (monotonic seconds)."""
+
+    def update_order(self) -> None:
+        """Queues were given: what waits for them may go on."""
+
+    def install(
+        self, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int, *, retry: bool
+    ) -> None:
+        """A queue may be read from now on."""
+
+    def installed(self) -> None:
+        """All that could be loaded is."""
+
+    def end_pushes(self, queues: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
+        """`then` runs when nothing of the queues is being pushed, at `until` at the latest."""
+
+    def let_go(self, queue: QueueRef) -> None:
+        """The queue is not its own any more."""
+
+
+class SubscriptionMembership:
+    """The listener of one membership at the backend. `retry`: for the group's retry topic."""
+
+    def __init__(
+        self, runtime: Runtime, owner: QueueOwner, topic: str, handover: Handover, *, retry: bool
+    ) -> None:
         self.topic = topic
         self.retry = retry
-        self._subscription = subscription
-        self._runtime = subscription.runtime
+        self._runtime = runtime
+        self._owner = owner
+        self._handover = handover
         self._membership: Membership | None = None
         self._term = 0  # counts joins and leaves; answers of an earlier term are not for us
         self._unloaded: dict[QueueRef, int] = {}  # queue → epoch
@@ -56,7 +85,7 @@ class Seat:
         if self._membership is not None or now < self._join_after:
             return
         self._term += 1
-        group = self._subscription.group.name
+        group = self._owner.group_name
         try:
             self._membership = runtime.backend.join(
                 Join(group, self.topic, sharing, queues, runtime.address), self
@@ -64,7 +93,7 @@ class Seat:
         except DdmqError as error:
             log.warning("cannot join", extra={"group": group, "topic": self.topic, "error": str(error)})
             self._join_after = now + RETRY_S
-            runtime.agenda.set(self._subscription, self._join_after)
+            self._owner.wake(self._join_after)
 
     def leave(self) -> None:
         """Give everything up; the subscription has dropped its queues."""
@@ -81,14 +110,14 @@ class Seat:
         """Queues are ours under this epoch."""
         self._told = True
         self._tell("queues gained", assignment.queues, epoch=assignment.epoch)
-        held = self._subscription.buffer.queues
+        held = self._owner.queues
         for queue in assignment.queues:
             state = held.get(queue)
             if state is None:
                 self._unloaded[queue] = assignment.epoch
             else:
                 state.jobs.epoch = assignment.epoch
-        self._subscription.order.update()
+        self._owner.update_order()
         self.load()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
@@ -97,23 +126,23 @@ class Seat:
         What is pushed ends first, for a while: nobody could say later how it went.
         """
         self._tell("queues handed over", queues)
-        subscription, membership = self._subscription, self._membership
+        membership = self._membership
 
         def ended() -> None:
             if self._membership is membership:
                 self._hand_over(queues)
 
-        subscription.group.hand_over({subscription.topic: queues}, deadline - HAND_OVER_S, ended)
+        self._owner.end_pushes(queues, deadline - HAND_OVER_S, ended)
 
     def _hand_over(self, queues: Sequence[QueueRef]) -> None:
-        subscription, membership = self._subscription, self._membership
-        states = [state for queue in queues if (state := subscription.buffer.queues.get(queue)) is not None]
+        owner, membership = self._owner, self._membership
+        states = [state for queue in queues if (state := owner.queues.get(queue)) is not None]
 
         def release(_: Exception | None) -> None:
             if membership is not None:
                 membership.release(queues)
 
-        parts, notes = collect(subscription, states), subscription.notes(states)
+        parts, notes = collect(owner, states), self._handover.notes(states)
         for queue in queues:
             self._forget(queue)
 
@@ -132,35 +161,34 @@ class Seat:
         still be acknowledged then; results that come in between are refused, and sent again. Those that
         go to another proxy instead go with what clients have: that is stored before we join again.
         """
-        subscription = self._subscription
-        if not queues or any(subscription.lives(queue) for queue in queues):
+        owner = self._owner
+        if not queues or any(self._handover.lives(queue) for queue in queues):
             self._notes_until = self._runtime.now() + NOTES_S
         if queues:
             self._tell("queues lost", queues)
-        states = [state for queue in queues if (state := subscription.buffer.queues.get(queue)) is not None]
-        store_settings(self._runtime, subscription.notes(states))
+        states = [state for queue in queues if (state := owner.queues.get(queue)) is not None]
+        store_settings(self._runtime, self._handover.notes(states))
         for state in states:
-            subscription.remember_lost(state)
+            self._handover.remember(state)
         for queue in queues:
             self._forget(queue)
-        held = subscription.buffer.queues
-        self._told = bool(self._unloaded) or any(queue.topic == self.topic for queue in held)
+        self._told = bool(self._unloaded) or any(queue.topic == self.topic for queue in owner.queues)
 
     def _tell(self, event: str, queues: Sequence[QueueRef], **more: int) -> None:
         """One line for operators, whenever queues come or go."""
         numbers = sorted(queue.queue_id for queue in queues)
-        told = {"group": self._subscription.group.name, "topic": self.topic, "queues": numbers, **more}
+        told = {"group": self._owner.group_name, "topic": self.topic, "queues": numbers, **more}
         log.info(event, extra=told)
 
     def _forget(self, queue: QueueRef) -> None:
         self._unloaded.pop(queue, None)
-        self._subscription.let_go(queue)
+        self._owner.let_go(queue)
 
     # --- loading progress
 
     def reload(self, state: QueueState) -> None:
         """The queue was reset: start it anew, under the epoch it has."""
-        self._subscription.let_go(state.queue)
+        self._owner.let_go(state.queue)
         self._unloaded[state.queue] = state.jobs.epoch
         self.load()
 
@@ -170,7 +198,7 @@ class Seat:
         if not queues:
             return
         backend, term = self._runtime.backend, self._term
-        progress = backend.progress(self._subscription.group.name, queues)
+        progress = backend.progress(self._owner.group_name, queues)
         bounds = backend.bounds(queues)
 
         def both(_: object) -> None:
@@ -189,39 +217,39 @@ class Seat:
     ) -> None:
         error = progress.error or bounds.error
         if error is not None:
-            group = self._subscription.group.name
+            group = self._owner.group_name
             log.warning("progress not read", extra={"group": group, "error": str(error)})
-            self._runtime.agenda.set(self._subscription, self._runtime.now() + RETRY_S)
+            self._owner.wake(self._runtime.now() + RETRY_S)
             return
         for queue, view, limits in zip(queues, progress.value, bounds.value, strict=True):
             if self._waits_for_word(queue):
                 continue
             epoch = self._unloaded.pop(queue, None)
             if epoch is not None and limits is not None:
-                self._subscription.install(self, queue, view, limits, epoch)
-        self._subscription.installed()
+                self._owner.install(queue, view, limits, epoch, retry=self.retry)
+        self._owner.installed()
 
     def _waits_for_word(self, queue: QueueRef) -> bool:
         """Whether a proxy that lives may be about to say what clients have of the queue."""
         if self._unloaded.get(queue, 1) == 1 or self._runtime.now() >= self._notes_until:
             return False
-        if self._subscription.knows(queue):
+        if self._handover.knows(queue):
             return False
-        self._runtime.agenda.set(self._subscription, self._notes_until)
+        self._owner.wake(self._notes_until)
         return True
 
     def refence(self, state: QueueState, then: Callable[[], None]) -> None:
         """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
         term = self._term
-        view = self._runtime.backend.progress(self._subscription.group.name, (state.queue,))
+        view = self._runtime.backend.progress(self._owner.group_name, (state.queue,))
 
         def checked(_: object) -> None:
-            if term == self._term and self._subscription.holds(state) and view.error is None:
+            if term == self._term and self._owner.holds(state) and view.error is None:
                 now = view.value[0]
                 if now.epoch > state.jobs.epoch:
                     self._tell("queues lost", (state.queue,))
-                    self._subscription.remember_lost(state)
-                    self._subscription.let_go(state.queue)
+                    self._handover.remember(state)
+                    self._owner.let_go(state.queue)
                 elif now.generation != state.jobs.generation:
                     self.reload(state)
             then()

@@ -1,7 +1,7 @@
-"""Dead letters: made of a spent message, read back, and made into a message again. Pure.
+"""Dead letters: made of a message that nobody could finish, read back, made into a message again. Pure.
 
-A dead letter keeps key, tag, value, message id, born time and the application's properties, and gains
-these (none of them a reserved name):
+A dead letter keeps key, tag, value, message id, born time and the application's properties, and gains those
+of these that are known (none of them a reserved name):
 
     dead-letter-reason     failed | timed-out | whatever else the core says
     dead-letter-error      the last error text that a client gave; left out when there is none
@@ -10,6 +10,8 @@ these (none of them a reserved name):
     dead-letter-offset
     dead-letter-place      instead of queue and offset, of one that was still delayed: its queue is this
                            modulo the topic's queues; left out when any will do
+    dead-letter-level      of the delay level that it waited in, from 1
+    dead-letter-due        when a delay message was due, epoch milliseconds
     dead-letter-attempts   deliveries made in all, over every step
     dead-letter-time       epoch milliseconds
     dead-letter-resent     how often it was sent again from the dead-letter topic; left out at first
@@ -20,21 +22,21 @@ record's system properties, and its bytes are kept as they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from backend.records import NewRecord, StoredRecord
-from ddmq_common.delivery import Content, decode, encode
+from ddmq_common.delivery import Content, decode, encode, key_and_tags
 from ddmq_common.errors import DamagedError
-from ddmq_common.names import dlq_topic
-from proxy_consumer.departures.trail import Trail, foreign_system, key_and_tags
 
 PREFIX = "dead-letter-"
 REASON, ERROR, TOPIC = PREFIX + "reason", PREFIX + "error", PREFIX + "topic"
 QUEUE, OFFSET, PLACE = PREFIX + "queue", PREFIX + "offset", PREFIX + "place"
 ATTEMPTS, TIME, RESENT = PREFIX + "attempts", PREFIX + "time", PREFIX + "resent"
+LEVEL, DUE = PREFIX + "level", PREFIX + "due"
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A dead letter as it stands in its topic. `content` None: its bytes do not parse.
 
     `topic` "": it does not say where it comes from; `queue_id`, `offset` None: it was in no queue there yet,
@@ -54,21 +56,28 @@ class Letter(NamedTuple):
     place: int
 
 
-def dead_letter(
-    group: str, record: StoredRecord, trail: Trail, reason: str, wall_ms: int, *, bare: bool = False
+def dead_record(
+    topic: str,
+    record: StoredRecord,
+    facts: Mapping[str, str],
+    system: Mapping[str, str],
+    *,
+    bare: bool = False,
 ) -> NewRecord:
-    """The record to append. `bare`: leave the message's bytes alone."""
-    facts = _facts(trail, reason, wall_ms)
-    key, tags = key_and_tags(record)
-    delivery, system = bytes(record.delivery), foreign_system(record)
+    """The record to append to a dead-letter topic; `facts`: what it gains, by the names above.
+
+    `system`: what it keeps of its system properties. `bare`: its bytes are left alone.
+    """
     content = None if bare else _content(record)
+    key, tags = key_and_tags(record.delivery)
+    delivery, kept = bytes(record.delivery), dict(system)
     if content is None:
-        system |= facts
+        kept |= facts
     else:
         properties = _without_facts(content) | {name.encode(): text.encode() for name, text in facts.items()}
         delivery = encode(key, content.value, tags, properties)
     return NewRecord(
-        dlq_topic(group),
+        topic,
         0,
         record.message_id,
         record.born_ms,
@@ -76,26 +85,11 @@ def dead_letter(
         key,
         tags,
         record.flags,
-        system=system or None,
+        system=kept or None,
     )
 
 
-def _facts(trail: Trail, reason: str, wall_ms: int) -> dict[str, str]:
-    facts = {
-        REASON: reason,
-        ERROR: trail.error,
-        TOPIC: trail.topic,
-        QUEUE: str(trail.queue_id),
-        OFFSET: str(trail.offset),
-        ATTEMPTS: str(trail.deliveries),
-        TIME: str(wall_ms),
-    }
-    if not trail.error:
-        del facts[ERROR]
-    return facts
-
-
-def read_letter(record: StoredRecord) -> Letter:
+def read_dead_letter(record: StoredRecord) -> DeadLetter:
     """What a record of a dead-letter topic says about itself."""
     content = _content(record)
     found = {name: text for name, text in record.system.items() if name.startswith(PREFIX)}
@@ -105,7 +99,7 @@ def read_letter(record: StoredRecord) -> Letter:
             for name, value in content.properties.items()
         }
     resent = b"" if content is None else content.properties.get(RESENT.encode(), b"")
-    return Letter(
+    return DeadLetter(
         record,
         content,
         found.get(REASON, ""),
@@ -120,7 +114,7 @@ def read_letter(record: StoredRecord) -> Letter:
     )
 
 
-def resent_record(letter: Letter, queues: int) -> NewRecord:
+def resent_record(letter: DeadLetter, queues: int) -> NewRecord:
     """The message again, for its original topic of `queues` queues: same queue if there is one, of what
     was in none the one it was to go to.
 
@@ -128,7 +122,7 @@ def resent_record(letter: Letter, queues: int) -> NewRecord:
     do not parse goes as it is.
     """
     record = letter.record
-    key, tags = key_and_tags(record)
+    key, tags = key_and_tags(record.delivery)
     delivery = bytes(record.delivery)
     if letter.content is not None:
         properties = _without_facts(letter.content)

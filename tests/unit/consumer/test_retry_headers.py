@@ -1,4 +1,4 @@
-"""Trails and dead letters without a backend: what travels, which step is next, what comes back."""
+"""Retry headers and dead letters without a backend: what travels, which step is next, what comes back."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.dead_letters import read_dead_letter, resent_record
 from backend.levels import real_record, schedule_record
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.delivery import decode, encode
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
-from proxy_consumer.departures.letters import dead_letter, read_letter, resent_record
-from proxy_consumer.departures.trail import (
+from proxy_consumer.retries.headers import (
     attempts_before,
+    dead_letter,
     error_text,
-    level_of,
-    next_step,
+    headers_after,
+    headers_of,
     retry_record,
-    trail_after,
-    trail_of,
 )
+from proxy_consumer.retries.next_hop import DEAD_LETTER, level_of, next_hop
 
 ID = bytes(range(16))
 DEFAULTS = SubscriptionDefaults()
@@ -50,8 +50,8 @@ def job(fails: int = 1, timeouts: int = 0, error: str = "") -> UpstreamJob:
 
 def through_the_level(record: StoredRecord, spent: UpstreamJob, step: int) -> StoredRecord:
     """One step: into the level and out of it."""
-    trail = trail_after(record, spent, 1_000)
-    retried = retry_record("G", 9, record, trail._replace(steps=step))
+    headers = headers_after(record, spent, 1_000)
+    retried = retry_record("G", 9, record, headers._replace(steps=step))
     scheduled = schedule_record(retried, level_of(step), DEFAULT_LEVELS)
     return stored(real_record(stored(scheduled, 0)), 100 + step)
 
@@ -70,7 +70,7 @@ def test_every_step_until_they_are_used_up(deliveries: list[tuple[int, int]], re
     for first, (fails, timeouts) in zip(chain((True,), repeat(False)), deliveries, strict=False):
         spent = job(fails, timeouts)
         total += fails + timeouts
-        step = next_step(trail_after(record, spent, 1), spent, config)
+        step = next_hop(spent, headers_after(record, spent, 1), config)
         taken += 0 if first else max(0, fails - 1)  # those that waited for a delay of their own
         assert step == (taken + 1 if taken < retry_steps else 0)
         if step == 0:
@@ -80,7 +80,9 @@ def test_every_step_until_they_are_used_up(deliveries: list[tuple[int, int]], re
         assert attempts_before(record.system) == total
     else:
         spent = job(0, 0)
-    letter = read_letter(stored(dead_letter("G", record, trail_after(record, spent, 1), spent.reason, 99), 1))
+    letter = read_dead_letter(
+        stored(dead_letter("G", record, headers_after(record, spent, 1), spent.reason, 99), 1)
+    )
     assert (letter.topic, letter.queue_id, letter.offset) == ("T", 3, 42)
     assert letter.attempts == total
     assert dict(letter.record.system) == {"other": "x"}
@@ -105,20 +107,20 @@ def test_what_travels_is_the_message_as_it_was() -> None:
 
 def test_the_last_error_and_the_first_failure_are_kept_over_steps() -> None:
     first = through_the_level(message(), job(4, error="boom"), 1)
-    trail = trail_after(first, job(0, 17), 2_000)
-    assert (trail.error, trail.since_ms, trail.deliveries, trail.offset) == ("boom", 1_000, 21, 42)
-    assert trail_after(first, job(error="bang"), 2_000).error == "bang"
+    headers = headers_after(first, job(0, 17), 2_000)
+    assert (headers.error, headers.since_ms, headers.deliveries, headers.offset) == ("boom", 1_000, 21, 42)
+    assert headers_after(first, job(error="bang"), 2_000).error == "bang"
 
 
-def test_a_trail_counts_only_in_a_retry_topic() -> None:
+def test_retry_headers_count_only_in_a_retry_topic() -> None:
     forged = message({"RETRY_TOPIC": "elsewhere", "RECONSUME_TIME": "16", "retry-deliveries": "99"})
-    assert trail_of(forged) == (0, "T", 3, 42, 0, 0, "")
+    assert headers_of(forged) == (0, "T", 3, 42, 0, 0, "")
 
 
-def test_a_trail_that_is_no_number_holds_nothing_up() -> None:
+def test_retry_headers_that_are_no_numbers_hold_nothing_up() -> None:
     record = through_the_level(message(), job(), 1)
     broken = record._replace(system={**record.system, "RECONSUME_TIME": "²", "retry-queue": "-1"})
-    assert (trail_of(broken).steps, trail_of(broken).queue_id, trail_of(broken).offset) == (0, 0, 42)
+    assert (headers_of(broken).steps, headers_of(broken).queue_id, headers_of(broken).offset) == (0, 0, 42)
     assert attempts_before({}) == attempts_before({"retry-deliveries": "x"}) == 0
 
 
@@ -126,14 +128,14 @@ def test_a_trail_that_is_no_number_holds_nothing_up() -> None:
     "config", [SubscriptionDefaults(order_key="KEY"), SubscriptionDefaults(retry_steps=0)]
 )
 def test_ordered_ones_and_those_without_steps_are_dead_at_once(config: SubscriptionDefaults) -> None:
-    assert next_step(trail_of(message()), job(), config) == 0
+    assert next_hop(job(), headers_of(message()), config) == DEAD_LETTER
 
 
 def test_a_final_job_is_dead_at_once() -> None:
     final = job()
     final.final = True
-    assert next_step(trail_of(message()), final, DEFAULTS) == 0
-    assert next_step(trail_of(message()), job(), DEFAULTS) == 1
+    assert next_hop(final, headers_of(message()), DEFAULTS) == DEAD_LETTER
+    assert next_hop(job(), headers_of(message()), DEFAULTS) == 1
 
 
 @given(st.text(max_size=1_000))
@@ -149,7 +151,7 @@ def test_lone_surrogates_do_not_hold_an_error_up() -> None:
 
 
 def test_a_letter_and_the_message_it_becomes_again() -> None:
-    new = dead_letter("G", message(), trail_after(message(), job(4, error="boom"), 1), "failed", 99)
+    new = dead_letter("G", message(), headers_after(message(), job(4, error="boom"), 1), "failed", 99)
     assert (new.topic, new.queue_id, new.message_id, new.born_ms, new.flags) == ("%DLQ%G", 0, ID, 5, 1)
     assert decode(new.delivery) == (
         b"k",
@@ -166,7 +168,7 @@ def test_a_letter_and_the_message_it_becomes_again() -> None:
             b"dead-letter-time": b"99",
         },
     )
-    again = resent_record(read_letter(stored(new, 8)), 4)
+    again = resent_record(read_dead_letter(stored(new, 8)), 4)
     assert (again.topic, again.queue_id, again.key, again.tags) == ("T", 3, b"k", b"t")
     assert (again.message_id, again.born_ms, again.flags, again.system) == (ID, 5, 1, None)
     assert decode(again.delivery).properties == {b"p": b"q", b"dead-letter-resent": b"1"}
@@ -175,7 +177,7 @@ def test_a_letter_and_the_message_it_becomes_again() -> None:
 def test_resending_is_counted_through_the_next_death() -> None:
     record = message()
     for times in (1, 2, 3):
-        letter = read_letter(stored(dead_letter("G", record, trail_of(record), "failed", 1), 0))
+        letter = read_dead_letter(stored(dead_letter("G", record, headers_of(record), "failed", 1), 0))
         assert letter.resent == times - 1
         record = stored(resent_record(letter, 8), 50)
     assert decode(record.delivery).properties[b"dead-letter-resent"] == b"3"
@@ -183,22 +185,24 @@ def test_resending_is_counted_through_the_next_death() -> None:
 
 
 def test_a_queue_that_is_not_there_becomes_another() -> None:
-    letter = read_letter(stored(dead_letter("G", message(), trail_of(message()), "failed", 1), 0))
+    letter = read_dead_letter(stored(dead_letter("G", message(), headers_of(message()), "failed", 1), 0))
     assert resent_record(letter, 2).queue_id == 1
 
 
 @pytest.mark.parametrize("bare", [True, False])
 def test_bytes_that_do_not_parse_are_kept_and_the_facts_stand_beside_them(bare: bool) -> None:
     record = message()._replace(delivery=b"\xff\xff")
-    new = dead_letter("G", record, trail_after(record, job(error="e"), 1), "failed", 99, bare=bare)
+    new = dead_letter("G", record, headers_after(record, job(error="e"), 1), "failed", 99, bare=bare)
     assert new.delivery == b"\xff\xff"
-    letter = read_letter(stored(new, 0))
+    letter = read_dead_letter(stored(new, 0))
     assert (letter.content, letter.reason, letter.error, letter.topic) == (None, "failed", "e", "T")
     again = resent_record(letter, 4)
     assert (again.delivery, again.topic, again.queue_id, again.system) == (b"\xff\xff", "T", 3, None)
 
 
 def test_a_bare_letter_says_the_same() -> None:
-    letter = read_letter(stored(dead_letter("G", message(), trail_of(message()), "failed", 99, bare=True), 0))
+    letter = read_dead_letter(
+        stored(dead_letter("G", message(), headers_of(message()), "failed", 99, bare=True), 0)
+    )
     assert letter.content is not None
     assert (letter.reason, letter.topic, letter.time_ms) == ("failed", "T", 99)

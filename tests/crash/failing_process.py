@@ -1,6 +1,6 @@
-"""A process that fails every message it gets, until it is killed or all are dead: for test_departures_killed.
+"""A process that fails every message it gets, until it is killed or all are dead: for test_retries_killed.
 
-`python -m tests.crash.departing_process DIRECTORY` opens the log there with a consumer proxy and the delay
+`python -m tests.crash.failing_process DIRECTORY` opens the log there with a consumer proxy and the delay
 levels (whose waits are milliseconds here), sends MESSAGES once, and says `ready` when it begins to fail them.
 """
 

@@ -1,6 +1,6 @@
-"""What travels with a message along the retry path, and which step comes next. Pure.
+"""Retry headers: what travels with a message along the retry path, and the records that carry it. Pure.
 
-It stands in the record's system properties, which no client ever sees:
+They stand in the record's system properties, which no client ever sees:
 
     RECONSUME_TIME     steps taken; RocketMQ's name
     RETRY_TOPIC        the topic it was sent to; RocketMQ's name
@@ -20,12 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from backend import dead_letters as dead
 from backend.records import NewRecord, StoredRecord
-from ddmq_common.delivery import decode
-from ddmq_common.errors import DamagedError
-from ddmq_common.names import RETRY_PREFIX, retry_topic
-from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs.retry import policy_of
+from ddmq_common.delivery import key_and_tags
+from ddmq_common.names import RETRY_PREFIX, dlq_topic, retry_topic
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 
 STEPS = "RECONSUME_TIME"
@@ -38,12 +36,11 @@ ERROR = "retry-error"
 LIFE = "retry-life"
 OWN_NAMES = frozenset((STEPS, TOPIC, QUEUE, OFFSET, DELIVERIES, SINCE, ERROR, LIFE))
 
-LEVEL_BEFORE_FIRST_STEP = 2  # step 1 waits level 3, 10 s; step 16 waits level 18, 2 h
 ERROR_CHARS_MAX = 200
 _LINE_OF = dict.fromkeys((*range(32), *range(127, 160)), " ")
 
 
-class Trail(NamedTuple):
+class RetryHeaders(NamedTuple):
     """Where a message comes from, and what it has been through. `since_ms` 0: not retried yet."""
 
     steps: int
@@ -67,12 +64,12 @@ class Trail(NamedTuple):
         return found | {ERROR: self.error} if self.error else found
 
 
-def trail_of(record: StoredRecord) -> Trail:
-    """The trail of a record in a retry topic; of any other, the beginning of one."""
+def headers_of(record: StoredRecord) -> RetryHeaders:
+    """The headers of a record in a retry topic; of any other, those that it begins with."""
     system = record.system
     if not record.topic.startswith(RETRY_PREFIX) or TOPIC not in system:
-        return Trail(0, record.topic, record.queue_id, record.offset, 0, 0, "")
-    return Trail(
+        return RetryHeaders(0, record.topic, record.queue_id, record.offset, 0, 0, "")
+    return RetryHeaders(
         _number(system, STEPS),
         system[TOPIC],
         _number(system, QUEUE),
@@ -83,28 +80,14 @@ def trail_of(record: StoredRecord) -> Trail:
     )
 
 
-def trail_after(record: StoredRecord, job: UpstreamJob, wall_ms: int) -> Trail:
-    """The trail with the deliveries of this step on it; the step itself is not counted yet."""
-    before = trail_of(record)
+def headers_after(record: StoredRecord, job: UpstreamJob, wall_ms: int) -> RetryHeaders:
+    """The headers with the deliveries of this step in them; the step itself is not counted yet."""
+    before = headers_of(record)
     return before._replace(
         deliveries=before.deliveries + job.fails + job.timeouts,
         since_ms=before.since_ms or wall_ms,
         error=error_text(job.error) or before.error,
     )
-
-
-def next_step(trail: Trail, job: UpstreamJob, config: SubscriptionDefaults) -> int:
-    """The step to take, from 1; 0: dead letter."""
-    policy = policy_of(config, retry_queue=trail.steps > 0)
-    steps = trail.steps + max(0, policy.steps_beyond(job.fails) - 1)  # what waited in place was a step, too
-    if job.final or config.scope or steps >= config.retry_steps:
-        return 0
-    return steps + 1
-
-
-def level_of(step: int) -> int:
-    """The delay level that `step` waits."""
-    return LEVEL_BEFORE_FIRST_STEP + step
 
 
 def attempts_before(system: Mapping[str, str]) -> int:
@@ -119,11 +102,11 @@ def is_of_another_life(system: Mapping[str, str], created_ms: int) -> bool:
 
 
 def retry_record(
-    group: str, queue_id: int, record: StoredRecord, trail: Trail, created_ms: int = 0
+    group: str, queue_id: int, record: StoredRecord, headers: RetryHeaders, created_ms: int = 0
 ) -> NewRecord:
     """The record for the group's retry topic, to be scheduled; `created_ms`: of its subscription."""
     life = {LIFE: str(created_ms)} if created_ms else {}
-    key, tags = key_and_tags(record)
+    key, tags = key_and_tags(record.delivery)
     return NewRecord(
         retry_topic(group),
         queue_id,
@@ -133,22 +116,37 @@ def retry_record(
         key,
         tags,
         record.flags,
-        system=foreign_system(record) | trail.system() | life,
+        system=foreign_system(record) | headers.system() | life,
     )
 
 
+def dead_letter(
+    group: str,
+    record: StoredRecord,
+    headers: RetryHeaders,
+    reason: str,
+    wall_ms: int,
+    *,
+    bare: bool = False,
+) -> NewRecord:
+    """The dead letter of a spent message. `bare`: its bytes are left alone (backend/dead_letters.py)."""
+    facts = {
+        dead.REASON: reason,
+        dead.ERROR: headers.error,
+        dead.TOPIC: headers.topic,
+        dead.QUEUE: str(headers.queue_id),
+        dead.OFFSET: str(headers.offset),
+        dead.ATTEMPTS: str(headers.deliveries),
+        dead.TIME: str(wall_ms),
+    }
+    if not headers.error:
+        del facts[dead.ERROR]
+    return dead.dead_record(dlq_topic(group), record, facts, foreign_system(record), bare=bare)
+
+
 def foreign_system(record: StoredRecord) -> dict[str, str]:
-    """The system properties that are not the trail's."""
+    """The system properties that are not retry headers."""
     return {name: value for name, value in record.system.items() if name not in OWN_NAMES}
-
-
-def key_and_tags(record: StoredRecord) -> tuple[bytes, bytes]:
-    """For the key index and the tag hash; none where the bytes do not parse."""
-    try:
-        content = decode(record.delivery)
-    except DamagedError:
-        return b"", b""
-    return content.key, content.tag
 
 
 def error_text(text: str | bytes) -> str:

@@ -10,15 +10,15 @@ import pytest
 from consumer_rig import METHODS, Rig, result, until
 
 from backend.completion import Completion, failed
+from backend.dead_letters import read_dead_letter
 from backend.records import AppendStatus, CommitBatch, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.delivery import decode
 from ddmq_common.errors import CallerError, DdmqError, RemoteError, StorageError, TryLaterError
 from ddmq_common.names import SCHEDULE_TOPIC, retry_qid
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
-from proxy_consumer.departures import undertaker as undertaking
-from proxy_consumer.departures.departure import Departure
-from proxy_consumer.departures.letters import read_letter
-from proxy_consumer.departures.retry_queues import RetryQueueGrant, group_concerned, retry_queue_of
+from proxy_consumer.retries import publisher as publishing
+from proxy_consumer.retries.move import MessageMove, MoveSettings
+from proxy_consumer.retries.retry_queues import RetryQueueGrant, group_concerned, retry_queue_of
 
 ONCE = SubscriptionDefaults(start="first", retry_intervals_ms=())
 
@@ -56,12 +56,12 @@ def fail_all(rig: Rig, count: int, topic: str = "T") -> None:
 
 def fail_and_meet(rig: Rig, offset: int, error: DdmqError, *, stored: bool, counted: int = 1) -> None:
     """Fail one; the commit that moves it meets `error`."""
-    undertaker = rig.service._directory.groups[b"G"].subscriptions[b"T"].undertaker
-    undertaker._again_at = rig.clock.monotonic() + 1.0
+    publisher = rig.service._directory.groups[b"G"].subscriptions[b"T"].retries
+    publisher._again_at = rig.clock.monotonic() + 1.0
     rig.submit(result(fail=[offset]))
     rig.backend.fail_next(error, AppendStatus.UNKNOWN, times=1, stored=stored)
     rig.clock.advance(1.0)
-    undertaker.go_on(rig.clock.monotonic())
+    publisher.go_on(rig.clock.monotonic())
     rig.settle()
     assert rig.counted("ddmq_progress_failed_total") == counted
 
@@ -208,7 +208,7 @@ def test_an_ordered_subscription_goes_to_the_dead_letters_directly() -> None:
     fail_all(rig, 1)
     assert scheduled(rig) == []
     (letter,) = letters(rig)
-    assert read_letter(letter).topic == "T"
+    assert read_dead_letter(letter).topic == "T"
     rig.close()
 
 
@@ -283,26 +283,26 @@ def test_a_letter_that_is_refused_with_its_properties_is_stored_without() -> Non
     assert decode(bare.delivery).properties == {b"p": b"v"}
     assert bare.system["dead-letter-topic"] == "T"
     assert whole.system == {}
-    assert [read_letter(each).offset for each in (bare, whole)] == [0, 1]
+    assert [read_dead_letter(each).offset for each in (bare, whole)] == [0, 1]
     rig.close()
 
 
 def test_large_messages_are_moved_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undertaking, "BYTES_AT_ONCE_MAX", 2_500)
+    monkeypatch.setattr(publishing, "BYTES_AT_ONCE_MAX", 2_500)
     rig = ready(0)
     rig.send(20, size=1_000)
-    undertaker = rig.service._directory.groups[b"G"].subscriptions[b"T"].undertaker
+    publisher = rig.service._directory.groups[b"G"].subscriptions[b"T"].retries
     most = 0
 
-    def started(departure: Departure) -> None:
+    def started(move: MessageMove, settings: MoveSettings) -> None:
         nonlocal most
-        most = max(most, undertaker._busy)
-        start(departure)
+        most = max(most, publisher._busy)
+        start(move, settings)
 
-    start = Departure.start
-    monkeypatch.setattr(Departure, "start", started)
+    start = MessageMove.start
+    monkeypatch.setattr(MessageMove, "start", started)
     fail_all(rig, 20)
     until(lambda: rig.progress().committed == 20)
     assert most == 2
-    assert undertaker._busy == undertaker._busy_bytes == 0
+    assert publisher._busy == publisher._busy_bytes == 0
     rig.close()

@@ -1,0 +1,95 @@
+"""The order of one subscription: the scopes of its queues, and when they may deliver.
+
+Subscriptions whose chains reach over the whole group share one scope, so nothing of it is delivered before
+the queues of all are loaded (groups/ordering.py). When one of them starts anew, all do (together.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from backend.port import Sharing
+from backend.records import QueueRef
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.order.chains import ChainTable
+from proxy_consumer.core.order.queue_stream import KeyReader
+from proxy_consumer.core.order.scope import OrderScope
+from proxy_consumer.order_keys.reader import QID, key_reader
+from proxy_consumer.runtime import Runtime
+from proxy_consumer.subscription.together import SharedOrder
+
+
+def sharing_of(config: SubscriptionDefaults) -> Sharing:
+    """How the queues of a subscription are shared among proxies."""
+    if config.scope == "group":
+        return Sharing.WHOLE_GROUP
+    return Sharing.WHOLE_TOPIC if config.scope == "topic" else Sharing(config.assignment)
+
+
+def same_order(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
+    """Whether a change of settings leaves chains and sharing as they are."""
+    chains = one.order_key == other.order_key and one.scope == other.scope
+    return chains and sharing_of(one) == sharing_of(other)
+
+
+class SubscriptionOrder:
+    """The scopes of one subscription; PullBuffer asks `of` for each queue it gets."""
+
+    def __init__(self, runtime: Runtime, shared: SharedOrder, config: SubscriptionDefaults) -> None:
+        self._runtime = runtime
+        self._shared = shared
+        self._own: OrderScope | None = None
+        self.config = config
+        self.open_at = 0.0  # monotonic seconds; a dead proxy's leases are waited out until then
+        self.torn_until = 0.0  # monotonic seconds; a queue that left is expected back until then
+
+    def of(self, queue: QueueRef) -> tuple[OrderScope, KeyReader] | None:
+        """The scope of a queue and the reader of its keys; None without an order key."""
+        config = self.config
+        if not config.scope:
+            return None
+        if config.order_key == QID:
+            key = msgspec.json.encode(f"{queue.topic}/{self._runtime.qid(queue)}").decode()
+            return self._scope(single=True), lambda _: key
+        reader = key_reader(config.order_key)
+        if config.scope == "queue":
+            return self._scope(), reader
+        if config.scope == "group":
+            if self._shared.scope is None:
+                self._shared.scope = self._scope()
+            return self._shared.scope, reader
+        if self._own is None:
+            self._own = self._scope()
+        return self._own, reader
+
+    def _scope(self, *, single: bool = False) -> OrderScope:
+        merged = self._runtime.backend.capabilities.topic_order
+        scope = OrderScope(ChainTable(self.config.chain_batch), merged=merged, single=single)
+        scope.open = False
+        scope.ledger.parked_keys = self._shared.parked
+        return scope
+
+    def forget(self) -> None:
+        """The subscription gave up its queues."""
+        self._own = None
+
+    def starts_anew(self, scope: OrderScope) -> bool:
+        """Whether nobody needs to be waited for any more, of those that an invalid scope has lost."""
+        return scope.invalid and (scope.returned or self._runtime.now() >= self.torn_until)
+
+    def open_scopes(self, scopes: Iterable[OrderScope], *, ready: bool) -> bool:
+        """Open those of its own that are complete; True, and nothing more is done: one starts anew."""
+        for scope in scopes:
+            if self.starts_anew(scope):
+                return True
+            set_open(scope, ready)
+        return False
+
+
+def set_open(scope: OrderScope, is_open: bool) -> None:
+    """An invalid scope stays closed."""
+    is_open = is_open and not scope.invalid
+    if scope.open != is_open:
+        scope.set_open(is_open)
