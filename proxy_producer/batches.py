@@ -175,7 +175,7 @@ class PendingBatch(Completion[list[AppendResult]]):
             records.append(self.relays.relayed(record, (partition_id, hash_id)) if chronos else record)
         self.sent = True
         try:
-            self.flow.append(records, self.deadline, self)
+            self.flow.backend.append(records, self.deadline, self)
         except BaseException:
             self._forget()
             raise

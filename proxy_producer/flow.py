@@ -60,7 +60,7 @@ class Flow:
     """Shared by all requests of one proxy; fields are plain because the hot path touches them."""
 
     __slots__ = (
-        "_config", "_deferred", "_drain_deadline", "_drained", "_period", "_sequence", "_timer", "append",
+        "_config", "_deferred", "_drain_deadline", "_drained", "_period", "_sequence", "_timer", "backend",
         "counts", "draining", "earliest", "inflight", "inflight_bytes", "monotonic", "ticking", "topics",
         "unanswered",
     )  # fmt: skip
@@ -74,7 +74,7 @@ class Flow:
         topics: TopicTable,
         timer: SweepTimer,
     ) -> None:
-        self.append = backend.append
+        self.backend = backend
         self.monotonic = clock.monotonic
         self.counts = counts
         self.topics = topics

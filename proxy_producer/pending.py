@@ -95,7 +95,7 @@ class PendingSend(Completion[list[AppendResult]]):
         """Hand the record to the backend; its queue has been chosen."""
         self.sent = True
         try:
-            self.flow.append((self.record,), self.deadline, self)
+            self.flow.backend.append((self.record,), self.deadline, self)
         except BaseException:
             self._forget()
             raise

@@ -1,7 +1,7 @@
 """ElectedBackend: one face for the proxies, whether this process is the writer now or a member.
 
-It delegates to the Backend of the moment. When that changes (this process takes over from a writer that
-died): what was not sent is asked of the new one, waits are parked again, memberships hear `lost` and
+Its methods are those of the Backend of the moment. When that changes (this process takes over from a writer
+that died): what was not sent is asked of the new one, waits are parked again, memberships hear `lost` and
 join again, watchers hear what differs. What had been sent and not answered is settled as unknown by the
 member before that. The proxies notice none of it but those answers.
 """
@@ -9,24 +9,14 @@ member before that. The proxies notice none of it but those answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from backend.completion import Completion
 from backend.file_log.sessions.member.mirror import Watchers, differences
 from backend.file_log.sessions.member.requests import Request
-from backend.port import Assignment, Backend, Health, Join, Membership, MembershipListener, Wait
-from backend.records import (
-    AppendResult,
-    Bounds,
-    CommitBatch,
-    NewRecord,
-    ProgressView,
-    QueueRef,
-    ReadBatch,
-    StoredRecord,
-    TopicInfo,
-)
+from backend.port import Assignment, Backend, Join, Membership, MembershipListener
+from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
 
 log = logging.getLogger(__name__)
@@ -100,8 +90,22 @@ class _Relay:
         self._membership.hear(self._turn, "lost", queues, 0)
 
 
+# What `_adopt` sets anew: a call to the face is a call to the Backend of the moment, with nothing between.
+BOUND = (
+    "topic", "topics", "put_topic", "delete_topic", "setting", "settings", "append", "commit", "read", "wait",
+    "bounds", "offset_for_time", "find", "progress", "holders", "health", "clock_ms",
+)  # fmt: skip
+_bound: Any = None
+
+
 class ElectedBackend(Backend):
-    """See the module's text. `current` is the Backend of the moment; `on_close` stops what keeps it."""
+    """The face. `current` is the Backend of the moment; `on_close` stops what keeps it.
+
+    Whoever keeps one of its methods keeps that of the Backend it had then: keep the face.
+    """
+
+    topic = topics = put_topic = delete_topic = setting = settings = append = commit = read = wait = _bound
+    bounds = offset_for_time = find = progress = holders = health = clock_ms = _bound
 
     def __init__(self, current: Backend, on_close: Callable[[], None], on_drain: Callable[[], None]) -> None:
         self.current = current
@@ -115,6 +119,8 @@ class ElectedBackend(Backend):
         self.current = backend
         self.capabilities = backend.capabilities
         self.cluster, self.broker = backend.cluster, backend.broker
+        for name in BOUND:
+            setattr(self, name, getattr(backend, name))
         self._unwatch = backend.watch_settings(self._watchers.tell)
 
     def switch(self, backend: Backend, leftovers: Sequence[Request]) -> None:
@@ -160,82 +166,8 @@ class ElectedBackend(Backend):
         """That membership is over."""
         self._memberships.pop(membership, None)
 
-    # --- topics and settings
-
-    def topic(self, name: str) -> TopicInfo | None:
-        return self.current.topic(name)
-
-    def topics(self) -> Mapping[str, TopicInfo]:
-        return self.current.topics()
-
-    def put_topic(
-        self, info: TopicInfo, deadline: float, into: Completion[TopicInfo] | None = None
-    ) -> Completion[TopicInfo]:
-        return self.current.put_topic(info, deadline, into)
-
-    def delete_topic(self, name: str, deadline: float) -> Completion[None]:
-        return self.current.delete_topic(name, deadline)
-
-    def setting(self, key: str) -> bytes | None:
-        return self.current.setting(key)
-
-    def settings(self, prefix: str) -> Mapping[str, bytes]:
-        return self.current.settings(prefix)
-
     def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
         return self._watchers.add(listener)
-
-    # --- writing
-
-    def append(
-        self,
-        records: Sequence[NewRecord],
-        deadline: float,
-        into: Completion[list[AppendResult]] | None = None,
-    ) -> Completion[list[AppendResult]]:
-        return self.current.append(records, deadline, into)
-
-    def commit(
-        self, batch: CommitBatch, deadline: float, into: Completion[list[AppendResult]] | None = None
-    ) -> Completion[list[AppendResult]]:
-        return self.current.commit(batch, deadline, into)
-
-    # --- reading
-
-    def read(
-        self,
-        queue: QueueRef,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        into: Completion[ReadBatch] | None = None,
-        tags: frozenset[int] | None = None,
-    ) -> Completion[ReadBatch]:
-        return self.current.read(queue, offset, count_max, bytes_max, into, tags)
-
-    def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
-        return self.current.wait(queue, offset, deadline, into)
-
-    def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        return self.current.bounds(queues)
-
-    def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
-        return self.current.offset_for_time(queue, wall_ms)
-
-    def find(
-        self,
-        topic: str,
-        *,
-        key: bytes | None = None,
-        message_id: bytes | None = None,
-        count_max: int = 64,
-    ) -> Completion[list[StoredRecord]]:
-        return self.current.find(topic, key=key, message_id=message_id, count_max=count_max)
-
-    # --- group progress and membership
-
-    def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
-        return self.current.progress(group, queues)
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         membership = ElectedMembership(self, join, listener)
@@ -246,17 +178,6 @@ class ElectedBackend(Backend):
             self.left(membership)
             raise
         return membership
-
-    def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        return self.current.holders(group, topic, deadline)
-
-    # --- the engine itself
-
-    def health(self) -> Health:
-        return self.current.health()
-
-    def clock_ms(self) -> int:
-        return self.current.clock_ms()
 
     def drain(self, deadline: float) -> Completion[None]:
         self._on_drain()

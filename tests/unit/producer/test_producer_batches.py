@@ -222,7 +222,7 @@ def test_a_backend_that_raises_is_answered(rig, monkeypatch):
     def broken(*_):
         raise ValueError("bad argument")
 
-    monkeypatch.setattr(rig.proxy.flow, "append", broken)
+    monkeypatch.setattr(rig.proxy.flow.backend, "append", broken)
     with pytest.raises(ValueError, match="bad argument"):
         whole(rig, message())
     assert rig.proxy.flow.inflight == 0

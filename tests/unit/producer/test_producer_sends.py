@@ -196,7 +196,7 @@ def test_a_backend_that_raises_leaves_nothing_behind(rig, monkeypatch):
     def broken(*_):
         raise ValueError("bad argument")
 
-    monkeypatch.setattr(rig.proxy.flow, "append", broken)
+    monkeypatch.setattr(rig.proxy.flow.backend, "append", broken)
     with pytest.raises(ValueError, match="bad argument"):
         rig.send()
     assert (rig.proxy.flow.inflight, rig.proxy.flow.inflight_bytes) == (0, 0)

@@ -22,10 +22,11 @@ from session_kit import (
 from backend.completion import Completion
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions import election as election_module
+from backend.file_log.sessions.elected import BOUND, ElectedBackend
 from backend.file_log.sessions.election import Election, Opened
 from backend.file_log.sessions.wire import place
 from backend.memory import MemoryBackend
-from backend.port import Join, Sharing
+from backend.port import Backend, Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, RemoteError, StorageError
 from ddmq_common.metrics import catalogue
@@ -48,6 +49,18 @@ def test_the_first_writes_the_others_are_members(tmp_path: Path) -> None:
         assert member.capabilities == writer.capabilities
         assert abs(member.clock_ms() - CLOCK.wall_ms()) < 60_000
         assert member.health().ready
+
+
+def test_the_face_leads_straight_to_the_backend_of_the_moment() -> None:
+    own = {"join", "watch_settings", "drain", "close"}
+    assert set(BOUND) == Backend.__abstractmethods__ - own
+    first, second = MemoryBackend(), MemoryBackend()
+    face = ElectedBackend(first, lambda: None, lambda: None)
+    assert all(getattr(face, name) == getattr(first, name) for name in BOUND)
+    face.switch(second, [])
+    assert all(getattr(face, name) == getattr(second, name) for name in BOUND)
+    first.close()
+    second.close()
 
 
 def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(tmp_path: Path) -> None:
