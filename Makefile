@@ -43,6 +43,7 @@ lint: setup
 	$(PY) tools/check_rooms.py
 	$(PY) tools/metrics_page.py --check
 	$(PY) tools/dashboard.py --check
+	$(PY) tools/unasync.py --check
 	$(PY) tools/tidy.py
 
 format: setup

@@ -30,13 +30,13 @@ from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.broadcast import BroadcastCrew
+from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.crew import Crew
-from ddmq_client.net.desk import Desk
 from ddmq_client.net.home import Home
-from ddmq_client.net.offsets_file import broadcast_place
-from ddmq_client.net.signals import RUN_LOOK_S, Signals
-from ddmq_client.net.teller import OnError, OnLate, Teller
+from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.received import Message
+from ddmq_client.signals import RUN_LOOK_S, Signals
+from ddmq_client.teller import OnError, OnLate, Teller
 from ddmq_client.wire.consuming import pull_settings
 
 _log = logging.getLogger("ddmq_client.consumer")
@@ -125,13 +125,13 @@ class Consumer:
         self._handler = handler
         self._batch_handler = batch_handler
         handlers = handler is not None or batch_handler is not None
-        self._desk = Desk(settings, handlers, Teller(on_late, on_error))
+        self._coordinator = Coordinator(settings, handlers, Teller(on_late, on_error))
         parsed = addresses.parse(proxies, CONSUMER_PORT)
         place = broadcast_place(settings, instance, offsets_file)
         if place is None:
-            self._crew = Crew(self._desk, parsed, pull_settings(settings))
+            self._crew = Crew(self._coordinator, parsed, pull_settings(settings))
         else:
-            self._crew = BroadcastCrew(self._desk, parsed, pull_settings(settings), *place)
+            self._crew = BroadcastCrew(self._coordinator, parsed, pull_settings(settings), *place)
         self._state = "new"
         self._home = Home("consumer")
         self._stopping = threading.Lock()
@@ -145,11 +145,11 @@ class Consumer:
     @property
     def last_error(self) -> str | None:
         """Text of the last failed call; None when all went well."""
-        return self._desk.last_error
+        return self._coordinator.last_error
 
     def counts(self) -> ConsumerCounts:
         """What happened so far: a copy of the counters."""
-        return self._desk.counts()
+        return self._coordinator.counts()
 
     def start(self) -> None:
         """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
@@ -164,11 +164,11 @@ class Consumer:
     def pause(self) -> None:
         """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
         (what an older proxy, or a broadcast, has brought is still handled); what handlers have they end."""
-        self._desk.hold(True)
+        self._coordinator.hold(True)
 
     def resume(self) -> None:
         """Pull again."""
-        self._desk.hold(False)
+        self._coordinator.hold(False)
 
     def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
@@ -206,7 +206,7 @@ class Consumer:
                 if self._state == "new":
                     self.start()
                 while not signals.came and self._state == "started":
-                    self._desk.first.check_refusal()
+                    self._coordinator.first.check_refusal()
                     signals.wait(RUN_LOOK_S)
         except BaseException:
             self.stop(0)
@@ -233,7 +233,7 @@ class Consumer:
         if self._state == "new":
             self.start()
         self._home.enter()
-        return self._desk.ask(count, time.monotonic() + timeout_ms / 1000, one)
+        return self._coordinator.ask(count, time.monotonic() + timeout_ms / 1000, one)
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, for ever: until `stop`. Settle each one.
@@ -249,7 +249,7 @@ class Consumer:
             try:
                 yield from messages
             except GeneratorExit:
-                self._desk.leave_loop()
+                self._coordinator.leave_loop()
                 raise
 
     def __enter__(self) -> Consumer:

@@ -22,18 +22,18 @@ from pathlib import Path
 from types import TracebackType
 
 from ddmq_client.aio.broadcast import AsyncBroadcastCrew
+from ddmq_client.aio.coordinator import AsyncCoordinator
 from ddmq_client.aio.crew import AsyncCrew
-from ddmq_client.aio.desk import AsyncDesk
 from ddmq_client.core import addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_functions, topic_names
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.net.offsets_file import broadcast_place
-from ddmq_client.net.signals import RUN_LOOK_S, Signals
-from ddmq_client.net.teller import OnError, OnLate, Teller
+from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.received import Message
+from ddmq_client.signals import RUN_LOOK_S, Signals
+from ddmq_client.teller import OnError, OnLate, Teller
 
 _log = logging.getLogger("ddmq_client.consumer")
 AsyncHandler = Callable[[Message], object]
@@ -97,7 +97,7 @@ class AsyncConsumer:
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler = handler
         self._batch_handler = batch_handler
-        self._desk: AsyncDesk | None = None
+        self._coordinator: AsyncCoordinator | None = None
         self._crew: AsyncCrew | None = None
         self._state = "new"
         self._paused = False
@@ -111,11 +111,11 @@ class AsyncConsumer:
     @property
     def last_error(self) -> str | None:
         """Text of the last failed call; None when all went well."""
-        return self._desk.last_error if self._desk else None
+        return self._coordinator.last_error if self._coordinator else None
 
     def counts(self) -> ConsumerCounts:
         """What happened so far: a copy of the counters."""
-        return self._desk.counts() if self._desk else ConsumerCounts()
+        return self._coordinator.counts() if self._coordinator else ConsumerCounts()
 
     async def start(self) -> None:
         """Start pulling, and the handlers. Unreachable proxies are tried again and again."""
@@ -123,12 +123,12 @@ class AsyncConsumer:
             raise ClientError(f"the consumer is {self._state}; it can be started once")
         self._state = "started"
         handling = bool(self._handler or self._batch_handler)
-        self._desk = AsyncDesk(self._settings, handling, self._teller)
-        self._desk.hold(self._paused)
+        self._coordinator = AsyncCoordinator(self._settings, handling, self._teller)
+        self._coordinator.hold(self._paused)
         if self._place is None:
-            self._crew = AsyncCrew(self._desk, self._proxies)
+            self._crew = AsyncCrew(self._coordinator, self._proxies)
         else:
-            self._crew = AsyncBroadcastCrew(self._desk, self._proxies, *self._place)
+            self._crew = AsyncBroadcastCrew(self._coordinator, self._proxies, *self._place)
         batch = self._settings.max_batch if self._batch_handler else 1
         await self._crew.start(self._settings.workers, batch, self._handle if handling else None)
 
@@ -142,8 +142,8 @@ class AsyncConsumer:
 
     def _hold(self, paused: bool) -> None:
         self._paused = paused
-        if self._desk is not None:
-            self._desk.hold(paused)
+        if self._coordinator is not None:
+            self._coordinator.hold(paused)
 
     async def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, handle what is here, submit the results, close; as `Consumer.stop`."""
@@ -175,9 +175,9 @@ class AsyncConsumer:
             with Signals() as signals:
                 if self._state == "new":
                     await self.start()
-                assert self._desk is not None
+                assert self._coordinator is not None
                 while not signals.came and self._state == "started":
-                    self._desk.first.check_refusal()
+                    self._coordinator.first.check_refusal()
                     await asyncio.sleep(RUN_LOOK_S)
         except BaseException:
             await self.stop(0)
@@ -198,8 +198,8 @@ class AsyncConsumer:
             raise ClosedError("the consumer has been stopped")
         if self._state == "new":
             await self.start()
-        assert self._desk is not None
-        return await self._desk.ask(count, asyncio.get_running_loop().time() + timeout_ms / 1000, one)
+        assert self._coordinator is not None
+        return await self._coordinator.ask(count, asyncio.get_running_loop().time() + timeout_ms / 1000, one)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages one by one, until `stop`; as iterating over a Consumer."""
@@ -212,8 +212,8 @@ class AsyncConsumer:
                 for message in messages:
                     yield message
             except GeneratorExit:
-                if self._desk is not None:
-                    self._desk.leave_loop()
+                if self._coordinator is not None:
+                    self._coordinator.leave_loop()
                 raise
 
     async def __aenter__(self) -> AsyncConsumer:

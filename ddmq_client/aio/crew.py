@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
 from ddmq_client.aio.connection import AsyncFramedConnection
-from ddmq_client.aio.desk import AsyncDesk
+from ddmq_client.aio.coordinator import AsyncCoordinator
 from ddmq_client.aio.router import resolve
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.addresses import ProxyAddress
@@ -21,8 +21,8 @@ from ddmq_client.errors import PullError
 from ddmq_client.net.flusher import CLOSING_TRIES
 from ddmq_client.net.puller import FAILURES
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, is_literal
-from ddmq_client.net.teller import UNKNOWN_METHOD
 from ddmq_client.received import Message
+from ddmq_client.teller import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     Pulled,
     pull_frame,
@@ -44,10 +44,10 @@ Task = asyncio.Task[None]
 class AsyncCrew:
     """Starts and ends the tasks of one consumer."""
 
-    def __init__(self, desk: AsyncDesk, proxies: Sequence[ProxyAddress]) -> None:
-        self._desk = desk
+    def __init__(self, coordinator: AsyncCoordinator, proxies: Sequence[ProxyAddress]) -> None:
+        self._coordinator = coordinator
         self._proxies = proxies
-        self._pulls = pull_settings(desk.settings)
+        self._pulls = pull_settings(coordinator.settings)
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._sources: dict[ProxyAddress, list[Source]] = {}
         self._connections: dict[ProxyAddress, ProxyConnection] = {}
@@ -63,33 +63,37 @@ class AsyncCrew:
         if all(map(is_literal, self._proxies)):
             await self._refresh()
         self._upkeep = asyncio.create_task(self._keep_up(), name="ddmq-consumer-upkeep")
-        if not self._desk.settings.broadcasting:
-            spawn(self._keepers, self._desk.keep(), "ddmq-consumer-leases")
+        if not self._coordinator.settings.broadcasting:
+            spawn(self._keepers, self._keep_leases(), "ddmq-consumer-leases")
         if handle is not None:
             for number in range(workers):
                 spawn(self._workers, self._work(batch, handle), f"ddmq-worker-{number}")
 
     async def stop(self, until: float, flush_until: float) -> bool:
         """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
-        desk = self._desk
+        coordinator = self._coordinator
         try:
             if self._upkeep is not None:
                 self._upkeep.cancel()
-            desk.stop_pulling()
+            coordinator.stop_pulling()
             clean = await _finish(self._pullers, until)
             alone = self.is_worker() and len(self._workers) == 1
-            clean = await desk.wait_handled(until, alone) and clean
-            desk.stop_handing()
+            clean = await coordinator.wait_handled(until, alone) and clean
+            coordinator.stop_handing()
             clean = await _finish(self._workers - {asyncio.current_task()}, until) and clean
             await _finish(self._keepers, 0.0)
             self._closing_until = flush_until
-            desk.stop_flushing()
+            coordinator.stop_flushing()
             clean = await _finish(self._flushers, flush_until) and clean
-            return not desk.abandon() and clean
+            return not coordinator.abandon() and clean
         finally:
             for task in self._pullers | self._workers | self._flushers | self._keepers:
                 if task is not asyncio.current_task():
                     task.cancel()
+
+    async def _keep_leases(self) -> None:
+        while await self._coordinator.keep():
+            pass
 
     def is_worker(self) -> bool:
         """Called by a handler."""
@@ -106,7 +110,7 @@ class AsyncCrew:
     async def _refresh(self) -> None:
         addresses = await resolve(self._proxies, self._known)
         if not addresses:
-            self._desk.last_error = "no proxy address is known: no name resolves"
+            self._coordinator.last_error = "no proxy address is known: no name resolves"
             _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
             return
         for address in addresses:
@@ -114,13 +118,13 @@ class AsyncCrew:
                 self._hire(address)
         for address in set(self._sources) - set(addresses):
             for source in self._sources.pop(address):
-                self._desk.end(source)
-            self._desk.retire(self._connections.pop(address), self._connections[addresses[0]])
+                self._coordinator.end(source)
+            self._coordinator.retire(self._connections.pop(address), self._connections[addresses[0]])
 
     def _hire(self, address: ProxyAddress) -> None:
-        proxy = self._connections[address] = self._desk.proxy(str(address))
+        proxy = self._connections[address] = self._coordinator.proxy(str(address))
         spawn(self._flushers, self._flush(proxy, address), f"ddmq-acks-{address}")
-        topics = self._desk.settings.topics or (None,)
+        topics = self._coordinator.settings.topics or (None,)
         self._sources[address] = [Source(proxy, topic) for topic in topics]
         for source in self._sources[address]:
             spawn(self._pullers, self._pull_all(source, address), f"ddmq-pull-{address}")
@@ -129,10 +133,10 @@ class AsyncCrew:
         connection = AsyncFramedConnection(address)
         pace = Pace(self._pulls.linger_ms / 1000, random.random)
         try:
-            while (work := await self._desk.wait_room(source)) is not None:
+            while (work := await self._coordinator.wait_room(source)) is not None:
                 pause = await self._pull(connection, source, pace, *work)
                 if pause:
-                    await self._desk.pause(source, pause)
+                    await self._coordinator.pause(source, pause)
         finally:
             connection.close()
 
@@ -155,16 +159,16 @@ class AsyncCrew:
                 error.proxy = source.proxy.name
             else:
                 connection.close()
-            self._desk.pull_failed(source, acks, error)
-            if not (pace.failing or self._desk.pulling_stopped or source.ended):
-                self._desk.teller.failed(source.proxy.name, error)
+            self._coordinator.pull_failed(source, acks, error)
+            if not (pace.failing or self._coordinator.pulling_stopped or source.ended):
+                self._coordinator.teller.failed(source.proxy.name, error)
             return pace.failed()
         except BaseException as error:
-            self._desk.pull_failed(source, acks, error)
+            self._coordinator.pull_failed(source, acks, error)
             raise
-        self._desk.pulled(source, answer)
-        self._desk.told(acks, answer.told)
-        self._desk.teller.notice(source.proxy.name, answer.notice)
+        self._coordinator.pulled(source, answer)
+        self._coordinator.told(acks, answer.told)
+        self._coordinator.teller.notice(source.proxy.name, answer.notice)
         return pace.answered(len(answer.messages), loop.time() - started, linger_ms / 1000)
 
     async def _call(
@@ -176,7 +180,7 @@ class AsyncCrew:
         acks: AckBatch | None,
     ) -> Pulled:
         pulls = self._pulls._replace(linger_ms=linger_ms)
-        timeout_s = (linger_ms + self._desk.settings.timeout_ms) / 1000
+        timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
         payload, sequence_id = await connection.call(
             lambda now, number: pull_frame(pulls, topic, batch, acks, number),
             asyncio.get_running_loop().time() + timeout_s,
@@ -184,18 +188,18 @@ class AsyncCrew:
         return read_pulled(payload, sequence_id)
 
     async def _flush(self, proxy: ProxyConnection, address: ProxyAddress) -> None:
-        desk, loop = self._desk, asyncio.get_running_loop()
+        coordinator, loop = self._coordinator, asyncio.get_running_loop()
         connection, pace = AsyncFramedConnection(address), Pace(0.0, random.random)
         try:
-            while (acks := await desk.wait_due(proxy)) is not None:
-                until = loop.time() + desk.settings.timeout_ms / 1000
+            while (acks := await coordinator.wait_due(proxy)) is not None:
+                until = loop.time() + coordinator.settings.timeout_ms / 1000
                 if await self._submit(connection, proxy, acks, until):
                     pace.answered(1, 0.0)
                 else:
-                    await desk.pause_flusher(proxy, pace.failed())
+                    await coordinator.pause_flusher(proxy, pace.failed())
             failures = 0
             while loop.time() < self._closing_until and failures < CLOSING_TRIES:
-                if (acks := desk.take_rest(proxy)) is None:
+                if (acks := coordinator.take_rest(proxy)) is None:
                     return
                 failures += not await self._submit(connection, proxy, acks, self._closing_until)
         finally:
@@ -221,19 +225,19 @@ class AsyncCrew:
             failure = error
             raise
         finally:
-            self._desk.submitted(proxy, acks, failure)
+            self._coordinator.submitted(proxy, acks, failure)
         return failure is None
 
     async def _settle(
         self, connection: AsyncFramedConnection, proxy: ProxyConnection, acks: AckBatch, until: float
     ) -> bool:
         """Submit and hear what came too late; False where the proxy has only `submit`."""
-        leave = self._desk.pulling_stopped
+        leave = self._coordinator.pulling_stopped
         try:
             answer = await connection.call(
                 lambda now, number: settle_frame(self._pulls, acks, leave, number), until
             )
-            self._desk.told(acks, read_settled(*answer))
+            self._coordinator.told(acks, read_settled(*answer))
         except ProxyFault as fault:
             if fault.kind != UNKNOWN_METHOD:
                 raise
@@ -241,12 +245,12 @@ class AsyncCrew:
         return proxy.settles or not acks
 
     async def _work(self, batch: int, handle: Handle) -> None:
-        while messages := await self._desk.next(batch):
+        while messages := await self._coordinator.next(batch):
             errors = 0
             try:
                 errors = await handle(messages)
             finally:
-                self._desk.handled(messages, errors)
+                self._coordinator.handled(messages, errors)
 
 
 def spawn(tasks: set[Task], work: Coroutine[None, None, None], name: str) -> None:

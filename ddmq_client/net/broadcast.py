@@ -1,7 +1,7 @@
 """A broadcasting consumer's threads: one that fetches, from one proxy at a time, and the workers.
 
 Every proxy gives all queues to every instance, so the next proxy is asked only when one fails. Where this
-instance is, is this client's business: see core.places and net.offsets_file.
+instance is, is this client's business: see core.places and offsets_file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ddmq_client.core.pacing import Pace
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection
+from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.crew import Crew, Handle
-from ddmq_client.net.desk import Desk
-from ddmq_client.net.offsets_file import OffsetsFile
 from ddmq_client.net.puller import FAILURES
 from ddmq_client.net.resolver import resolve
+from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.consuming import PullSettings
 from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
@@ -34,23 +34,27 @@ class BroadcastPuller:
     """Fetches until the consumer stops."""
 
     def __init__(
-        self, desk: Desk, proxies: Sequence[ProxyAddress], settings: FetchSettings, file: OffsetsFile | None
+        self,
+        coordinator: Coordinator,
+        proxies: Sequence[ProxyAddress],
+        settings: FetchSettings,
+        file: OffsetsFile | None,
     ) -> None:
-        self._desk = desk
+        self._coordinator = coordinator
         self._proxies = proxies
         self._settings = settings
         self._file = file
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._turn = 0
-        self._source = Source(desk.proxy("broadcast"), None)
+        self._source = Source(coordinator.proxy("broadcast"), None)
         self._connection: FramedConnection | None = None
-        self._pace = Pace(desk.settings.linger_ms / 1000, random.random)
+        self._pace = Pace(coordinator.settings.linger_ms / 1000, random.random)
         self._saved_at = 0.0
         self.thread = threading.Thread(target=self._run, name="ddmq-broadcast", daemon=True)
 
     def end(self) -> None:
         """End after the fetch that is under way."""
-        self._desk.end(self._source)
+        self._coordinator.end(self._source)
 
     def abort(self) -> None:
         """Break off the fetch that is under way."""
@@ -64,20 +68,20 @@ class BroadcastPuller:
         if self._file is None:
             return True
         try:
-            self._file.save(self._desk.places_now())
+            self._file.save(self._coordinator.places_now())
         except OSError as error:
-            self._desk.last_error = f"the offsets file cannot be written: {error}"
+            self._coordinator.last_error = f"the offsets file cannot be written: {error}"
             _log.error("the offsets file cannot be written: %s", error)
             return False
         return True
 
     def _run(self) -> None:
-        while (work := self._desk.wait_room(self._source)) is not None:
+        while (work := self._coordinator.wait_room(self._source)) is not None:
             pause = self._fetch(work[0], work[1])
             if time.monotonic() - self._saved_at >= SAVE_EVERY_S:
                 self.save()
             if pause:
-                self._desk.pause(self._source, pause)
+                self._coordinator.pause(self._source, pause)
         if self._connection is not None:
             self._connection.close()
 
@@ -87,27 +91,27 @@ class BroadcastPuller:
         try:
             queues = self._call(batch, linger_ms)
         except FAILURES as error:
-            self._desk.pull_failed(self._source, None, error)
+            self._coordinator.pull_failed(self._source, None, error)
             name = "" if self._connection is None else self._connection.name
-            if not (self._pace.failing or self._desk.pulling_stopped or self._source.ended):
-                self._desk.teller.failed(name, error)
+            if not (self._pace.failing or self._coordinator.pulling_stopped or self._source.ended):
+                self._coordinator.teller.failed(name, error)
             if isinstance(error, PullError):
                 error.proxy = name
             else:
                 self._next_proxy()
             return self._pace.failed()
-        count = self._desk.fetched(self._source, self._settings.group, queues)
+        count = self._coordinator.fetched(self._source, self._settings.group, queues)
         return self._pace.answered(count, time.monotonic() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
-        offsets = self._desk.fetch_from()
+        offsets = self._coordinator.fetch_from()
         each = max(1, batch // max(1, sum(map(len, offsets.values()))))
 
         def frame(now: float, sequence_id: int) -> bytes:
             return fetch_frame(self._settings, offsets, each, linger_ms, sequence_id)
 
         connection = self._connected()
-        timeout_s = (linger_ms + self._desk.settings.timeout_ms) / 1000
+        timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
         payload, sequence_id = connection.call(frame, time.monotonic() + timeout_s)
         return read_fetched(payload, sequence_id)
 
@@ -131,22 +135,22 @@ class BroadcastCrew(Crew):
 
     def __init__(
         self,
-        desk: Desk,
+        coordinator: Coordinator,
         proxies: Sequence[ProxyAddress],
         pulls: PullSettings,
         settings: FetchSettings,
         file: OffsetsFile | None,
     ) -> None:
-        super().__init__(desk, proxies, pulls)
+        super().__init__(coordinator, proxies, pulls)
         self._file = file
         if file is not None:
             file.load()  # one that cannot be used is refused at once
-        self._puller = BroadcastPuller(desk, proxies, settings, file)
+        self._puller = BroadcastPuller(coordinator, proxies, settings, file)
 
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:
         """As Crew.start, from where this instance was. OptionError where another consumer has its file."""
-        if self._file is not None and self._desk.places is not None:
-            self._desk.places.start(self._file.take())
+        if self._file is not None and self._coordinator.places is not None:
+            self._coordinator.places.start(self._file.take())
         super().start(workers, batch, handle)
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:

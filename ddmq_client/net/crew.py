@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.prefetch_buffer import Source
-from ddmq_client.net.desk import Desk
+from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.flusher import Flusher
 from ddmq_client.net.puller import Puller
 from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, is_literal, resolve
@@ -40,8 +40,10 @@ class Pulling(Protocol):
 class Crew:
     """Starts and ends the threads of one consumer."""
 
-    def __init__(self, desk: Desk, proxies: Sequence[ProxyAddress], pulls: PullSettings) -> None:
-        self._desk = desk
+    def __init__(
+        self, coordinator: Coordinator, proxies: Sequence[ProxyAddress], pulls: PullSettings
+    ) -> None:
+        self._coordinator = coordinator
         self._proxies = proxies
         self._pulls = pulls
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
@@ -67,14 +69,14 @@ class Crew:
                 self._workers.append(threading.Thread(target=self._work, args=args, name=name, daemon=True))
             for worker in self._workers:
                 worker.start()
-        if not self._desk.settings.broadcasting:
+        if not self._coordinator.settings.broadcasting:
             threading.Thread(target=self._keep_leases, name="ddmq-consumer-leases", daemon=True).start()
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
         """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
-        desk = self._desk
+        coordinator = self._coordinator
         self._stopping.set()
-        desk.stop_pulling()
+        coordinator.stop_pulling()
         with self._lock:
             pullers = [puller for group in self._pullers.values() for puller in group]
             flushers = list(self._flushers.values())
@@ -82,26 +84,26 @@ class Crew:
         for puller in pullers:
             puller.abort()
         alone = self.is_worker() and len(self._workers) == 1
-        clean = desk.wait_handled(deadline, alone) and clean
-        desk.stop_handing()
+        clean = coordinator.wait_handled(deadline, alone) and clean
+        coordinator.stop_handing()
         clean = _join(self._workers, deadline) and clean
-        desk.stop_keeping()
+        coordinator.stop_keeping()
         for flusher in flushers:
             flusher.closing_deadline = flush_deadline
-        desk.stop_flushing()
+        coordinator.stop_flushing()
         threads = [flusher.thread for flusher in flushers] + self._leaving
         clean = _join(threads, flush_deadline) and clean
         for flusher in flushers:
             flusher.abort()
         _join(threads, flush_deadline + 0.5)
-        return not desk.abandon() and clean
+        return not coordinator.abandon() and clean
 
     def is_worker(self) -> bool:
         """Called by a handler."""
         return threading.current_thread() in self._workers
 
     def _keep_leases(self) -> None:
-        while self._desk.keep():
+        while self._coordinator.keep():
             pass
 
     def _keep_up(self) -> None:
@@ -113,7 +115,7 @@ class Crew:
     def _refresh(self) -> None:
         addresses = resolve(self._proxies, self._known)
         if not addresses:
-            self._desk.last_error = "no proxy address is known: no name resolves"
+            self._coordinator.last_error = "no proxy address is known: no name resolves"
             _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
             return
         with self._lock:
@@ -127,11 +129,11 @@ class Crew:
                 self._retire(address, failover)
 
     def _hire(self, address: ProxyAddress) -> None:
-        proxy = self._desk.proxy(str(address))
-        flusher = self._flushers[address] = Flusher(self._desk, proxy, address, self._pulls)
-        topics = self._desk.settings.topics or (None,)
+        proxy = self._coordinator.proxy(str(address))
+        flusher = self._flushers[address] = Flusher(self._coordinator, proxy, address, self._pulls)
+        topics = self._coordinator.settings.topics or (None,)
         self._pullers[address] = [
-            Puller(self._desk, Source(proxy, topic), address, self._pulls) for topic in topics
+            Puller(self._coordinator, Source(proxy, topic), address, self._pulls) for topic in topics
         ]
         flusher.thread.start()
         for puller in self._pullers[address]:
@@ -142,17 +144,17 @@ class Crew:
             puller.end()
             self._leaving.append(puller.thread)
         flusher = self._flushers.pop(address)
-        self._desk.retire(flusher.proxy, failover.proxy)
+        self._coordinator.retire(flusher.proxy, failover.proxy)
         self._leaving.append(flusher.thread)
         self._leaving = [thread for thread in self._leaving if thread.is_alive()]
 
     def _work(self, batch: int, handle: Handle) -> None:
-        while messages := self._desk.next(batch):
+        while messages := self._coordinator.next(batch):
             errors = 0
             try:
                 errors = handle(messages)
             finally:
-                self._desk.handled(messages, errors)
+                self._coordinator.handled(messages, errors)
 
 
 def _join(threads: Sequence[threading.Thread], deadline: float) -> bool:

@@ -13,9 +13,9 @@ from ddmq_client.core.pacing import Pace
 from ddmq_client.core.prefetch_buffer import ProxyConnection
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection
-from ddmq_client.net.desk import Desk
+from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.puller import FAILURES
-from ddmq_client.net.teller import UNKNOWN_METHOD
+from ddmq_client.teller import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     PullSettings,
     read_settled,
@@ -33,9 +33,9 @@ class Flusher:
     """Submits to one proxy until the consumer stops; then what is left, within the closing deadline."""
 
     def __init__(
-        self, desk: Desk, proxy: ProxyConnection, address: ProxyAddress, pulls: PullSettings
+        self, coordinator: Coordinator, proxy: ProxyConnection, address: ProxyAddress, pulls: PullSettings
     ) -> None:
-        self._desk = desk
+        self._coordinator = coordinator
         self._pulls = pulls
         self.proxy = proxy
         self._connection = FramedConnection(address)
@@ -49,15 +49,15 @@ class Flusher:
         self._connection.close()
 
     def _run(self) -> None:
-        desk, proxy = self._desk, self.proxy
-        while (acks := desk.wait_due(proxy)) is not None:
-            error = self._submit(acks, time.monotonic() + desk.settings.timeout_ms / 1000)
-            desk.submitted(proxy, acks, error)
+        coordinator, proxy = self._coordinator, self.proxy
+        while (acks := coordinator.wait_due(proxy)) is not None:
+            error = self._submit(acks, time.monotonic() + coordinator.settings.timeout_ms / 1000)
+            coordinator.submitted(proxy, acks, error)
             if error is None:
                 self._pace.answered(1, 0.0)
             else:
                 self._log_failure(error)
-                desk.pause_flusher(proxy, self._pace.failed())
+                coordinator.pause_flusher(proxy, self._pace.failed())
         self._submit_rest()
         self._connection.close()
 
@@ -65,11 +65,11 @@ class Flusher:
         """What is still owed, while the proxy answers and time is left; a failed call is tried again."""
         failures = 0
         while time.monotonic() < self.closing_deadline and failures < CLOSING_TRIES:
-            acks = self._desk.take_rest(self.proxy)
+            acks = self._coordinator.take_rest(self.proxy)
             if acks is None:
                 return
             error = self._submit(acks, self.closing_deadline)
-            self._desk.submitted(self.proxy, acks, error)
+            self._coordinator.submitted(self.proxy, acks, error)
             if error is not None:
                 failures += 1
                 _log.warning("results not submitted to %s: %s", self.proxy.name, error)
@@ -90,12 +90,12 @@ class Flusher:
 
     def _settle(self, acks: AckBatch, deadline: float) -> bool:
         """Submit and hear what came too late; False where the proxy has only `submit`."""
-        leave = self._desk.pulling_stopped
+        leave = self._coordinator.pulling_stopped
         try:
             answer = self._connection.call(
                 lambda now, number: settle_frame(self._pulls, acks, leave, number), deadline
             )
-            self._desk.told(acks, read_settled(*answer))
+            self._coordinator.told(acks, read_settled(*answer))
         except ProxyFault as fault:
             if fault.kind != UNKNOWN_METHOD:
                 raise

@@ -19,7 +19,7 @@ from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection
-from ddmq_client.net.desk import Desk
+from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.wire.consuming import Pulled, PullSettings, pull_frame, read_pulled
 from ddmq_client.wire.producing import ProxyFault
 
@@ -30,8 +30,10 @@ FAILURES = (CallFailed, FrameError, ProxyFault, PullError)
 class Puller:
     """Pulls one topic (or all of the group's) from one proxy."""
 
-    def __init__(self, desk: Desk, source: Source, address: ProxyAddress, pulls: PullSettings) -> None:
-        self._desk = desk
+    def __init__(
+        self, coordinator: Coordinator, source: Source, address: ProxyAddress, pulls: PullSettings
+    ) -> None:
+        self._coordinator = coordinator
         self._source = source
         self._pulls = pulls
         self._connection = FramedConnection(address)
@@ -41,18 +43,18 @@ class Puller:
 
     def end(self) -> None:
         """End after the pull that is under way."""
-        self._desk.end(self._source)
+        self._coordinator.end(self._source)
 
     def abort(self) -> None:
         """Break off the pull that is under way."""
-        self._desk.end(self._source)
+        self._coordinator.end(self._source)
         self._connection.close()
 
     def _run(self) -> None:
-        while (work := self._desk.wait_room(self._source)) is not None:
+        while (work := self._coordinator.wait_room(self._source)) is not None:
             pause = self._pull(*work)
             if pause:
-                self._desk.pause(self._source, pause)
+                self._coordinator.pause(self._source, pause)
         self._connection.close()
 
     def _pull(self, batch: int, linger_ms: int, acks: AckBatch | None) -> float:
@@ -65,15 +67,15 @@ class Puller:
                 error.proxy = self._source.proxy.name
             else:
                 self._connection.close()
-            self._desk.pull_failed(self._source, acks, error)
+            self._coordinator.pull_failed(self._source, acks, error)
             self._log_failure(error)
             return self._pace.failed()
         except BaseException as error:
-            self._desk.pull_failed(self._source, acks, error)
+            self._coordinator.pull_failed(self._source, acks, error)
             raise
-        self._desk.pulled(self._source, answer)
-        self._desk.told(acks, answer.told)
-        self._desk.teller.notice(self._source.proxy.name, answer.notice)
+        self._coordinator.pulled(self._source, answer)
+        self._coordinator.told(acks, answer.told)
+        self._coordinator.teller.notice(self._source.proxy.name, answer.notice)
         return self._pace.answered(len(answer.messages), time.monotonic() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
@@ -82,14 +84,14 @@ class Puller:
         def frame(now: float, sequence_id: int) -> bytes:
             return pull_frame(pulls, self._source.topic, batch, acks, sequence_id)
 
-        timeout_s = (linger_ms + self._desk.settings.timeout_ms) / 1000
+        timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
         payload, sequence_id = self._connection.call(frame, time.monotonic() + timeout_s)
         return read_pulled(payload, sequence_id)
 
     def _log_failure(self, error: Exception) -> None:
-        if self._desk.pulling_stopped or self._source.ended:
+        if self._coordinator.pulling_stopped or self._source.ended:
             return
         if self._pace.failing:
             _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
         else:
-            self._desk.teller.failed(self._source.proxy.name, error)
+            self._coordinator.teller.failed(self._source.proxy.name, error)

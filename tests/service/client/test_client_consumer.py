@@ -517,7 +517,7 @@ def test_a_second_stop_waits_for_the_first(proxy: Standin) -> None:
     assert entered.wait(20)
     first = threading.Thread(target=consumer.stop)
     first.start()
-    proxy.wait(lambda: consumer._desk.pulling_stopped)
+    proxy.wait(lambda: consumer._coordinator.pulling_stopped)
     assert not consumer.stop(10), "the first one is under way"
     leave.set()
     assert consumer.stop(20_000)
@@ -551,7 +551,10 @@ def test_short_pulls_of_nothing_are_followed_by_no_pause(
     proxy: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("ddmq_client.net.desk.Desk.pause", lambda desk, source, pause: pauses.append(pause))
+    monkeypatch.setattr(
+        "ddmq_client.net.coordinator.Coordinator.pause",
+        lambda coordinator, source, pause: pauses.append(pause),
+    )
     with Consumer(proxy.address, "g", "t", linger_ms=10_000) as consumer:
         for _ in range(4):
             assert consumer.pull(1, 30) == []
@@ -576,7 +579,7 @@ def test_a_paused_consumer_pulls_nothing_until_it_goes_on(proxy: Standin) -> Non
         proxy.put("t", b"one")
         proxy.wait(lambda: len(proxy.done) == 1)
         consumer.pause()
-        proxy.wait(lambda: not consumer._desk._parked)
+        proxy.wait(lambda: not consumer._coordinator._parked)
         pulls = [method for method, _ in proxy.calls].count("pull")
         with Producer(proxy.address) as producer:
             for _ in range(20):

@@ -59,7 +59,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualConnection:
-    """Stands for AsyncConnection."""
+    """Stands for AsyncFramedConnection."""
 
     def __init__(self, address: object) -> None:
         self.name = str(address)
@@ -95,7 +95,7 @@ class VirtualConnection:
 
 def run(rig: Rig, work: Coroutine[Any, Any, None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run `work` in moved time."""
-    monkeypatch.setattr(crew, "AsyncConnection", VirtualConnection)
+    monkeypatch.setattr(crew, "AsyncFramedConnection", VirtualConnection)
     monkeypatch.setattr(crew, "resolve", _resolve)
     loop = VirtualLoop(rig)
     try:

@@ -7,7 +7,7 @@ import pytest
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import PullError
-from ddmq_client.net.teller import UNKNOWN_METHOD, FirstAnswer
+from ddmq_client.teller import UNKNOWN_METHOD, FirstAnswer
 from ddmq_client.wire.producing import ProxyFault
 
 OTHER_SERVICE = ProxyFault(UNKNOWN_METHOD, "unknown method 'pull'")

@@ -1,16 +1,17 @@
-"""Where a consumer's threads meet: the prefetch buffer behind one lock, and what each thread waits for.
+"""Where all parts of a consumer meet: the prefetch buffer behind one lock, and what each of them waits for.
 
-Pullers wait for room, workers and `pull` callers for messages, each proxy's flusher for results that
-must go by themselves. Nothing here touches a socket. Messages call `settle` and `extend` from any thread.
+Pullers wait for room, workers and `pull` callers for messages, each proxy's flusher for results that must go
+by themselves. Nothing here touches a socket. Messages call `settle` and `extend` from any thread.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Sequence
 
+from ddmq_client.aio.due_results import IDLE_WAKE_S, AsyncDueResults
+from ddmq_client.aio.sync import Condition, clock, me
 from ddmq_client.core.acks import AckBatch, UnappliedResult, late_results
 from ddmq_client.core.held import HeldMessages, keep_at
 from ddmq_client.core.places import Offsets, Places
@@ -23,43 +24,43 @@ from ddmq_client.core.prefetch_buffer import (
 )
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
-from ddmq_client.net.teller import FirstAnswer, Teller
 from ddmq_client.received import FetchedQueue, Message, Outcome
+from ddmq_client.teller import FirstAnswer, Teller
 from ddmq_client.wire.consuming import Pulled
 
 RIDE_S = 0.002  # a puller waits this long for results to ride on its next pull
-IDLE_WAKE_S = 60.0
-LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy after the first time
 
 
-class Desk:
-    """The shared state of one consumer. Safe for many threads."""
+class AsyncCoordinator:
+    """The shared state of one consumer. Safe for many threads: messages are settled from any."""
 
     def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
         self.settings = settings
         self.teller = teller or Teller()
+        self._clock = clock()
         self._buffer = PrefetchBuffer(
             settings.prefetch,
             math.inf if settings.broadcasting else settings.lease_ms / 1000,
             settings.ack_flush_ms / 1000,
             settings.results_max,
-            time.monotonic,
+            self._clock,
         )
         self._buffer.demand = None if handlers else 0
         self._buffer.places = self.places = Places() if settings.broadcasting else None
         self._held = HeldMessages(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
         self._demand_until = 0.0
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._arrived = threading.Condition(self._lock)
-        self._keeping = threading.Condition(self._lock)
+        self._room = Condition(self._lock)
+        self._arrived = Condition(self._lock)
+        self._keeping = Condition(self._lock)
         self._keep_at = 0.0  # when leases are looked at next
         self._keeping_stopped = False
-        self._due: dict[ProxyConnection, threading.Condition] = {}
+        self._due = AsyncDueResults(
+            self._lock, self._buffer, lambda: self.pulling_stopped and self._parked > 0
+        )
         self._busy = 0  # messages that workers hold
         self.pulling_stopped = False
         self._handing_stopped = False
-        self._flushing_stopped = False
         self._parked = 0  # pulls that are under way
         self.first = FirstAnswer()
         self.refusal: PullError | None = None
@@ -69,7 +70,7 @@ class Desk:
         """The state of this proxy."""
         with self._lock:
             proxy = self._buffer.proxy(name)
-            self._due.setdefault(proxy, threading.Condition(self._lock))
+            self._due.add(proxy)
             return proxy
 
     def counts(self) -> ConsumerCounts:
@@ -87,18 +88,18 @@ class Desk:
 
     # Pullers.
 
-    def wait_room(self, source: Source) -> tuple[int, int, AckBatch | None] | None:
+    async def wait_room(self, source: Source) -> tuple[int, int, AckBatch | None] | None:
         """(batch, linger in ms, results to carry) of the next pull; None when the source shall end."""
         with self._lock:
             while not (self.pulling_stopped or source.ended):
                 if self._buffer.wanted(source, self.settings.max_batch):
-                    self._let_results_ride(source)
+                    await self._let_results_ride(source)
                     batch = self._buffer.wanted(source, self.settings.max_batch)
                     if batch and not (self.pulling_stopped or source.ended):
                         self._parked += 1
                         return batch, self._linger_ms(), self._buffer.pulling(source)
                 else:
-                    self._room.wait()
+                    await self._room.wait()
             return None
 
     def pulled(self, source: Source, answer: Pulled) -> None:
@@ -142,34 +143,35 @@ class Desk:
             self.last_error = str(error) or repr(error)
             self.refusal = error if isinstance(error, PullError) else None
             self.first.failed(error)
-            self._wake_flusher(source.proxy.present())
+            self._due.wake(source.proxy.present())
 
-    def pause(self, source: Source, seconds: float) -> None:
+    async def pause(self, source: Source, seconds: float) -> None:
         """Wait before the next pull; ends early when the source shall end."""
-        until = time.monotonic() + seconds
+        until = self._clock() + seconds
         with self._lock:
-            while not (self.pulling_stopped or source.ended) and time.monotonic() < until:
-                self._room.wait(until - time.monotonic())
+            while not (self.pulling_stopped or source.ended) and self._clock() < until:
+                await self._room.wait(until - self._clock())
 
     # Workers and callers of pull.
 
-    def next(self, count: int) -> list[Message]:
+    async def next(self, count: int) -> list[Message]:
         """Messages for a worker; empty when it shall end. Report `handled` afterwards."""
         with self._lock:
             while True:
                 taken = [] if self._handing_stopped else self._take(count)
                 if taken or self._handing_stopped:
                     self._busy += len(taken)
-                    now, me = time.monotonic(), threading.get_ident()
-                    self._held.add(taken, now, me)
+                    self._held.add(taken, self._clock(), me())
                     if taken and keep_at(taken[0]) < self._keep_at:
                         self._keeping.notify()
                     return taken
                 self._buffer.idle += count
                 if self._buffer.starved():
                     self._room.notify_all()
-                self._arrived.wait()
-                self._buffer.idle -= count
+                try:
+                    await self._arrived.wait()
+                finally:
+                    self._buffer.idle -= count
 
     def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
@@ -180,15 +182,15 @@ class Desk:
             if self._handing_stopped or self.pulling_stopped:
                 self._arrived.notify_all()
 
-    def keep(self) -> bool:
+    async def keep(self) -> bool:
         """Wait for leases to look after, then do it once; False when that has been stopped.
 
         What waits here for too long goes back; what handlers hold is extended, up to `extend_for_ms` in all.
         """
         with self._lock:
             if not self._keeping_stopped:
-                self._keeping.wait(max(0.0, self._keep_at - time.monotonic()))
-            now = time.monotonic()
+                await self._keeping.wait(max(0.0, self._keep_at - self._clock()))
+            now = self._clock()
             self._hand_back(now)
             for message in self._held.due(now):
                 self._extend(message)
@@ -201,7 +203,7 @@ class Desk:
             self._keeping_stopped = True
             self._keeping.notify_all()
 
-    def ask(self, count: int, deadline: float, one: bool = False) -> list[Message]:
+    async def ask(self, count: int, deadline: float, one: bool = False) -> list[Message]:
         """Messages for a caller that waits until the deadline (monotonic seconds).
 
         `one`: it takes one at a time; what else comes waits here, for a while.
@@ -213,7 +215,7 @@ class Desk:
             self._demand_until = max(self._demand_until, deadline)
             self._room.notify_all()
             try:
-                return self._ask(1 if one else count, deadline)
+                return await self._ask(1 if one else count, deadline)
             finally:
                 self._buffer.asked(count)
 
@@ -232,7 +234,7 @@ class Desk:
             assert isinstance(source, Source)
             if not source.open:
                 self._room.notify_all()
-            self._wake_flusher(source.proxy.present())
+            self._due.wake(source.proxy.present())
             return not self._buffer.is_over(message)
 
     def extend(self, message: Message) -> bool:
@@ -242,58 +244,37 @@ class Desk:
 
     # Flushers.
 
-    def wait_due(self, proxy: ProxyConnection) -> AckBatch | None:
+    async def wait_due(self, proxy: ProxyConnection) -> AckBatch | None:
         """Results that must go by themselves now; None when flushing has stopped, or the proxy is gone."""
         with self._lock:
-            due = self._due.get(proxy)
-            while due is not None and not (self._flushing_stopped or proxy.failover):
-                if self._leaves(proxy):
-                    return self._buffer.take_results(proxy) or []
-                wait = self._buffer.submit_due(proxy)
-                if wait == 0.0:
-                    acks = self._buffer.take_results(proxy)
-                    if acks is not None:
-                        return acks
-                proxy.idle = wait is None
-                due.wait(LEAVE_AGAIN_S if self._parked and self.pulling_stopped else wait or IDLE_WAKE_S)
-            return None
-
-    def _leaves(self, proxy: ProxyConnection) -> bool:
-        """The consumer stops and a pull waits at a proxy: time to ask for its answer (again)."""
-        now = time.monotonic()
-        if not (self.pulling_stopped and self._parked and proxy.settles and proxy.leave_at <= now):
-            return False
-        proxy.leave_at = now + LEAVE_AGAIN_S
-        return True
+            return await self._due.wait(proxy)
 
     def take_rest(self, proxy: ProxyConnection) -> AckBatch | None:
         """Whatever is still owed to the proxy, one call's worth."""
         with self._lock:
             return self._buffer.take_results(proxy)
 
-    def submitted(self, proxy: ProxyConnection, acks: AckBatch, error: Exception | None) -> None:
+    def submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
         """A submit was answered, or failed: then its results are owed again."""
         with self._lock:
             self._buffer.counts.submits += 1
             if error is not None:
                 self._buffer.counts.submit_errors += 1
-                self.last_error = str(error)
+                self.last_error = str(error) or repr(error)
                 self._buffer.give_back(proxy, acks)
-                self._wake_flusher(proxy.present())
+                self._due.wake(proxy.present())
 
-    def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
+    async def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait before the next submit after a failed one; ends early when flushing stops."""
-        until = time.monotonic() + seconds
         with self._lock:
-            while not (self._flushing_stopped or proxy.failover) and time.monotonic() < until:
-                self._due[proxy].wait(until - time.monotonic())
+            await self._due.pause(proxy, seconds)
 
     def retire(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: another one takes and forwards its results. Its flusher ends."""
         with self._lock:
             self._buffer.retire(gone, failover)
-            self._due.pop(gone).notify_all()
-            self._wake_flusher(failover)
+            self._due.remove(gone)
+            self._due.wake(failover)
 
     # Stopping, in this order.
 
@@ -303,8 +284,7 @@ class Desk:
             self.pulling_stopped = True
             self._room.notify_all()
             self._hand_back()
-            for due in self._due.values():
-                due.notify_all()
+            self._due.wake_all()
 
     def end(self, source: Source) -> None:
         """This source's puller ends after the pull that is under way."""
@@ -312,18 +292,17 @@ class Desk:
             source.ended = True
             self._room.notify_all()
 
-    def wait_handled(self, deadline: float, alone: bool = False) -> bool:
+    async def wait_handled(self, deadline: float, alone: bool = False) -> bool:
         """Until workers have handled everything that waits; False when the time was up first.
 
         A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
         """
-        me = threading.get_ident()
         with self._lock:
-            mine = self._held.of(me)
+            mine = self._held.of(me())
             while self._buffer.demand is None and (
                 (len(self._buffer) and not alone) or self._busy > len(mine)
             ):
-                if not self._arrived.wait(deadline - time.monotonic()):
+                if not await self._arrived.wait(deadline - self._clock()):
                     return False
             return not (alone and len(self._buffer)) and all(message.outcome for message in mine)
 
@@ -336,9 +315,7 @@ class Desk:
     def stop_flushing(self) -> None:
         """Flushers submit the rest and end."""
         with self._lock:
-            self._flushing_stopped = True
-            for due in self._due.values():
-                due.notify_all()
+            self._due.stop()
 
     def abandon(self) -> int:
         """Count the results that no proxy has taken."""
@@ -352,11 +329,11 @@ class Desk:
             self._room.notify_all()
         return taken
 
-    def _ask(self, count: int, deadline: float) -> list[Message]:
+    async def _ask(self, count: int, deadline: float) -> list[Message]:
         while True:
             if self._handing_stopped:
                 raise ClosedError("the consumer has been stopped")
-            in_time = time.monotonic() < deadline
+            in_time = self._clock() < deadline
             taken = self._take(count)
             if taken:
                 return taken
@@ -365,7 +342,7 @@ class Desk:
                     raise self.refusal
                 self.first.check(trying=self._parked > 0)
                 return []
-            self._arrived.wait(deadline - time.monotonic())
+            await self._arrived.wait(deadline - self._clock())
 
     def _answered(self) -> None:
         self.refusal = None
@@ -375,7 +352,7 @@ class Desk:
     def _hand_back(self, now: float | None = None) -> None:
         proxies = self._buffer.hand_back(now)
         for proxy in proxies:
-            self._wake_flusher(proxy)
+            self._due.wake(proxy)
         if proxies:
             self._arrived.notify_all()
             self._room.notify_all()
@@ -393,23 +370,18 @@ class Desk:
         if not self._buffer.extend(message):
             return False
         assert isinstance(message.delivery.source, Source)
-        self._wake_flusher(message.delivery.source.proxy.present())
+        self._due.wake(message.delivery.source.proxy.present())
         return True
 
-    def _let_results_ride(self, source: Source) -> None:
+    async def _let_results_ride(self, source: Source) -> None:
         """Handlers that finish within moments spare a call of their own for their results."""
-        until = time.monotonic() + RIDE_S
+        until = self._clock() + RIDE_S
         while source.open and not source.waiting and not self.pulling_stopped:
-            if not self._room.wait(until - time.monotonic()):
+            if not await self._room.wait(until - self._clock()):
                 return
 
     def _linger_ms(self) -> int:
         linger_ms = self.settings.linger_ms
         if self._buffer.demand is None:
             return linger_ms
-        return max(1, min(linger_ms, int((self._demand_until - time.monotonic()) * 1000)))
-
-    def _wake_flusher(self, proxy: ProxyConnection) -> None:
-        if proxy.idle or proxy.prompt or proxy.pending.urgent:
-            proxy.idle = False
-            self._due[proxy].notify()
+        return max(1, min(linger_ms, int((self._demand_until - self._clock()) * 1000)))

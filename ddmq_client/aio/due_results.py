@@ -1,0 +1,85 @@
+"""Results that must go by themselves: what the flusher of each proxy waits for.
+
+The coordinator's lock guards all of it: whoever calls has the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ddmq_client.aio.sync import Condition, clock
+from ddmq_client.core.acks import AckBatch
+from ddmq_client.core.prefetch_buffer import PrefetchBuffer, ProxyConnection
+
+IDLE_WAKE_S = 60.0
+LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy after the first time
+
+
+class AsyncDueResults:
+    """Of one consumer."""
+
+    def __init__(self, lock: threading.Lock, buffer: PrefetchBuffer, leaving: Callable[[], bool]) -> None:
+        """`leaving`: the consumer stops, and pulls still wait at proxies."""
+        self._lock = lock
+        self._buffer = buffer
+        self._leaving = leaving
+        self._clock = clock()
+        self._due: dict[ProxyConnection, Condition] = {}
+        self._stopped = False
+
+    def add(self, proxy: ProxyConnection) -> None:
+        """A flusher will wait for this proxy's results."""
+        self._due.setdefault(proxy, Condition(self._lock))
+
+    def remove(self, gone: ProxyConnection) -> None:
+        """The flusher of this proxy ends."""
+        self._due.pop(gone).notify_all()
+
+    def wake(self, proxy: ProxyConnection) -> None:
+        """This proxy is owed more than before: its flusher looks, where that cannot wait."""
+        if proxy.idle or proxy.prompt or proxy.pending.urgent:
+            proxy.idle = False
+            self._due[proxy].notify()
+
+    def wake_all(self) -> None:
+        """Every flusher looks."""
+        for due in self._due.values():
+            due.notify_all()
+
+    def stop(self) -> None:
+        """Flushers wait no more."""
+        self._stopped = True
+        self.wake_all()
+
+    async def wait(self, proxy: ProxyConnection) -> AckBatch | None:
+        """Results that must go now; None when that has been stopped, or the proxy is gone."""
+        due = self._due.get(proxy)
+        while due is not None and not self._over(proxy):
+            if self._leaves(proxy):
+                return self._buffer.take_results(proxy) or []
+            wait = self._buffer.submit_due(proxy)
+            if wait == 0.0:
+                acks = self._buffer.take_results(proxy)
+                if acks is not None:
+                    return acks
+            proxy.idle = wait is None
+            await due.wait(LEAVE_AGAIN_S if self._leaving() else wait or IDLE_WAKE_S)
+        return None
+
+    async def pause(self, proxy: ProxyConnection, seconds: float) -> None:
+        """Wait after a failed submit; ends early when that has been stopped, or the proxy is gone."""
+        until = self._clock() + seconds
+        while not self._over(proxy) and self._clock() < until:
+            await self._due[proxy].wait(until - self._clock())
+
+    def _over(self, proxy: ProxyConnection) -> bool:
+        return self._stopped or proxy.failover is not None
+
+    def _leaves(self, proxy: ProxyConnection) -> bool:
+        """Time to ask this proxy for the answers of pulls that wait there (again)."""
+        now = self._clock()
+        if not (self._leaving() and proxy.settles and proxy.leave_at <= now):
+            return False
+        proxy.leave_at = now + LEAVE_AGAIN_S
+        return True

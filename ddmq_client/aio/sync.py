@@ -1,0 +1,77 @@
+"""What tasks wait with; `net.sync` has the same names for threads.
+
+The modules that tools/unasync.py translates are written with these, and with `threading.Lock`. A task never
+waits while it has a lock, but for a Condition, which gives the lock away meanwhile. So the loop blocks on one
+for no longer than another thread, which settles messages, needs for a few lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+
+
+def clock() -> Callable[[], float]:
+    """The clock of deadlines: seconds, those of the running event loop."""
+    return asyncio.get_running_loop().time
+
+
+def me() -> object:
+    """The task that runs."""
+    return asyncio.current_task()
+
+
+class Condition:
+    """As `threading.Condition`, for the tasks of the running event loop; any thread may notify them."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Give the lock away until notified, for `timeout` seconds at most; False when the time was up."""
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting.append(future)
+        timer = None if timeout is None else self._loop.call_later(timeout, _resolve, (future,), False)
+        notified = False
+        self._lock.release()
+        try:
+            notified = await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._lock.acquire()
+            if not notified:
+                self._leave(future)
+        return notified
+
+    def notify(self, count: int = 1) -> None:
+        """Wake so many of the tasks that wait; the caller has the lock."""
+        woken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+        if not woken:
+            return
+        if threading.get_ident() == self._thread_id:
+            _resolve(woken, True)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_resolve, woken, True)
+
+    def notify_all(self) -> None:
+        """Wake all of them."""
+        self.notify(len(self._waiting))
+
+    def _leave(self, future: asyncio.Future[bool]) -> None:
+        """A wait ended without being notified; if it was, all the same, somebody else hears of it."""
+        try:
+            self._waiting.remove(future)
+        except ValueError:
+            self.notify()
+
+
+def _resolve(futures: list[asyncio.Future[bool]] | tuple[asyncio.Future[bool]], notified: bool) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(notified)

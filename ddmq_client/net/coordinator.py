@@ -1,0 +1,386 @@
+# Generated from ddmq_client/aio/coordinator.py by tools/unasync.py: change that one.
+"""Where all parts of a consumer meet: the prefetch buffer behind one lock, and what each of them waits for.
+
+Pullers wait for room, workers and `pull` callers for messages, each proxy's flusher for results that must go
+by themselves. Nothing here touches a socket. Messages call `settle` and `extend` from any thread.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+
+from ddmq_client.core.acks import AckBatch, UnappliedResult, late_results
+from ddmq_client.core.held import HeldMessages, keep_at
+from ddmq_client.core.places import Offsets, Places
+from ddmq_client.core.prefetch_buffer import (
+    ConsumerCounts,
+    PrefetchBuffer,
+    ProxyConnection,
+    Source,
+    wait_until,
+)
+from ddmq_client.core.settings import ConsumerSettings
+from ddmq_client.errors import ClosedError, PullError
+from ddmq_client.net.due_results import IDLE_WAKE_S, DueResults
+from ddmq_client.net.sync import Condition, clock, me
+from ddmq_client.received import FetchedQueue, Message, Outcome
+from ddmq_client.teller import FirstAnswer, Teller
+from ddmq_client.wire.consuming import Pulled
+
+RIDE_S = 0.002  # a puller waits this long for results to ride on its next pull
+
+
+class Coordinator:
+    """The shared state of one consumer. Safe for many threads: messages are settled from any."""
+
+    def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
+        self.settings = settings
+        self.teller = teller or Teller()
+        self._clock = clock()
+        self._buffer = PrefetchBuffer(
+            settings.prefetch,
+            math.inf if settings.broadcasting else settings.lease_ms / 1000,
+            settings.ack_flush_ms / 1000,
+            settings.results_max,
+            self._clock,
+        )
+        self._buffer.demand = None if handlers else 0
+        self._buffer.places = self.places = Places() if settings.broadcasting else None
+        self._held = HeldMessages(settings.extend_for_ms / 1000 if settings.keeps_leases else 0.0)
+        self._demand_until = 0.0
+        self._lock = threading.Lock()
+        self._room = Condition(self._lock)
+        self._arrived = Condition(self._lock)
+        self._keeping = Condition(self._lock)
+        self._keep_at = 0.0  # when leases are looked at next
+        self._keeping_stopped = False
+        self._due = DueResults(self._lock, self._buffer, lambda: self.pulling_stopped and self._parked > 0)
+        self._busy = 0  # messages that workers hold
+        self.pulling_stopped = False
+        self._handing_stopped = False
+        self._parked = 0  # pulls that are under way
+        self.first = FirstAnswer()
+        self.refusal: PullError | None = None
+        self.last_error: str | None = None
+
+    def proxy(self, name: str) -> ProxyConnection:
+        """The state of this proxy."""
+        with self._lock:
+            proxy = self._buffer.proxy(name)
+            self._due.add(proxy)
+            return proxy
+
+    def counts(self) -> ConsumerCounts:
+        """A copy of the counters."""
+        with self._lock:
+            return self._buffer.counts.copy()
+
+    def hold(self, paused: bool) -> None:
+        """Pull nothing more, and return what waits here; or go on."""
+        with self._lock:
+            self._buffer.paused = paused
+            if paused:
+                self._hand_back()
+            self._room.notify_all()
+
+    # Pullers.
+
+    def wait_room(self, source: Source) -> tuple[int, int, AckBatch | None] | None:
+        """(batch, linger in ms, results to carry) of the next pull; None when the source shall end."""
+        with self._lock:
+            while not (self.pulling_stopped or source.ended):
+                if self._buffer.wanted(source, self.settings.max_batch):
+                    self._let_results_ride(source)
+                    batch = self._buffer.wanted(source, self.settings.max_batch)
+                    if batch and not (self.pulling_stopped or source.ended):
+                        self._parked += 1
+                        return batch, self._linger_ms(), self._buffer.pulling(source)
+                else:
+                    self._room.wait()
+            return None
+
+    def pulled(self, source: Source, answer: Pulled) -> None:
+        """A pull was answered."""
+        with self._lock:
+            self._answered()
+            self._buffer.arrived(
+                source, answer.origin, answer.messages, self.settle, self.extend, answer.lease_ms
+            )
+            if self.pulling_stopped or self._buffer.paused:
+                self._hand_back()
+            if answer.messages:
+                self._arrived.notify(len(answer.messages))
+                if wait_until(answer.messages[0]) < self._keep_at:
+                    self._keeping.notify()
+
+    def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
+        """A broadcast fetch was answered; how many messages came."""
+        with self._lock:
+            self._answered()
+            count = self._buffer.fetched(source, group, queues, self.settle, self.extend)
+            if count:
+                self._arrived.notify(count)
+            return count
+
+    def places_now(self) -> Offsets:
+        """Where every queue can go on after a restart (broadcasting)."""
+        with self._lock:
+            return {} if self.places is None else self.places.safe()
+
+    def fetch_from(self) -> Offsets:
+        """Where the next broadcast fetch goes on."""
+        with self._lock:
+            return {} if self.places is None else self.places.ahead()
+
+    def pull_failed(self, source: Source, acks: AckBatch | None, error: BaseException) -> None:
+        """A pull brought no answer."""
+        with self._lock:
+            self._parked -= 1
+            self._buffer.pull_failed(source, acks)
+            self.last_error = str(error) or repr(error)
+            self.refusal = error if isinstance(error, PullError) else None
+            self.first.failed(error)
+            self._due.wake(source.proxy.present())
+
+    def pause(self, source: Source, seconds: float) -> None:
+        """Wait before the next pull; ends early when the source shall end."""
+        until = self._clock() + seconds
+        with self._lock:
+            while not (self.pulling_stopped or source.ended) and self._clock() < until:
+                self._room.wait(until - self._clock())
+
+    # Workers and callers of pull.
+
+    def next(self, count: int) -> list[Message]:
+        """Messages for a worker; empty when it shall end. Report `handled` afterwards."""
+        with self._lock:
+            while True:
+                taken = [] if self._handing_stopped else self._take(count)
+                if taken or self._handing_stopped:
+                    self._busy += len(taken)
+                    self._held.add(taken, self._clock(), me())
+                    if taken and keep_at(taken[0]) < self._keep_at:
+                        self._keeping.notify()
+                    return taken
+                self._buffer.idle += count
+                if self._buffer.starved():
+                    self._room.notify_all()
+                try:
+                    self._arrived.wait()
+                finally:
+                    self._buffer.idle -= count
+
+    def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
+        """A worker has finished with messages."""
+        with self._lock:
+            self._busy -= len(messages)
+            self._held.remove(messages)
+            self._buffer.counts.handler_errors += errors
+            if self._handing_stopped or self.pulling_stopped:
+                self._arrived.notify_all()
+
+    def keep(self) -> bool:
+        """Wait for leases to look after, then do it once; False when that has been stopped.
+
+        What waits here for too long goes back; what handlers hold is extended, up to `extend_for_ms` in all.
+        """
+        with self._lock:
+            if not self._keeping_stopped:
+                self._keeping.wait(max(0.0, self._keep_at - self._clock()))
+            now = self._clock()
+            self._hand_back(now)
+            for message in self._held.due(now):
+                self._extend(message)
+            self._keep_at = min(self._buffer.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
+            return not self._keeping_stopped
+
+    def stop_keeping(self) -> None:
+        """Nothing is held or waits any more."""
+        with self._lock:
+            self._keeping_stopped = True
+            self._keeping.notify_all()
+
+    def ask(self, count: int, deadline: float, one: bool = False) -> list[Message]:
+        """Messages for a caller that waits until the deadline (monotonic seconds).
+
+        `one`: it takes one at a time; what else comes waits here, for a while.
+        """
+        with self._lock:
+            if one:
+                count = self._buffer.loop_batch(count)
+            self._buffer.asking(count)
+            self._demand_until = max(self._demand_until, deadline)
+            self._room.notify_all()
+            try:
+                return self._ask(1 if one else count, deadline)
+            finally:
+                self._buffer.asked(count)
+
+    def leave_loop(self) -> None:
+        """A caller that took messages one by one takes no more: what waits is for others."""
+        with self._lock:
+            if not self._buffer.askers:
+                self._hand_back()
+
+    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
+        """What became of a message."""
+        with self._lock:
+            if not self._buffer.settle(message, outcome, delay_ms, reason):
+                return False
+            source = message.delivery.source
+            assert isinstance(source, Source)
+            if not source.open:
+                self._room.notify_all()
+            self._due.wake(source.proxy.present())
+            return not self._buffer.is_over(message)
+
+    def extend(self, message: Message) -> bool:
+        """A message needs more time."""
+        with self._lock:
+            return self._extend(message)
+
+    # Flushers.
+
+    def wait_due(self, proxy: ProxyConnection) -> AckBatch | None:
+        """Results that must go by themselves now; None when flushing has stopped, or the proxy is gone."""
+        with self._lock:
+            return self._due.wait(proxy)
+
+    def take_rest(self, proxy: ProxyConnection) -> AckBatch | None:
+        """Whatever is still owed to the proxy, one call's worth."""
+        with self._lock:
+            return self._buffer.take_results(proxy)
+
+    def submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
+        """A submit was answered, or failed: then its results are owed again."""
+        with self._lock:
+            self._buffer.counts.submits += 1
+            if error is not None:
+                self._buffer.counts.submit_errors += 1
+                self.last_error = str(error) or repr(error)
+                self._buffer.give_back(proxy, acks)
+                self._due.wake(proxy.present())
+
+    def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
+        """Wait before the next submit after a failed one; ends early when flushing stops."""
+        with self._lock:
+            self._due.pause(proxy, seconds)
+
+    def retire(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
+        """A proxy is gone for good: another one takes and forwards its results. Its flusher ends."""
+        with self._lock:
+            self._buffer.retire(gone, failover)
+            self._due.remove(gone)
+            self._due.wake(failover)
+
+    # Stopping, in this order.
+
+    def stop_pulling(self) -> None:
+        """Pullers end after the pull that is under way."""
+        with self._lock:
+            self.pulling_stopped = True
+            self._room.notify_all()
+            self._hand_back()
+            self._due.wake_all()
+
+    def end(self, source: Source) -> None:
+        """This source's puller ends after the pull that is under way."""
+        with self._lock:
+            source.ended = True
+            self._room.notify_all()
+
+    def wait_handled(self, deadline: float, alone: bool = False) -> bool:
+        """Until workers have handled everything that waits; False when the time was up first.
+
+        A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
+        """
+        with self._lock:
+            mine = self._held.of(me())
+            while self._buffer.demand is None and (
+                (len(self._buffer) and not alone) or self._busy > len(mine)
+            ):
+                if not self._arrived.wait(deadline - self._clock()):
+                    return False
+            return not (alone and len(self._buffer)) and all(message.outcome for message in mine)
+
+    def stop_handing(self) -> None:
+        """Workers end after what they hold; callers of `pull` get ClosedError."""
+        with self._lock:
+            self._handing_stopped = True
+            self._arrived.notify_all()
+
+    def stop_flushing(self) -> None:
+        """Flushers submit the rest and end."""
+        with self._lock:
+            self._due.stop()
+
+    def abandon(self) -> int:
+        """Count the results that no proxy has taken."""
+        with self._lock:
+            return self._buffer.abandon()
+
+    def _take(self, count: int) -> list[Message]:
+        waiting = len(self._buffer)
+        taken = self._buffer.take(count)
+        if len(self._buffer) < waiting:  # also when all of them had lost their lease
+            self._room.notify_all()
+        return taken
+
+    def _ask(self, count: int, deadline: float) -> list[Message]:
+        while True:
+            if self._handing_stopped:
+                raise ClosedError("the consumer has been stopped")
+            in_time = self._clock() < deadline
+            taken = self._take(count)
+            if taken:
+                return taken
+            if not in_time:
+                if self.refusal is not None:
+                    raise self.refusal
+                self.first.check(trying=self._parked > 0)
+                return []
+            self._arrived.wait(deadline - self._clock())
+
+    def _answered(self) -> None:
+        self.refusal = None
+        self.first.came = True
+        self._parked -= 1
+
+    def _hand_back(self, now: float | None = None) -> None:
+        proxies = self._buffer.hand_back(now)
+        for proxy in proxies:
+            self._due.wake(proxy)
+        if proxies:
+            self._arrived.notify_all()
+            self._room.notify_all()
+
+    def told(self, acks: AckBatch | None, told: Sequence[UnappliedResult]) -> None:
+        """A proxy tells which results of a call changed nothing."""
+        if not told or acks is None:
+            return
+        with self._lock:
+            late, lost = late_results(acks, told)
+            self._buffer.counts.late += len(late)
+        self.teller.late(late, lost)
+
+    def _extend(self, message: Message) -> bool:
+        if not self._buffer.extend(message):
+            return False
+        assert isinstance(message.delivery.source, Source)
+        self._due.wake(message.delivery.source.proxy.present())
+        return True
+
+    def _let_results_ride(self, source: Source) -> None:
+        """Handlers that finish within moments spare a call of their own for their results."""
+        until = self._clock() + RIDE_S
+        while source.open and not source.waiting and not self.pulling_stopped:
+            if not self._room.wait(until - self._clock()):
+                return
+
+    def _linger_ms(self) -> int:
+        linger_ms = self.settings.linger_ms
+        if self._buffer.demand is None:
+            return linger_ms
+        return max(1, min(linger_ms, int((self._demand_until - self._clock()) * 1000)))

@@ -1,0 +1,70 @@
+"""Generate the blocking client's modules from the asyncio ones.
+
+    python tools/unasync.py            write ddmq_client/net/NAME.py for each NAME in MODULES
+    python tools/unasync.py --check    exit code 1, and a line for each that is not what would be written
+
+`async` and `await` go, AsyncName becomes Name, and what was imported from `aio` comes from `net`. What a
+thread does otherwise than a task stands in `aio/sync.py` and `net/sync.py`, under the same names.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CLIENT = ROOT / "ddmq_client"
+MODULES = ("coordinator", "due_results")
+HEADER = "# Generated from ddmq_client/aio/{0}.py by tools/unasync.py: change that one.\n"
+_ASYNC_NAME = re.compile(r"\bAsync(?=[A-Z])")
+
+
+def translated(text: str) -> str:
+    """The blocking form of asyncio code, not yet formatted."""
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
+        if token.type == tokenize.NAME and token.string in ("async", "await"):
+            at = starts[token.start[0] - 1] + token.start[1]
+            text = text[:at] + text[at + len(token.string) :].lstrip(" ")
+    return _ASYNC_NAME.sub("", text).replace("ddmq_client.aio.", "ddmq_client.net.")
+
+
+def generated(name: str) -> str:
+    """What ddmq_client/net/NAME.py should hold."""
+    text = HEADER.format(name) + translated((CLIENT / "aio" / f"{name}.py").read_text(encoding="utf-8"))
+    for arguments in (["check", "--fix-only", "--quiet", "--select", "I"], ["format"]):
+        command = [
+            str(Path(sys.executable).parent / "ruff"),
+            *arguments,
+            "--stdin-filename",
+            f"{name}.py",
+            "-",
+        ]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=ROOT, check=True)
+        text = done.stdout
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    stale = 0
+    for name in MODULES:
+        path, text = CLIENT / "net" / f"{name}.py", generated(name)
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale += 1
+        if arguments == ["--check"]:
+            print(f"{path.relative_to(ROOT)} is not what tools/unasync.py makes of aio/{name}.py: run it")
+        else:
+            path.write_text(text, encoding="utf-8")
+    return 1 if stale and arguments == ["--check"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
