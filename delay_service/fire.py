@@ -31,7 +31,7 @@ from ddmq_common.errors import (
 from delay_service.core.outlets import GONE, REFUSED, Outlet
 from delay_service.core.taken import DEAD_TEXT, FireNow, Reply
 from delay_service.firing import Firing
-from delay_service.holding import Holding, ranges_of
+from delay_service.holding import Holding
 from delay_service.levels.alarm import Alarm
 from delay_service.outcomes import outcome_record, tellable
 from delay_service.store.port import Changes
@@ -43,6 +43,7 @@ FORGET_MAX = 500  # ids in one look …
 FORGET_S = 0.02  # … and the next look, when there are more: faster than any service takes orders in
 CLOSED_S = 1.0  # how long a topic that would not take a message is left alone
 REMEMBERED_MAX = 10_000  # awaited outcomes, and messages refused once
+OVER_MAX = 1_000  # offsets that are done without firing and wait for another commit to end
 NEVER = 1 << 62
 
 
@@ -62,7 +63,7 @@ class Fire:
         self._paused_until = float("-inf")
         self._awaited: dict[int, FireNow] = {}
         self._refused: set[int] = set()
-        self._over: list[int] = []
+        self._over = holding.unrecorded.offsets  # also what an owner before us did not commit
         self._wake_ms = NEVER
         self._look_at = float("-inf")
         holding.woken = self._woken
@@ -184,9 +185,9 @@ class Fire:
         self._over += plan.over
         if plan.changes is not None:
             self._around.counts.aside(plan.changes.deferred)
-            if not self._holding.write(plan.changes):
+            if not self._holding.write(plan.changes, plan.over):
                 return False
-        if plan.outlets or (self._over and not self._flights):
+        if plan.outlets or (self._over and not self._flights) or len(self._over) >= OVER_MAX:
             over, self._over = self._over, []
             self._launch(plan.outlets, over)
         return bool(plan.outlets) or plan.changes is not None
@@ -247,7 +248,7 @@ class Fire:
         wall_ms = self._around.clock.wall_ms()
         self._around.counts.fired(outlets, wall_ms)
         self._pause_s = self._pause_min
-        holding.acks.finish(ranges_of(firing.finished + firing.over))
+        holding.finished(firing.finished + firing.over)
         for offset, attempts in firing.attempts:
             holding.acks.attempt(offset, attempts)
         if self._refused:

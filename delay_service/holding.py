@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from backend.completion import Completion
 from backend.internal_topics import ready_topic
@@ -23,6 +23,7 @@ from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_GROUP, FIRED_GROUP
 from delay_service.config import DelayConfig
 from delay_service.core.intake import INGESTED, Intake
 from delay_service.core.lanes import Lanes, Limits, Look
+from delay_service.core.unrecorded import Unrecorded
 from delay_service.counts import DelayCounts
 from delay_service.store.port import Changes, DelayStore
 
@@ -102,6 +103,7 @@ class Holding:
         config = around.config
         limits = Limits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
         self.lanes = Lanes(store, acks, self.look, limits)
+        self.unrecorded = Unrecorded(store)
         lost_place = store.meta(INGESTED) is None
         self.intake = Intake(
             store, acks, self.lanes.busy, config.kept_ms, reread_to, lost_place, config.catch_up_max
@@ -142,9 +144,11 @@ class Holding:
 
     # --- changes
 
-    def write(self, changes: Changes) -> bool:
-        """Apply them; False when the store would not have them, and the shard is given up."""
+    def write(self, changes: Changes, ended: Collection[int] = ()) -> bool:
+        """Apply them; False when the store would not have them, and the shard is given up. `ended`: offsets
+        that are over with them, and nothing but the store says so until they are committed."""
         self.lanes.added(changes.added)
+        self.unrecorded.note(ended, changes)
         if not self.safely("store", self.store.write, changes):
             return False
         if changes.added:
@@ -170,6 +174,11 @@ class Holding:
             self._doubt(error)
         elif isinstance(error, CLAIM_ERRORS):
             self.claim_doubt = error
+
+    def finished(self, offsets: list[int]) -> None:
+        """Nothing waits under these any more, and that is durable in the log."""
+        self.acks.finish(ranges_of(offsets))
+        self.unrecorded.recorded(offsets)
 
     def taken(self, start: int, end: int) -> ProgressDelta:
         """Orders in [start, end) are in the store, durably."""

@@ -139,7 +139,7 @@ class Ingest:
         if self._orders:
             self._take()
         elif self.position < self._end:
-            self._took(Taken(0, Changes(), [], [], [], [], {}))
+            self._took(Taken(0, Changes(), [], [], [], [], [], {}))
         elif not (self._reading or self._lingering) and self._wait is None:
             self._tell_caught_up()
             if self._short:
@@ -235,7 +235,7 @@ class Ingest:
         if end > self._known_to:
             if end >= self._holding.intake.place_from:
                 taken.changes.meta[INGESTED] = b"%d" % end
-            if not self._holding.write(taken.changes):
+            if not self._holding.write(taken.changes, taken.ended):
                 return
         self._orders, self.position = rest, end
         for fire_now in taken.awaited:
@@ -308,7 +308,7 @@ class Ingest:
         holding = self._holding
         if error is None:
             self._flushing = False
-            holding.acks.finish([(offset, offset + 1) for offset in ready.done])
+            holding.finished(ready.done)
             self._around.counts.dead(UNREADABLE, len(ready.dead))
             self._flush()
             self.go()

@@ -260,9 +260,8 @@ class DelayService(ClaimOwner):
         self._overdue.look(self.shards, self._granted, self._clock.wall_ms())
         if not self._claims.joined:
             return
-        if not self._shards:
-            self._granted = True
-            self._shard_opened()
+        if not self._granted:
+            self._ask_who_holds_the_shards()
         self._count_pending()
         self._looks += 1
         if self._looks % TIDY_LOOKS == 0:
@@ -277,6 +276,17 @@ class DelayService(ClaimOwner):
 
         if queues:
             self._backend.bounds(queues).then(known)
+
+    def _ask_who_holds_the_shards(self) -> None:
+        """Others have them all when each has a holder; one between two owners may still come to us."""
+
+        def known(answer: Completion[Mapping[QueueRef, str]]) -> None:
+            if answer.error is None and self._claims.joined and not self._shards:
+                info = self._backend.topic(DELAY_TOPIC)
+                self._granted = info is not None and len(answer.value) >= info.queues
+                self._shard_opened()
+
+        self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._around.deadline()).then(known)
 
     def _count_pending(self) -> None:
         pending, sizes = self.pending_counts(), self._pending_sizes()

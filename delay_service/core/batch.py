@@ -24,7 +24,7 @@ from ddmq_common.errors import DamagedError
 from delay_service.core.answers import OVER, code_of, known, known_again, latest_ms
 from delay_service.core.assumed import Assumed, of_add, of_waiting
 from delay_service.core.kinds import last_due_ms
-from delay_service.core.orders import Order, before, moved_at, moved_by, offsets_of, pending_of
+from delay_service.core.orders import Order, before, moved_at, moved_by, pending_of
 from delay_service.core.outlets import UNFIT, caught_up
 from delay_service.core.taken import DEAD_TEXT, FireNow, Reply, Taken
 from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending
@@ -50,6 +50,7 @@ class Batch:
         self._count = 0
         self._replies: list[Reply] = []
         self._done: list[int] = []
+        self._ended: list[int] = []
         self._dead: list[Order] = []
         self._awaited: list[FireNow] = []
         self._tally: dict[str, int] = {}
@@ -67,7 +68,14 @@ class Batch:
         if self._added:
             self._tell("added", self._added)
         return Taken(
-            self._count, self._changes, self._replies, self._done, self._dead, self._awaited, self._tally
+            self._count,
+            self._changes,
+            self._replies,
+            self._done + self._ended,
+            self._ended,
+            self._dead,
+            self._awaited,
+            self._tally,
         )
 
     # --- one order
@@ -212,7 +220,8 @@ class Batch:
             self._cancel_unknown(order, said)
         elif state.kind is IdKind.PENDING:
             message = self._take_out(DueKey(state.at_ms, state.offset))
-            self._done += [state.offset] if message is None else offsets_of(message)
+            self._done.append(state.offset)
+            self._ended += [] if message is None else moved_at(message)
             self._cancelled(order, said, state, self._now)
         elif self._was_the_one(order):
             self._cancelled(order, said, state, order.born_ms)
@@ -273,7 +282,7 @@ class Batch:
         then = order.born_ms if self._in.acks.is_finished(order.offset) else self._now
         due_ms = min(then, message.due_ms) if said.op == FIRE else max(said.due_ms, 0)
         moved = moved_by(message, due_ms, order.offset)
-        self._done += [offset for offset in moved_at(message) if offset != order.offset]
+        self._ended += [offset for offset in moved_at(message) if offset != order.offset]
         if not moved_at(moved):
             self._done.append(order.offset)
         self._fresh[moved.key] = moved

@@ -28,12 +28,14 @@ class FireNow(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What so many `orders`, from the first on, came to."""
+    """What so many `orders`, from the first on, came to. `done`: offsets that nobody waits for any more.
+    `ended`: those among them that no order and no state of an id names (see unrecorded.py)."""
 
     orders: int
     changes: Changes
     replies: list[Reply]
     done: list[int]
+    ended: list[int]
     dead: list[Order]
     awaited: list[FireNow]
     tally: dict[str, int]  # outcome → how many

@@ -8,6 +8,7 @@ nothing came early, nothing is lost, nothing came twice, and every answer to a c
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import NamedTuple
 from uuid import UUID
 
@@ -37,8 +38,9 @@ from ddmq_common.names import DELAY_TOPIC
 from delay_service.core.intake import INGESTED, Intake
 from delay_service.core.lanes import Lanes, Limits, Look
 from delay_service.core.orders import order_of
-from delay_service.core.outlets import Outlet
+from delay_service.core.outlets import Outlet, progress_of
 from delay_service.core.taken import Taken
+from delay_service.core.unrecorded import Unrecorded
 from delay_service.store.port import Changes
 from tests.examples import examples
 from tests.service.delay.delay_rig import KeptStore
@@ -74,6 +76,8 @@ class Process:
         self.known_to = 0 if known is None else int(known)
         self.position = min(log.committed, self.known_to)
         self.caught_up = len(log.orders)
+        self.unrecorded = Unrecorded(store)
+        self.over = self.unrecorded.offsets
         self.flights: list[Flight] = []
         self.ready: list[Taken] = []
         self.ready_end = self.position
@@ -187,8 +191,9 @@ class DelayMachine(RuleBasedStateMachine):
 
     # --- the owner's steps
 
-    def _write(self, changes: Changes) -> None:
+    def _write(self, changes: Changes, ended: Collection[int] = ()) -> None:
         self.process.lanes.added(changes.added)
+        self.process.unrecorded.note(ended, changes)
         self.world.disk.write(changes)
 
     @rule(count=st.sampled_from((1, 2, 50, 50)))
@@ -209,7 +214,7 @@ class DelayMachine(RuleBasedStateMachine):
         process.position += taken.orders
         if not again and taken.orders:
             taken.changes.meta[INGESTED] = b"%d" % process.position
-            self._write(taken.changes)
+            self._write(taken.changes, taken.ended)
         process.ready.append(taken)
         process.ready_end = process.position
 
@@ -228,9 +233,13 @@ class DelayMachine(RuleBasedStateMachine):
         log.committed = max(log.committed, end)
         for taken in ready:
             log.finished.update(taken.done)
-            self.process.acks.finish((offset, offset + 1) for offset in taken.done)
+            self._finished(taken.done)
             for reply in taken.replies:
                 log.told[reply.outcome.reply_id].add(reply.outcome.code)
+
+    def _finished(self, offsets: list[int]) -> None:
+        self.process.acks.finish((offset, offset + 1) for offset in offsets)
+        self.process.unrecorded.recorded(offsets)
 
     @precondition(lambda self: self.process.position >= self.process.caught_up)
     @rule()
@@ -238,9 +247,10 @@ class DelayMachine(RuleBasedStateMachine):
         process = self.process
         plan = process.lanes.plan(self.world.now)
         if plan.changes is not None:
-            self._write(plan.changes)
-        if plan.outlets or plan.over:
-            process.flights.append(Flight(self.world.now, plan.outlets, plan.over))
+            self._write(plan.changes, plan.over)
+        over, process.over = process.over + plan.over, []
+        if plan.outlets or over:
+            process.flights.append(Flight(self.world.now, plan.outlets, over))
 
     @precondition(lambda self: self.process.flights)
     @rule(which=st.integers(0, 3), fate=st.sampled_from(("stored", "stored", "refused", "aside")))
@@ -249,14 +259,14 @@ class DelayMachine(RuleBasedStateMachine):
         flight = process.flights.pop(which % len(process.flights))
         if fate == "stored":
             self._commit_fired(flight)
-            process.acks.finish((one.message.offset, one.message.offset + 1) for one in _ended(flight))
-            process.acks.finish((offset, offset + 1) for offset in flight.over)
-            for one in flight.outlets:
-                if one.following is not None:
-                    process.acks.attempt(one.message.offset, one.message.occurrence + 1)
+            finished, attempts = progress_of(flight.outlets)
+            self._finished(finished + flight.over)
+            for offset, count in attempts:
+                process.acks.attempt(offset, count)
             process.lanes.settled(flight.outlets, True)
             self._write(process.lanes.changes_of(flight.outlets, self.world.now))
             return
+        process.over += flight.over
         changes = process.lanes.put_aside(flight.outlets) if fate == "aside" else None
         process.lanes.settled(flight.outlets, False)
         if changes is not None:
@@ -264,15 +274,12 @@ class DelayMachine(RuleBasedStateMachine):
 
     def _commit_fired(self, flight: Flight) -> None:
         log = self.world.log
-        log.finished.update(flight.over)
+        finished, attempts = progress_of(flight.outlets)
+        log.finished.update(finished, flight.over)
+        log.attempts.update(attempts)
         for one in flight.outlets:
             number = int(one.record.delivery[-1:])
-            delivery = one.message.occurrence
-            log.fired[number].append((delivery, flight.at))
-            if one.following is None:
-                log.finished.add(one.message.offset)
-            else:
-                log.attempts[one.message.offset] = delivery + 1
+            log.fired[number].append((one.message.occurrence, flight.at))
 
     @rule(applied=st.booleans(), kept=st.booleans())
     def owner_dies(self, applied: bool, kept: bool) -> None:
@@ -340,10 +347,6 @@ class DelayMachine(RuleBasedStateMachine):
         if told & {CANCELLED, UNKNOWN}:
             assert len(fired) < wanted, f"{number} was cancelled and came"
             assert ALREADY_FIRED not in told
-
-
-def _ended(flight: Flight) -> list[Outlet]:
-    return [one for one in flight.outlets if one.following is None]
 
 
 def _uuid(number: int) -> str:

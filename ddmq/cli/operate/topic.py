@@ -123,13 +123,19 @@ def delete(name: str, yes: bool, admin: HostPort) -> None:
     client = AdminClient(admin)
     waiting = _delayed(client, name)
     if not yes:
-        also = f" {waiting} delayed messages for it wait, and will be dead letters." if waiting else ""
+        also = f" {_waits(waiting)}, and will be dead letters." if waiting > 1 else ""
+        also = f" {_waits(waiting)}, and will be a dead letter." if waiting == 1 else also
         confirm(f"Delete topic {name} and every message in it?{also}")
     client.delete("topics", name)
     say(f"deleted {name}")
     if waiting:
-        hint(f"note: {waiting} delayed messages for it wait: they are dead letters when due, unless a topic "
-             f"{name} is there again; ddmq delay cancel --topic {name} takes them back")  # fmt: skip
+        they_are, them = ("it is a dead letter", "it") if waiting == 1 else ("they are dead letters", "them")
+        hint(f"note: {_waits(waiting)}: {they_are} when due, unless a topic {name} is there again; "
+             f"ddmq delay cancel --topic {name} takes {them} back")  # fmt: skip
+
+
+def _waits(count: int) -> str:
+    return "1 delayed message for it waits" if count == 1 else f"{count} delayed messages for it wait"
 
 
 def _delayed(client: AdminClient, name: str) -> int:

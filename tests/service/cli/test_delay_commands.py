@@ -223,6 +223,12 @@ def test_deleting_a_topic_tells_of_what_waits_for_it(shell, topic, monkeypatch):
         f" ddmq delay cancel --topic {topic} takes them back"
     )
     assert shell("delay", "cancel", row["id"]).strip() == "cancelled", "they wait on"
+    until(lambda: shell.json("delay", "count", topic)["count"] == 1, "one waits")
+    shell("topic", "create", topic)
+    shell("topic", "delete", topic, "--yes")
+    assert " ".join(shell.error.split()).startswith(
+        "note: 1 delayed message for it waits: it is a dead letter"
+    )
     shell("topic", "create", topic)
     shell("delay", "cancel", "--topic", topic)
     shell("topic", "delete", topic, "--yes")

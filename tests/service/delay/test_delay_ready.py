@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,12 +11,14 @@ from typing import Any, cast
 import pytest
 from delay_rig import Disks, HandAlarms, KeptStore, Rig
 
-from backend.port import Health
+from backend.assignment.table import REVOKE_S
+from backend.port import Assignment, Health, Join
 from backend.records import QueueRef
 from ddmq.server.delays.routes import PAGE_BYTES, DelayRoutes
 from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.parts import ServerProcess
 from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, Pending, Scan
@@ -94,3 +96,31 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
     assert len(answer["messages"]) == count
     assert max(pages) <= PAGE_BYTES + MIB + 1_000, "a page ends with the message that fills it"
     assert sum(pages) <= 2 * (PAGE_BYTES + MIB) + (count + 1) * 2 * MIB, "and no more pages than asked for"
+
+
+class SlowMember:
+    """Takes shards, and gives back what is asked for when its deadline has passed."""
+
+    def assigned(self, assignment: Assignment) -> None: ...
+
+    def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None: ...
+
+    def lost(self, queues: Sequence[QueueRef]) -> None: ...
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_service_without_shards_is_ready_when_others_have_them_all(rig: Rig, others: int) -> None:
+    """Not while one of them is between two owners, and may come here."""
+    rig.service.drain(rig.clock.monotonic()).wait(20)
+    for _ in range(others):
+        rig.backend.join(Join(DELAY_GROUP, DELAY_TOPIC), SlowMember())
+    rig.until(lambda: rig.memory.holders(DELAY_GROUP, DELAY_TOPIC, 0).wait(20), "they have them")
+    rig.advance(REVOKE_S + 1)
+    rig.serve()
+    for _ in range(3):
+        rig.alarms.ring()
+        rig.settle()
+    assert rig.service.health().ready == rig.service.started.done == (others == 2)
+    rig.clock.advance(REVOKE_S + 1)
+    rig.until(lambda: rig.alarms.ring() or rig.service.health().ready, "it has its share")
+    assert len(rig.service.shards) == 2 - others

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from delay_rig import Disks, KeptStore, Rig
 
+from backend.completion import Completion
 from ddmq_common.delays.command import (
     ALREADY_FIRED,
     CANCELLED,
@@ -16,11 +17,12 @@ from ddmq_common.delays.command import (
     DelayCommand,
     Schedule,
 )
-from ddmq_common.names import OUTCOME_TOPIC
+from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.core.batch import Batch
 from delay_service.core.intake import INGESTED
 from delay_service.core.kinds import next_after
+from delay_service.core.unrecorded import UNRECORDED
 from delay_service.store.port import Changes
 
 HOUR_MS = 3_600_000
@@ -223,3 +225,38 @@ def test_a_service_with_stores_elsewhere_loses_and_doubles_nothing_that_the_log_
     assert [code_of_a_cancel(delay, number) for number in (2, 4, 6)] == [CANCELLED] * 3
     delay.advance(60)
     assert delay.bodies() == wanted
+
+
+@pytest.mark.parametrize("how", ["cancelled", "moved again", "passed over"])
+def test_what_ended_before_a_crash_is_finished_after_it(
+    delay: Rig, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the store's write and its commit: no offset stays unfinished for good."""
+    now = delay.clock.wall_ms()
+    catch_up = "skip" if how == "passed over" else "all"
+    delay.add(
+        1, now + HOUR_MS, kind=SCHEDULE, schedule=Schedule(period_ms=1_000, repeat=1, catch_up=catch_up)
+    )
+    delay.settle()
+    delay.reschedule(1, now + 2 * HOUR_MS)
+    delay.settle()
+    monkeypatch.setattr(delay.backend, "commit", lambda batch, deadline: Completion())
+    if how == "cancelled":
+        delay.cancel(1)
+    elif how == "moved again":
+        delay.reschedule(1, now + 3 * HOUR_MS)
+    else:
+        delay.clock.advance(3 * HOUR_MS / 1e3)
+    store = delay.disks.stores[0]
+    delay.until(lambda: delay.alarms.ring() or store.meta(UNRECORDED), "the store has it")
+    delay.service.close()
+    monkeypatch.undo()
+    delay.start()
+    delay.settle()
+    delay.advance(4 * HOUR_MS / 1e3)
+    delay.advance(1)
+    assert len(delay.bodies()) == (1 if how == "moved again" else 0)
+    assert delay.fired_to() == len(delay.stored(DELAY_TOPIC)), "nothing of it is left unfinished"
+    delay.add(2, delay.clock.wall_ms() + HOUR_MS)
+    delay.settle()
+    assert delay.disks.stores[0].meta(UNRECORDED) is None, "and nothing is noted for ever"
