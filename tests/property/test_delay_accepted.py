@@ -16,7 +16,7 @@ import pytest
 from backend.progress.ack_map import OFFSET_END, AckMap
 from backend.progress.codec import encode_delta
 from backend.records import ProgressDelta, QueueRef
-from ddmq.server.delays.routes import _row
+from ddmq.server.delays.queries import _row
 from ddmq_client.idl.codes import DelayAction, DelayType
 from ddmq_common.delays.command import (
     ADD,

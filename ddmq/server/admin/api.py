@@ -1,54 +1,32 @@
-"""The admin HTTP API: health, metrics, and the queries and changes that the command line makes.
-
-| request | answer |
-|---|---|
-| GET /health · /ready | 200 while the process lives · 200 when it takes sends, else 503 with the reason |
-| GET /metrics | Prometheus text |
-| GET /topics?internal=0·count=·after= · /topics/NAME | rows · one topic with its queues |
-| POST /topics/NAME {create, queues, …} · DELETE /topics/NAME | the topic · {} |
-| GET /topics/NAME/messages?id=·key=·queue=&offset=·time_ms=·count=·group= | messages |
-| GET /messages/ID | the message with that id, in whatever topic |
-| /groups… | the consumer groups: group_routes.py |
-| GET /dlq · /dlq/GROUP?reason=·topic=·since_ms=·from=·count= | groups with dead letters · the open ones |
-| POST /dlq/GROUP/resend {all, offsets, …} · POST /dlq/GROUP/purge {all, before_ms} | what was done |
-| GET /delay · /delay/messages?topic=·from_ms=·to_ms=·count=·after= | what waits, counted · by due time |
-| GET /delay/messages/ID · /delay/count?topic=·from_ms=·to_ms= | one by its delay id or uuid · how many |
-| POST /delay/backup {folder} | a copy of the pending messages in a new folder of the server |
-| GET /stats | everything `ddmq stats` shows |
-"""
+"""The admin HTTP API: one table of what it answers. docs/admin-api.md tells the same at length."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import gevent
 import msgspec
-from gevent.lock import BoundedSemaphore
 
 from backend.port import Backend, Health
-from backend.records import StoredRecord
-from ddmq.server.admin import dlq, dlq_changes, groups, queries, topics
-from ddmq.server.admin.group_routes import GroupRoutes
-from ddmq.server.admin.message_state import MessageStates
+from ddmq.server.admin import dlq, dlq_changes, groups, keys, offsets, queries, topics
+from ddmq.server.admin.group_view import GroupView
+from ddmq.server.admin.messages import MessageSearch
+from ddmq.server.admin.metrics_page import MetricsPage
 from ddmq.server.admin.other_parts import OtherParts
+from ddmq.server.admin.queries import WAIT_S
+from ddmq.server.admin.rates import Rates
 from ddmq.server.config import BACKUPS
-from ddmq.server.delays.routes import DelayRoutes
+from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.forwarding import FORWARDED
-from ddmq.server.http.pace import breathe, paced
+from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import AdminRequest, AdminRouter, Text
 from ddmq_common.clock import Clock
-from ddmq_common.errors import UnsupportedError
-from ddmq_common.metrics.registry import ANSWERS_S, Registry
+from ddmq_common.errors import CallerError, DdmqError, UnsupportedError
+from ddmq_common.metrics.registry import Registry
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
-
-PAGE_CHEAP_S = 0.05  # processor time; a metrics page that takes less is made anew each time
-PAGE_RESTS = 10  # others after so many times what they took
-PAGE_KEPT_S = 10.0  # at most
 
 
 class AdminApi:
@@ -70,143 +48,194 @@ class AdminApi:
         backups: Path = Path(BACKUPS),
         others: OtherParts | None = None,
     ) -> None:
-        self._backend = backend
+        self.backend = backend
         self._consumer = consumer
         self._metrics = metrics
-        self._clock = clock
-        self._health = health
+        self.clock = clock
+        self.health = health
         self._others = others or OtherParts()
-        self.groups = GroupRoutes(backend, self._consumer_here, metrics, clock)
-        self._delay = DelayRoutes(backend, timers, clock, backups)
+        self._rates = Rates()
+        self.delays = DelayQueries(backend, timers, clock, backups)
+        self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
+        self.page = MetricsPage(metrics, clock)
         self.router = AdminRouter(names)
-        self._looking = BoundedSemaphore()
-        self._making = BoundedSemaphore()
-        self._made, self._page_until = Text("text/plain", b""), -math.inf
-        self._add_routes()
+        for route in ROUTES:
+            self.router.add(route.method, route.path, partial(route.handler, self))
 
-    def _add_routes(self) -> None:
-        routes: dict[tuple[str, str], Callable[[AdminRequest], Any]] = {
-            ("GET", "/health"): lambda _: {"alive": True} | self._health()._asdict(),
-            ("GET", "/ready"): lambda _: self._ready(),
-            ("GET", "/metrics"): lambda _: self._page(),
-            ("GET", "/topics"): lambda r: queries.topics(
-                self._backend, internal=_flag(r, "internal"), page=r.page()
-            ),
-            ("GET", "/topics/{topic}"): lambda r: queries.topic_detail(self._backend, r.path["topic"]),
-            ("POST", "/topics/{topic}"): self._post_topic,
-            ("DELETE", "/topics/{topic}"): self._delete_topic,
-            ("GET", "/topics/{topic}/messages"): self._messages,
-            ("GET", "/messages/{id}"): self._message,
-            ("GET", "/dlq"): lambda r: dlq.rows(self._backend, r.page()),
-            ("GET", "/dlq/{group}"): self._dead_letters,
-            ("POST", "/dlq/{group}/resend"): lambda r: dlq_changes.resend(
-                self._backend, self._clock, r.path["group"], r.body
-            ),
-            ("POST", "/dlq/{group}/purge"): lambda r: dlq_changes.purge(
-                self._backend, self._clock, r.path["group"], r.body
-            ),
-            ("GET", "/stats"): self._stats,
-        }
-        for (method, pattern), handler in (routes | self.groups.table() | self._delay.table()).items():
-            self.router.add(method, pattern, handler)
+    def sample(self) -> None:
+        """Note how far the counters of groups are; call it every rates.PERIOD_S seconds."""
+        self._rates.sample(self.clock.monotonic(), self.consumer().counts())
 
-    def _page(self) -> Text:
-        """The metrics; a page that was hard to make is given again for a while."""
-        with self._making:
-            if self._page_until <= self._clock.monotonic():
-                began = time.thread_time()
-                self._metrics.fill()
-                spent = time.thread_time() - began
-                gevent.sleep(ANSWERS_S)
-                payload, more = self._exposition()
-                self._made = Text("text/plain; version=0.0.4", payload)
-                self._page_until = self._clock.monotonic() + _kept_s(spent + more)
-            return self._made
-
-    def _exposition(self) -> tuple[bytes, float]:
-        """The page and the processor time it took; others run between its pieces, which may be many."""
-        parts, spent, began = [], 0.0, time.thread_time()
-        for part in self._metrics.exposition_pieces():
-            parts.append(part)
-            spent += time.thread_time() - began
-            breathe()
-            began = time.thread_time()
-        return b"".join(parts), spent
-
-    def _ready(self) -> Text:
-        health = self._health()
-        return Text("application/json", msgspec.json.encode(health._asdict()), 200 if health.ready else 503)
-
-    def _post_topic(self, request: AdminRequest) -> Any:
-        settings = dict(request.body)
-        change = topics.create if settings.pop("create", True) else topics.update
-        return queries.topic_row(change(self._backend, self._clock, request.path["topic"], settings))
-
-    def _delete_topic(self, request: AdminRequest) -> Any:
-        topics.delete(self._backend, self._clock, request.path["topic"])
-        return {}
-
-    def _messages(self, request: AdminRequest) -> Any:
-        """One after another: each may hold many messages."""
-        with self._looking:
-            return self._found(request)
-
-    def _found(self, request: AdminRequest) -> list[dict[str, Any]]:
-        topic, query = request.path["topic"], request.query
-        count = min(request.number("count", 10), queries.FIND_MAX)
-        if "id" in query:
-            found = queries.find_by_id(self._backend, topic, query["id"])
-        elif "key" in query:
-            found = queries.find_by_key(self._backend, topic, query["key"], count)
-        elif "offset" in query:
-            found = queries.find_by_offset(
-                self._backend, topic, request.number("queue", 0), request.number("offset", 0), count
-            )
-        elif "time_ms" in query:
-            found = queries.find_by_time(self._backend, topic, request.number("time_ms", 0), count)
-        else:
-            found = queries.newest(self._backend, topic, count)
-        return self._rows(found, query)
-
-    def _rows(self, found: Sequence[StoredRecord], query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Rows, which share what an answer may hold; with `group=` each says what became of it there."""
-        share = queries.ANSWER_BYTES_MAX // max(len(found), 1)
-        whole = len(found) == 1 or "offset" in query
-        rows = [queries.message_row(record, None if whole else share) for record in paced(found)]
-        if "group" not in query:
-            return rows
-        live = None if self._consumer is None else self._consumer.message_state
-        return MessageStates(self._backend, query["group"], live).add(rows, found)
-
-    def _message(self, request: AdminRequest) -> Any:
-        return self._rows(queries.find_by_id(self._backend, None, request.path["id"]), request.query)
-
-    def _consumer_here(self) -> ConsumerService:
+    def consumer(self) -> ConsumerService:
         if self._consumer is None:
             raise UnsupportedError(
                 "no consumer proxy in this process; ask the admin port of the one that has it"
             )
         return self._consumer
 
-    def _dead_letters(self, request: AdminRequest) -> Any:
-        start = request.number("from", 0)
-        count = min(request.number("count", 20), dlq.SHOWN_MAX)
-        return dlq.show(self._backend, request.path["group"], dlq.choice_of(request.query), start, count)
+    def view(self) -> GroupView:
+        return GroupView(self.backend, self.consumer(), self._metrics, self.clock, self._rates)
 
-    def _stats(self, request: AdminRequest) -> Any:
+    def ready(self) -> Text:
+        health = self.health()
+        return Text("application/json", msgspec.json.encode(health._asdict()), 200 if health.ready else 503)
+
+    def stats(self, request: AdminRequest) -> Any:
         if FORWARDED in request.query:
             return {"counters": self._metrics.snapshot(paced)}
-        found: dict[str, Any] = {"health": self._health()._asdict(), "at_ms": self._clock.wall_ms()}
-        found["topics"] = queries.topics(self._backend, internal=True)
+        found: dict[str, Any] = {"health": self.health()._asdict(), "at_ms": self.clock.wall_ms()}
+        found["topics"] = queries.topics(self.backend, internal=True)
         if self._consumer is not None:
-            found["groups"] = groups.rows(self._backend, self._consumer, self._clock)
+            found["groups"] = groups.rows(self.backend, self._consumer, self.clock)
         found["counters"], found["silent_parts"] = self._others.merged(self._metrics.snapshot(paced))
         return found
 
+    def post_topic(self, request: AdminRequest) -> Any:
+        settings = dict(request.body)
+        change = topics.create if settings.pop("create", True) else topics.update
+        return queries.topic_row(change(self.backend, self.clock, request.path["topic"], settings))
 
-def _flag(request: AdminRequest, name: str) -> bool:
-    return request.query.get(name, "0") not in ("0", "false", "")
+    def post_group(self, request: AdminRequest) -> Any:
+        group = request.path["group"]
+        done = groups.create(self.consumer(), group, request.body)
+        return self.view().detail(group) | done
+
+    def delete_group(self, request: AdminRequest) -> None:
+        unknown = sorted(set(request.query) - {"topic"})
+        if unknown:
+            raise CallerError(f"{unknown[0]!r} says nothing about what to delete; allowed: topic")
+        groups.delete(self.consumer(), request.path["group"], request.query.get("topic"))
+
+    def post_subscription(self, request: AdminRequest) -> Any:
+        group, topic = request.path["group"], request.path["topic"]
+        consumer = self.consumer()
+        self._catch_up(group, topic)
+        return groups.change(consumer, group, topic, request.body)
+
+    def _catch_up(self, group: str, topic: str) -> None:
+        """Hear what others have changed by now, which comes before any answer of the writer: a change is made
+        to what a subscription sets, and must not take back one that was answered at another proxy."""
+        try:
+            self.backend.holders(group, topic, self.clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+        except (DdmqError, TimeoutError):
+            pass  # the change itself will say so
 
 
-def _kept_s(spent_s: float) -> float:
-    return 0.0 if spent_s < PAGE_CHEAP_S else min(spent_s * PAGE_RESTS, PAGE_KEPT_S)
+def _limit(request: AdminRequest, name: str) -> int:
+    text = request.query.get(name, str(keys.LIMIT_DEFAULT))
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= keys.LIMIT_MAX:
+        raise CallerError(f"{name} is {text!r}; allowed: 1 to {keys.LIMIT_MAX}")
+    return int(text)
+
+
+class Route(NamedTuple):
+    """One request and what it answers; behind the semicolon the parameters of its query."""
+
+    method: str
+    path: str
+    answers: str
+    handler: Callable[[AdminApi, AdminRequest], Any]
+
+
+ROUTES = (
+    Route(
+        "GET", "/health", "200 while the process lives",
+        lambda api, _: {"alive": True} | api.health()._asdict(),
+    ),
+    Route("GET", "/ready", "200 when it takes sends, else 503 and why", lambda api, _: api.ready()),
+    Route("GET", "/metrics", "Prometheus text", lambda api, _: api.page.text()),
+    Route("GET", "/stats", "everything `ddmq stats` shows", AdminApi.stats),
+    Route(
+        "GET", "/topics", "rows by name; internal, count, after",
+        lambda api, r: queries.topics(api.backend, internal=r.flag("internal"), page=r.page()),
+    ),
+    Route(
+        "GET", "/topics/{topic}", "one with its queues",
+        lambda api, r: queries.topic_detail(api.backend, r.path["topic"]),
+    ),
+    Route("POST", "/topics/{topic}", "the topic, made or changed", AdminApi.post_topic),
+    Route(
+        "DELETE", "/topics/{topic}", "{}",
+        lambda api, r: topics.delete(api.backend, api.clock, r.path["topic"]),
+    ),
+    Route(
+        "GET", "/topics/{topic}/messages", "messages; id, key, queue and offset, time_ms, count, group",
+        lambda api, r: api.messages.in_topic(r),
+    ),
+    Route("GET", "/messages/{id}", "the message with that id; group", lambda api, r: api.messages.by_id(r)),
+    Route(
+        "GET", "/groups", "a row per subscription; count, after",
+        lambda api, r: groups.rows(api.backend, api.consumer(), api.clock, r.page()),
+    ),
+    Route(
+        "GET", "/lag", "the same with lag age and rates, the furthest behind first; group, count",
+        lambda api, r: api.view().lag(r.query.get("group"), r.page().most),
+    ),
+    Route(
+        "GET", "/groups/{group}", "one in full, with so many blocked keys; keys",
+        lambda api, r: api.view().detail(r.path["group"], _limit(r, "keys")),
+    ),
+    Route("POST", "/groups/{group}", "the group, subscribed to topics", AdminApi.post_group),
+    Route(
+        "POST", "/groups/{group}/topics/{topic}", "what differs and what is in force",
+        AdminApi.post_subscription,
+    ),
+    Route("DELETE", "/groups/{group}", "{}; topic", AdminApi.delete_group),
+    Route(
+        "GET", "/groups/{group}/offsets", "where it stands, queue by queue; topic",
+        lambda api, r: offsets.show(api.backend, r.path["group"], r.query.get("topic")),
+    ),
+    Route(
+        "POST", "/groups/{group}/offsets", "what a reset did, or would do",
+        lambda api, r: offsets.reset_asked(api.backend, api.clock, r.path["group"], r.body),
+    ),
+    Route(
+        "GET", "/groups/{group}/keys", "blocked and parked keys; limit",
+        lambda api, r: keys.rows(api.consumer(), r.path["group"], _limit(r, "limit")),
+    ),
+    Route(
+        "POST", "/groups/{group}/keys", "the key that was parked, skipped or replayed",
+        lambda api, r: keys.act(
+            api.consumer(), r.path["group"], str(r.body.get("action")), r.body.get("key")
+        ),
+    ),
+    Route(
+        "GET", "/dlq", "groups with dead letters; count, after",
+        lambda api, r: dlq.rows(api.backend, r.page()),
+    ),
+    Route(
+        "GET", "/dlq/{group}", "the open ones; reason, topic, since_ms, from, count",
+        lambda api, r: dlq.show(
+            api.backend, r.path["group"], dlq.choice_of(r.query), r.number("from", 0),
+            min(r.number("count", 20), dlq.SHOWN_MAX),
+        ),
+    ),
+    Route(
+        "POST", "/dlq/{group}/resend", "what was sent again",
+        lambda api, r: dlq_changes.resend(api.backend, api.clock, r.path["group"], r.body),
+    ),
+    Route(
+        "POST", "/dlq/{group}/purge", "how many are done with",
+        lambda api, r: dlq_changes.purge(api.backend, api.clock, r.path["group"], r.body),
+    ),
+    Route(
+        "GET", "/delay", "what waits, counted",
+        lambda api, r: api.delays.anywhere(r, api.delays.overview),
+    ),
+    Route(
+        "GET", "/delay/messages", "by due time; topic, from_ms, to_ms, count, after",
+        lambda api, r: api.delays.anywhere(r, api.delays.messages),
+    ),
+    Route(
+        "GET", "/delay/messages/{id}", "one, by delay id or uuid",
+        lambda api, r: api.delays.anywhere(r, api.delays.message),
+    ),
+    Route(
+        "GET", "/delay/count", "how many; topic, from_ms, to_ms",
+        lambda api, r: api.delays.anywhere(r, api.delays.count),
+    ),
+    Route(
+        "POST", "/delay/backup", "a copy of what waits",
+        lambda api, r: api.delays.anywhere(r, api.delays.backup),
+    ),
+)  # fmt: skip

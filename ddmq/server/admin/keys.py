@@ -55,8 +55,10 @@ def _canonical(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def act(consumer: ConsumerService, group: str, action: str, text: str) -> dict[str, Any]:
-    """Park, skip or replay one key; says which one it was. Durable when it returns."""
+def act(consumer: ConsumerService, group: str, action: str, text: object) -> dict[str, Any]:
+    """Park, skip or replay one key; says which one it was. Durable when it returns. Raises CallerError."""
+    if not isinstance(text, str):
+        raise CallerError(f"key is {text!r}; the key as text is wanted, as `ddmq group keys` shows it")
     known(consumer, group)
     does: dict[str, Callable[[str, str], Completion[Any] | None]] = {
         "park": consumer.park_key,

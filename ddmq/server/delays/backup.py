@@ -77,7 +77,7 @@ def copy_shards(folder: Path, held: Iterable[OpenShard]) -> None:
 
 def _ask_for(address: str, folder: Path, numbers: Sequence[int]) -> None:
     body = {"folder": str(folder), "shards": list(numbers)}
-    answer = ask_other(address, "POST", "/delay/backup", AdminRequest({}, {}, body))
+    answer = ask_other(address, AdminRequest({}, {}, body, "POST", "/delay/backup"))
     if answer.status != 200:
         why = answer.payload.decode("utf-8", "replace")[:500]
         raise TryLaterError(f"shards {list(numbers)} are not copied by their owner at {address}: {why}")

@@ -17,14 +17,14 @@ FORWARDED = "forwarded"  # in the query: it is never passed on again
 TIMEOUT_S = 600.0  # a backup may take long
 
 
-def ask_other(address: str, method: str, path: str, request: AdminRequest) -> Text:
+def ask_other(address: str, request: AdminRequest) -> Text:
     """The other's answer as it is. Raises TryLaterError when there is none."""
-    filled = re.sub(r"\{(\w+)\}", lambda found: quote(request.path[found[1]], safe=""), path)
+    filled = re.sub(r"\{(\w+)\}", lambda found: quote(request.path[found[1]], safe=""), request.pattern)
     target = f"{filled}?{urlencode({**request.query, FORWARDED: '1'})}"
     connection = http.client.HTTPConnection(*parse(address), timeout=TIMEOUT_S)
     try:
         body: Any = msgspec.json.encode(dict(request.body)) if request.body else None
-        connection.request(method, target, body, {"Content-Type": "application/json"})
+        connection.request(request.method, target, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         return Text("application/json", response.read(), response.status)
     except (OSError, http.client.HTTPException) as error:

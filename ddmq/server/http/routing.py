@@ -1,6 +1,7 @@
 """A small JSON-over-HTTP shell for the admin API: routes, errors to status codes, nothing else.
 
-A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`; the value is sent as JSON.
+A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`; the value is sent as JSON,
+None as {}.
 CallerError → 400 (NoSuchTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
 RemoteError → 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so
 handlers may wait on completions; a long answer is encoded in pieces, between which others run, and whose
@@ -39,11 +40,13 @@ log = logging.getLogger("ddmq.admin")
 
 
 class AdminRequest(NamedTuple):
-    """What a handler gets: path variables, query parameters (last one wins), the JSON body."""
+    """What a handler gets: path variables, query parameters (last one wins), the JSON body; its route."""
 
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any]
+    method: str = ""
+    pattern: str = ""
 
     def number(self, name: str, default: int) -> int:
         """A whole number among the query parameters."""
@@ -53,6 +56,10 @@ class AdminRequest(NamedTuple):
         if not text.isdecimal() or len(text) > 18:
             raise CallerError(f"{name} is {text!r}; a whole number of 0 or more is wanted")
         return int(text)
+
+    def flag(self, name: str) -> bool:
+        """Whether a query parameter says yes; absent, 0, false and nothing are no."""
+        return self.query.get(name, "0") not in ("0", "false", "")
 
     def page(self) -> Page:
         """`after` and `count` of a listing."""
@@ -130,8 +137,9 @@ class AdminRouter:
                 continue
             known_path = True
             if route_method == method:
-                request = AdminRequest(variables, _query(environ), _body(environ))
-                with _turn(environ, "/" + "/".join(pattern)):
+                path = "/" + "/".join(pattern)
+                request = AdminRequest(variables, _query(environ), _body(environ), method, path)
+                with _turn(environ, path):
                     return _encoded(handler(request))
         if known_path:
             raise _HttpError(405, f"{method} is not for /{'/'.join(parts)}")
@@ -216,7 +224,7 @@ def _read(source: Any, length: int) -> bytes:
 def _encoded(value: Any) -> tuple[int, str, Sequence[bytes]]:
     if isinstance(value, Text):
         return value.status, value.content_type, [value.payload]
-    return 200, JSON, _pieces(value)
+    return 200, JSON, _pieces({} if value is None else value)
 
 
 def _pieces(value: Any) -> list[bytes]:

@@ -216,7 +216,7 @@ class ServerProcess:
             self.others,
         )
         if self.consumer is not None:
-            HubTimer(ref=False).every(rates.PERIOD_S, api.groups.sample)
+            HubTimer(ref=False).every(rates.PERIOD_S, api.sample)
         where = tuple(address) if self._admin_socket is None else self._admin_socket
         self._admin = AdminServer(where, api.router)
         try:

@@ -14,7 +14,7 @@ from delay_rig import Disks, HandAlarms, KeptStore, Rig
 from backend.assignment.table import REVOKE_S
 from backend.port import Assignment, Health, Join
 from backend.records import QueueRef
-from ddmq.server.delays.routes import PAGE_BYTES, DelayRoutes
+from ddmq.server.delays.queries import PAGE_BYTES, DelayQueries
 from ddmq.server.http.routing import AdminRequest
 from ddmq.server.process.parts import ServerProcess
 from ddmq_common.metrics.registry import Registry
@@ -90,9 +90,9 @@ def test_a_listing_reads_a_bounded_number_of_bytes(
         return page
 
     monkeypatch.setattr(KeptStore, "scan", counted)
-    routes = DelayRoutes(rig.backend, rig.service, rig.clock, tmp_path).table()
+    delays = DelayQueries(rig.backend, rig.service, rig.clock, tmp_path)
     query = {"topic": "orders", "count": str(count), "forwarded": "1"}
-    answer = routes["GET", "/delay/messages"](AdminRequest({}, query, {}))
+    answer = delays.messages(AdminRequest({}, query, {}))
     assert len(answer["messages"]) == count
     assert max(pages) <= PAGE_BYTES + MIB + 1_000, "a page ends with the message that fills it"
     assert sum(pages) <= 2 * (PAGE_BYTES + MIB) + (count + 1) * 2 * MIB, "and no more pages than asked for"

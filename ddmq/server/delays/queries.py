@@ -54,7 +54,7 @@ class Cursor(NamedTuple):
         return DueKey(self.due_ms, OFFSET_END) if shard < self.shard else DueKey(self.due_ms - 1, OFFSET_END)
 
 
-class DelayRoutes:
+class DelayQueries:
     """`timers`: the delay service of this process, None: it runs elsewhere. `backups`: where backups go."""
 
     def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path) -> None:
@@ -63,27 +63,10 @@ class DelayRoutes:
         self._clock = clock
         self._backups = backups
 
-    def table(self) -> dict[tuple[str, str], Callable[[AdminRequest], Any]]:
-        """Routes by method and path."""
-        here: dict[tuple[str, str], Callable[[AdminRequest], Any]] = {
-            ("GET", "/delay"): lambda _: self._overview(),
-            ("GET", "/delay/messages"): self._list,
-            ("GET", "/delay/messages/{id}"): self._show,
-            ("GET", "/delay/count"): self._count,
-            ("POST", "/delay/backup"): self._backup,
-        }
-        return {(method, path): self._routed(method, path, act) for (method, path), act in here.items()}
-
-    def _routed(
-        self, method: str, path: str, act: Callable[[AdminRequest], Any]
-    ) -> Callable[[AdminRequest], Any]:
-        def answer(request: AdminRequest) -> Any:
-            address = None if FORWARDED in request.query else self._other(request)
-            if address is None:
-                return act(request)
-            return in_thread(ask_other, address, method, path, request)
-
-        return answer
+    def anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
+        """What `act` answers here, or the same of the process that can answer it."""
+        address = None if FORWARDED in request.query else self._other(request)
+        return act(request) if address is None else in_thread(ask_other, address, request)
 
     def _other(self, request: AdminRequest) -> str | None:
         """Whom to ask instead: the owner of the shard that is asked for, or anybody where nothing is here."""
@@ -103,7 +86,7 @@ class DelayRoutes:
 
     # --- what there is
 
-    def _overview(self) -> dict[str, Any]:
+    def overview(self, _: AdminRequest) -> dict[str, Any]:
         service = self._service()
         lags, rows = service.lags(), []
         for number, shard in service.shards.items():
@@ -117,7 +100,7 @@ class DelayRoutes:
         whole = {"pending": sum(topics.values()), "elsewhere": self._elsewhere(service)}
         return {"health": service.health()._asdict(), "topics": topics, "shards": rows} | whole
 
-    def _list(self, request: AdminRequest) -> dict[str, Any]:
+    def messages(self, request: AdminRequest) -> dict[str, Any]:
         query = request.query
         topic, (start, end) = query.get("topic"), _range(request)
         count = min(max(request.number("count", 20), 1), SHOWN_MAX)
@@ -146,7 +129,7 @@ class DelayRoutes:
             for message in paced(page):
                 yield Cursor(message.due_ms, held.number, message.offset), message
 
-    def _count(self, request: AdminRequest) -> dict[str, Any]:
+    def count(self, request: AdminRequest) -> dict[str, Any]:
         query, service = request.query, self._service()
         topic = query.get("topic")
         if "from_ms" not in query and "to_ms" not in query:
@@ -158,7 +141,7 @@ class DelayRoutes:
             number, exact = min(number, COUNTED_MAX), number <= COUNTED_MAX
         return {"topic": topic, "count": number, "exact": exact, "elsewhere": self._elsewhere(service)}
 
-    def _show(self, request: AdminRequest) -> dict[str, Any]:
+    def message(self, request: AdminRequest) -> dict[str, Any]:
         """One message by its delay id or its uuid."""
         uuid, shard = self._shard_of(request.path["id"])
         store = self._store_of(shard)
@@ -182,7 +165,7 @@ class DelayRoutes:
 
     # --- backup
 
-    def _backup(self, request: AdminRequest) -> dict[str, Any]:
+    def backup(self, request: AdminRequest) -> dict[str, Any]:
         """A copy of every shard, each as at one moment, into a new folder below the one for backups. With
         `shards`: only those, into the folder that the process which makes the backup has begun."""
         folder = backup_folder(request.body.get("folder"), self._backups)
