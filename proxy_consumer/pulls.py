@@ -16,6 +16,7 @@ from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import LingerWheel, Waiter
+from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group, PullWaiter
@@ -39,6 +40,9 @@ class Pull(PullWaiter):
         self.client: Client | None = None
         self.late: Sequence[Any] = ()  # LateResults of what came with it
 
+    def give_up(self) -> None:
+        self._pulls.give_up(self)
+
     def deliver(self, delivery: Delivery) -> None:
         """Messages came while it waited."""
         self._pulls.leave_line(self)
@@ -48,10 +52,11 @@ class Pull(PullWaiter):
 class Pulls:
     """Everything about `pull`."""
 
-    def __init__(self, runtime: Runtime, directory: Directory, results: Results) -> None:
+    def __init__(self, runtime: Runtime, directory: Directory, results: Results, fetches: Fetches) -> None:
         self._runtime = runtime
         self._directory = directory
         self._results = results
+        self._fetches = fetches
         self.consistency = Consistency(runtime)
         self.wheel = LingerWheel(runtime.config.tick_ms / 1000, runtime.now())
         self.draining = False
@@ -60,7 +65,6 @@ class Pulls:
         self._empty = cell(PULLS, "empty")
         self._refused = cell(PULLS, "refused")
         self._waiting = cell(WAITING_PULLS)
-        runtime.give_up = self.give_up
 
     # --- the request
 
@@ -101,9 +105,9 @@ class Pulls:
         request = pull.call.args.request
         group = self._directory.find(request.groupId)
         if group is None:
-            if b"%" in request.groupId and self._runtime.instance_pull(pull.call):
+            if b"%" in request.groupId and self._fetches.instances.pull(pull.call):
                 return
-        elif (fault := self._runtime.pull_fault(group)) is not None:
+        elif (fault := self._fetches.pull_fault(group)) is not None:
             self._throw(pull.call, Code.ILLEGAL_MESSAGE, fault)
             return
         subscription = None

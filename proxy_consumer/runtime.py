@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import count
 from random import Random
-from typing import Any
 
 from backend.port import Backend
 from backend.records import QueueRef
@@ -20,7 +19,6 @@ from ddmq_common.names import RETRY_PREFIX, qid, retry_qid
 from proxy_consumer.config import ConsumerConfig
 from proxy_consumer.core.agenda import Agenda
 from proxy_consumer.core.tally import Count, Counter, Tally
-from proxy_consumer.core.waiting_room import Waiter
 from proxy_consumer.subscription.handed_out import HandedOut
 
 log = logging.getLogger("ddmq.consumer")
@@ -44,10 +42,6 @@ class Runtime:
         self.open_commits = 0
         self.stopping = False  # every queue is given up, or about to be: none is taken any more
         self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → see Results.apply
-        self.give_up: Callable[[Waiter], None] = lambda _: None  # answer a waiting pull empty
-        self.pull_fault: Callable[[Any], str | None] = lambda _: None  # why a Group may not be pulled from
-        self.instance_pull: Callable[[Any], bool] = lambda _: False  # takes a Call of an old broadcast client
-        self.instance_result: Callable[[Any], bool] = lambda _: False  # takes its ConsumeResult
         self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere
 
     def now(self) -> float:

@@ -28,13 +28,13 @@ from proxy_consumer import answers
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups import stats
-from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.changes import Change, Changes
 from proxy_consumer.groups.consistency import Difference, GroupClient
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.gauges import Gauges
 from proxy_consumer.groups.group import SOURCE_LOG, Stored
 from proxy_consumer.groups.message_states import LiveState, live_state
+from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stall
 from proxy_consumer.groups.stats import GroupSummary, SubscriptionStats
@@ -63,10 +63,10 @@ class ConsumerService:
         self._runtime.address = config.advertise or address
         self._directory = Directory(self._runtime)
         self._changes = Changes(self._runtime, self._directory)
-        self._results = Results(self._runtime, self._directory.find)
-        self._pushers = Pushers(self._runtime, self._directory, random)
-        self._pulls = Pulls(self._runtime, self._directory, self._results)
         self._fetches = Fetches(self._runtime, self._directory)
+        self._results = Results(self._runtime, self._directory.find, self._fetches)
+        self._pushers = Pushers(self._runtime, self._directory, random)
+        self._pulls = Pulls(self._runtime, self._directory, self._results, self._fetches)
         self._retry_paths = RetryPaths(self._runtime)
         self._gauges = Gauges(self._runtime, self._directory, self._retry_paths, self._fetches.committed)
         self._ticker = HubTicker(config.tick_ms / 1000, self.tick)
@@ -125,8 +125,7 @@ class ConsumerService:
             now = self._runtime.now()
             self._drain_until = min(deadline, now + self._runtime.config.drain_leases_ms / 1000)
             for group in list(self._directory.groups.values()):
-                for waiter in group.waiting:
-                    self._pulls.give_up(waiter)
+                group.answer_empty()
             self._drain_on(now)
         return self._drained
 
@@ -305,25 +304,10 @@ class ConsumerService:
         subscription = None if found is None else found.subscriptions.get(topic.encode())
         return None if subscription is None else live_state(subscription, queue, offset)
 
-    def group_keys(self, group: str, limit: int) -> list[BlockedKey]:
-        """Blocked and parked keys at this proxy. Raises CallerError when there is no such group."""
-        return self._directory.named(group).blocked_keys(limit)
-
-    def parked_keys(self, group: str) -> frozenset[str]:
-        """Keys of a group that are set aside, at every proxy. Raises CallerError."""
-        return self._directory.named(group).ordering.parked
-
-    def park_key(self, group: str, key: str) -> Completion[list[AppendResult]]:
-        """Hold a key back until it is replayed. Raises CallerError or BoundReachedError."""
-        return self._directory.named(group).park_key(key)
-
-    def replay_key(self, group: str, key: str) -> Completion[list[AppendResult]] | None:
-        """Deliver a key's head again at once. Raises CallerError when it is not blocked or parked here."""
-        return self._directory.named(group).replay_key(key)
-
-    def skip_key(self, group: str, key: str) -> Completion[None]:
-        """Move a key's head to the dead letters. Raises CallerError when it is not blocked here."""
-        return self._directory.named(group).skip_key(key)
+    def order_keys(self, group: str) -> GroupOrdering:
+        """What operators see of a group's order keys, and do to them: park, skip, replay. Raises CallerError
+        when there is no such group."""
+        return self._directory.named(group).ordering
 
     def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
         """Delete a group and its subscriptions, or one of them; clients that wait are answered empty."""

@@ -61,9 +61,6 @@ class Fetches:
 
     def start(self) -> None:
         """Follow resets of offsets and changes of topics."""
-        self._runtime.pull_fault = self.pull_fault
-        self._runtime.instance_pull = self.instances.pull
-        self._runtime.instance_result = self.instances.result
         self._stop_watching = self._runtime.backend.watch_settings(self._setting_changed)
 
     def committed(self, group: str, topic: str) -> dict[QueueRef, int]:

@@ -174,8 +174,7 @@ class Directory:
         for subscription in list(group.subscriptions.values()):
             group.remove(subscription.topic)
         self.groups.pop(group.name.encode(), None)
-        for waiter in group.waiting:
-            self._runtime.give_up(waiter)
+        group.answer_empty()
 
     # --- making
 

@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from backend.completion import Completion
-from backend.records import AppendResult, QueueRef
+from backend.records import QueueRef
 from ddmq_common.config.loader import ConfigPlace, build
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.waiting_room import Waiter, WaitingRoom
-from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import HeldQueue
@@ -50,6 +48,9 @@ class PullWaiter(Waiter):
     def deliver(self, delivery: Delivery) -> None:
         """Answer with messages."""
         raise AssertionError("a PullWaiter that cannot answer")
+
+    def give_up(self) -> None:
+        """Answer a client empty; there is none at a push."""
 
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
         """Queues move: `then` runs when it has nothing of them any more, at `until` at the latest."""
@@ -153,25 +154,6 @@ class Group:
         """Some of what the shared scope needs may be there now."""
         self.ordering.open_shared()
 
-    def blocked_keys(self, limit: int) -> list[BlockedKey]:
-        """Up to `limit` keys that hold messages up at this proxy, the longest first."""
-        return self.ordering.blocked(limit)
-
-    def park_key(self, key: str) -> Completion[list[AppendResult]]:
-        """Deliver nothing of the key until it is replayed, at no proxy; survives restarts.
-
-        Raises CallerError without an order key, BoundReachedError at 1,000 parked keys.
-        """
-        return self.ordering.park(key)
-
-    def replay_key(self, key: str) -> Completion[list[AppendResult]] | None:
-        """Deliver the head again at once, its attempts counted anew. Raises CallerError."""
-        return self.ordering.replay(key)
-
-    def skip_key(self, key: str) -> Completion[None]:
-        """Move the head to the dead letters; succeeds when it is there. Raises CallerError."""
-        return self.ordering.skip(key)
-
     # --- delivery
 
     def take(self, subscription: Subscription | None, now: float, count: int) -> Delivery | None:
@@ -208,6 +190,12 @@ class Group:
                     self._rotation.remove(subscription)  # the others come first next time
                     self._rotation.append(subscription)
             brought = not last_chance and any(map(self._can_serve, self._rotation))
+
+    def answer_empty(self) -> None:
+        """All who wait are given up."""
+        for waiter in self.waiting:
+            if isinstance(waiter, PullWaiter):
+                waiter.give_up()
 
     def _can_serve(self, subscription: Subscription) -> bool:
         """Whether something lies ready that a waiter here wants."""

@@ -116,7 +116,10 @@ class GroupOrdering:
         self._serve()
 
     def park(self, key: str) -> Completion[list[AppendResult]]:
-        """Deliver nothing of the key until it is replayed; durable when it succeeds."""
+        """Deliver nothing of the key until it is replayed, at no proxy; survives restarts.
+
+        Raises CallerError without an order key, BoundReachedError at 1,000 parked keys.
+        """
         if key not in self.parked and len(self.parked) >= PARKED_MAX:
             raise BoundReachedError(f"{PARKED_MAX} keys of group {self._group} are parked; replay some first")
         if not self._group_orders():
@@ -124,7 +127,10 @@ class GroupOrdering:
         return self._store(key, key.encode())
 
     def replay(self, key: str) -> Completion[list[AppendResult]] | None:
-        """Deliver the head again at once. None: nothing had to be stored."""
+        """Deliver the head again at once, its attempts counted anew. None: nothing had to be stored.
+
+        Raises CallerError when the key is not blocked or parked here.
+        """
         heads = self._heads(key)
         if key not in self.parked and not heads:
             raise self._not_here(key)
@@ -135,7 +141,10 @@ class GroupOrdering:
         return self._store(key, None) if key in self.parked else None
 
     def skip(self, key: str) -> Completion[None]:
-        """Move the head to the dead letters; succeeds when it is there."""
+        """Move the head to the dead letters; succeeds when it is there.
+
+        Raises CallerError when the key is not blocked here.
+        """
         heads = self._heads(key)
         if not heads:
             raise self._not_here(key)

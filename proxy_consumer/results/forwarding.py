@@ -20,6 +20,7 @@ from ddmq_common.errors import DdmqError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import FORWARDED
 from ddmq_common.names import RETRY_PREFIX, retry_topic
 from proxy_consumer.core.agenda import NEVER
+from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.group import Group
 from proxy_consumer.results.peers import Peers
 from proxy_consumer.runtime import Runtime
@@ -39,9 +40,10 @@ _Holders = dict[bytes, str]  # qid → address
 class Forwarding:
     """Passes on what `take` was given since the last `send`."""
 
-    def __init__(self, runtime: Runtime, peers: Peers | None = None) -> None:
+    def __init__(self, runtime: Runtime, fetches: Fetches) -> None:
         self._runtime = runtime
-        self._peers = peers or Peers(runtime)
+        self._fetches = fetches
+        self._peers = Peers(runtime)
         self._taken: list[Taken] = []
         self._known: dict[tuple[str, bytes], tuple[float, _Holders]] = {}
         self._done = runtime.metrics.cell(FORWARDED, "forwarded")
@@ -158,7 +160,7 @@ class Forwarding:
     def _take_up(self, group: Group, topic: bytes) -> bool:
         """Take queues that nobody holds, as for a pull; False where nobody pulls."""
         wanted = group.subscriptions.get(topic)
-        if wanted is None or wanted.creating or wanted.config.pushed or self._runtime.pull_fault(group):
+        if wanted is None or wanted.creating or wanted.config.pushed or self._fetches.pull_fault(group):
             return False
         wanted.use(self._runtime.now())
         return True

@@ -15,6 +15,7 @@ from ddmq_common.errors import TryLaterError
 from proxy_consumer.answers import IDL
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import QueueState
+from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.group import Group
 from proxy_consumer.results.commits import Part, ProgressCommit, collect
 from proxy_consumer.results.forwarding import Done, Forwarding, Taken
@@ -38,10 +39,11 @@ class Applied(NamedTuple):
 class Results:
     """Applies ConsumeResults of one proxy."""
 
-    def __init__(self, runtime: Runtime, group_of: Callable[[bytes], Group | None]) -> None:
+    def __init__(self, runtime: Runtime, group_of: Callable[[bytes], Group | None], fetches: Fetches) -> None:
         self._runtime = runtime
         self._group_of = group_of
-        self.forwarding = Forwarding(runtime)
+        self._fetches = fetches
+        self.forwarding = Forwarding(runtime, fetches)
         self._unknown_group = runtime.ignored("", "unknown group")
         self._too_many = runtime.ignored("", "over the bound of one call")
 
@@ -139,7 +141,7 @@ class Results:
         context = result.context
         group = None if context is None else self._group_of(context.groupId)
         if group is None:
-            if context is None or not self._runtime.instance_result(result):
+            if context is None or not self._fetches.instances.result(result):
                 self._unknown_group.value += given
             return None
         held = group.held.get((context.topic, context.qid))

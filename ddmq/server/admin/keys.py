@@ -60,17 +60,18 @@ def act(consumer: ConsumerService, group: str, action: str, text: object) -> dic
     if not isinstance(text, str):
         raise CallerError(f"key is {text!r}; the key as text is wanted, as `ddmq group keys` shows it")
     known(consumer, group)
-    does: dict[str, Callable[[str, str], Completion[Any] | None]] = {
-        "park": consumer.park_key,
-        "skip": consumer.skip_key,
-        "replay": consumer.replay_key,
+    ordering = consumer.order_keys(group)
+    does: dict[str, Callable[[str], Completion[Any] | None]] = {
+        "park": ordering.park,
+        "skip": ordering.skip,
+        "replay": ordering.replay,
     }
     if action not in does:
         raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
     key = meant(consumer, group, readings(text))
     shown = {internal: chain.key for internal, chain in whole_queues(consumer, group).items()}
     inside = {chain: internal for internal, chain in shown.items()}
-    stored = does[action](group, inside.get(key, key))
+    stored = does[action](inside.get(key, key))
     if stored is not None:
         stored.wait(WAIT_S)
     return {"group": group, "key": shown.get(key, key), "action": action}
@@ -99,7 +100,8 @@ def meant(consumer: ConsumerService, group: str, candidates: list[str]) -> str:
     """The first that is blocked or parked; else text where the order key is KEY, and so always text."""
     if len(candidates) == 1:
         return candidates[0]
-    there = {each.key for each in consumer.group_keys(group, LIMIT_MAX)} | consumer.parked_keys(group)
+    ordering = consumer.order_keys(group)
+    there = {each.key for each in ordering.blocked(LIMIT_MAX)} | ordering.parked
     for key in candidates:
         if key in there:
             return key
@@ -115,13 +117,11 @@ def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, An
     if not 1 <= limit <= LIMIT_MAX + 1:
         raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
     known(consumer, group)
-    found = sorted(
-        consumer.group_keys(group, limit), key=lambda each: (not each.since_ms, each.since_ms, each.key)
-    )
+    ordering = consumer.order_keys(group)
+    found = sorted(ordering.blocked(limit), key=lambda each: (not each.since_ms, each.since_ms, each.key))
     there = {each.key for each in found}
     found += [
-        BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False)
-        for key in sorted(consumer.parked_keys(group) - there)
+        BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False) for key in sorted(ordering.parked - there)
     ]
     queues = whole_queues(consumer, group) if found else {}
     return [dataclasses.asdict(_shown(each, queues.get(each.key))) for each in found[:limit]]

@@ -238,7 +238,7 @@ def test_a_failing_head_holds_its_key_and_ends_as_a_dead_letter(rig: Rig) -> Non
         put(rig, body[0], body)
     rig.submit(result(rig.pull(count=1), ack=False, reason="no stock"))
     assert bodies(rig.pull()) == [b"b1"]
-    (blocked,) = [key for key in group(rig).blocked_keys(10) if key.key == '"a"']
+    (blocked,) = [key for key in group(rig).ordering.blocked(10) if key.key == '"a"']
     assert (blocked.attempts, blocked.state, blocked.error) == (1, "retrying", "no stock")
     assert (blocked.topic, blocked.queue_id, blocked.offset, blocked.waiting) == ("T", 0, 0, 1)
     for wait in (0.2, 1.2):
@@ -271,14 +271,14 @@ def test_a_parked_key_waits_for_its_replay_and_others_do_not(rig: Rig) -> None:
     for body in ("a1", "a2", "b1"):
         put(rig, body[0], body)
     rig.submit(result(rig.pull(count=1), ack=False))
-    rig.wait(group(rig).park_key('"a"'))
+    rig.wait(group(rig).ordering.park('"a"'))
     rig.advance(5)
     assert bodies(rig.pull()) == [b"b1"]
-    assert [key.state for key in group(rig).blocked_keys(10) if key.key == '"a"'] == ["parked"]
+    assert [key.state for key in group(rig).ordering.blocked(10) if key.key == '"a"'] == ["parked"]
     rig.restart()
     assert bodies(rig.pull()) == [b"b1"]
     assert rig.pull().result.messages == []
-    stored = group(rig).replay_key('"a"')
+    stored = group(rig).ordering.replay('"a"')
     assert stored is not None
     rig.wait(stored)
     assert bodies(rig.pull()) == [b"a1"]
@@ -291,7 +291,7 @@ def test_a_skipped_head_is_a_dead_letter_and_the_next_goes_on(rig: Rig) -> None:
         put(rig, "a", body)
     held = rig.pull()
     assert bodies(held) == [b"a1"]
-    rig.wait(group(rig).skip_key('"a"'))
+    rig.wait(group(rig).ordering.skip('"a"'))
     assert rig.counted("ddmq_dead_letters_total", reason="skipped") == 1
     assert bodies(rig.pull()) == [b"a2"]
     rig.submit(result(held))
@@ -325,7 +325,7 @@ def test_keys_that_are_not_blocked_are_said_so(rig: Rig) -> None:
     rig.topic()
     rig.subscribe(config=BY_KEY)
     rig.pull()
-    for call in (group(rig).skip_key, group(rig).replay_key):
+    for call in (group(rig).ordering.skip, group(rig).ordering.replay):
         with pytest.raises(CallerError, match='key "z" of group G is not blocked or parked at this proxy'):
             call('"z"')
     assert PARKED_MAX == 1_000
@@ -335,7 +335,7 @@ def test_without_order_keys_nothing_can_be_parked(rig: Rig) -> None:
     rig.topic()
     rig.subscribe()
     with pytest.raises(CallerError, match="no subscription of group G has an order key"):
-        group(rig).park_key('"a"')
+        group(rig).ordering.park('"a"')
 
 
 def test_several_of_a_key_in_one_answer(rig: Rig) -> None:
@@ -620,7 +620,7 @@ def test_who_waits_gets_what_is_replayed_at_once(rig: Rig) -> None:
     waiting = rig.ask(linger=20_000)
     rig.settle()
     assert not waiting.answered
-    rig.service.replay_key("G", '"a"')
+    rig.service.order_keys("G").replay('"a"')
     rig.settle(lambda: waiting.answered)
     assert bodies(waiting) == [b"a1"]
 
@@ -628,12 +628,12 @@ def test_who_waits_gets_what_is_replayed_at_once(rig: Rig) -> None:
 def test_who_waits_gets_what_was_parked_at_once(rig: Rig) -> None:
     rig.topic()
     rig.subscribe(config=BY_KEY)
-    rig.wait(rig.service.park_key("G", '"a"'))
+    rig.wait(rig.service.order_keys("G").park('"a"'))
     put(rig, "a", "a1")
     waiting = rig.ask(linger=20_000)
     rig.settle()
     assert not waiting.answered
-    rig.wait(rig.service.replay_key("G", '"a"'))
+    rig.wait(rig.service.order_keys("G").replay('"a"'))
     rig.settle(lambda: waiting.answered)
     assert bodies(waiting) == [b"a1"]
 
@@ -690,17 +690,17 @@ def test_a_key_parked_while_a_client_has_its_head_stays_that_clients(rig: Rig, r
     put(rig, "a", "a2")
     held = rig.pull()
     assert bodies(held) == [b"a1"]
-    rig.wait(rig.service.park_key("G", '"a"'))
+    rig.wait(rig.service.order_keys("G").park('"a"'))
     rig.settle()
-    assert [key.state for key in group(rig).blocked_keys(10)] == ["in flight"]
+    assert [key.state for key in group(rig).ordering.blocked(10)] == ["in flight"]
     if replayed:
-        rig.wait(rig.service.replay_key("G", '"a"'))
+        rig.wait(rig.service.order_keys("G").replay('"a"'))
         rig.settle()
     assert rig.pull().result.messages == []
     rig.submit(result(held))
     if not replayed:
         assert rig.pull().result.messages == []
-        rig.wait(rig.service.replay_key("G", '"a"'))
+        rig.wait(rig.service.order_keys("G").replay('"a"'))
     second = rig.pull()
     assert bodies(second) == [b"a2"]
     rig.submit(result(second))

@@ -162,10 +162,10 @@ class Changes:
         key = json.dumps(f"k{self.random.randrange(KEYS)}")
         service = self.rig.service
         try:
-            if key in service.parked_keys("G"):
-                self.rig.wait(service.replay_key("G", key))  # type: ignore[arg-type]
+            if key in service.order_keys("G").parked:
+                self.rig.wait(service.order_keys("G").replay(key))  # type: ignore[arg-type]
             else:
-                self.rig.wait(service.park_key("G", key))
+                self.rig.wait(service.order_keys("G").park(key))
         except CallerError:
             pass  # all have lost their order key
 
@@ -180,8 +180,8 @@ class Changes:
     # --- the end
 
     def drain(self) -> None:
-        for key in self.rig.service.parked_keys("G"):
-            self.rig.wait(self.rig.service.replay_key("G", key))  # type: ignore[arg-type]
+        for key in self.rig.service.order_keys("G").parked:
+            self.rig.wait(self.rig.service.order_keys("G").replay(key))  # type: ignore[arg-type]
         for _ in range(DRAIN_STEPS):
             for topic in TOPICS:
                 self.waiting.append(self.rig.ask(topic=topic.encode(), count=5, linger=1_000))

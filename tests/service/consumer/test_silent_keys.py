@@ -19,7 +19,7 @@ def rig() -> Iterator[Rig]:
 
 
 def blocked(rig: Rig) -> BlockedKey:
-    (found,) = [key for key in rig.service.group_keys("G", 10) if key.key == '"k0"']
+    (found,) = [key for key in rig.service.order_keys("G").blocked(10) if key.key == '"k0"']
     return found
 
 

@@ -135,7 +135,7 @@ def in_flight(rig: Rig) -> None:
 
 def parked(rig: Rig) -> None:
     for key in range(3):
-        rig.wait(rig.service.park_key("G", f'"k{key}"'))
+        rig.wait(rig.service.order_keys("G").park(f'"k{key}"'))
 
 
 @pytest.mark.parametrize("meant", [in_flight, parked])

@@ -61,23 +61,33 @@ class Holder:
     def group_stats(self, group: str) -> Completion[list[Settings]]:
         return succeeded([Settings(self.order_key)])
 
-    def parked_keys(self, group: str) -> frozenset[str]:
-        return frozenset({'"abc"', '"zzz"'})
+    def order_keys(self, group: str) -> GroupKeys:
+        return GroupKeys(self, group)
 
-    def park_key(self, group: str, key: str) -> Completion[None]:
-        self.done.append(("park", group, key))
+
+class GroupKeys:
+    """The order keys of its group."""
+
+    parked = frozenset({'"abc"', '"zzz"'})
+
+    def __init__(self, holder: Holder, group: str) -> None:
+        self.holder = holder
+        self.group = group
+
+    def park(self, key: str) -> Completion[None]:
+        self.holder.done.append(("park", self.group, key))
         return succeeded(None)
 
-    def skip_key(self, group: str, key: str) -> None:
-        self.done.append(("skip", group, key))
+    def skip(self, key: str) -> None:
+        self.holder.done.append(("skip", self.group, key))
 
-    def replay_key(self, group: str, key: str) -> None:
-        self.done.append(("replay", group, key))
+    def replay(self, key: str) -> None:
+        self.holder.done.append(("replay", self.group, key))
 
-    def group_keys(self, group: str, limit: int) -> list[BlockedKey]:
+    def blocked(self, limit: int) -> list[BlockedKey]:
         return [
             BlockedKey(key, "T", 0, 5, since, 2, "retrying", "no", 7, True)
-            for since, key in zip((20, 10), self.blocked, strict=True)
+            for since, key in zip((20, 10), self.holder.blocked, strict=True)
         ][:limit]
 
 
