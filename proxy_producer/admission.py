@@ -163,7 +163,8 @@ class Admission:
     def delay_room(self, request: SendRequest) -> SendRefusal | None:
         if (request.delay is None and request.command is None) or not request.adds:
             return None
-        return DELAY_FULL if request.topic_name in self._delay.full.names else None
+        topic = request.topic
+        return DELAY_FULL if topic is not None and topic.name in self._delay.full.names else None
 
     def bounds(self, request: SendRequest) -> SendRefusal | None:
         return self._flow.bound_fault(request.frame_bytes)

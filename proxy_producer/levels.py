@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from backend.levels import schedule_record
@@ -26,24 +27,22 @@ class DelayLevels:
         self.topic = InternalTopic(backend, SCHEDULE_TOPIC, len(table), clock, timeout_s)
 
 
+@dataclass(slots=True)
 class ToLevel:
     """A send with a delay level: its record goes to the levels' topic instead, with its queue chosen."""
 
-    __slots__ = ("_level", "_levels", "_place")
+    levels: DelayLevels
+    level: int
+    place: tuple[int, int]
     held_by = "a rate limit or the delay levels' topic"
-
-    def __init__(self, levels: DelayLevels, level: int, place: tuple[int, int]) -> None:
-        self._levels = levels
-        self._level = level
-        self._place = place
 
     def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
         return topic.delayed_fault()
 
     def append(self, send: PendingSend) -> None:
-        send.choose_queue(self._place)
-        send.record = schedule_record(send.record, self._level, self._levels.table)
-        self._levels.topic.when_ready(partial(_send, send))
+        send.choose_queue(self.place)
+        send.record = schedule_record(send.record, self.level, self.levels.table)
+        self.levels.topic.when_ready(partial(_send, send))
 
 
 def _send(send: PendingSend, fault: SendRefusal | None) -> None:

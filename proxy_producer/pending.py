@@ -11,6 +11,7 @@ Whatever happens, it is answered exactly once and released exactly once: `answer
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backend.completion import Completion
@@ -220,18 +221,16 @@ class PendingSend(Completion[list[AppendResult]]):
             self.flow.settled(self, self.frame_bytes)
 
 
+@dataclass(slots=True)
 class SendAnswers:
     """A plain send is answered with a constant; callers that know fields of ours are `told` more."""
 
-    __slots__ = ("_told",)
-
-    def __init__(self, told: Callable[[NewRecord, AppendResult], Any]) -> None:
-        self._told = told
+    told: Callable[[NewRecord, AppendResult], Any]
 
     def stored(self, send: PendingSend, result: AppendResult) -> None:
         send.count_stored()
         if send.ours:
-            send.call.reply(self._told(send.record, result))
+            send.call.reply(self.told(send.record, result))
         else:
             send.call.reply_encoded(replies.OK[send.call.wire])
 
@@ -248,19 +247,17 @@ def refuse(flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal)
 SEND_ANSWERS = SendAnswers(replies.stored)
 
 
+@dataclass(slots=True)
 class ToTopic:
     """A send without any delay. `chronos`: a delay service sends it, also to topics for delayed ones."""
 
-    __slots__ = ("_chronos", "_place")
+    place: tuple[int, int]
+    chronos: bool
     held_by = "a rate limit"
 
-    def __init__(self, place: tuple[int, int], chronos: bool) -> None:
-        self._place = place
-        self._chronos = chronos
-
     def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
-        return topic.plain_fault(self._chronos)
+        return topic.plain_fault(self.chronos)
 
     def append(self, send: PendingSend) -> None:
-        send.choose_queue(self._place)
+        send.choose_queue(self.place)
         send.send_careful()

@@ -6,6 +6,7 @@ Everything is taken out of the message here, at once: the RPC layer may use its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -29,52 +30,33 @@ class RequestKind(IntEnum):
     CHANGE = 3  # the same, of what waits already, by a caller of ours: the id says it all
 
 
+@dataclass(slots=True)
 class SendRequest:
     """One message that somebody wants sent, or a change of one that waits. Bytes are as they came.
 
     `place`: (partitionId, hashId). `ours`: the caller knows fields of ours. `born_ms`: epoch milliseconds.
     `delay`: what a sendDelaySync asks for.
-
-    The checks find out the rest: `topic`, None as long as it does not exist; `topic_name`, "" where a change
-    names none; `kept`, the properties to deliver; `level`, the delay level that was asked for, 0 = none;
-    `chronos`, a delay service sends it; `command`, what it asks of ours in the words of a dialect.
     """
 
-    __slots__ = (
-        "body", "born_ms", "chronos", "command", "delay", "frame_bytes", "kept", "key", "kind", "level",
-        "name", "ours", "place", "properties", "tags", "topic", "topic_name",
-    )  # fmt: skip
+    kind: RequestKind
+    name: bytes
+    key: bytes
+    tags: bytes
+    body: bytes
+    properties: Mapping[bytes, bytes] | None
+    place: tuple[int, int]
+    ours: bool
+    born_ms: int
+    frame_bytes: int
+    delay: DelayRequest | None = None
 
-    def __init__(
-        self,
-        kind: RequestKind,
-        name: bytes,
-        key: bytes,
-        tags: bytes,
-        body: bytes,
-        properties: Mapping[bytes, bytes] | None,
-        place: tuple[int, int],
-        ours: bool,
-        born_ms: int,
-        frame_bytes: int,
-        delay: DelayRequest | None = None,
-    ) -> None:
-        self.kind = kind
-        self.name = name
-        self.key = key
-        self.tags = tags
-        self.body = body
-        self.properties = self.kept = properties
-        self.place = place
-        self.ours = ours
-        self.born_ms = born_ms
-        self.frame_bytes = frame_bytes
-        self.delay = delay
-        self.topic: KnownTopic | None = None
-        self.topic_name = ""
-        self.level = 0
-        self.chronos = False
-        self.command: DelayCommand | None = None
+    # what the checks find out
+    topic: KnownTopic | None = None  # as long as it does not exist, or where a change names none
+    topic_name: str = ""
+    kept: Mapping[bytes, bytes] | None = None  # the properties to deliver, of a plain send
+    level: int = 0  # the delay level that was asked for, 0 = none
+    chronos: bool = False  # a delay service sends it
+    command: DelayCommand | None = None  # what it asks of the delay service in the words of a dialect
 
     @property
     def now_ms(self) -> int:

@@ -223,28 +223,18 @@ class ProducerService:
         messages = call.args.messages
         size = len(messages)
         if not size:
-            self._answer_empty(call, each)
+            call.reply([]) if each else call.reply_encoded(replies.OK[call.wire])
             return
         fault = self.admission.batch_fault(messages)
-        if fault is not None:
-            self._refuse_batch(call, fault, size, each)
-            return
-        members, faults = self.admission.members(messages, each)
-        if faults and not each:
-            self._refuse_batch(call, worst(faults, size, 0), size, each)
-            return
-        fault = self.flow.bound_fault(call.frame_bytes)
+        if fault is None:
+            members, faults = self.admission.members(messages, each)
+            refused = faults and not each
+            fault = worst(faults, size, 0) if refused else self.flow.bound_fault(call.frame_bytes)
         if fault is not None:
             self._refuse_batch(call, fault, size, each)
             return
         deadline, relays = self._deadline(call, timeout_ms), self._delay_sends.relays
         PendingBatch(self.flow, relays, call, deadline, size, members, faults, each).start()
-
-    def _answer_empty(self, call: Call, each: bool) -> None:
-        if each:
-            call.reply([])
-        else:
-            call.reply_encoded(replies.OK[call.wire])
 
     def _refuse_batch(self, call: Call, fault: SendRefusal, size: int, each: bool) -> None:
         self._counts.refused(None, fault, size)

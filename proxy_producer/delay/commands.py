@@ -8,6 +8,7 @@ outcomes can be heard.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -35,28 +36,26 @@ from proxy_producer.topics import KnownTopic
 HELD_BY = "a rate limit or the delay service's inner topics"
 
 
+@dataclass(slots=True)
 class ToDelayService:
-    """A command that nobody waits for."""
+    """A command that nobody waits for. `topic`: the service's inner one."""
 
-    __slots__ = ("_command", "_topic")
+    topic: InternalTopic
+    command: DelayCommand
     held_by = HELD_BY
-
-    def __init__(self, topic: InternalTopic, command: DelayCommand) -> None:
-        self._topic = topic
-        self._command = command
 
     def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
         """An old delay server has waited already: any topic takes what it sends."""
-        return None if self._command.unless_cancelled else topic.delayed_fault()
+        return None if self.command.unless_cancelled else topic.delayed_fault()
 
     def append(self, send: PendingSend) -> None:
-        self._topic.when_ready(partial(self._ready, send))
+        self.topic.when_ready(partial(self._ready, send))
 
     def _ready(self, send: PendingSend, fault: SendRefusal | None) -> None:
         if send.answered:
             return
         if fault is None:
-            write(send, self._command, self._topic)
+            write(send, self.command, self.topic)
         else:
             send.refuse_unsent(fault)
 
@@ -68,38 +67,34 @@ def write(send: PendingSend, command: DelayCommand, topic: InternalTopic) -> Non
     send.send_careful()
 
 
+@dataclass(slots=True)
 class IdAnswers:
     """Old clients are told the id. `adds`: the command brings a message, and changes none."""
 
-    __slots__ = ("_adds", "_delay_id")
-
-    def __init__(self, delay_id: bytes, adds: bool = True) -> None:
-        self._delay_id = delay_id
-        self._adds = adds
+    delay_id: bytes
+    adds: bool = True
 
     def stored(self, send: PendingSend, result: AppendResult) -> None:
         send.count_stored()
-        replies.delay_stored(send.call, self._delay_id)
+        replies.delay_stored(send.call, self.delay_id)
 
     def refused(self, send: PendingSend, fault: SendRefusal) -> None:
-        refuse_delay(send.flow, send.call, send.topic, fault, self._delay_id, self._adds)
+        refuse_delay(send.flow, send.call, send.topic, fault, self.delay_id, self.adds)
 
 
+@dataclass(slots=True)
 class AddedAnswers:
     """Our clients are told the id, and when the message that they add is due."""
 
-    __slots__ = ("_delay_id", "_due_ms")
-
-    def __init__(self, delay_id: bytes, due_ms: int) -> None:
-        self._delay_id = delay_id
-        self._due_ms = due_ms
+    delay_id: bytes
+    due_ms: int
 
     def stored(self, send: PendingSend, result: AppendResult) -> None:
         send.count_stored()
-        send.call.reply(replies.delay_decided(self._delay_id, ADDED, self._due_ms, None))
+        send.call.reply(replies.delay_decided(self.delay_id, ADDED, self.due_ms, None))
 
     def refused(self, send: PendingSend, fault: SendRefusal) -> None:
-        refuse_delay(send.flow, send.call, send.topic, fault, self._delay_id, adds=True)
+        refuse_delay(send.flow, send.call, send.topic, fault, self.delay_id, adds=True)
 
 
 class AwaitedCommand:

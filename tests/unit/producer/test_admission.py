@@ -139,8 +139,8 @@ def test_a_delay_request(ours: dict[str, bytes]) -> None:
     rig = crowded(service=True)
     rig.proxy.flow.draining = False
     assert reasons(rig, delayed(**ours)) == ["delay_pending"]
-    rig.proxy.delay.full.names = frozenset()
-    assert reasons(rig, delayed(**ours)) == ["inflight_requests"]
+    rig.proxy.delay.full.names = frozenset({"gone"})
+    assert reasons(rig, delayed(**ours), delayed(topic=b"gone", **ours)) == ["inflight_requests"] * 2
     rig.proxy.flow.inflight = 0
     assert reasons(rig, delayed(**ours)) == [""]
 
