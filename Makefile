@@ -42,6 +42,7 @@ lint: setup
 	$(VENV)/bin/mypy
 	$(PY) tools/check_rooms.py
 	$(PY) tools/metrics_page.py --check
+	$(PY) tools/states_page.py --check
 	$(PY) tools/dashboard.py --check
 	$(PY) tools/unasync.py --check
 	$(PY) tools/tidy.py

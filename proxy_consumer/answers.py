@@ -156,7 +156,7 @@ def _response(place: Place, delivery: Delivery, next_offset: int | None) -> Any:
             stored = messages.batch.record(index)
             message.messageId = stored.message_id.hex()
             message.leaseId = delivery.lease_id
-            message.attempt = delivery.state.jobs.attempt(offset) + attempts_before(stored.system)
+            message.attempt = delivery.state.jobs.table.attempt(offset) + attempts_before(stored.system)
             message.bornMs = stored.born_ms
             message.storedMs = stored.stored_ms
             message.nextOffset = next_offset

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.gate import Gate
+from proxy_consumer.core.jobs.job_states import JobState
 from proxy_consumer.core.jobs.queue_jobs import QueueJobs
-from proxy_consumer.core.jobs.upstream_job import JobState
 from proxy_consumer.core.queue_feed import FeedState, Picked, Slice, pick
 from proxy_consumer.core.steps import Loaded, QueueState
 from proxy_consumer.core.tally import Tally
@@ -45,7 +45,7 @@ class Arrivals:
             state.stream.faulty |= faulty  # in their chain's turn
             return messages
         for offset in picked.faulty:
-            state.jobs.release(offset)
+            state.jobs.table.release(offset)
         state.feed.finished_until = max(state.feed.finished_until, picked.faulty[-1] + 1)
         return messages.chosen([at for at, offset in enumerate(messages.offsets) if offset not in faulty])
 
@@ -85,7 +85,7 @@ def _known(jobs: QueueJobs) -> Callable[[int], bool]:
     def known(offset: int) -> bool:
         if offset in jobs.out:
             return jobs.stream is None  # in an ordered stream it takes its place, without being delivered
-        job = jobs.jobs.get(offset)
+        job = jobs.table.jobs.get(offset)
         if job is not None and job.state is not JobState.RECORDED:
             return True
         return jobs.ack_map.is_finished(offset)

@@ -117,7 +117,7 @@ class PullBuffer:
         if view.committed is None and start > 0:
             jobs.skip([(0, start)])
         finished_until = max(
-            [start, *(end for _, end in view.finished), *(offset + 1 for offset in jobs.jobs)]
+            [start, *(end for _, end in view.finished), *(offset + 1 for offset in jobs.table.jobs)]
         )
         feed = QueueFeed(start, finished_until, self._held)
         state = QueueState(jobs, feed, self._plan, self._ready.ready)
@@ -218,12 +218,12 @@ class PullBuffer:
         taken = state.feed.take(room, self._answer_bytes_max) if state.has_span() else None
         if taken is None:
             return state.read_on(room)
-        return self._deliver(state, taken, now, redelivered=state.jobs.recorded > 0)
+        return self._deliver(state, taken, now, redelivered=state.jobs.table.recorded > 0)
 
     def _step_again(self, state: QueueState, now: float, room: int) -> Delivery | ReadRequest | None:
         """Redeliveries, and jobs that their chains let out."""
-        jobs = state.jobs
-        if not (jobs.retrying or jobs.released) or state.rereading or not jobs.move_due(now):
+        table = state.jobs.table
+        if not (table.retrying or table.released) or state.rereading or not table.move_due(now):
             return None
         step = self._again.next(state, room)
         if not isinstance(step, Slice):
@@ -254,7 +254,7 @@ class PullBuffer:
             return self._step_in_order(state, stream, scope, now, room)
         offsets = [message.offset for message in chosen]
         messages = gather(offsets, [(message.batch, message.at) for message in chosen])
-        return self._deliver(state, messages, now, redelivered=state.jobs.recorded > 0)
+        return self._deliver(state, messages, now, redelivered=state.jobs.table.recorded > 0)
 
     def _deliver(self, state: QueueState, messages: Slice, now: float, *, redelivered: bool) -> Delivery:
         lease = Lease(next(self._lease_ids), now + self.config.ack_timeout_ms / 1000, now)
@@ -322,9 +322,9 @@ class PullBuffer:
             self._ready.scopes[state].retry()
         self._ready.heard_of_all(state)
 
-    def buried(self, state: QueueState, job: UpstreamJob) -> None:
-        """The dead letter and its finish are durable."""
-        state.jobs.buried(job)
+    def published(self, state: QueueState, job: UpstreamJob) -> None:
+        """A spent job's record in its next topic, and its finish, are durable."""
+        state.jobs.published(job)
         self._ready.heard(state)
 
     def drop_read_ahead(self) -> None:

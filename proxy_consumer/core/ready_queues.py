@@ -78,7 +78,7 @@ class ReadyQueues:
         for state in list(self._timed):
             if state.jobs.next_event() <= now:
                 expired += state.jobs.expire(now)
-                state.jobs.move_due(now)
+                state.jobs.table.move_due(now)
                 self.heard(state)
         short, self._short = self._short, {}
         for scope in short:

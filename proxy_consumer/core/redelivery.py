@@ -31,7 +31,7 @@ class Redelivery:
     def next(self, state: QueueState, room: int) -> Slice | ReadRequest | None:
         """Up to `room` messages that are due, or the read that is needed; call `move_due` first."""
         again = state.again
-        wanted = state.jobs.due(room)
+        wanted = state.jobs.table.due(room)
         chosen: list[int] = []
         size = 0
         for offset in wanted:
@@ -52,7 +52,9 @@ class Redelivery:
         last = max(offset for offset in missing if offset < first + room * WINDOW)
         state.rereading = True
         if len(state.again) > KEPT_MAX:
-            state.again = {offset: read for offset, read in state.again.items() if state.jobs.is_due(offset)}
+            state.again = {
+                offset: read for offset, read in state.again.items() if state.jobs.table.is_due(offset)
+            }
         return ReadRequest(state, first, last - first + 1, self._bytes_max, Purpose.AGAIN)
 
     def loaded(self, request: ReadRequest, batch: ReadBatch, gate: Gate | None, now: float) -> None:
@@ -64,8 +66,9 @@ class Redelivery:
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             end = max(end, batch.bounds.min)
         there = set(batch.offsets) if data else set()
-        within = jobs.ready[bisect_left(jobs.ready, request.offset) : bisect_left(jobs.ready, end)]
-        lost = {offset for offset in within if offset not in there and jobs.is_due(offset)}
+        ready = jobs.table.ready
+        within = ready[bisect_left(ready, request.offset) : bisect_left(ready, end)]
+        lost = {offset for offset in within if offset not in there and jobs.table.is_due(offset)}
         jobs.expire_ranges(ascending_ranges(sorted(lost)))
         if data:
             self._keep(state, batch, gate, now)
@@ -73,7 +76,7 @@ class Redelivery:
     def _keep(self, state: QueueState, batch: ReadBatch, gate: Gate | None, now: float) -> None:
         jobs = state.jobs
         for index, offset in enumerate(batch.offsets):
-            if not jobs.is_due(offset):
+            if not jobs.table.is_due(offset):
                 continue
             refusal = None if gate is None else gate.judge(batch.deliveries[index])
             if refusal is None:

@@ -70,7 +70,7 @@ class QueueState:
             return
         if (
             self.stream is not None
-            or self.jobs.ready
+            or self.jobs.table.ready
             or self.feed.buffered
             or self.feed.state is FeedState.READABLE
         ):
@@ -129,26 +129,26 @@ class QueueState:
             self.jobs.send_back(offset)
         return set(behind).intersection(offsets) if behind else set()
 
-    def hold(self, offset: int) -> None:
-        """The job's key was set aside; one that a client has is held when it comes back."""
+    def park(self, offset: int) -> None:
+        """The job's key was set aside; one that a client has is parked when it comes back."""
         self._withdraw(offset)
-        self.jobs.hold(offset)
+        self.jobs.park(offset)
 
     def dead_letter(self, offset: int, reason: str) -> None:
         """The job goes to the dead letters, wherever it is; its chain goes on when it is there."""
         self._withdraw(offset)
-        self.jobs.bury_now(offset, reason)
+        self.jobs.dead_letter(offset, reason)
 
     def _withdraw(self, offset: int) -> None:
         """Take a job out of what lies ready; it would be read again."""
         if self.stream is not None and self.stream.unready(offset):
-            self.jobs.release(offset)
+            self.jobs.table.release(offset)
 
     def forget_bytes(self) -> None:
         """Deliver what lies ready by reading it again (a filter changed, or others need the room)."""
         if self.stream is not None:
             for offset in self.stream.unready_all():
-                self.jobs.release(offset)
+                self.jobs.table.release(offset)
 
 
 class ReadRequest(NamedTuple):
@@ -184,7 +184,7 @@ class Delivery:
         jobs = self.state.jobs
         if not self.redelivered:
             return (1,) * len(self.messages.offsets)
-        return [jobs.attempt(offset) for offset in self.messages.offsets]
+        return [jobs.table.attempt(offset) for offset in self.messages.offsets]
 
 
 class Loaded(Enum):

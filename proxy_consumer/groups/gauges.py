@@ -21,7 +21,7 @@ from backend.completion import Completion
 from backend.records import Bounds, QueueRef
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
-from proxy_consumer.core.jobs.upstream_job import JobState
+from proxy_consumer.core.jobs.job_states import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.oldest import Oldest
@@ -268,8 +268,8 @@ def blocked(subscription: Subscription, now: float) -> tuple[int, float]:
     for state, stream in subscription.streams():
         if not stream.busy:
             continue
-        for offset, job in state.jobs.jobs.items():
-            stopped = job.fails or job.timeouts or job.state in (JobState.HELD, JobState.BURYING)
+        for offset, job in state.jobs.table.jobs.items():
+            stopped = job.fails or job.timeouts or job.state in (JobState.PARKED, JobState.SPENT)
             if stopped and offset in stream.busy and stream.leads(offset):
                 count += 1
                 longest = max(longest, now - job.since if job.since else 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from backend.records import QueueRef
-from proxy_consumer.core.jobs.upstream_job import JobState
+from proxy_consumer.core.jobs.job_states import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.subscription.subscription import Subscription
 
@@ -21,8 +21,8 @@ _STATES = {
     JobState.WAITING: RETRYING,
     JobState.READY: RETRYING,
     JobState.RELEASED: NOT_YET,
-    JobState.HELD: PARKED,
-    JobState.BURYING: LEAVING,
+    JobState.PARKED: PARKED,
+    JobState.SPENT: LEAVING,
 }
 
 
@@ -42,7 +42,7 @@ def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> Live
     jobs = held.jobs
     if jobs.ack_map.is_finished(offset):
         return LiveState(DONE, 0, "")
-    job = jobs.jobs.get(offset)
+    job = jobs.table.jobs.get(offset)
     failed = 0 if job is None else job.fails + job.timeouts
     error = "" if job is None else job.error
     if jobs.leases.lease_of(offset) is not None:

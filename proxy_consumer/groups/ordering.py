@@ -15,7 +15,8 @@ from backend.completion import Completion
 from backend.records import AppendResult, CommitBatch
 from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.completions import all_of
-from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob
+from proxy_consumer.core.jobs.job_states import JobState
+from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.order.chains import Chain
 from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.order.scope import OrderScope
@@ -37,8 +38,8 @@ _STATES = {
     JobState.LEASED: "in flight",
     JobState.WAITING: "retrying",
     JobState.READY: "retrying",
-    JobState.HELD: "parked",
-    JobState.BURYING: "to the dead letters",
+    JobState.PARKED: "parked",
+    JobState.SPENT: "to the dead letters",
 }
 
 
@@ -109,9 +110,9 @@ class GroupOrdering:
         for state, stream in self._streams():
             for offset, chain in list(stream.busy.items()):
                 if chain.key in parked and chain.key not in before:
-                    state.hold(offset)
+                    state.park(offset)
                 elif chain.key in before and chain.key not in parked:
-                    state.jobs.replay(offset)
+                    state.jobs.table.replay(offset)
                     state.wake()
         self._serve()
 
@@ -135,7 +136,7 @@ class GroupOrdering:
         if key not in self.parked and not heads:
             raise self._not_here(key)
         for state, offset in heads:
-            state.jobs.replay(offset)
+            state.jobs.table.replay(offset)
             state.wake()
         self._serve()
         return self._store(key, None) if key in self.parked else None
@@ -151,7 +152,7 @@ class GroupOrdering:
         moved: list[Completion[None]] = []
         for state, offset in heads:
             state.dead_letter(offset, REASON_SKIPPED)
-            moved.append(held_of(state).subscription.retries.watch(state.jobs.jobs[offset]))
+            moved.append(held_of(state).subscription.retries.watch(state.jobs.table.jobs[offset]))
         for state in dict.fromkeys(state for state, _ in heads):
             held_of(state).subscription.after_results((state,))
         return all_of(moved)
@@ -205,8 +206,8 @@ class GroupOrdering:
         if chain.heads[:1] != [(state.stream, offset)]:
             return None
         jobs = state.jobs
-        job, lease = jobs.jobs.get(offset), jobs.leases.lease_of(offset)
-        tried = job is not None and (job.tried or job.state in (JobState.HELD, JobState.BURYING))
+        job, lease = jobs.table.jobs.get(offset), jobs.leases.lease_of(offset)
+        tried = job is not None and (job.tried or job.state in (JobState.PARKED, JobState.SPENT))
         if not tried and not chain.waits:
             return None
         config = held_of(state).subscription.config
@@ -225,7 +226,7 @@ class GroupOrdering:
                 queue_id=queue.queue_id,
                 offset=offset,
                 since_ms=0 if shown is READY else wall_ms - int((now - since) * 1000),
-                attempts=jobs.attempt(offset) - (0 if lease is not None else 1),
+                attempts=jobs.table.attempt(offset) - (0 if lease is not None else 1),
                 state=shown,
                 error="" if job is None else job.error or job.reason or _silence(job),
                 waiting=len(chain.parked),

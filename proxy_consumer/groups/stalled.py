@@ -219,4 +219,4 @@ def is_waited_for(subscription: Subscription) -> bool:
 
 def _is_busy(state: QueueState) -> bool:
     """Whether a client has messages of it, or some wait for their retry."""
-    return bool(state.jobs.leases.jobs or state.jobs.retrying)
+    return bool(state.jobs.leases.jobs or state.jobs.table.retrying)

@@ -115,7 +115,7 @@ def _queue_stats(
         next=bounds.next,
         lag=max(0, bounds.next - committed) if shared else 0,
         in_flight=_live(state, lambda held: held.jobs.leases.jobs),
-        retrying=_live(state, lambda held: held.jobs.retrying),
+        retrying=_live(state, lambda held: held.jobs.table.retrying),
         ack_span=_live(state, lambda held: held.jobs.ack_map.span) if state else top - committed,
         held=state is not None,
     )

@@ -87,7 +87,7 @@ class ProgressCommit(Completion[list[AppendResult]]):
         error = self.error
         if error is None:
             for part in self._parts:
-                part.state.jobs.settled()
+                part.state.jobs.committed()
             self._finish(None)
             return
         for part in self._parts:

@@ -68,7 +68,7 @@ class RetryPublisher:
 
     def take(self, state: QueueState) -> None:
         """Take over what this queue decided to move."""
-        for job in state.jobs.take_burials():
+        for job in state.jobs.table.take_spent():
             move = MessageMove(self._runtime, self._group, self._retry_queues, state, job, self._ended)
             self._waiting.append(move)
         self.go_on(self._runtime.now())

@@ -58,7 +58,7 @@ def carried_of(state: QueueState, *, pushed: bool) -> Carried:
     """What is leased of a queue now, and acknowledged; what was being pushed is nobody's."""
     jobs = state.jobs
     runs = [] if pushed else jobs.leases.leased()
-    return Carried(jobs.epoch, jobs.generation, runs, jobs.owed.acked(jobs.ack_map))
+    return Carried(jobs.epoch, jobs.generation, runs, jobs.uncommitted.acked(jobs.ack_map))
 
 
 def note_of(state: QueueState, now: float, wall_ms: int, *, pushed: bool) -> bytes:

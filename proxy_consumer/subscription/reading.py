@@ -122,9 +122,9 @@ class Reading:
         elif loaded is Loaded.GONE and reader.holds(state):
             reader.drop(state.queue)
             reader.wake(now + SOON_S)  # what waited behind its messages goes on
-        if state.jobs.owes:  # finished undelivered: no client will have it stored
+        if state.jobs.uncommitted:  # finished undelivered: no client will have it stored
             reader.wake(now + FLUSH_S)
-        if state.jobs.burials:
+        if state.jobs.table.spent:
             reader.after_results((state,))
         return loaded
 
@@ -138,7 +138,7 @@ class Reading:
             offset
             for index, offset in enumerate(batch.offsets)
             if is_of_another_life(batch.record(index).system, created_ms)
-            and not (finished(offset) or jobs.is_burying(offset))
+            and not (finished(offset) or jobs.table.is_spent(offset))
         ]
         if gone:
             jobs.skip(ranges_of(gone))

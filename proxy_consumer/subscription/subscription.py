@@ -234,7 +234,7 @@ class Subscription:
         state.jobs.handed_out = self.handover.handed_out(queue, view.generation)
         if known is not None and known.generation == view.generation:
             self.buffer.adopt(state, known.runs, known.acked, runtime.now())
-            if state.jobs.owes:
+            if state.jobs.uncommitted:
                 self.wake(runtime.now() + FLUSH_S)
         runtime.lost.pop((self.group.name.encode(), *held.key), None)
         self.group.remember(held)
@@ -317,7 +317,7 @@ class Subscription:
         """After results or a sweep: dead letters on their way, and the next wake-up."""
         for state in states:
             jobs = state.jobs
-            if jobs.burials:
+            if jobs.table.spent:
                 self.retries.take(state)
             self.wake(jobs.next_event())
 
@@ -348,7 +348,7 @@ class Subscription:
             self.buffer.tally.expired.value += 1
             self.store_later()
         if self.holds(state):
-            self.buffer.buried(state, job)
+            self.buffer.published(state, job)
             self.group.serve()
 
     def not_moved(self, state: QueueState, error: Exception, again_at: float) -> None:

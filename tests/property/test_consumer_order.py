@@ -171,11 +171,11 @@ class OrderMachine(RuleBasedStateMachine):
         return any(
             other.key == message.key and other.position < message.position and other.state != "done"
             for other in self.messages
-            if not self.unseen_burial(other)
+            if not self.unseen_move(other)
         )
 
     @staticmethod
-    def unseen_burial(other: Message) -> bool:
+    def unseen_move(other: Message) -> bool:
         """Found spent when the process started: it moves on without its chain."""
         return other.state == "burying" and other.lease == 0
 
@@ -262,7 +262,7 @@ class OrderMachine(RuleBasedStateMachine):
         for message in self.messages:
             if message.kind != "faulty" or message.state not in ("new", "ready") or self.gate.mended:
                 continue
-            job = self.queue_state(message.queue).jobs.jobs.get(message.offset)
+            job = self.queue_state(message.queue).jobs.table.jobs.get(message.offset)
             if job is not None and job.fails + job.timeouts > message.tries:
                 assert self.may_fail_unseen(message)
                 message.lease = -1
@@ -298,7 +298,7 @@ class OrderMachine(RuleBasedStateMachine):
             and other.key == message.key
             and other.position < message.position
             and other.state != "done"
-            and not self.unseen_burial(other)
+            and not self.unseen_move(other)
         )
 
     @rule(data=st.data(), keep=st.integers(0, 3))
@@ -357,7 +357,7 @@ class OrderMachine(RuleBasedStateMachine):
         if message.tries >= DELIVERIES_MAX:
             message.state = "burying"
             return
-        jobs = self.queue_state(message.queue).jobs.jobs[message.offset]
+        jobs = self.queue_state(message.queue).jobs.table.jobs[message.offset]
         wait = (1.0 if jobs.fails == 1 else 2.0) if failed else (0.0 if jobs.timeouts == 1 else 2.0)
         message.state, message.due = ("waiting", self.now + wait) if wait else ("ready", self.now)
 
@@ -377,11 +377,11 @@ class OrderMachine(RuleBasedStateMachine):
     def bury(self) -> None:
         for number in range(QUEUES):
             state = self.queue_state(number)
-            for job in state.jobs.take_burials():
+            for job in state.jobs.table.take_spent():
                 message = self.queues[number][job.offset]
                 assert message.state == "burying", message
-                self.durable[number].apply(state.jobs.burial_delta("G", job))
-                self.buffer.buried(state, job)
+                self.durable[number].apply(state.jobs.finish_of("G", job))
+                self.buffer.published(state, job)
                 message.state = "done"
 
     @rule()
@@ -411,7 +411,7 @@ class OrderMachine(RuleBasedStateMachine):
             delta = state.jobs.collect("G")
             if delta is not None:
                 self.durable[number].apply(delta)
-                state.jobs.settled()
+                state.jobs.committed()
 
     @invariant()
     def only_what_the_model_finished_is_finished(self) -> None:
@@ -493,7 +493,7 @@ class OrderInTurnMachine(OrderMachine):
         return any(
             other.key == message.key != "" and other is not message and other.state != "done"
             for other in self.messages
-            if not self.unseen_burial(other)
+            if not self.unseen_move(other)
         )
 
     def may_fail_unseen(self, message: Message) -> bool:
@@ -542,8 +542,8 @@ class TwoBuffers:
     def fail(self, state: Any, *given: Any) -> Any:
         return self.buffers[state.queue.topic].outcomes.fail(state, *given)
 
-    def buried(self, state: Any, *given: Any) -> None:
-        self.buffers[state.queue.topic].buried(state, *given)
+    def published(self, state: Any, *given: Any) -> None:
+        self.buffers[state.queue.topic].published(state, *given)
 
     def data_arrived(self, state: Any) -> None:
         self.buffers[state.queue.topic].data_arrived(state)

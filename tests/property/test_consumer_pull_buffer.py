@@ -369,14 +369,14 @@ class PullBufferMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, QUEUES - 1), stored=st.booleans())
     def bury(self, number: int, stored: bool) -> None:
         state = self.state(number)
-        for job in state.jobs.take_burials():
+        for job in state.jobs.table.take_spent():
             assert self.jobs[number][job.offset].state == "burying"
             if stored:
-                self.durable[number].apply(state.jobs.burial_delta("G", job))
-                self.buffer.buried(state, job)
+                self.durable[number].apply(state.jobs.finish_of("G", job))
+                self.buffer.published(state, job)
                 self.jobs[number][job.offset].state = "done"
             else:
-                state.jobs.burials.append(job)
+                state.jobs.table.spent.append(job)
 
     @rule(times=st.integers(1, 3))
     def fail_everything_again_and_again(self, times: int) -> None:
@@ -412,7 +412,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         if outcome != "failed":
             self.durable[number].apply(delta)
         if outcome == "stored":
-            self.state(number).jobs.settled()
+            self.state(number).jobs.committed()
         else:
             self.state(number).jobs.restore(delta)
 

@@ -1,6 +1,6 @@
 """The jobs of one queue that have a state of their own, by offset, and which of them are due.
 
-The states and their changes stand in upstream_job.py; here is the bookkeeping: how many jobs are in
+Which state follows which stands in job_states.py; here is the bookkeeping: how many jobs are in
 which kind of state, a heap of waits and a sorted list of what is due. Both may hold stale entries; they
 are passed over and swept out.
 """
@@ -10,36 +10,30 @@ from __future__ import annotations
 from bisect import insort
 from heapq import heapify, heappop, heappush
 
-from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob
+from proxy_consumer.core.jobs.job_states import JobEvent, JobState, after
+from proxy_consumer.core.jobs.leases import NEVER
+from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.tally import Budget
 
-_RETRYING = (JobState.WAITING, JobState.READY, JobState.BURYING)
+_RETRYING = (JobState.WAITING, JobState.READY, JobState.SPENT)
 _DUE = (JobState.READY, JobState.RELEASED)
 _STALE_ENTRIES_MAX = 1_024
 
 
 class JobTable:
-    """See the module. `retrying`, `recorded`, `released`, `held`: jobs in those states."""
+    """Every job is in it until it is GONE. `retrying`, `recorded`, `released`: jobs in those states."""
 
-    __slots__ = (
-        "_budget",
-        "_waiting",
-        "burials",
-        "held",
-        "jobs",
-        "ready",
-        "recorded",
-        "released",
-        "retrying",
-    )
+    __slots__ = ("_budget", "_waiting", "jobs", "ready", "recorded", "released", "retrying", "spent")
 
     def __init__(self, budget: Budget) -> None:
         self.jobs: dict[int, UpstreamJob] = {}
         self.ready: list[int] = []  # offsets that are due, ascending
-        self.burials: list[UpstreamJob] = []  # decided, not yet taken by the shell
-        self.retrying = self.recorded = self.released = self.held = 0
+        self.spent: list[UpstreamJob] = []  # not yet taken by the shell
+        self.retrying = self.recorded = self.released = 0
         self._budget = budget
         self._waiting: list[tuple[float, int]] = []
+
+    # --- looking
 
     def attempt(self, offset: int) -> int:
         """The number of the present (or next) delivery of `offset`, from 1."""
@@ -51,25 +45,10 @@ class JobTable:
         job = self.jobs.get(offset)
         return job is not None and job.state in _DUE
 
-    def is_burying(self, offset: int) -> bool:
+    def is_spent(self, offset: int) -> bool:
         """Whether `offset` is on its way to its next topic."""
         job = self.jobs.get(offset)
-        return job is not None and job.state is JobState.BURYING
-
-    def move_due(self, now: float) -> bool:
-        """Make jobs ready whose retry interval is over; True when any is due."""
-        waiting, ready = self._waiting, self.ready
-        while waiting and waiting[0][0] <= now:
-            due, offset = heappop(waiting)
-            job = self.jobs.get(offset)
-            if job is not None and job.state is JobState.WAITING and job.due == due:
-                self._make_ready(job)
-        stale = 0
-        while stale < len(ready) and not self.is_due(ready[stale]):
-            stale += 1
-        if stale:
-            del ready[:stale]
-        return bool(ready)
+        return job is not None and job.state is JobState.SPENT
 
     def due(self, count: int) -> list[int]:
         """Up to `count` offsets that are due, ascending; call `move_due` first."""
@@ -81,94 +60,116 @@ class JobTable:
                     break
         return found
 
-    def release(self, offset: int) -> None:
-        """The job's chain came to it (or it is to be read again): deliver it."""
-        job = self.jobs.get(offset)
-        if job is None:
-            job = self.jobs[offset] = UpstreamJob(offset)
-            job.state = JobState.LEASED
-        if job.state in (JobState.LEASED, JobState.RECORDED):
-            self._set_state(job, JobState.RELEASED)
-            insort(self.ready, offset)
-
-    def hold(self, offset: int) -> None:
-        """An operator set the job's key aside: it is not delivered until `replay`. It must not be leased."""
-        job = self.jobs.get(offset)
-        if job is None:
-            job = self.jobs[offset] = UpstreamJob(offset)
-            job.state = JobState.LEASED
-        elif job.state is JobState.LEASED:
-            return
-        if job.state not in (JobState.BURYING, JobState.HELD):
-            self._set_state(job, JobState.HELD)
-
-    def replay(self, offset: int) -> None:
-        """Deliver a held or waiting job now, with its attempts counted anew."""
-        job = self.jobs.get(offset)
-        if job is not None and job.state in (JobState.HELD, JobState.WAITING):
-            job.fails = job.timeouts = 0
-            self._make_ready(job)
-
-    def _jobs_within(self, start: int, end: int) -> list[int]:
-        """Offsets of `[start, end)` that have a job."""
+    def within(self, start: int, end: int) -> list[UpstreamJob]:
+        """The jobs of `[start, end)`."""
         jobs = self.jobs
         if end - start < len(jobs):
-            return [offset for offset in range(start, end) if offset in jobs]
-        return [offset for offset in jobs if start <= offset < end]
+            return [jobs[offset] for offset in range(start, end) if offset in jobs]
+        return [job for offset, job in jobs.items() if start <= offset < end]
 
-    def _wait(self, job: UpstreamJob, due: float) -> None:
+    def next_due(self) -> float:
+        """Not later than the end of the next retry interval; NEVER when none is on."""
+        return self._waiting[0][0] if self._waiting else NEVER
+
+    # --- what happens to jobs
+
+    def add(self, offset: int, state: JobState, fails: int = 0, timeouts: int = 0) -> UpstreamJob:
+        """A message becomes a job."""
+        job = self.jobs[offset] = UpstreamJob(offset, state, fails, timeouts)
+        self._count(state, 1)
+        return job
+
+    def change(self, job: UpstreamJob, event: JobEvent) -> None:
+        """Something happened to a job; IllegalJobEventError, and nothing changed, where it cannot."""
+        following = after(job.state, event)
+        self._count(job.state, -1)
+        self._count(following, 1)
+        job.state = following
+        if following is JobState.GONE:
+            del self.jobs[job.offset]
+
+    def wait(self, job: UpstreamJob, due: float) -> None:
+        """It failed and comes again at `due`, in monotonic seconds."""
+        self.change(job, JobEvent.FAILED)
         job.due = due
-        self._set_state(job, JobState.WAITING)
         heappush(self._waiting, (due, job.offset))
         if len(self._waiting) > 2 * self.retrying + _STALE_ENTRIES_MAX:
-            self._waiting = [entry for entry in self._waiting if self._is_waiting(entry)]
+            self._waiting = [entry for entry in self._waiting if self._waits(entry) is not None]
             heapify(self._waiting)
 
-    def _is_waiting(self, entry: tuple[float, int]) -> bool:
-        job = self.jobs.get(entry[1])
-        return job is not None and job.state is JobState.WAITING and job.due == entry[0]
-
-    def _make_ready(self, job: UpstreamJob) -> None:
-        self._set_state(job, JobState.READY)
+    def make_ready(self, job: UpstreamJob, event: JobEvent) -> None:
+        """It is to be read and delivered: timed out, due, let out or replayed."""
+        self.change(job, event)
         insort(self.ready, job.offset)
 
-    def _bury(self, job: UpstreamJob, reason: str) -> None:
+    def move_due(self, now: float) -> bool:
+        """Make jobs ready whose retry interval is over; True when any is due."""
+        waiting, ready = self._waiting, self.ready
+        while waiting and waiting[0][0] <= now:
+            job = self._waits(heappop(waiting))
+            if job is not None:
+                self.make_ready(job, JobEvent.DUE)
+        stale = 0
+        while stale < len(ready) and not self.is_due(ready[stale]):
+            stale += 1
+        if stale:
+            del ready[:stale]
+        return bool(ready)
+
+    def release(self, offset: int) -> None:
+        """The job's chain came to it (or it is to be read again): deliver it."""
+        job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
+        if job.state in (JobState.PLAIN, JobState.LEASED, JobState.RECORDED):
+            self.make_ready(job, JobEvent.LET_OUT)
+
+    def park(self, offset: int) -> None:
+        """An operator set the key aside: not delivered until `replay`. It must not be leased."""
+        job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
+        if job.state not in (JobState.LEASED, JobState.SPENT, JobState.PARKED):
+            self.change(job, JobEvent.PARKED)
+
+    def replay(self, offset: int) -> None:
+        """Deliver a parked or waiting job now, with its attempts counted anew."""
+        job = self.jobs.get(offset)
+        if job is not None and job.state in (JobState.PARKED, JobState.WAITING):
+            job.fails = job.timeouts = 0
+            self.make_ready(job, JobEvent.REPLAYED)
+
+    def spend(self, job: UpstreamJob, reason: str) -> None:
+        """Its tries are used up, or it was given up: the shell moves it to its next topic."""
+        self.change(job, JobEvent.SPENT)
         job.reason = reason
-        self._set_state(job, JobState.BURYING)
-        self.burials.append(job)
+        self.spent.append(job)
 
-    def _set_state(self, job: UpstreamJob, state: JobState) -> None:
-        self._leave(job.state)
-        job.state = state
-        if state in _RETRYING:
-            self.retrying += 1
-            self._budget.retrying += 1
-        elif state is JobState.RELEASED:
-            self.released += 1
-        elif state is JobState.RECORDED:
-            self.recorded += 1
-        elif state is JobState.HELD:
-            self.held += 1
+    def go_back(self, job: UpstreamJob) -> None:
+        """It waits in its chain again."""
+        self.change(job, JobEvent.SENT_BACK if job.tried else JobEvent.FORGOTTEN)
 
-    def _drop(self, job: UpstreamJob) -> None:
-        self._leave(job.state)
-        del self.jobs[job.offset]
+    def take_spent(self) -> list[UpstreamJob]:
+        """Jobs to be stored elsewhere; each stays unfinished until that is durable."""
+        taken, self.spent = self.spent, []
+        return taken
 
-    def _leave(self, state: JobState) -> None:
-        if state in _RETRYING:
-            self.retrying -= 1
-            self._budget.retrying -= 1
-        elif state is JobState.RELEASED:
-            self.released -= 1
-        elif state is JobState.RECORDED:
-            self.recorded -= 1
-        elif state is JobState.HELD:
-            self.held -= 1
-
-    def _forget_jobs(self) -> None:
+    def clear(self) -> None:
+        """The queue is not ours any more."""
         self._budget.retrying -= self.retrying
-        self.retrying = self.recorded = self.released = self.held = 0
+        self.retrying = self.recorded = self.released = 0
         self.jobs.clear()
         self.ready.clear()
         self._waiting.clear()
-        self.burials.clear()
+        self.spent.clear()
+
+    def _waits(self, entry: tuple[float, int]) -> UpstreamJob | None:
+        """The job that an entry of the heap stands for; None when it is stale."""
+        job = self.jobs.get(entry[1])
+        waits = job is not None and job.state is JobState.WAITING and job.due == entry[0]
+        return job if waits else None
+
+    def _count(self, state: JobState, change: int) -> None:
+        if state in _RETRYING:
+            self.retrying += change
+            self._budget.retrying += change
+        elif state is JobState.RELEASED:
+            self.released += change
+        elif state is JobState.RECORDED:
+            self.recorded += change

@@ -18,11 +18,12 @@ from collections.abc import Iterable, Sequence
 
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
+from proxy_consumer.core.jobs.job_states import JobEvent, JobState
 from proxy_consumer.core.jobs.job_table import JobTable
 from proxy_consumer.core.jobs.leases import Lease, LeaseTable, Piece
-from proxy_consumer.core.jobs.owed import Owed
 from proxy_consumer.core.jobs.retry import RetryPolicy
-from proxy_consumer.core.jobs.upstream_job import JobState, UpstreamJob, unpack_attempts
+from proxy_consumer.core.jobs.uncommitted import UncommittedProgress
+from proxy_consumer.core.jobs.upstream_job import UpstreamJob, unpack_attempts
 from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.ranges import Range, ranges_of
 from proxy_consumer.core.tally import Budget, Tally
@@ -30,16 +31,19 @@ from proxy_consumer.core.tally import Budget, Tally
 REASON_FAILED = "failed"
 REASON_TIMED_OUT = "timed-out"
 LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes
-_RETURNABLE = (JobState.WAITING, JobState.READY, JobState.HELD)  # an ack without lease finishes these
+_RETURNABLE = (JobState.WAITING, JobState.READY, JobState.PARKED)  # an ack without lease finishes these
 _BEFORE = (JobState.RECORDED, JobState.RELEASED)  # and these when they were delivered once
 
 
-class QueueJobs(JobTable):
-    """One queue of one subscription under one epoch and generation. Never yields."""
+class QueueJobs:
+    """One queue of one subscription under one epoch and generation. Never yields.
+
+    `table`: its jobs that have a state of their own.
+    """
 
     __slots__ = (
-        "_tally", "ack_map", "epoch", "generation", "handed_out", "leases", "out", "overtaken",
-        "owed", "policy", "queue", "stream",
+        "_budget", "_tally", "ack_map", "epoch", "generation", "handed_out", "leases", "out", "overtaken",
+        "policy", "queue", "stream", "table", "uncommitted",
     )  # fmt: skip
 
     def __init__(
@@ -51,8 +55,9 @@ class QueueJobs(JobTable):
         budget: Budget,
         tally: Tally,
     ) -> None:
-        super().__init__(budget)
         self.queue = queue
+        self.table = JobTable(budget)
+        self._budget = budget
         self.epoch = view.epoch
         self.generation = view.generation
         self.overtaken = False  # something was finished that may have been read ahead
@@ -65,7 +70,7 @@ class QueueJobs(JobTable):
         self.out: set[int] = (
             set()
         )  # leased since before the queue came here; in an ordered stream: not placed as a head
-        self.owed = Owed()
+        self.uncommitted = UncommittedProgress()
         self._tally = tally
         self._load_attempts(view)
 
@@ -74,26 +79,26 @@ class QueueJobs(JobTable):
             if self.ack_map.is_finished(offset):
                 continue
             fails, timeouts = unpack_attempts(packed)
-            job = self.jobs[offset] = UpstreamJob(offset, fails, timeouts)
-            self.recorded += 1
+            job = self.table.add(offset, JobState.RECORDED, fails, timeouts)
             if fails and self.policy.after_fail(fails, timeouts) is None:
-                self._bury(job, REASON_FAILED)
+                self.table.spend(job, REASON_FAILED)
             elif timeouts and self.policy.after_timeout(fails, timeouts) is None:
-                self._bury(job, REASON_TIMED_OUT)
+                self.table.spend(job, REASON_TIMED_OUT)
 
     # --- delivery
 
     def lease(self, start: int, end: int, size: int, lease: Lease) -> None:
         """`[start, end)` is handed to a client."""
+        self._hand_out(start, end, size, lease)
+        if self.table.jobs:
+            for job in self.table.within(start, end):
+                self._tally.redelivered.value += job.tried
+                self.table.change(job, JobEvent.DELIVERED)
+
+    def _hand_out(self, start: int, end: int, size: int, lease: Lease) -> None:
         self.leases.add(start, end, size, lease)
         self._budget.leased += end - start
         self._budget.leased_bytes += size
-        if self.jobs:
-            for offset in self._jobs_within(start, end):
-                job = self.jobs[offset]
-                if job.fails or job.timeouts:
-                    self._tally.redelivered.value += 1
-                self._set_state(job, JobState.LEASED)
 
     def adopt(self, runs: Iterable[LeasedRun], acked: Iterable[Range], now: float) -> int:
         """Clients have these, or have acknowledged them, since before the queue came here; returns the
@@ -108,16 +113,14 @@ class QueueJobs(JobTable):
             open_offsets = [
                 offset
                 for offset in range(start, end)
-                if not self.ack_map.is_finished(offset) and not self.is_burying(offset)
+                if not self.ack_map.is_finished(offset) and not self.table.is_spent(offset)
             ]
             for first, after in ranges_of(open_offsets):
                 share = size * (after - first) // (end - start)
-                self.leases.add(first, after, share, lease)
-                self._budget.leased += after - first
-                self._budget.leased_bytes += share
+                self._hand_out(first, after, share, lease)
                 last = max(last, after)
-                for offset in self._jobs_within(first, after):
-                    self._set_state(self.jobs[offset], JobState.LEASED)
+                for job in self.table.within(first, after):
+                    self.table.change(job, JobEvent.DELIVERED)
             self.out.update(open_offsets)
         return last
 
@@ -130,40 +133,32 @@ class QueueJobs(JobTable):
 
     def next_event(self) -> float:
         """Not later than the next lease deadline or retry; NEVER when there is none."""
-        if self._waiting:
-            return min(self.leases.next_deadline, self._waiting[0][0])
-        return self.leases.next_deadline
+        return min(self.leases.next_deadline, self.table.next_due())
 
     # --- chains and operators
 
-    def hold(self, offset: int) -> None:
-        """An operator set the job's key aside; what a client has is held when it comes back."""
+    def park(self, offset: int) -> None:
+        """An operator set the job's key aside; what a client has is parked when it comes back."""
         if self.leases.lease_of(offset) is None:
-            super().hold(offset)
+            self.table.park(offset)
 
     def send_back(self, offset: int) -> None:
         """A job that was let out, and is not leased, waits in its chain again."""
-        job = self.jobs.get(offset)
+        job = self.table.jobs.get(offset)
         if job is not None:
-            if job.fails or job.timeouts:
-                self._set_state(job, JobState.RECORDED)
-            else:
-                self._drop(job)
+            self.table.go_back(job)
         if self.stream is not None:
             self.stream.put_back(offset)
 
-    def bury_now(self, offset: int, reason: str) -> None:
+    def dead_letter(self, offset: int, reason: str) -> None:
         """Dead letter at once, whatever the job's state; a client that has it is late from now on."""
         for _, _, size in self.leases.take(offset, offset + 1, None):
             self._release(1, size)
         self.back(offset, offset + 1)
-        job = self.jobs.get(offset)
-        if job is None:
-            job = self.jobs[offset] = UpstreamJob(offset)
-            job.state = JobState.LEASED
-        if job.state is not JobState.BURYING:
+        job = self.table.jobs.get(offset) or self.table.add(offset, JobState.PLAIN)
+        if job.state is not JobState.SPENT:
             job.final = True
-            self._bury(job, reason)
+            self.table.spend(job, reason)
 
     # --- results
 
@@ -183,12 +178,12 @@ class QueueJobs(JobTable):
         done = 0
         for piece in self.leases.take(start, end, lease_id):
             done += self._complete(piece)
-        if lease_id is None and self.jobs and done < end - start:
+        if lease_id is None and self.table.jobs and done < end - start:
             done += self._finish_retrying(start, end)
         if lease_id is None and start < self.handed_out and done < end - start:
             done += self._finish_handed_out(start, min(end, self.handed_out))
-        if done < end - start and self.owed.in_commit:
-            self.owed.repeat(start, end, self.ack_map)
+        if done < end - start and self.uncommitted.in_commit:
+            self.uncommitted.repeat(start, end, self.ack_map)
         return done
 
     def _complete(self, piece: Piece) -> int:
@@ -200,15 +195,15 @@ class QueueJobs(JobTable):
 
     def _finish(self, start: int, end: int) -> None:
         self.ack_map.finish(((start, end),))
-        self.owed.finish(start, end)
-        if self.jobs:
-            for offset in self._jobs_within(start, end):
-                self._drop(self.jobs[offset])
+        self.uncommitted.finish(start, end)
+        if self.table.jobs:
+            for job in self.table.within(start, end):
+                self.table.change(job, JobEvent.FINISHED)
         if self.stream is not None:
             self.stream.finished(start, end)
 
     def _finish_retrying(self, start: int, end: int) -> int:
-        within = [self.jobs[offset] for offset in self._jobs_within(start, end)]
+        within = self.table.within(start, end)
         waiting = [job for job in within if job.state in _RETURNABLE or (job.tried and job.state in _BEFORE)]
         recorded = [job.offset for job in waiting if job.state is JobState.RECORDED]
         if recorded:
@@ -223,7 +218,7 @@ class QueueJobs(JobTable):
         """What a client got under an earlier epoch of ours and nobody has got since."""
         finished = self.ack_map.is_finished
         open_offsets = [
-            offset for offset in range(start, end) if not finished(offset) and not self.is_burying(offset)
+            offset for offset in range(start, end) if not finished(offset) and not self.table.is_spent(offset)
         ]
         if self.stream is not None:
             self.stream.pass_over(open_offsets)
@@ -238,8 +233,8 @@ class QueueJobs(JobTable):
         pieces = self.leases.take(offset, offset + 1, lease_id)
         if not pieces:
             self._count_ignored(1, lease_id)
-            if self.owed.in_commit and (known := self.jobs.get(offset)) is not None:
-                self.owed.mark(offset, known.packed)
+            if self.uncommitted.in_commit and (known := self.table.jobs.get(offset)) is not None:
+                self.uncommitted.mark(offset, known.packed)
             return False
         self._tally.failed.value += 1
         self._failed(self._returned(pieces[0][0], pieces[0][2]), delay_ms, now, error)
@@ -255,14 +250,14 @@ class QueueJobs(JobTable):
         job = self._returned(pieces[0][0], pieces[0][2])
         job.fails += 1
         job.error = error or job.error
-        self.owed.mark(offset, job.packed)
+        self.uncommitted.mark(offset, job.packed)
         self.step_back(offset)
-        self.bury_now(offset, reason)
+        self.dead_letter(offset, reason)
         return True
 
     def refuse(self, offset: int, now: float, error: str) -> None:
         """A job that is due fails before it is delivered."""
-        job = self.jobs[offset]
+        job = self.table.jobs[offset]
         self._tally.failed.value += 1
         self._failed(job, None, now, error)
 
@@ -270,18 +265,18 @@ class QueueJobs(JobTable):
         job.fails += 1
         job.error = error or job.error
         job.since = job.since or now
-        self.owed.mark(job.offset, job.packed)
+        self.uncommitted.mark(job.offset, job.packed)
         interval = self.policy.after_fail(job.fails, job.timeouts)
         if interval is None and delay_ms is not None and self.policy.waits_in_place(job.fails):
             interval = delay_ms
         if self.step_back(job.offset) and interval is not None:
             return
         if interval is None:
-            self._bury(job, REASON_FAILED)
+            self.table.spend(job, REASON_FAILED)
         elif self.stream is not None and self.stream.parked(job.offset):
-            self._set_state(job, JobState.HELD)
+            self.table.change(job, JobEvent.PARKED)
         else:
-            self._wait(job, now + (interval if delay_ms is None else delay_ms) / 1000)
+            self.table.wait(job, now + (interval if delay_ms is None else delay_ms) / 1000)
 
     def step_back(self, offset: int) -> bool:
         """Jobs behind one that cannot go on return into the chain; True when it returned itself."""
@@ -304,11 +299,7 @@ class QueueJobs(JobTable):
     def _wait_in_line(self, offset: int) -> None:
         """A client gave back what was not placed yet, or waits in its chain: its turn comes."""
         self.back(offset, offset + 1)
-        job = self.jobs[offset]
-        if job.tried:
-            self._set_state(job, JobState.RECORDED)
-        else:
-            self._drop(job)
+        self.table.go_back(self.table.jobs[offset])
 
     def extend(self, lease_ids: Iterable[int], now: float) -> int:
         """Start the time of live leases anew; returns how many there were."""
@@ -338,9 +329,9 @@ class QueueJobs(JobTable):
         if self.step_back(offset):
             return True
         if self.stream is not None and self.stream.parked(offset):
-            self._set_state(job, JobState.HELD)
+            self.table.change(job, JobEvent.PARKED)
         else:
-            self.release(offset)
+            self.table.release(offset)
         return True
 
     def expire(self, now: float) -> int:
@@ -367,18 +358,18 @@ class QueueJobs(JobTable):
         job = self._returned(offset, size)
         job.timeouts += 1
         job.since = job.since or now
-        self.owed.mark(offset, job.packed)
+        self.uncommitted.mark(offset, job.packed)
         wait_ms = self.policy.after_timeout(job.fails, job.timeouts)
         if offset in self.out and self.step_back(offset) and wait_ms is not None:
             return
         if wait_ms is None:
-            self._bury(job, REASON_TIMED_OUT)
+            self.table.spend(job, REASON_TIMED_OUT)
         elif self.stream is not None and self.stream.parked(offset):
-            self._set_state(job, JobState.HELD)
+            self.table.change(job, JobEvent.PARKED)
         elif wait_ms:
-            self._wait(job, now + wait_ms / 1000)
+            self.table.wait(job, now + wait_ms / 1000)
         else:
-            self._make_ready(job)
+            self.table.make_ready(job, JobEvent.TIMED_OUT)
 
     def skip(self, ranges: Iterable[Range]) -> None:
         """Finish what is not to be delivered: gaps, filtered, expired."""
@@ -405,65 +396,54 @@ class QueueJobs(JobTable):
             tally = self._tally.unknown if lease_id is None else self._tally.late
             tally.value += count
 
-    # --- what is moved: dead letters, the retry topic
+    # --- what is spent: to the retry topic, or a dead letter
 
-    def take_burials(self) -> list[UpstreamJob]:
-        """Jobs to be stored elsewhere; each stays unfinished until `buried`."""
-        taken, self.burials = self.burials, []
-        return taken
-
-    def burial_delta(self, group: str, job: UpstreamJob) -> ProgressDelta:
-        """What to commit together with the dead letter."""
+    def finish_of(self, group: str, job: UpstreamJob) -> ProgressDelta:
+        """What to commit together with a spent job's record in its next topic."""
         finished = ((job.offset, job.offset + 1),)
         return ProgressDelta(group, self.queue, self.epoch, self.generation, finished=finished)
 
-    def buried(self, job: UpstreamJob) -> None:
-        """The dead letter and its finish are durable."""
+    def published(self, job: UpstreamJob) -> None:
+        """A spent job's record and its finish are durable."""
         offset = job.offset
         self.ack_map.finish(((offset, offset + 1),))
-        if self.jobs.get(offset) is job:
-            self._drop(job)
+        if self.table.jobs.get(offset) is job:
+            self.table.change(job, JobEvent.FINISHED)
         if self.stream is not None:
             self.stream.finished(offset, offset + 1)
 
-    # --- what is owed to the backend
-
-    @property
-    def owes(self) -> bool:
-        return bool(self.owed)
+    # --- progress on its way to the backend
 
     def holds_more(self, *, leases: bool) -> bool:
         """Whether it knows what the backend does not: acknowledgements that are not durable, `leases`."""
-        return self.owes or self.owed.in_commit or bool(leases and self.leases.jobs)
+        progress = self.uncommitted
+        return bool(progress) or progress.in_commit or bool(leases and self.leases.jobs)
 
     def collect(self, group: str) -> ProgressDelta | None:
-        """Everything owed as one delta, which is then under way; None when nothing is owed."""
-        return self.owed.collect(group, self.queue, self.epoch, self.generation)
+        """Uncommitted progress as one delta, which is then under way; None when there is none."""
+        return self.uncommitted.collect(group, self.queue, self.epoch, self.generation)
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         """A collected delta is durable."""
-        self.owed.settled()
+        self.uncommitted.committed()
 
     def restore(self, delta: ProgressDelta) -> None:
-        """A collected delta is not (or not certainly) durable: it is owed again."""
-        self.owed.restore(delta, self.jobs)
+        """A collected delta is not (or not certainly) durable: it has to be committed again."""
+        self.uncommitted.restore(delta, self.table.jobs)
 
     def abandon(self) -> None:
         """The queue is not ours any more: give everything back to the subscription's budget."""
         self._release(self.leases.jobs, self.leases.size)
         self.leases.clear()
         self.out.clear()
-        self._forget_jobs()
+        self.table.clear()
 
     # --- the subscription's budget
 
     def _returned(self, offset: int, size: int) -> UpstreamJob:
         """The job of a message that came back from a client."""
         self._release(1, size)
-        job = self.jobs.get(offset)
-        if job is None:
-            job = self.jobs[offset] = UpstreamJob(offset)
-            job.state = JobState.LEASED
+        job = self.table.jobs.get(offset) or self.table.add(offset, JobState.LEASED)
         job.size = size
         return job
 

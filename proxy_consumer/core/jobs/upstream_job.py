@@ -1,16 +1,4 @@
-"""A job that needs state of its own: it failed or timed out, or waited in a chain, at least once.
-
-Messages that go well never become one; their lease is a run of offsets (leases.py).
-
-    state      entered by                          left by
-    RECORDED   loaded from group progress, or      delivered → LEASED; its chain came to it → RELEASED;
-               sent back into its chain            ack without lease → gone
-    RELEASED   its chain came to it                delivered → LEASED; parked → HELD; ack without lease → gone
-    LEASED     delivered                           ack → gone; fail, time-out → WAITING, READY or BURYING
-    WAITING    failed, a retry interval on         time → READY; parked → HELD; ack without lease → gone
-    READY      interval over, or timed out         delivered → LEASED; parked → HELD; ack without lease → gone
-    HELD       its key is parked by an operator    replayed → READY; ack without lease → gone
-    BURYING    spent, given up or skipped          stored in its next topic → gone
+"""A job that needs a state of its own (job_states.py). Messages that go well never become one.
 
 Fails and time-outs are counted apart, because each has its own limit. Progress keeps one number a
 message: `packed`, which rises with either count.
@@ -18,21 +6,9 @@ message: `packed`, which rises with either count.
 
 from __future__ import annotations
 
-from enum import Enum
+from proxy_consumer.core.jobs.job_states import JobState
 
 FAILS_MAX = (1 << 16) - 1
-
-
-class JobState(Enum):
-    """See the table above."""
-
-    RECORDED = "recorded"
-    RELEASED = "released"
-    LEASED = "leased"
-    WAITING = "waiting"
-    READY = "ready"
-    HELD = "held"
-    BURYING = "burying"
 
 
 class UpstreamJob:
@@ -40,15 +16,15 @@ class UpstreamJob:
 
     __slots__ = ("due", "error", "fails", "final", "offset", "reason", "since", "size", "state", "timeouts")
 
-    def __init__(self, offset: int, fails: int = 0, timeouts: int = 0) -> None:
+    def __init__(self, offset: int, state: JobState, fails: int = 0, timeouts: int = 0) -> None:
         self.offset = offset
         self.fails = fails
         self.timeouts = timeouts
-        self.state = JobState.RECORDED
+        self.state = state
         self.due = 0.0  # monotonic seconds; while WAITING
         self.since = 0.0  # monotonic seconds of the first failure seen here; 0: none yet
         self.size = 0  # bytes, as accounted while leased
-        self.reason = ""  # why it is buried
+        self.reason = ""  # why it is spent
         self.error = ""  # what the client said last
         self.final = False  # dead letter at once, no further retry
 

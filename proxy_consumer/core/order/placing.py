@@ -56,12 +56,12 @@ def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage
         if offset in part.out:
             chain.open = False
         elif key in ledger.parked_keys:
-            jobs.hold(offset)
+            jobs.park(offset)
             return
         message = message._replace(chain=chain)
     if offset in part.out:
         part.out.discard(offset)  # a client has it
     elif faulty:
-        jobs.release(offset)  # read again, judged again, and failed there
+        jobs.table.release(offset)  # read again, judged again, and failed there
     else:
         part.ready.append(message)

@@ -186,7 +186,7 @@ class OrderScope:
             stream, offset = spots.pop(0)
             state = self.queues[stream]
             jobs = state.jobs
-            if jobs.ack_map.is_finished(offset) or jobs.is_burying(offset):
+            if jobs.ack_map.is_finished(offset) or jobs.table.is_spent(offset):
                 spots += self.table.finish(chain, stream, offset)
                 continue
             stream.busy[offset] = chain
@@ -194,9 +194,9 @@ class OrderScope:
                 jobs.out.discard(offset)  # a client has it
                 chain.open = False
                 continue
-            jobs.release(offset)
+            jobs.table.release(offset)
             if chain.key in self.ledger.parked_keys:
-                jobs.hold(offset)
+                jobs.park(offset)
             state.wake()
 
     # --- reading on
@@ -208,7 +208,7 @@ class OrderScope:
             return None
         if self.table.starving and not self._rescan_failed and not stream.deliverable:
             request = self._look_back()
-            if request is not None or self.queues[stream].jobs.released:
+            if request is not None or self.queues[stream].jobs.table.released:
                 return request
         looked, enough = 0, len(stream.deliverable) + want
         while len(stream.deliverable) < enough and (
@@ -235,7 +235,7 @@ class OrderScope:
         fullest = max(others, key=lambda stream: len(stream.deliverable), default=None)
         if fullest is None or not fullest.deliverable:
             return False
-        self.full = sum(self.queues[stream].jobs.released for stream in others) >= self.aside_max
+        self.full = sum(self.queues[stream].jobs.table.released for stream in others) >= self.aside_max
         if not self.full:
             self.queues[fullest].forget_bytes()
         return not self.full

@@ -66,7 +66,7 @@ def test_what_fails_is_never_delivered_and_a_dead_letter(
     assert all(b"not JSON" in letter.properties[b"dead-letter-error"] for letter in letters)
     state = next(iter(rig.service._directory.groups[b"G"].subscriptions[b"T"].buffer.queues.values()))
     assert not state.faulty
-    assert not state.jobs.jobs
+    assert not state.jobs.table.jobs
 
 
 def test_a_restart_goes_on_counting(rig: Rig) -> None:

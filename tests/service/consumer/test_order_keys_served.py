@@ -382,7 +382,7 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: Rig) -> None:
     ((state, stream),) = group(rig).subscriptions[b"T"].streams()
     assert len(stream.ledger.table) == 2
     assert stream.ledger.table.parked <= 16
-    assert len(state.jobs.jobs) == 0
+    assert len(state.jobs.table.jobs) == 0
     done = 0
     while done < 200:
         rig.submit(result(hot))
@@ -603,7 +603,7 @@ def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
         rig.advance(0.01)
     assert not waiting.answered
     ((state, stream),) = group(rig).subscriptions[b"U"].streams()
-    assert stream.ledger.ready + state.jobs.released <= 2 * READ_MIN
+    assert stream.ledger.ready + state.jobs.table.released <= 2 * READ_MIN
     taken = 0
     while not waiting.answered:
         taken += len(pulls(rig, b"U", 50).offsets)  # and never acknowledged

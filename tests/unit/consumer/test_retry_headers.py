@@ -14,6 +14,7 @@ from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.delivery import decode, encode
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.jobs.job_states import JobState
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.retries.headers import (
     attempts_before,
@@ -43,7 +44,7 @@ def message(system: dict[str, str] | None = None) -> StoredRecord:
 
 
 def job(fails: int = 1, timeouts: int = 0, error: str = "") -> UpstreamJob:
-    made = UpstreamJob(42, fails, timeouts)
+    made = UpstreamJob(42, JobState.SPENT, fails, timeouts)
     made.reason, made.error = "failed" if fails else "timed-out", error
     return made
 

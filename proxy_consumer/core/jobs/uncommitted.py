@@ -1,7 +1,7 @@
-"""What one queue owes to the backend: finished offsets and attempts that are not durable yet.
+"""Uncommitted progress of one queue: finished offsets and attempts that are not durable yet.
 
-Every change that must survive a restart goes in here first. `collect` turns what is owed into one
-ProgressDelta for the shell to commit; `settled` or `restore` says how that went. So a commit that
+Every change that must survive a restart goes in here first. `collect` makes one
+ProgressDelta of it for the shell to commit; `committed` or `restore` says how that went. So a commit that
 failed is repeated with the next one, and a client that sends an acknowledgement again while the first
 commit is still under way has it written again before it is answered.
 """
@@ -16,15 +16,15 @@ from backend.records import ProgressDelta, QueueRef
 from proxy_consumer.core.ranges import Range, ranges_of
 
 
-class Owed:
-    """One queue's debts. Never yields."""
+class UncommittedProgress:
+    """Of one queue. Never yields."""
 
     __slots__ = ("_finished", "_in_commit", "_marks", "_open_end", "_open_start")
 
     def __init__(self) -> None:
         self._finished: list[Range] = []
         self._marks: list[tuple[int, int]] = []
-        self._in_commit = 0  # deltas collected and not settled; all their ranges lie in the next two:
+        self._in_commit = 0  # deltas collected and not committed; all their ranges lie in the next two:
         self._open_start, self._open_end = OFFSET_END, 0
 
     def __bool__(self) -> bool:
@@ -60,7 +60,7 @@ class Owed:
         return found
 
     def collect(self, group: str, queue: QueueRef, epoch: int, generation: int) -> ProgressDelta | None:
-        """Everything owed as one delta, which is then under way; None when nothing is owed."""
+        """Everything as one delta, which is then under way; None when there is nothing."""
         if not (self._finished or self._marks):
             return None
         delta = ProgressDelta(group, queue, epoch, generation, self._finished, self._marks)
@@ -71,15 +71,15 @@ class Owed:
         self._in_commit += 1
         return delta
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         """A collected delta is durable."""
         self._in_commit -= 1
         if self._in_commit == 0:
             self._open_start, self._open_end = OFFSET_END, 0
 
     def restore(self, delta: ProgressDelta, unfinished: Container[int]) -> None:
-        """A collected delta is not (or not certainly) durable: it is owed again."""
-        self.settled()
+        """A collected delta is not (or not certainly) durable: it has to be committed again."""
+        self.committed()
         merged = sorted([*delta.finished, *self._finished])
         self._finished = []
         for start, end in merged:
