@@ -102,6 +102,18 @@ class TestDialects:
         rig.send(properties={b"x-delay": b"5"})
         until(lambda: rig.backend.sent)
 
+    def test_one_that_waits_to_hear_of_the_service_is_not_taken_while_draining(self):
+        rig = Rig(TOPICS, delay=DelayLimits(dialects={"orders": ("rabbit",)}))
+        until(lambda: rig.proxy.delay.presence._absent_since is not None)
+        rig.clock.advance(11.0)
+        shards = Shards(rig.backend)
+        until(lambda: shards.held)
+        call = rig.send(properties={b"x-delay": b"5"})
+        assert call.open
+        assert rig.proxy.drain(rig.clock.monotonic() + 1.0).done
+        until(lambda: not call.open or rig.backend.sent)
+        assert call.answer.code == 20
+
     def test_a_dialect_that_nobody_speaks_is_refused_in_the_configuration(self):
         with pytest.raises(ValueError, match="klingon"):
             ProducerConfig(delay=DelayLimits(dialects={"orders": ("klingon",)}))
