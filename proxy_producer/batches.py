@@ -16,8 +16,8 @@ from ddmq_client.idl.codes import FAILED_PREFIX, Code
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Fault
 from proxy_producer import replies
+from proxy_producer.core.failures import failure_of, refusal_of, timed_out
 from proxy_producer.core.limits import longest
-from proxy_producer.core.outcomes import outcome_of, refusal_of, timed_out
 from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.delay.relays import Relays
 from proxy_producer.flow import Flow
@@ -236,7 +236,7 @@ class PendingBatch(Completion[list[AppendResult]]):
         failed = [at for at, result in enumerate(results) if result.status is not _STORED]
         if failed:
             for at in failed:
-                self.faults[self.members[at].place] = outcome_of(results[at])
+                self.faults[self.members[at].place] = failure_of(results[at])
             stored = [member for member in stored if member.place not in self.faults]
         latency_us = (self.flow.monotonic() - self.call.received_at) * 1e6
         for topic, (messages, body_bytes) in self._tally(stored).items():

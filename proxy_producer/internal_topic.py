@@ -13,7 +13,7 @@ from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.records import TopicInfo
 from ddmq_common.clock import Clock
-from proxy_producer.core.outcomes import refusal_of
+from proxy_producer.core.failures import refusal_of
 from proxy_producer.core.refusal import SendRefusal
 
 Ready = Callable[[SendRefusal | None], None]

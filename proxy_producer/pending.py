@@ -19,8 +19,8 @@ from backend.records import AppendResult, AppendStatus, NewRecord
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Fault
 from proxy_producer import replies
+from proxy_producer.core.failures import failure_of, refusal_of, timed_out
 from proxy_producer.core.limits import longest
-from proxy_producer.core.outcomes import outcome_of, refusal_of, timed_out
 from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.flow import Flow
 from proxy_producer.topics import KnownTopic
@@ -183,7 +183,7 @@ class PendingSend(Completion[list[AppendResult]]):
         if result.status is _STORED:
             self.answers.stored(self, result)
         else:
-            self._refuse(outcome_of(result))
+            self._refuse(failure_of(result))
 
     def count_stored(self) -> None:
         """Its caller is told that it is stored: counted under the message's topic."""

@@ -1,4 +1,4 @@
-"""A wire Message in our words. The wire's field names end here (a DelayMessage's in delay/requests.py).
+"""A wire Message in our words. The wire's field names end here (a DelayMessage's in delay/wire.py).
 
 Everything is taken out of the message here, at once: the RPC layer may use its argument objects again.
 """

@@ -33,11 +33,11 @@ from proxy_producer.core.message_ids import PREFIX_BYTES, message_ids
 from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.core.validation import HEARTBEAT
 from proxy_producer.counts import SendCounts
-from proxy_producer.delay.commands import refuse_delay
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.outcome_reader import Later
-from proxy_producer.delay.requests import delay_request_of
+from proxy_producer.delay.pending_commands import refuse_delay
 from proxy_producer.delay.sends import DelaySends, Way
+from proxy_producer.delay.wire import delay_request_of
 from proxy_producer.flow import Flow, SweepTimer
 from proxy_producer.levels import LEVEL_ANSWERS, DelayLevels, ToLevel
 from proxy_producer.oneway import OnewayCall

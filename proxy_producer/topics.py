@@ -18,8 +18,8 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_producer.config import ProducerConfig, RateLimit
+from proxy_producer.core.failures import refusal_of
 from proxy_producer.core.limits import RateLimiter
-from proxy_producer.core.outcomes import refusal_of
 from proxy_producer.core.refusal import SendRefusal, refusal
 from proxy_producer.core.validation import ContentLimits
 from proxy_producer.counts import SendCounts

@@ -12,10 +12,10 @@ from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from proxy_producer.config import ProducerConfig
 from proxy_producer.core.delay_checks import DelayRules
 from proxy_producer.counts import SendCounts
-from proxy_producer.delay.dialects import TopicDialects
 from proxy_producer.delay.full import FullTopics
 from proxy_producer.delay.outcomes import OutcomeWaiters
 from proxy_producer.delay.presence import Presence
+from proxy_producer.delay.topic_dialects import TopicDialects
 from proxy_producer.internal_topic import InternalTopic
 
 OUTCOME_QUEUES = 64

@@ -36,8 +36,8 @@ from proxy_producer.core.delay_commands import (
     uuid_of,
 )
 from proxy_producer.core.validation import CHRONOS, content_fault
-from proxy_producer.delay.commands import AddedAnswers, AwaitedCommand, IdAnswers, ToDelayService
 from proxy_producer.delay.context import DelayContext
+from proxy_producer.delay.pending_commands import AddedAnswers, AwaitedCommand, IdAnswers, ToDelayService
 from proxy_producer.delay.relays import Relays
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Answers, Destination, PendingSend, SendAnswers

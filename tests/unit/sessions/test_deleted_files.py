@@ -14,7 +14,7 @@ from backend.file_log.sessions.wire.place import SOCKET_FILE
 from backend.records import AppendStatus
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import NotWriterError
-from proxy_producer.core.outcomes import outcome_of
+from proxy_producer.core.failures import failure_of
 from tests.unit.sessions.test_session_local import Pair
 
 
@@ -45,7 +45,7 @@ def test_a_writer_whose_lock_file_is_gone_writes_no_more(pair: Pair) -> None:
     assert result.status is AppendStatus.REFUSED
     assert isinstance(result.error, NotWriterError)
     assert "lock file" in str(result.error)
-    assert outcome_of(result).code == Code.NO_SERVICE, "clients know that it is not stored"
+    assert failure_of(result).code == Code.NO_SERVICE, "clients know that it is not stored"
     sent = done(pair.enter().append([record()], soon()))[0]
     assert (sent.status, type(sent.error)) == (AppendStatus.REFUSED, NotWriterError), "members hear the same"
     assert not log.health().ready

@@ -1,4 +1,4 @@
-"""What an append's outcome is called on the wire: the one place where errors become result codes.
+"""What a failed append is called on the wire: the one place where errors become result codes.
 
 Codes other than 12 say that nothing was stored, so a client may send again without a duplicate; 12 says
 that nobody knows, unless its text says otherwise.
@@ -41,7 +41,7 @@ def refusal_of(error: Exception) -> SendRefusal:
     return refusal(Code.BACKEND_FAILED, "unexpected", what, "nothing more precise is known")
 
 
-def outcome_of(result: AppendResult) -> SendRefusal:
+def failure_of(result: AppendResult) -> SendRefusal:
     """Why a record is not stored, or that nobody knows; not for stored ones."""
     if result.status == AppendStatus.UNKNOWN:
         why = f": {result.error}" if result.error else " within the timeout"
