@@ -29,10 +29,10 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, c
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.net.broadcast import BroadcastCrew
+from ddmq_client.net.broadcast import BroadcastPool
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.crew import Crew
 from ddmq_client.net.home import Home
+from ddmq_client.net.worker_pool import WorkerPool
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.received import Message
 from ddmq_client.signals import RUN_LOOK_S, Signals
@@ -129,9 +129,9 @@ class Consumer:
         parsed = addresses.parse(proxies, CONSUMER_PORT)
         place = broadcast_place(settings, instance, offsets_file)
         if place is None:
-            self._crew = Crew(self._coordinator, parsed, pull_settings(settings))
+            self._pool = WorkerPool(self._coordinator, parsed, pull_settings(settings))
         else:
-            self._crew = BroadcastCrew(self._coordinator, parsed, pull_settings(settings), *place)
+            self._pool = BroadcastPool(self._coordinator, parsed, pull_settings(settings), *place)
         self._state = "new"
         self._home = Home("consumer")
         self._stopping = threading.Lock()
@@ -159,7 +159,7 @@ class Consumer:
         self._state = "started"
         handle = self._handle_batch if self._batch_handler else self._handle_each if self._handler else None
         batch = self._settings.max_batch if self._batch_handler else 1
-        self._crew.start(self._settings.workers, batch, handle)
+        self._pool.start(self._settings.workers, batch, handle)
 
     def pause(self) -> None:
         """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
@@ -185,9 +185,9 @@ class Consumer:
         with self._stopping:
             started, self._state = self._state, "stopped"
         if started == "stopped":
-            return self._ended.wait(0.0 if self._crew.is_worker() else total_s)
+            return self._ended.wait(0.0 if self._pool.is_worker() else total_s)
         try:
-            return started == "new" or self._crew.stop(now + total_s * 0.8, now + total_s)
+            return started == "new" or self._pool.stop(now + total_s * 0.8, now + total_s)
         finally:
             self._ended.set()
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from ddmq_client.core import addresses
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress
 from ddmq_client.core.fetching import Assignments, Queue, Round
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
@@ -29,7 +29,7 @@ from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.calls import Calls
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.home import Home
-from ddmq_client.net.resolver import AGAIN_S, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, in_time, resolve
+from ddmq_client.net.resolver import AGAIN_S, in_time, resolve
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.fetching import (
     FetchSettings,

@@ -1,31 +1,36 @@
-"""A broadcasting asyncio consumer's tasks: the twin of `net.broadcast`. The file is written in a thread."""
+"""What a broadcasting consumer runs: one activity that fetches, from one proxy at a time, and the workers.
+
+Every proxy gives all queues to every instance, so the next proxy is asked only when one fails. Where this
+instance is, is this client's business: see core.places and offsets_file.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Sequence
 
 from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.crew import AsyncCrew, spawn
-from ddmq_client.aio.router import resolve
+from ddmq_client.aio.puller import FAILURES
+from ddmq_client.aio.resolver import resolve
+from ddmq_client.aio.sync import AsyncActivity, Handle, clock, off_loop
+from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.pacing import Pace
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
-from ddmq_client.net.broadcast import SAVE_EVERY_S
-from ddmq_client.net.puller import FAILURES
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
+from ddmq_client.wire.consuming import PullSettings
 from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
 
+SAVE_EVERY_S = 1.0
 _log = logging.getLogger("ddmq_client.consumer")
 
 
-class AsyncBroadcastCrew(AsyncCrew):
-    """The crew of an asyncio consumer with model="broadcasting"."""
+class AsyncBroadcastPuller:
+    """Fetches until the consumer stops."""
 
     def __init__(
         self,
@@ -34,95 +39,137 @@ class AsyncBroadcastCrew(AsyncCrew):
         settings: FetchSettings,
         file: OffsetsFile | None,
     ) -> None:
-        super().__init__(coordinator, proxies)
+        self._coordinator = coordinator
+        self._proxies = proxies
         self._settings = settings
         self._file = file
+        self._clock = clock()
+        self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._turn = 0
         self._source = Source(coordinator.proxy("broadcast"), None)
         self._connection: AsyncFramedConnection | None = None
-        self._started = False
-        if file is not None and coordinator.places is not None:
-            coordinator.places.start(file.take())
+        self._pace = Pace(coordinator.settings.linger_ms / 1000, random.random)
+        self._saved_at = 0.0
+        self.activity = AsyncActivity(self._run, "ddmq-broadcast")
 
-    async def stop(self, until: float, flush_until: float) -> bool:
-        """As AsyncCrew.stop, but without waiting for a fetch: it holds no lease. Then store the place."""
-        self._coordinator.stop_pulling()
-        for task in self._pullers if self._source.parked else ():
-            task.cancel()
-        try:
-            clean = await super().stop(until, flush_until)
-            return await self._save() and clean
-        finally:
-            if self._file is not None:
-                self._file.leave()
+    def end(self) -> None:
+        """End after the fetch that is under way."""
+        self._coordinator.end(self._source)
 
-    async def _refresh(self) -> None:
-        if not self._started:
-            self._started = True
-            spawn(self._pullers, self._fetch_all(), "ddmq-broadcast")
+    def abort(self) -> None:
+        """Break off the fetch that is under way."""
+        self.end()
+        if self._connection is not None:
+            self._connection.close()
+        if self._source.parked:
+            self.activity.cancel()
 
-    async def _save(self) -> bool:
+    async def save(self) -> bool:
+        """Store where this instance is; False when that failed."""
+        self._saved_at = self._clock()
         if self._file is None:
             return True
         try:
-            await asyncio.to_thread(self._file.save, self._coordinator.places_now())
+            await off_loop(self._file.save, self._coordinator.places_now())
         except OSError as error:
             self._coordinator.last_error = f"the offsets file cannot be written: {error}"
             _log.error("the offsets file cannot be written: %s", error)
             return False
         return True
 
-    async def _fetch_all(self) -> None:
-        source, loop = self._source, asyncio.get_running_loop()
-        pace = Pace(self._coordinator.settings.linger_ms / 1000, random.random)
-        saved_at = 0.0
+    async def _run(self) -> None:
         try:
-            while (work := await self._coordinator.wait_room(source)) is not None:
-                pause = await self._fetch(source, pace, work[0], work[1])
-                if loop.time() - saved_at >= SAVE_EVERY_S:
-                    saved_at = loop.time()
-                    await self._save()
+            while (work := await self._coordinator.wait_room(self._source)) is not None:
+                pause = await self._fetch(work[0], work[1])
+                if self._clock() - self._saved_at >= SAVE_EVERY_S:
+                    await self.save()
                 if pause:
-                    await self._coordinator.pause(source, pause)
+                    await self._coordinator.pause(self._source, pause)
         finally:
             self._drop_connection()
 
-    async def _fetch(self, source: Source, pace: Pace, batch: int, linger_ms: int) -> float:
+    async def _fetch(self, batch: int, linger_ms: int) -> float:
         """One fetch; seconds to pause after it."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+        started = self._clock()
         try:
-            queues = await self._ask(batch, linger_ms)
+            queues = await self._call(batch, linger_ms)
         except FAILURES as error:
-            self._coordinator.pull_failed(source, None, error)
-            if not (pace.failing or self._coordinator.pulling_stopped or source.ended):
-                name = "" if self._connection is None else self._connection.name
+            self._coordinator.pull_failed(self._source, None, error)
+            name = "" if self._connection is None else self._connection.name
+            if not (self._pace.failing or self._coordinator.pulling_stopped or self._source.ended):
                 self._coordinator.teller.failed(name, error)
             if isinstance(error, PullError):
-                error.proxy = "" if self._connection is None else self._connection.name
+                error.proxy = name
             else:
                 self._turn += 1
                 self._drop_connection()
-            return pace.failed()
-        count = self._coordinator.fetched(source, self._settings.group, queues)
-        return pace.answered(count, loop.time() - started, linger_ms / 1000)
+            return self._pace.failed()
+        except BaseException as error:
+            self._coordinator.pull_failed(self._source, None, error)
+            raise
+        count = self._coordinator.fetched(self._source, self._settings.group, queues)
+        return self._pace.answered(count, self._clock() - started, linger_ms / 1000)
 
-    async def _ask(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
+    async def _call(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
         offsets = self._coordinator.fetch_from()
         each = max(1, batch // max(1, sum(map(len, offsets.values()))))
+
+        def frame(now: float, sequence_id: int) -> bytes:
+            return fetch_frame(self._settings, offsets, each, linger_ms, sequence_id)
+
+        connection = await self._connected()
+        timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
+        payload, sequence_id = await connection.call(frame, self._clock() + timeout_s)
+        return read_fetched(payload, sequence_id)
+
+    async def _connected(self) -> AsyncFramedConnection:
         if self._connection is None:
             addresses = await resolve(self._proxies, self._known)
             if not addresses:
                 raise PullError("no proxy address is known: no name resolves")
             self._connection = AsyncFramedConnection(addresses[self._turn % len(addresses)])
-        timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
-        payload, sequence_id = await self._connection.call(
-            lambda now, number: fetch_frame(self._settings, offsets, each, linger_ms, number),
-            asyncio.get_running_loop().time() + timeout_s,
-        )
-        return read_fetched(payload, sequence_id)
+        return self._connection
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+class AsyncBroadcastPool(AsyncWorkerPool):
+    """The worker pool of a consumer with model="broadcasting"."""
+
+    def __init__(
+        self,
+        coordinator: AsyncCoordinator,
+        proxies: Sequence[ProxyAddress],
+        pulls: PullSettings,
+        settings: FetchSettings,
+        file: OffsetsFile | None,
+    ) -> None:
+        super().__init__(coordinator, proxies, pulls)
+        self._file = file
+        if file is not None:
+            file.load()  # one that cannot be used is refused at once
+        self._puller = AsyncBroadcastPuller(coordinator, proxies, settings, file)
+
+    async def start(self, workers: int, batch: int, handle: Handle | None) -> None:
+        """As for others, from where this instance was. OptionError where another consumer has its file."""
+        if self._file is not None and self._coordinator.places is not None:
+            self._coordinator.places.start(self._file.take())
+        await super().start(workers, batch, handle)
+
+    async def stop(self, deadline: float, flush_deadline: float) -> bool:
+        """As for others, but a fetch holds no lease: none is waited for. Then store the place."""
+        self._puller.abort()
+        try:
+            clean = await super().stop(deadline, flush_deadline)
+            return await self._puller.save() and clean
+        finally:
+            if self._file is not None:
+                self._file.leave()
+
+    async def _refresh(self) -> None:
+        if not self._pullers:
+            self._pullers[self._proxies[0]] = [self._puller]
+            self._puller.activity.start()

@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from ddmq_client.aio.broadcast import AsyncBroadcastCrew
+from ddmq_client.aio.broadcast import AsyncBroadcastPool
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.crew import AsyncCrew
+from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.core import addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_functions, topic_names
@@ -34,6 +34,7 @@ from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.received import Message
 from ddmq_client.signals import RUN_LOOK_S, Signals
 from ddmq_client.teller import OnError, OnLate, Teller
+from ddmq_client.wire.consuming import pull_settings
 
 _log = logging.getLogger("ddmq_client.consumer")
 AsyncHandler = Callable[[Message], object]
@@ -98,7 +99,7 @@ class AsyncConsumer:
         self._handler = handler
         self._batch_handler = batch_handler
         self._coordinator: AsyncCoordinator | None = None
-        self._crew: AsyncCrew | None = None
+        self._pool: AsyncWorkerPool | None = None
         self._state = "new"
         self._paused = False
         self._ended = asyncio.Event()
@@ -125,12 +126,13 @@ class AsyncConsumer:
         handling = bool(self._handler or self._batch_handler)
         self._coordinator = AsyncCoordinator(self._settings, handling, self._teller)
         self._coordinator.hold(self._paused)
+        pulls = pull_settings(self._settings)
         if self._place is None:
-            self._crew = AsyncCrew(self._coordinator, self._proxies)
+            self._pool = AsyncWorkerPool(self._coordinator, self._proxies, pulls)
         else:
-            self._crew = AsyncBroadcastCrew(self._coordinator, self._proxies, *self._place)
+            self._pool = AsyncBroadcastPool(self._coordinator, self._proxies, pulls, *self._place)
         batch = self._settings.max_batch if self._batch_handler else 1
-        await self._crew.start(self._settings.workers, batch, self._handle if handling else None)
+        await self._pool.start(self._settings.workers, batch, self._handle if handling else None)
 
     def pause(self) -> None:
         """Pull nothing more until `resume`; as `Consumer.pause`."""
@@ -150,12 +152,12 @@ class AsyncConsumer:
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
         now, total_s = asyncio.get_running_loop().time(), timeout_ms / 1000
         started, self._state = self._state, "stopped"
-        if self._crew is None:
+        if self._pool is None:
             return True
         if started == "stopped":
-            return await self._is_over(now if self._crew.is_worker() else now + total_s)
+            return await self._is_over(now if self._pool.is_worker() else now + total_s)
         try:
-            return await self._crew.stop(now + total_s * 0.8, now + total_s)
+            return await self._pool.stop(now + total_s * 0.8, now + total_s)
         finally:
             self._ended.set()
 

@@ -269,10 +269,10 @@ class AsyncCoordinator:
         with self._lock:
             await self._due.pause(proxy, seconds)
 
-    def retire(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
+    def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: another one takes and forwards its results. Its flusher ends."""
         with self._lock:
-            self._buffer.retire(gone, failover)
+            self._buffer.fail_over(gone, failover)
             self._due.remove(gone)
             self._due.wake(failover)
 

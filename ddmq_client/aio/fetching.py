@@ -11,15 +11,15 @@ from contextlib import suppress
 from types import TracebackType
 
 from ddmq_client.aio.connection import AsyncFramedConnection
-from ddmq_client.aio.router import resolve
+from ddmq_client.aio.resolver import resolve
 from ddmq_client.core import addresses
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.settings import check
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.fetching import ACK_TRIES, FAILURES, LEAVE_S, LINGER_MS_MAX, fetch_settings
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.net.resolver import AGAIN_S, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S
+from ddmq_client.net.resolver import AGAIN_S
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.fetching import ack_frame, fetch_frame, leave_frame, read_acked, read_fetched
 

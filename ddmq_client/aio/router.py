@@ -7,32 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from ddmq_client.aio.connection import AsyncFramedConnection
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.aio.resolver import resolve
+from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node, Rotation
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
-from ddmq_client.net.resolver import ADDRESSES_MAX, RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, from_info
 from ddmq_client.net.router import IDLE_MAX_S, PROBE_TIMEOUT_S, heartbeat_frame
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
-
-
-async def resolve(
-    addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
-) -> list[ProxyAddress]:
-    """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
-    loop = asyncio.get_running_loop()
-    found: dict[ProxyAddress, None] = {}
-    for address in addresses:
-        with suppress(OSError, UnicodeError):
-            known[address] = from_info(await loop.getaddrinfo(*address, type=1))
-        found.update(dict.fromkeys(known.get(address, ())))
-    return list(found)[:ADDRESSES_MAX]
 
 
 class AsyncProxyRouter:

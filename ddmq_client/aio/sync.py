@@ -10,7 +10,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+
+from ddmq_client.received import Message
+
+CANCEL_S = 1.0  # for a cancelled handler to end
+Handle = Callable[[list[Message]], Awaitable[int]]  # returns how often the application's handler raised
 
 
 def clock() -> Callable[[], float]:
@@ -75,3 +80,54 @@ def _resolve(futures: list[asyncio.Future[bool]] | tuple[asyncio.Future[bool]], 
     for future in futures:
         if not future.done():
             future.set_result(notified)
+
+
+class AsyncActivity:
+    """One of the tasks that a client consists of."""
+
+    def __init__(self, work: Callable[[], Coroutine[None, None, object]], name: str) -> None:
+        """It does `work` once it is started."""
+        self._work = work
+        self._name = name
+        self._task: asyncio.Task[object] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """It has been started and has not ended."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def current(self) -> bool:
+        """It is the one that asks."""
+        return self._task is asyncio.current_task()
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._work(), name=self._name)
+
+    def cancel(self) -> None:
+        """End at the next wait; does nothing to the one that asks."""
+        if self._task is not None and not self.current:
+            self._task.cancel()
+
+    def ended(self) -> asyncio.Future[object] | None:
+        """What to wait for; None where there is nothing."""
+        return self._task if self.alive and not self.current else None
+
+
+async def finish(activities: Iterable[AsyncActivity], deadline: float) -> bool:
+    """Wait until the deadline for all but the one that asks, then cancel; whether all ended by themselves."""
+    waiting = [task for activity in activities if (task := activity.ended()) is not None]
+    if not waiting:
+        return True
+    _, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - clock()()))
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=CANCEL_S)
+    return not late
+
+
+async def off_loop(work: Callable[..., object], *args: object) -> None:
+    """Do what blocks, as writing a file does, without holding up others."""
+    await asyncio.to_thread(work, *args)

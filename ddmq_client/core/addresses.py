@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ddmq_client.errors import OptionError
 
 PROXIES_MAX = 256
+ADDRESSES_MAX = 256  # that all names resolve to
+RESOLVE_EVERY_S = 30.0  # a name, again
+UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
 
 
 class ProxyAddress(NamedTuple):
@@ -47,3 +51,20 @@ def _parse_one(text: str, default_port: int) -> ProxyAddress:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise OptionError(f"proxy {text!r} is not host:port with a port from 1 to 65535")
     return ProxyAddress(host, int(port))
+
+
+def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
+    """Addresses in a getaddrinfo answer, each once."""
+    pairs = [entry[4] for entry in info]
+    return list(
+        dict.fromkeys(ProxyAddress(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple))
+    )
+
+
+def is_literal(address: ProxyAddress) -> bool:
+    """An IP address, not a name: it never resolves to anything else."""
+    try:
+        ipaddress.ip_address(address.host)
+    except ValueError:
+        return False
+    return True

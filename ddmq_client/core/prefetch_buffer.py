@@ -362,7 +362,7 @@ class PrefetchBuffer:
         self.counts.results_dropped += left
         return left
 
-    def retire(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
+    def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: what is owed to it, now and later, goes to another one."""
         gone.failover = failover
         if self.proxies.get(gone.name) is gone:

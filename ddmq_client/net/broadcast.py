@@ -1,4 +1,5 @@
-"""A broadcasting consumer's threads: one that fetches, from one proxy at a time, and the workers.
+# Generated from ddmq_client/aio/broadcast.py by tools/unasync.py: change that one.
+"""What a broadcasting consumer runs: one activity that fetches, from one proxy at a time, and the workers.
 
 Every proxy gives all queues to every instance, so the next proxy is asked only when one fails. Where this
 instance is, is this client's business: see core.places and offsets_file.
@@ -8,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
-import time
 from collections.abc import Sequence
 
 from ddmq_client.core.addresses import ProxyAddress
@@ -18,9 +17,10 @@ from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.crew import Crew, Handle
 from ddmq_client.net.puller import FAILURES
 from ddmq_client.net.resolver import resolve
+from ddmq_client.net.sync import Activity, Handle, clock, off_loop
+from ddmq_client.net.worker_pool import WorkerPool
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
 from ddmq_client.wire.consuming import PullSettings
@@ -44,13 +44,14 @@ class BroadcastPuller:
         self._proxies = proxies
         self._settings = settings
         self._file = file
+        self._clock = clock()
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._turn = 0
         self._source = Source(coordinator.proxy("broadcast"), None)
         self._connection: FramedConnection | None = None
         self._pace = Pace(coordinator.settings.linger_ms / 1000, random.random)
         self._saved_at = 0.0
-        self.thread = threading.Thread(target=self._run, name="ddmq-broadcast", daemon=True)
+        self.activity = Activity(self._run, "ddmq-broadcast")
 
     def end(self) -> None:
         """End after the fetch that is under way."""
@@ -61,14 +62,16 @@ class BroadcastPuller:
         self.end()
         if self._connection is not None:
             self._connection.close()
+        if self._source.parked:
+            self.activity.cancel()
 
     def save(self) -> bool:
         """Store where this instance is; False when that failed."""
-        self._saved_at = time.monotonic()
+        self._saved_at = self._clock()
         if self._file is None:
             return True
         try:
-            self._file.save(self._coordinator.places_now())
+            off_loop(self._file.save, self._coordinator.places_now())
         except OSError as error:
             self._coordinator.last_error = f"the offsets file cannot be written: {error}"
             _log.error("the offsets file cannot be written: %s", error)
@@ -76,18 +79,19 @@ class BroadcastPuller:
         return True
 
     def _run(self) -> None:
-        while (work := self._coordinator.wait_room(self._source)) is not None:
-            pause = self._fetch(work[0], work[1])
-            if time.monotonic() - self._saved_at >= SAVE_EVERY_S:
-                self.save()
-            if pause:
-                self._coordinator.pause(self._source, pause)
-        if self._connection is not None:
-            self._connection.close()
+        try:
+            while (work := self._coordinator.wait_room(self._source)) is not None:
+                pause = self._fetch(work[0], work[1])
+                if self._clock() - self._saved_at >= SAVE_EVERY_S:
+                    self.save()
+                if pause:
+                    self._coordinator.pause(self._source, pause)
+        finally:
+            self._drop_connection()
 
     def _fetch(self, batch: int, linger_ms: int) -> float:
         """One fetch; seconds to pause after it."""
-        started = time.monotonic()
+        started = self._clock()
         try:
             queues = self._call(batch, linger_ms)
         except FAILURES as error:
@@ -98,10 +102,14 @@ class BroadcastPuller:
             if isinstance(error, PullError):
                 error.proxy = name
             else:
-                self._next_proxy()
+                self._turn += 1
+                self._drop_connection()
             return self._pace.failed()
+        except BaseException as error:
+            self._coordinator.pull_failed(self._source, None, error)
+            raise
         count = self._coordinator.fetched(self._source, self._settings.group, queues)
-        return self._pace.answered(count, time.monotonic() - started, linger_ms / 1000)
+        return self._pace.answered(count, self._clock() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
         offsets = self._coordinator.fetch_from()
@@ -112,7 +120,7 @@ class BroadcastPuller:
 
         connection = self._connected()
         timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
-        payload, sequence_id = connection.call(frame, time.monotonic() + timeout_s)
+        payload, sequence_id = connection.call(frame, self._clock() + timeout_s)
         return read_fetched(payload, sequence_id)
 
     def _connected(self) -> FramedConnection:
@@ -123,15 +131,14 @@ class BroadcastPuller:
             self._connection = FramedConnection(addresses[self._turn % len(addresses)])
         return self._connection
 
-    def _next_proxy(self) -> None:
-        self._turn += 1
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
-class BroadcastCrew(Crew):
-    """The crew of a consumer with model="broadcasting"."""
+class BroadcastPool(WorkerPool):
+    """The worker pool of a consumer with model="broadcasting"."""
 
     def __init__(
         self,
@@ -148,21 +155,22 @@ class BroadcastCrew(Crew):
         self._puller = BroadcastPuller(coordinator, proxies, settings, file)
 
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:
-        """As Crew.start, from where this instance was. OptionError where another consumer has its file."""
+        """As for others, from where this instance was. OptionError where another consumer has its file."""
         if self._file is not None and self._coordinator.places is not None:
             self._coordinator.places.start(self._file.take())
         super().start(workers, batch, handle)
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """As Crew.stop, but a fetch holds no lease: none is waited for. Then store where this instance is."""
+        """As for others, but a fetch holds no lease: none is waited for. Then store the place."""
         self._puller.abort()
-        clean = super().stop(deadline, flush_deadline)
-        clean = self._puller.save() and clean
-        if self._file is not None:
-            self._file.leave()
-        return clean
+        try:
+            clean = super().stop(deadline, flush_deadline)
+            return self._puller.save() and clean
+        finally:
+            if self._file is not None:
+                self._file.leave()
 
     def _refresh(self) -> None:
         if not self._pullers:
             self._pullers[self._proxies[0]] = [self._puller]
-            self._puller.thread.start()
+            self._puller.activity.start()

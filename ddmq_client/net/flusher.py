@@ -1,11 +1,10 @@
-"""The thread that submits results which no pull carries in time, over a connection of its own."""
+# Generated from ddmq_client/aio/flusher.py by tools/unasync.py: change that one.
+"""Submits results which no pull carries in time to one proxy, over a connection of its own."""
 
 from __future__ import annotations
 
 import logging
 import random
-import threading
-import time
 
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.addresses import ProxyAddress
@@ -15,6 +14,7 @@ from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.puller import FAILURES
+from ddmq_client.net.sync import Activity, clock
 from ddmq_client.teller import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     PullSettings,
@@ -33,16 +33,20 @@ class Flusher:
     """Submits to one proxy until the consumer stops; then what is left, within the closing deadline."""
 
     def __init__(
-        self, coordinator: Coordinator, proxy: ProxyConnection, address: ProxyAddress, pulls: PullSettings
+        self,
+        coordinator: Coordinator,
+        proxy: ProxyConnection,
+        address: ProxyAddress,
+        pulls: PullSettings,
     ) -> None:
         self._coordinator = coordinator
         self._pulls = pulls
         self.proxy = proxy
+        self._clock = clock()
         self._connection = FramedConnection(address)
         self._pace = Pace(0.0, random.random)
         self.closing_deadline = 0.0  # monotonic seconds; set before flushing is stopped
-        name = f"ddmq-acks-{address}"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.activity = Activity(self._run, f"ddmq-acks-{address}")
 
     def abort(self) -> None:
         """Break off the submit that is under way; its results count as not delivered."""
@@ -50,29 +54,39 @@ class Flusher:
 
     def _run(self) -> None:
         coordinator, proxy = self._coordinator, self.proxy
-        while (acks := coordinator.wait_due(proxy)) is not None:
-            error = self._submit(acks, time.monotonic() + coordinator.settings.timeout_ms / 1000)
-            coordinator.submitted(proxy, acks, error)
-            if error is None:
-                self._pace.answered(1, 0.0)
-            else:
-                self._log_failure(error)
-                coordinator.pause_flusher(proxy, self._pace.failed())
-        self._submit_rest()
-        self._connection.close()
+        try:
+            while (acks := coordinator.wait_due(proxy)) is not None:
+                error = self._deliver(acks, self._clock() + coordinator.settings.timeout_ms / 1000)
+                if error is None:
+                    self._pace.answered(1, 0.0)
+                else:
+                    self._log_failure(error)
+                    coordinator.pause_flusher(proxy, self._pace.failed())
+            self._deliver_rest()
+        finally:
+            self._connection.close()
 
-    def _submit_rest(self) -> None:
+    def _deliver_rest(self) -> None:
         """What is still owed, while the proxy answers and time is left; a failed call is tried again."""
         failures = 0
-        while time.monotonic() < self.closing_deadline and failures < CLOSING_TRIES:
+        while self._clock() < self.closing_deadline and failures < CLOSING_TRIES:
             acks = self._coordinator.take_rest(self.proxy)
             if acks is None:
                 return
-            error = self._submit(acks, self.closing_deadline)
-            self._coordinator.submitted(self.proxy, acks, error)
+            error = self._deliver(acks, self.closing_deadline)
             if error is not None:
                 failures += 1
                 _log.warning("results not submitted to %s: %s", self.proxy.name, error)
+
+    def _deliver(self, acks: AckBatch, deadline: float) -> Exception | None:
+        """Submit, and tell the coordinator what came of it."""
+        try:
+            error = self._submit(acks, deadline)
+        except BaseException as end:
+            self._coordinator.submitted(self.proxy, acks, end)
+            raise
+        self._coordinator.submitted(self.proxy, acks, error)
+        return error
 
     def _submit(self, acks: AckBatch, deadline: float) -> Exception | None:
         try:

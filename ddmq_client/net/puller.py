@@ -1,4 +1,5 @@
-"""The thread that pulls from one proxy, over a connection of its own.
+# Generated from ddmq_client/aio/puller.py by tools/unasync.py: change that one.
+"""Pulls from one proxy, over a connection of its own.
 
 A puller is bound to one connection; results ride on its pulls. A call that failed is followed by a pause
 and a new connection; the results that it carried are sent again: the proxy takes repeated ones as said.
@@ -8,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
-import time
 
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.addresses import ProxyAddress
@@ -20,6 +19,7 @@ from ddmq_client.core.transport import CallFailed
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.coordinator import Coordinator
+from ddmq_client.net.sync import Activity, clock
 from ddmq_client.wire.consuming import Pulled, PullSettings, pull_frame, read_pulled
 from ddmq_client.wire.producing import ProxyFault
 
@@ -36,10 +36,10 @@ class Puller:
         self._coordinator = coordinator
         self._source = source
         self._pulls = pulls
+        self._clock = clock()
         self._connection = FramedConnection(address)
         self._pace = Pace(pulls.linger_ms / 1000, random.random)
-        name = f"ddmq-pull-{address}"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.activity = Activity(self._run, f"ddmq-pull-{address}")
 
     def end(self) -> None:
         """End after the pull that is under way."""
@@ -51,15 +51,17 @@ class Puller:
         self._connection.close()
 
     def _run(self) -> None:
-        while (work := self._coordinator.wait_room(self._source)) is not None:
-            pause = self._pull(*work)
-            if pause:
-                self._coordinator.pause(self._source, pause)
-        self._connection.close()
+        try:
+            while (work := self._coordinator.wait_room(self._source)) is not None:
+                pause = self._pull(*work)
+                if pause:
+                    self._coordinator.pause(self._source, pause)
+        finally:
+            self._connection.close()
 
     def _pull(self, batch: int, linger_ms: int, acks: AckBatch | None) -> float:
         """One pull; seconds to pause after it."""
-        started = time.monotonic()
+        started = self._clock()
         try:
             answer = self._call(batch, linger_ms, acks)
         except FAILURES as error:
@@ -76,7 +78,7 @@ class Puller:
         self._coordinator.pulled(self._source, answer)
         self._coordinator.told(acks, answer.told)
         self._coordinator.teller.notice(self._source.proxy.name, answer.notice)
-        return self._pace.answered(len(answer.messages), time.monotonic() - started, linger_ms / 1000)
+        return self._pace.answered(len(answer.messages), self._clock() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
         pulls = self._pulls._replace(linger_ms=linger_ms)
@@ -85,7 +87,7 @@ class Puller:
             return pull_frame(pulls, self._source.topic, batch, acks, sequence_id)
 
         timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
-        payload, sequence_id = self._connection.call(frame, time.monotonic() + timeout_s)
+        payload, sequence_id = self._connection.call(frame, self._clock() + timeout_s)
         return read_pulled(payload, sequence_id)
 
     def _log_failure(self, error: Exception) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.addresses import ADDRESSES_MAX, ProxyAddress, from_info, is_literal
 
-RESOLVE_EVERY_S = 30.0
-UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
 AGAIN_S = 0.2  # for what was resolved before: a name server that hangs does not hold up anybody for longer
-ADDRESSES_MAX = 256
 T = TypeVar("T")
 
 
@@ -32,14 +28,6 @@ def resolve(
     return list(found)[:ADDRESSES_MAX]
 
 
-def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
-    """Addresses in a getaddrinfo answer, each once."""
-    pairs = [entry[4] for entry in info]
-    return list(
-        dict.fromkeys(ProxyAddress(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple))
-    )
-
-
 def in_time(work: Callable[[], T], addresses: Iterable[ProxyAddress], deadline: float) -> T | None:
     """What `work` makes of these addresses; None when a name server has not answered by then.
 
@@ -52,12 +40,3 @@ def in_time(work: Callable[[], T], addresses: Iterable[ProxyAddress], deadline: 
     thread.start()
     thread.join(max(0.0, deadline - time.monotonic()))
     return made[0] if made else None
-
-
-def is_literal(address: ProxyAddress) -> bool:
-    """An IP address, not a name: it never resolves to anything else."""
-    try:
-        ipaddress.ip_address(address.host)
-    except ValueError:
-        return False
-    return True

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 
 from ddmq_client.core import frames
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node, Rotation
 from ddmq_client.core.sending import SEND_ONE
@@ -21,7 +21,7 @@ from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
 from ddmq_client.net.connection import FramedConnection
-from ddmq_client.net.resolver import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, in_time, resolve
+from ddmq_client.net.resolver import in_time, resolve
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
 IDLE_MAX_S = 60.0

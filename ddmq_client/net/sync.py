@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from ddmq_client.received import Message
 
 Condition = threading.Condition
+Handle = Callable[[list[Message]], int]  # returns how often the application's handler raised
 
 
 def clock() -> Callable[[], float]:
@@ -17,3 +20,46 @@ def clock() -> Callable[[], float]:
 def me() -> object:
     """The thread that runs."""
     return threading.get_ident()
+
+
+class Activity:
+    """One of the threads that a client consists of."""
+
+    def __init__(self, work: Callable[[], object], name: str) -> None:
+        """It does `work` once it is started."""
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """It has been started and has not ended."""
+        return self._thread.is_alive()
+
+    @property
+    def current(self) -> bool:
+        """It is the one that asks."""
+        return self._thread is threading.current_thread()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """A thread ends by itself only: when what it waits for is notified, or its connection closed."""
+
+    def join(self, deadline: float) -> None:
+        """Wait for its end until then, unless it is the one that asks, or was not started."""
+        if self.alive and not self.current:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def finish(activities: Iterable[Activity], deadline: float) -> bool:
+    """Wait until the deadline for all but the one that asks; whether they have ended."""
+    waiting = list(activities)
+    for activity in waiting:
+        activity.join(deadline)
+    return not any(activity.alive for activity in waiting if not activity.current)
+
+
+def off_loop(work: Callable[..., object], *args: object) -> None:
+    """Do what blocks: here, threads are there for that."""
+    work(*args)

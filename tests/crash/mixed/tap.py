@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from ddmq_client.core.acks import AckBatch
-from ddmq_client.net import crew
+from ddmq_client.net import worker_pool
 from ddmq_client.net.flusher import Flusher
 from ddmq_client.net.puller import FAILURES, Puller
 from ddmq_client.wire.consuming import Pulled
@@ -63,8 +63,8 @@ class Tap:
 
         with (
             _installing,
-            mock.patch.object(crew, "Puller", NotedPuller),
-            mock.patch.object(crew, "Flusher", NotedFlusher),
+            mock.patch.object(worker_pool, "Puller", NotedPuller),
+            mock.patch.object(worker_pool, "Flusher", NotedFlusher),
         ):
             yield
 

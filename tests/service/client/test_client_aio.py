@@ -301,7 +301,7 @@ def test_names_are_resolved_again(proxy: Standin, other: Standin, monkeypatch: p
     async def resolve(addresses: object, known: object) -> list[ProxyAddress]:
         return [ProxyAddress("127.0.0.1", standin.port) for standin in found]
 
-    for module in ("router", "crew"):
+    for module in ("router", "worker_pool"):
         monkeypatch.setattr(f"ddmq_client.aio.{module}.resolve", resolve)
         monkeypatch.setattr(f"ddmq_client.aio.{module}.RESOLVE_EVERY_S", 0.05)
     proxy.put("t", *bodies(2))

@@ -205,10 +205,10 @@ def test_a_vanished_proxy_leaves_its_results_to_another(
 ) -> None:
     found = [proxy]
     monkeypatch.setattr(
-        "ddmq_client.net.crew.resolve",
+        "ddmq_client.net.worker_pool.resolve",
         lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in found],
     )
-    monkeypatch.setattr("ddmq_client.net.crew.RESOLVE_EVERY_S", 0.05)
+    monkeypatch.setattr("ddmq_client.net.worker_pool.RESOLVE_EVERY_S", 0.05)
     proxy.put("t", *bodies(2))
     kept: list[Message] = []
     with Consumer("proxies.example:1", "g", "t", handler=kept.append, auto_ack=False, linger_ms=50):

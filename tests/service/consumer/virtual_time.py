@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from consumer_rig import CODEC, METHODS, FakeCall, Rig
 
-from ddmq_client.aio import crew
+from ddmq_client.aio import flusher, puller, worker_pool
 from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import REPLY, call_head, reply_head
 from ddmq_rpc.api import Wire
@@ -95,8 +95,9 @@ class VirtualConnection:
 
 def run(rig: Rig, work: Coroutine[Any, Any, None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run `work` in moved time."""
-    monkeypatch.setattr(crew, "AsyncFramedConnection", VirtualConnection)
-    monkeypatch.setattr(crew, "resolve", _resolve)
+    for module in (flusher, puller):
+        monkeypatch.setattr(module, "AsyncFramedConnection", VirtualConnection)
+    monkeypatch.setattr(worker_pool, "resolve", _resolve)
     loop = VirtualLoop(rig)
     try:
         loop.run_until_complete(work)

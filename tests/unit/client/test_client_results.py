@@ -284,7 +284,7 @@ def test_a_vanished_proxy_leaves_its_results_to_another() -> None:
     one.ack()
     under_way = table.buffer.take_results(table.proxy)
     two.ack()
-    table.buffer.retire(table.proxy, failover)
+    table.buffer.fail_over(table.proxy, failover)
     three.ack()
     assert under_way is not None
     table.buffer.give_back(table.proxy, under_way)
