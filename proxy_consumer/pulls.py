@@ -14,8 +14,8 @@ from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, Draini
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
+from proxy_consumer.core.held_pulls import HeldPull, LingerWheel
 from proxy_consumer.core.steps import Delivery
-from proxy_consumer.core.waiting_room import LingerWheel, Waiter
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated
 from proxy_consumer.groups.directory import Directory
@@ -212,7 +212,7 @@ class Pulls:
         if pull.group is not None:
             pull.group.waiting.leave(pull)
 
-    def give_up(self, waiter: Waiter) -> None:
+    def give_up(self, waiter: HeldPull) -> None:
         """Answer a waiting pull empty."""
         if isinstance(waiter, Pull):
             self.leave_line(waiter)

@@ -1,4 +1,4 @@
-"""What every part of one consumer proxy shares: the backend, the clock, agenda and timer, the counters."""
+"""What every part of one consumer proxy shares: the backend, the clock, the timer queue, the counters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import RETRY_PREFIX, qid, retry_qid
 from proxy_consumer.config import ConsumerConfig
-from proxy_consumer.core.agenda import Agenda
 from proxy_consumer.core.tally import Count, Counter, Tally
+from proxy_consumer.core.timer_queue import TimerQueue
 from proxy_consumer.subscription.handed_out import HandedOut
 
 log = logging.getLogger("ddmq.consumer")
@@ -36,7 +36,7 @@ class Runtime:
         self.metrics = metrics
         self.clock = clock
         self.levels = DEFAULT_LEVELS  # the waits of the retry path; those of the level scheduler
-        self.agenda = Agenda()
+        self.timers = TimerQueue()
         self.lease_ids: Iterator[int] = count((random.getrandbits(LEASE_ID_BITS) << 16) + 1)
         self.held: Counter = Count()  # bytes read and not delivered, all subscriptions
         self.open_commits = 0

@@ -105,7 +105,7 @@ class ConsumerService:
     def tick(self) -> None:
         """Do what is due now."""
         now = self._runtime.now()
-        self._runtime.agenda.run_due(now)
+        self._runtime.timers.run_due(now)
         self._pulls.sweep(now)
         self._fetches.sweep(now)
         if self._drained is not None:

@@ -4,7 +4,7 @@ CEL has no loops, no state and no way to the machine. What it can still do is wo
 its inside once per element, texts can be added to themselves, a pattern may come from the message. What an
 evaluation may cost is estimated from above, without trust in the message. One that is cheap by that is made
 here. Any other is made by `heavy`, which can be stopped (push/script_workers.py), or where there is nobody
-who could (a gate in front of a pull), up to GATE_WORK_MAX here and else not at all. `replace`, and `join`
+who could (a filter in front of a pull), up to FILTER_WORK_MAX here and else not at all. `replace`, and `join`
 with a separator that is not a short text in the expression, are refused: their results have no bound.
 
 Variables: `body` (the JSON, once Json has run), `text` (the body as text), `key`, `tag` ("" when absent),
@@ -27,7 +27,7 @@ from proxy_consumer.actions.job import ABSENT, CONTINUE, Job, Outcome, fail, fin
 
 EXPRESSION_CHARS_MAX = 8192
 CHEAP_WORK_MAX = 1 << 20  # of the estimate, in bytes gone through: some milliseconds on one core at most
-GATE_WORK_MAX = 4 << 20  # some 50 milliseconds at most
+FILTER_WORK_MAX = 4 << 20  # some 50 milliseconds at most
 CONVERTED = {b",": 64, b":": 64, b"[": 128, b"{": 128}  # bytes gone through in the time that CEL takes one in
 NESTED_MAX = 4  # macros inside each other that are counted; more of them are over every bound soon enough
 TURN_BYTES = 256  # what a turn of a macro costs by itself
@@ -163,12 +163,12 @@ def script(config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None
         if size > config.body_bytes_max:
             raise ScriptError(f"the body has {size} bytes; body_bytes_max is {config.body_bytes_max}")
         work = made.work(job)
-        if work <= (CHEAP_WORK_MAX if heavy is not None else GATE_WORK_MAX):
+        if work <= (CHEAP_WORK_MAX if heavy is not None else FILTER_WORK_MAX):
             return made.run(job)
         if heavy is None:
             raise ScriptError(
                 "too much work for a script in front of a pull: elements, texts added and patterns "
-                f"of the message come to {work} bytes; allowed: {GATE_WORK_MAX}"
+                f"of the message come to {work} bytes; allowed: {FILTER_WORK_MAX}"
             )
         return heavy(config, job, after_json)
 

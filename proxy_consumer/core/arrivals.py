@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backend.records import ReadBatch, ReadStatus
-from proxy_consumer.core.gate import Gate
 from proxy_consumer.core.jobs.job_states import JobState
 from proxy_consumer.core.jobs.queue_jobs import QueueJobs
-from proxy_consumer.core.queue_feed import FeedState, Picked, Slice, pick
+from proxy_consumer.core.message_filter import Filter
+from proxy_consumer.core.queue_feed import FeedState, PickedMessages, Slice, pick
 from proxy_consumer.core.steps import Loaded, QueueState
 from proxy_consumer.core.tally import Tally
 
@@ -19,16 +19,18 @@ class Arrivals:
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
 
-    def loaded(self, state: QueueState, batch: ReadBatch, gate: Gate | None, refuse_pressure: bool) -> Loaded:
+    def loaded(
+        self, state: QueueState, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
+    ) -> Loaded:
         """A read of new messages."""
         if batch.status is not ReadStatus.DATA:
-            return self._nothing(state, batch, gate)
+            return self._nothing(state, batch, message_filter)
         feed, jobs = state.feed, state.jobs
         known = _known(jobs) if feed.cursor < feed.finished_until else None
-        picked = pick(batch, feed.cursor, refuse_pressure, known, gate)
+        picked = pick(batch, feed.cursor, refuse_pressure, known, message_filter)
         if picked.skipped:
             rest = sum(end - start for start, end in picked.skipped) - picked.pressure
-            by_tag = gate is not None and gate.tags is not None
+            by_tag = message_filter is not None and message_filter.tags is not None
             filtered = rest if by_tag else picked.filtered
             self._tally.pressure.value += picked.pressure
             self._tally.filtered.value += filtered
@@ -38,8 +40,8 @@ class Arrivals:
         feed.put(messages, batch.next_offset)
         return Loaded.DATA
 
-    def _take_faulty(self, state: QueueState, picked: Picked) -> Slice:
-        """Messages that failed at the gate go the way of those that are read again; the others."""
+    def _take_faulty(self, state: QueueState, picked: PickedMessages) -> Slice:
+        """Messages that failed at the filter go the way of those that are read again; the others."""
         messages, faulty = picked.messages, set(picked.faulty)
         if state.stream is not None:
             state.stream.faulty |= faulty  # in their chain's turn
@@ -49,7 +51,7 @@ class Arrivals:
         state.feed.finished_until = max(state.feed.finished_until, picked.faulty[-1] + 1)
         return messages.chosen([at for at, offset in enumerate(messages.offsets) if offset not in faulty])
 
-    def _nothing(self, state: QueueState, batch: ReadBatch, gate: Gate | None) -> Loaded:
+    def _nothing(self, state: QueueState, batch: ReadBatch, message_filter: Filter | None) -> Loaded:
         feed = state.feed
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             feed.state = FeedState.TAIL
@@ -60,7 +62,7 @@ class Arrivals:
             return Loaded.TAIL
         if batch.next_offset > feed.cursor:
             passed = batch.next_offset - feed.cursor
-            by_tag = gate is not None and gate.tags is not None
+            by_tag = message_filter is not None and message_filter.tags is not None
             (self._tally.filtered if by_tag else self._tally.missing).value += passed
             state.jobs.skip([(feed.cursor, batch.next_offset)])
             feed.cursor = batch.next_offset

@@ -29,7 +29,7 @@ class RetryWaiting(NamedTuple):
         )
 
 
-class Span(NamedTuple):
+class OffsetSpan(NamedTuple):
     """Offsets `[offset, end)` to be read and counted."""
 
     offset: int
@@ -75,15 +75,15 @@ class LevelTally:
                 block.begin(max(block.start, committed))
                 block.left = self._left(block)
 
-    def missing(self) -> Span | None:
+    def missing(self) -> OffsetSpan | None:
         """The next offsets to read; None when all is counted."""
         for number, block in self._blocks.items():
             end = min((number + 1) * BLOCK, self._next)
             if block.counted < end:
-                return Span(block.counted, end)
+                return OffsetSpan(block.counted, end)
         return None
 
-    def add(self, span: Span, rows: Iterable[tuple[int, Name, RetryWaiting]]) -> None:
+    def add(self, span: OffsetSpan, rows: Iterable[tuple[int, Name, RetryWaiting]]) -> None:
         """`span` was read: its messages on a retry path, each with its offset."""
         block = self._blocks.get(span.offset // BLOCK)
         if block is None or block.counted != span.offset:

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.arrivals import Arrivals
-from proxy_consumer.core.gate import Gate
 from proxy_consumer.core.gathered import gather
 from proxy_consumer.core.jobs.leases import Lease
 from proxy_consumer.core.jobs.queue_jobs import LeasedRun, QueueJobs
 from proxy_consumer.core.jobs.retry import policy_of
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
+from proxy_consumer.core.message_filter import Filter
 from proxy_consumer.core.order.queue_stream import KeyReader, QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.outcomes import Outcomes
@@ -51,7 +51,7 @@ class PullBuffer:
         lease_ids: Iterator[int],
         tally: Tally,
         held: Counter | None = None,
-        gate: Gate | None = None,
+        message_filter: Filter | None = None,
     ) -> None:
         """`read_ahead(wanted)`: how many records and bytes to read when `wanted` are asked for.
 
@@ -68,7 +68,7 @@ class PullBuffer:
         self._rate = Rate(config.rate_max)
         self._again = Redelivery(answer_bytes_max, tally)
         self._arrivals = Arrivals(tally)
-        self._filter(gate)
+        self._judge_by(message_filter)
         self.outcomes = Outcomes(self._ready, self._rate)
         self.config = config
 
@@ -83,17 +83,17 @@ class PullBuffer:
                 self._ready.scopes[state].batch(state.stream, config.chain_batch)
             self._ready.heard(state)
 
-    def filter_by(self, gate: Gate | None) -> None:
-        """Another gate: what was read and not delivered is read again, and judged by it."""
-        self._filter(gate)
+    def filter_by(self, message_filter: Filter | None) -> None:
+        """Another filter: what was read and not delivered is read again, and judged by it."""
+        self._judge_by(message_filter)
         self.drop_read_ahead()
         for state in self.queues.values():
             state.forget_bytes()
             self._ready.heard(state)
 
-    def _filter(self, gate: Gate | None) -> None:
-        self._gate = gate
-        self._plan.tags = None if gate is None else gate.tags
+    def _judge_by(self, message_filter: Filter | None) -> None:
+        self._filter = message_filter
+        self._plan.tags = None if message_filter is None else message_filter.tags
 
     # --- queues
 
@@ -272,11 +272,11 @@ class PullBuffer:
         if state.feed.state is FeedState.GONE or batch.status is ReadStatus.GONE:
             return Loaded.GONE
         if request.purpose is Purpose.NEW:
-            loaded = self._arrivals.loaded(state, batch, self._gate, not self.config.pressure_traffic)
+            loaded = self._arrivals.loaded(state, batch, self._filter, not self.config.pressure_traffic)
             if state.stream is not None:
                 self._ready.scopes[state].answered(state.stream)
         elif request.purpose is Purpose.AGAIN:
-            self._again.loaded(request, batch, self._gate, now)
+            self._again.loaded(request, batch, self._filter, now)
             loaded = Loaded.DATA
         else:
             self._ready.scopes[state].looked_back(request, batch)

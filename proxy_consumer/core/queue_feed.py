@@ -9,7 +9,7 @@ A feed is at one of five points:
     GONE      the topic was deleted
 
 `pick` decides what of a read is delivered: finished messages, pressure traffic that the subscription
-refuses, what its gate filters out, and gaps are not.
+refuses, what its filter keeps back, and gaps are not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from backend.records import FLAG_PRESSURE, ReadBatch
-from proxy_consumer.core.gate import Gate
+from proxy_consumer.core.message_filter import Filter
 from proxy_consumer.core.ranges import Range, ascending_ranges, between
 from proxy_consumer.core.tally import Counter
 
@@ -139,7 +139,7 @@ class QueueFeed:
             self._forget(read)
 
     def drop_read_ahead(self) -> None:
-        """Forget what was read but not delivered; it is read again when wanted."""
+        """Forget what was read but not delivered; it is read again when message_filter."""
         if self._read is not None:
             self.cursor = self.next_offset()
             self._forget(self._read)
@@ -149,8 +149,8 @@ class QueueFeed:
         self._held.value -= read.size
 
 
-class Picked(NamedTuple):
-    """What `pick` made of a read. `faulty`: offsets in `messages` that the gate refused with a fault."""
+class PickedMessages(NamedTuple):
+    """What `pick` made of a read. `faulty`: offsets in `messages` that the filter refused with a fault."""
 
     messages: Slice
     skipped: list[Range]  # to finish undelivered
@@ -164,42 +164,44 @@ def pick(
     cursor: int,
     refuse_pressure: bool,
     known: Callable[[int], bool] | None,
-    gate: Gate | None = None,
-) -> Picked:
+    message_filter: Filter | None = None,
+) -> PickedMessages:
     """What of `batch` to deliver.
 
     `known` tells which offsets are finished or handled elsewhere already; None: none of them.
     """
     offsets, flags = batch.offsets, batch.flags
-    if known is None and gate is None and not (refuse_pressure and any(flags)):
+    if known is None and message_filter is None and not (refuse_pressure and any(flags)):
         whole = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
         kept = ascending_ranges(offsets)
         if kept and kept[0] == (cursor, batch.next_offset):
-            return Picked(whole, [], 0, 0, [])
-        return Picked(whole, between(cursor, batch.next_offset, kept), 0, 0, [])
+            return PickedMessages(whole, [], 0, 0, [])
+        return PickedMessages(whole, between(cursor, batch.next_offset, kept), 0, 0, [])
     fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
     indexes = fresh
     if refuse_pressure:
         indexes = [index for index in fresh if not flags[index] & FLAG_PRESSURE]
     pressure = len(fresh) - len(indexes)
-    indexes, faulty = _judged(batch, indexes, gate)
+    indexes, faulty = _judged(batch, indexes, message_filter)
     chosen = [offsets[index] for index in indexes]
     held = [offset for offset in offsets if known is not None and known(offset)]
     kept = ascending_ranges(sorted([*chosen, *held]))
     deliveries = [batch.deliveries[index] for index in indexes]
     skipped = between(cursor, batch.next_offset, kept)
     filtered = len(fresh) - pressure - len(indexes)
-    return Picked(Slice(batch, chosen, deliveries, indexes), skipped, pressure, filtered, faulty)
+    return PickedMessages(Slice(batch, chosen, deliveries, indexes), skipped, pressure, filtered, faulty)
 
 
-def _judged(batch: ReadBatch, indexes: list[int], gate: Gate | None) -> tuple[list[int], list[int]]:
-    """The indexes that pass the gate, or fail at it, and the offsets of those that fail."""
-    if gate is None:
+def _judged(
+    batch: ReadBatch, indexes: list[int], message_filter: Filter | None
+) -> tuple[list[int], list[int]]:
+    """The indexes that pass the filter, or fail at it, and the offsets of those that fail."""
+    if message_filter is None:
         return indexes, []
     kept: list[int] = []
     faulty: list[int] = []
     for index in indexes:
-        refusal = gate.judge(batch.deliveries[index])
+        refusal = message_filter.judge(batch.deliveries[index])
         if refusal is None:
             kept.append(index)
         elif refusal.fault:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy_consumer.core.jobs.leases import NEVER
+from proxy_consumer.core.timer_queue import NEVER
 
 
 class Rate:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from proxy_consumer.core.jobs.leases import NEVER
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.queue_feed import FeedState
 from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.timer_queue import NEVER
 
 
 class ReadyQueues:

@@ -1,8 +1,8 @@
 """Messages that are read again: retries, and those let out of their chains.
 
 They are seldom neighbours. What is wanted is read in short windows and gathered by offset until there is
-an answer's worth, then handed out together. The gate judges them anew: a filter may have changed, and a
-message that failed at the gate fails there again.
+an answer's worth, then handed out together. The filter judges them anew: it may have changed, and a
+message that failed at it fails there again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from backend.records import ReadBatch, ReadStatus
-from proxy_consumer.core.gate import Gate
 from proxy_consumer.core.gathered import gather
+from proxy_consumer.core.message_filter import Filter
 from proxy_consumer.core.queue_feed import Slice
 from proxy_consumer.core.ranges import ascending_ranges
 from proxy_consumer.core.steps import Purpose, QueueState, ReadRequest
@@ -57,7 +57,9 @@ class Redelivery:
             }
         return ReadRequest(state, first, last - first + 1, self._bytes_max, Purpose.AGAIN)
 
-    def loaded(self, request: ReadRequest, batch: ReadBatch, gate: Gate | None, now: float) -> None:
+    def loaded(
+        self, request: ReadRequest, batch: ReadBatch, message_filter: Filter | None, now: float
+    ) -> None:
         """What was asked for came back."""
         state, jobs = request.state, request.state.jobs
         state.rereading = False
@@ -71,14 +73,14 @@ class Redelivery:
         lost = {offset for offset in within if offset not in there and jobs.table.is_due(offset)}
         jobs.expire_ranges(ascending_ranges(sorted(lost)))
         if data:
-            self._keep(state, batch, gate, now)
+            self._keep(state, batch, message_filter, now)
 
-    def _keep(self, state: QueueState, batch: ReadBatch, gate: Gate | None, now: float) -> None:
+    def _keep(self, state: QueueState, batch: ReadBatch, message_filter: Filter | None, now: float) -> None:
         jobs = state.jobs
         for index, offset in enumerate(batch.offsets):
             if not jobs.table.is_due(offset):
                 continue
-            refusal = None if gate is None else gate.judge(batch.deliveries[index])
+            refusal = None if message_filter is None else message_filter.judge(batch.deliveries[index])
             if refusal is None:
                 state.again[offset] = (batch, index)
             elif refusal.fault and not (jobs.stream is None or jobs.stream.leads(offset)):

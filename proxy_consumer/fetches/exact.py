@@ -17,7 +17,7 @@ from backend.records import Bounds, QueueRef
 from ddmq_client.idl.codes import Code
 from ddmq_common.metrics.catalogue import FETCHED
 from ddmq_rpc.api import Call
-from proxy_consumer.core.waiting_room import LingerWheel
+from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target

@@ -10,7 +10,7 @@ from backend.port import Wait
 from backend.records import Bounds, QueueRef
 from ddmq_common.errors import DdmqError
 from ddmq_rpc.api import Call
-from proxy_consumer.core.waiting_room import Waiter
+from proxy_consumer.core.held_pulls import HeldPull
 from proxy_consumer.fetches.answers import answer
 from proxy_consumer.fetches.gathering import Gathering, Target
 from proxy_consumer.runtime import Runtime
@@ -36,7 +36,7 @@ class _Wake(Wait):
             self.fetch.woken()
 
 
-class Fetch(Waiter):
+class Fetch(HeldPull):
     """It is on the linger wheel from the start; `over` ends its waiting.
 
     `one_queue`: reading stops at the first queue that has something.

@@ -1,7 +1,7 @@
 """Reading for one fetch: queue after queue, until all were looked at or the answer is full.
 
 A queue gives at most `count` messages; all of them together at most `bytes_max` (the first message always
-fits). Refused pressure messages, and what a gate does not let through, are passed over. An offset that the
+fits). Refused pressure messages, and what a filter does not let through, are passed over. An offset that the
 client itself asked for and that is out of range gives nothing and the nearest valid offset; any other start
 goes on from there at once.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import FLAG_PRESSURE, Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
-from proxy_consumer.core.gate import Gate
+from proxy_consumer.core.message_filter import Filter
 from proxy_consumer.runtime import log
 
 ROUNDS_MAX = 8  # reads of one queue that brought only messages to pass over
@@ -24,8 +24,8 @@ class Target:
     """One queue of one fetch, and what was found there."""
 
     __slots__ = (
-        "asked", "bounds", "count", "deliveries", "gate", "gone", "next_offset", "offset", "offsets",
-        "pressure", "qid", "queue", "records", "rounds",
+        "asked", "bounds", "count", "deliveries", "gone", "message_filter", "next_offset", "offset",
+        "offsets", "pressure", "qid", "queue", "records", "rounds",
     )  # fmt: skip
 
     def __init__(
@@ -36,7 +36,7 @@ class Target:
         asked: bool,
         count: int,
         pressure: bool,
-        gate: Gate | None = None,
+        message_filter: Filter | None = None,
     ) -> None:
         self.queue = queue
         self.qid = qid
@@ -44,7 +44,7 @@ class Target:
         self.asked = asked
         self.count = count
         self.pressure = pressure
-        self.gate = gate
+        self.message_filter = message_filter
         self.bounds: Bounds | None = None  # told in the answer where set
         self.next_offset = offset
         self.deliveries: list[bytes] = []
@@ -95,7 +95,7 @@ class Gathering:
         """Read on until the backend makes us wait."""
         while self._at < len(self._targets) and self._left > 0:
             target, read = self._targets[self._at], _Read(self)
-            tags = None if target.gate is None else target.gate.tags
+            tags = None if target.message_filter is None else target.message_filter.tags
             self._backend.read(
                 target.queue, target.next_offset, target.count, self._left, into=read, tags=tags
             )
@@ -140,7 +140,7 @@ class Gathering:
         for index, delivery in enumerate(batch.deliveries):
             if batch.flags[index] & FLAG_PRESSURE and not target.pressure:
                 continue
-            if target.gate is not None and target.gate.judge(delivery) is not None:
+            if target.message_filter is not None and target.message_filter.judge(delivery) is not None:
                 continue
             size = len(delivery) + MESSAGE_BYTES
             if size > self._left and self._taken:

@@ -14,7 +14,7 @@ from proxy_consumer.fetches.core.roster import Roster
 from proxy_consumer.fetches.fetch import Fetch
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.holding import HeldTopic
-from proxy_consumer.filters.gates import gate_for
+from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.groups.group import BROADCASTING, Group
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
@@ -127,8 +127,8 @@ def read_target(
     """What a fetch of `wanted` messages from `offset` of one queue reads; see gathering.Target."""
     config = group.subscriptions[queue.topic.encode()].config
     count = max(1, min(wanted or 0, config.batch_max))
-    gate = gate_for(config) if config.model == BROADCASTING else None
-    return Target(queue, runtime.qid(queue), offset, asked, count, config.pressure_traffic, gate)
+    tagged = filter_for(config) if config.model == BROADCASTING else None
+    return Target(queue, runtime.qid(queue), offset, asked, count, config.pressure_traffic, tagged)
 
 
 def _by_queue(target: Target) -> QueueRef:

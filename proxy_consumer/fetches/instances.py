@@ -16,13 +16,13 @@ from ddmq_common.metrics.catalogue import ACKED, BROADCAST_DROPPED, FAILED, FETC
 from ddmq_common.names import group_fault
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
-from proxy_consumer.core.waiting_room import LingerWheel
+from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.fetches.answers import pulled
 from proxy_consumer.fetches.core.instance import Instance
 from proxy_consumer.fetches.fetch import Fetch, Plan
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.group import broadcast_queues
-from proxy_consumer.filters.gates import gate_for
+from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
@@ -156,8 +156,8 @@ class Instances:
             count = min(wanted, config.batch_max, config.concurrency - instance.outstanding)
             if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
                 qid, cursor = self._runtime.qid(queue), instance.cursor(queue)
-                gate = gate_for(config)
-                targets.append(Target(queue, qid, cursor, False, count, config.pressure_traffic, gate))
+                wanted = filter_for(config)
+                targets.append(Target(queue, qid, cursor, False, count, config.pressure_traffic, wanted))
         return targets, []
 
     def _ended(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:

@@ -17,7 +17,7 @@ from ddmq_client.idl.codes import Code
 from ddmq_common.errors import DdmqError, TryLaterError
 from ddmq_common.metrics.catalogue import FETCHED, FETCHERS, FETCHES
 from ddmq_rpc.api import Call
-from proxy_consumer.core.waiting_room import LingerWheel
+from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.acks import Acks
 from proxy_consumer.fetches.exact import ExactFetches

@@ -16,8 +16,8 @@ from typing import Any
 
 from ddmq_common.metrics.catalogue import INCONSISTENT
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.jobs.leases import Recipient
+from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.filters.expressions import expression_fault
 from proxy_consumer.filters.sql_parser import parse_sql
 from proxy_consumer.filters.tags import parse_tags
@@ -73,7 +73,7 @@ class Client(Recipient):
 
 
 class Consistency:
-    """What the clients of all groups of one proxy state. A task of the agenda."""
+    """What the clients of all groups of one proxy state. A task of the timer queue."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -121,7 +121,7 @@ class Consistency:
         if self._count >= CLIENTS_MAX:
             return None
         self._count += 1
-        self._runtime.agenda.set(self, now + SWEEP_S)
+        self._runtime.timers.set(self, now + SWEEP_S)
         client = clients[client_id] = Client(now, self._runtime.clock.wall_ms(), ours=ours)
         return client
 
@@ -142,7 +142,7 @@ class Consistency:
     # --- topics, and time
 
     def due(self, now: float) -> None:
-        """The agenda's call: forget who is away, compare topics."""
+        """The timer queue's call: forget who is away, compare topics."""
         for name, clients in list(self._groups.items()):
             for client_id, client in list(clients.items()):
                 if client.seen_at + AWAY_S <= now and not client.in_flight:
@@ -153,7 +153,7 @@ class Consistency:
             else:
                 del self._groups[name]
         if self._groups:
-            self._runtime.agenda.set(self, now + SWEEP_S)
+            self._runtime.timers.set(self, now + SWEEP_S)
 
     def _compare_topics(self, name: bytes, clients: dict[bytes, Client], now: float) -> None:
         settled = {key: one for key, one in clients.items() if one.ours and one.first_at + SETTLED_S <= now}

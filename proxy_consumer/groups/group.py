@@ -21,8 +21,8 @@ from backend.records import QueueRef
 from ddmq_common.config.loader import ConfigPlace, build
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.held_pulls import HeldPull, HeldPulls
 from proxy_consumer.core.steps import Delivery
-from proxy_consumer.core.waiting_room import Waiter, WaitingRoom
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import HeldQueue
@@ -36,7 +36,7 @@ SOURCE_LOG = "log"
 BROADCASTING = "broadcasting"
 
 
-class PullWaiter(Waiter):
+class PullWaiter(HeldPull):
     """A waiting pull, as a group sees it."""
 
     __slots__ = ("count",)
@@ -63,7 +63,7 @@ class Group:
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.runtime = runtime
         self.name = name
-        self.waiting = WaitingRoom()
+        self.waiting = HeldPulls()
         self.subscriptions: dict[bytes, Subscription] = {}
         self.held: dict[tuple[bytes, bytes], HeldQueue] = {}
         self.pushers: dict[str, list[PullWaiter]] = {}  # by topic: the last one, and before it those that end
@@ -203,7 +203,7 @@ class Group:
 
     def _waiter(self, subscription: Subscription) -> PullWaiter | None:
         """Who gets the next messages of a subscription."""
-        waiter: Waiter | None = self.waiting.oldest(subscription.topic)
+        waiter: HeldPull | None = self.waiting.oldest(subscription.topic)
         if subscription.config.pushed:
             waiter = self.pusher(subscription.topic)
         return waiter if isinstance(waiter, PullWaiter) and waiter.count else None

@@ -17,7 +17,7 @@ from backend.levels import REAL_TOPIC
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, RETRY_PREFIX, SCHEDULE_TOPIC
-from proxy_consumer.core.level_tally import LevelTally, Name, RetryWaiting, Span
+from proxy_consumer.core.level_tally import LevelTally, Name, OffsetSpan, RetryWaiting
 from proxy_consumer.groups.retry_due import RetryDue
 from proxy_consumer.retries import headers
 from proxy_consumer.runtime import Runtime
@@ -90,7 +90,7 @@ class RetryPaths:
         due.then(lambda _: self._end(due.error, due))
         due.start()
 
-    def _was_read(self, tally: LevelTally, span: Span, read: Completion[ReadBatch]) -> None:
+    def _was_read(self, tally: LevelTally, span: OffsetSpan, read: Completion[ReadBatch]) -> None:
         if read.error is not None:
             self._end(read.error)
             return
@@ -102,7 +102,7 @@ class RetryPaths:
         else:
             end = span.end  # what was there is gone: nothing of it waits
         self._reads_left -= max(1, len(batch.offsets))
-        tally.add(Span(span.offset, end), _rows(batch, end))
+        tally.add(OffsetSpan(span.offset, end), _rows(batch, end))
         self._read_on()
 
     def _end(self, error: Exception | None, due: RetryDue | None = None) -> None:

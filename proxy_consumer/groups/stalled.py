@@ -18,8 +18,8 @@ from backend.completion import Completion
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats, subscription_stats
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.subscription import Subscription
@@ -61,7 +61,7 @@ class Watched:
 
 
 class Stalled:
-    """The watch over all subscriptions of one proxy. Also a task of the agenda."""
+    """The watch over all subscriptions of one proxy. Also a task of the timer queue."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Stalled:
 
     def start(self) -> None:
         """Look from now on."""
-        self._runtime.agenda.set(self, self._runtime.now() + LOOK_S)
+        self._runtime.timers.set(self, self._runtime.now() + LOOK_S)
 
     def due(self, now: float) -> None:
         """See who is waited for, and ask where those stand; the answers are taken in as they come."""

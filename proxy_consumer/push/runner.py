@@ -1,6 +1,6 @@
 """The runner of one push subscription: its only client, inside the proxy.
 
-It stands in the group's line like a waiting pull, with as many messages wanted as its concurrency leaves.
+It is held by the group like a pull that waits, with as many messages wanted as its concurrency leaves.
 Each message runs through the chain and the sink in a greenlet of its own. While it is here its lease is
 extended, also while a sink waits for its next try; the result goes through the PullBuffer like any
 client's: finish, fail (retry intervals, retry path, chains of order keys: all the buffer's), or give up
@@ -23,8 +23,8 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.metrics import catalogue
 from proxy_consumer.actions.job import Ending, Outcome, Place, job_of
-from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.steps import Delivery, QueueState
+from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.groups.group import Group, PullWaiter
 from proxy_consumer.push.verdict import DONE, Kind, Pushed, Sink, Verdict
 from proxy_consumer.results.commits import ProgressCommit, collect
@@ -50,7 +50,7 @@ class Move(NamedTuple):
 
 
 class PushRunner(PullWaiter):
-    """Also a task of the agenda, for leases and for what waits for its next try."""
+    """Also a task of the timer queue, for leases and for what waits for its next try."""
 
     def __init__(
         self, group: Group, subscription: Subscription, chain: Chain, sink: Sink, source: str
@@ -117,7 +117,7 @@ class PushRunner(PullWaiter):
         self._stand()
 
     def _stand(self) -> None:
-        """In line with what there is room for, or out of it."""
+        """Held with as many as there is room for, or not held."""
         self._pushing.value = self.here
         room = max(0, self.subscription.config.concurrency - self.here)
         self.count = 0 if self.stopped or self._moving else room
@@ -137,7 +137,7 @@ class PushRunner(PullWaiter):
                 self._let_go(row[2])
             else:
                 heappush(self._parked, row)
-        self._runtime.agenda.set(self, until)
+        self._runtime.timers.set(self, until)
         self._move(self._runtime.now())
 
     def _move(self, now: float) -> None:
@@ -203,7 +203,7 @@ class PushRunner(PullWaiter):
             self._let_go(pushed)
             return
         heappush(self._parked, (verdict.again_at, next(self._sequence), pushed))
-        self._runtime.agenda.set(self, verdict.again_at)
+        self._runtime.timers.set(self, verdict.again_at)
 
     # --- results
 
@@ -251,7 +251,7 @@ class PushRunner(PullWaiter):
         else:
             del self._leases[lease_id]
             if self._moving:
-                self._runtime.agenda.set(self, self._runtime.now())
+                self._runtime.timers.set(self, self._runtime.now())
         self._stand()
         self._close_when_empty()
 
@@ -297,7 +297,7 @@ class PushRunner(PullWaiter):
     # --- time
 
     def due(self, now: float) -> None:
-        """The agenda's call: leases to be extended, tries whose time has come."""
+        """The timer queue's call: leases to be extended, tries whose time has come."""
         if now >= self._extend_at:
             self._extend(now)
         if self._moving:
@@ -309,10 +309,10 @@ class PushRunner(PullWaiter):
             else:
                 self._let_go(pushed)
         if self._parked:
-            self._runtime.agenda.set(self, self._parked[0][0])
-        self._runtime.agenda.set(self, self._extend_at)
+            self._runtime.timers.set(self, self._parked[0][0])
+        self._runtime.timers.set(self, self._extend_at)
         for move in self._moving:
-            self._runtime.agenda.set(self, move.until)
+            self._runtime.timers.set(self, move.until)
 
     def _extend(self, now: float) -> None:
         by_state: dict[int, tuple[QueueState, list[int]]] = {}
@@ -328,7 +328,7 @@ class PushRunner(PullWaiter):
         if self._leases and self._extend_at == NEVER:
             ack_timeout_s = self.subscription.config.ack_timeout_ms / 1000
             self._extend_at = self._runtime.now() + ack_timeout_s / EXTENSIONS_PER_LEASE
-            self._runtime.agenda.set(self, self._extend_at)
+            self._runtime.timers.set(self, self._extend_at)
 
     @staticmethod
     def _state(pushed: Pushed) -> QueueState:

@@ -19,7 +19,7 @@ from backend.records import QueueRef
 from ddmq_common.errors import DdmqError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import FORWARDED
 from ddmq_common.names import RETRY_PREFIX, retry_topic
-from proxy_consumer.core.agenda import NEVER
+from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.group import Group
 from proxy_consumer.results.peers import Peers
@@ -191,7 +191,7 @@ class Forwarding:
 
 
 class TakingUp:
-    """Results of queues that this proxy takes up, until it holds them. Also a task of the agenda."""
+    """Results of queues that this proxy takes up, until it holds them. Also a task of the timer queue."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class TakingUp:
         if not unheld:
             self._judge(self._taken, lambda error: self._done(error or self._error))
         elif now < self._until and not self._runtime.stopping:
-            self._runtime.agenda.set(self, now + LOOK_S)
+            self._runtime.timers.set(self, now + LOOK_S)
         else:
             qid = _text(unheld[0].context.qid)
             self._done(TryLaterError(f"queue {qid} is between two owners; send the results again"))

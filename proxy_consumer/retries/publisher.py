@@ -11,9 +11,9 @@ from typing import Protocol
 
 from backend.completion import Completion
 from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS
-from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.steps import QueueState
+from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.move import MessageMove, MoveSettings
 from proxy_consumer.retries.next_hop import DEAD_LETTER
 from proxy_consumer.retries.retry_queues import RetryQueues

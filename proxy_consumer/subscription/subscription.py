@@ -14,21 +14,21 @@ from ddmq_common.errors import FencedError
 from ddmq_common.names import retry_qid, retry_topic
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.agenda import NEVER
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, QueueState, ReadRequest
+from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.results.commits import ProgressCommit, collect, store_settings
 from proxy_consumer.retries.move import MoveSettings
 from proxy_consumer.retries.publisher import RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.gates import gate_of, same_gate
 from proxy_consumer.subscription.handover import LOST_S, Handover
 from proxy_consumer.subscription.held_queue import HeldQueue, held_of
 from proxy_consumer.subscription.membership import RETRY_S, SubscriptionMembership
+from proxy_consumer.subscription.message_filter import filter_of, same_filter
 from proxy_consumer.subscription.next_offsets import NextOffsets
 from proxy_consumer.subscription.order import SubscriptionOrder, same_order, sharing_of
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading
@@ -38,7 +38,7 @@ READS_MAX = 32  # reads answered at once in one `take`; then others have their t
 
 
 class Subscription:
-    """The shell around one PullBuffer. Also a task of the agenda."""
+    """The shell around one PullBuffer. Also a task of the timer queue."""
 
     def __init__(
         self, runtime: Runtime, group: SubscriptionGroup, topic: str, config: SubscriptionDefaults
@@ -61,7 +61,7 @@ class Subscription:
             runtime.lease_ids,
             runtime.tally(group.name, topic),
             runtime.held,
-            gate_of(config),
+            filter_of(config),
         )
         self._handed = runtime.handed_out(group.name, topic, self.buffer.tally)
         self.retries = RetryPublisher(runtime, group.name, topic, self)
@@ -96,8 +96,8 @@ class Subscription:
         before, self.config = self.config, config
         self.order.config = self.handover.config = config
         self.buffer.configure(config)
-        if not same_gate(before, config):
-            self.buffer.filter_by(gate_of(config))
+        if not same_filter(before, config):
+            self.buffer.filter_by(filter_of(config))
         if not same_order(before, config):
             self._start_anew([self] if config.scope != "group" else self.group.members())
             self.come_along()
@@ -186,7 +186,7 @@ class Subscription:
         return self.buffer.queues.get(state.queue) is state
 
     def update_order(self) -> None:
-        """Open the scopes that are complete; at `order.open_at` the agenda calls again."""
+        """Open the scopes that are complete; at `order.open_at` the timer queue calls again."""
         if self.config.scope == "group":
             self.group.open_shared()
         elif not self.halted and self.order.open_scopes(self.buffer.scopes(), ready=self.ready):
@@ -361,10 +361,10 @@ class Subscription:
 
     def wake(self, moment: float) -> None:
         """`due` is to be called at `moment` (monotonic seconds), or before."""
-        self.runtime.agenda.set(self, moment)
+        self.runtime.timers.set(self, moment)
 
     def due(self, now: float) -> None:
-        """The agenda's call: leases, retries, progress, what stalled, and idleness."""
+        """The timer queue's call: leases, retries, progress, what stalled, and idleness."""
         if self.removed:
             self.retries.go_on(now)  # nothing is moved any more: whoever waits for it is told
             return

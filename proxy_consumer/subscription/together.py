@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from backend.records import QueueRef
+from proxy_consumer.core.held_pulls import HeldPulls
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.waiting_room import WaitingRoom
 from proxy_consumer.subscription.held_queue import HeldQueue
 
 PUSHES_S = 1.5  # how long pushes under way hold up settings that start queues anew, at most
@@ -63,7 +63,7 @@ class SubscriptionGroup(Protocol):
     def name(self) -> str: ...
 
     @property
-    def waiting(self) -> WaitingRoom: ...
+    def waiting(self) -> HeldPulls: ...
 
     @property
     def shared(self) -> SharedOrder: ...

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.gate import FILTERED, Refusal
+from proxy_consumer.core.message_filter import FILTERED, Refusal
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
@@ -75,8 +75,8 @@ class Batch(ReadBatch):
         raise AssertionError("the core needs no records")
 
 
-class Filter:
-    """A gate as the kind of the message says; faults stop when they are mended."""
+class KindFilter:
+    """A filter as the kind of the message says; faults stop when they are mended."""
 
     tags = None
 
@@ -112,7 +112,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.durable = [GroupProgress() for _ in range(QUEUES)]
         self.refs = [QueueRef("T", 1, number) for number in range(QUEUES)]
         self.lease_ids = count(1)
-        self.gate = Filter()
+        self.filter = KindFilter()
         self.load()
 
     @staticmethod
@@ -158,7 +158,7 @@ class OrderMachine(RuleBasedStateMachine):
             self.lease_ids,
             Tally(),
             None,
-            self.gate,
+            self.filter,
         )
 
     def queue_state(self, number: int) -> Any:
@@ -260,7 +260,7 @@ class OrderMachine(RuleBasedStateMachine):
     def note_refused(self) -> None:
         """Faulty messages fail by themselves when their turn comes."""
         for message in self.messages:
-            if message.kind != "faulty" or message.state not in ("new", "ready") or self.gate.mended:
+            if message.kind != "faulty" or message.state not in ("new", "ready") or self.filter.mended:
                 continue
             job = self.queue_state(message.queue).jobs.table.jobs.get(message.offset)
             if job is not None and job.fails + job.timeouts > message.tries:
@@ -387,8 +387,8 @@ class OrderMachine(RuleBasedStateMachine):
     @rule()
     def mend(self) -> None:
         """The filter's fault is gone: what was read is judged anew."""
-        self.gate.mended = True
-        self.buffer.filter_by(self.gate)
+        self.filter.mended = True
+        self.buffer.filter_by(self.filter)
 
     @rule(number=st.integers(0, QUEUES - 1))
     def a_queue_is_lost_and_comes_back(self, number: int) -> None:
@@ -452,8 +452,8 @@ class OrderMachine(RuleBasedStateMachine):
         """Whatever happened: who acknowledges everything gets everything, once more each."""
         if not hasattr(self, "buffer"):
             return
-        self.gate.mended = True
-        self.buffer.filter_by(self.gate)
+        self.filter.mended = True
+        self.buffer.filter_by(self.filter)
         for _ in range(20 * len(self.messages) + 100):
             self.ack_everything()
             self.bury()
@@ -523,9 +523,9 @@ class TwoBuffers:
         for buffer in self.buffers.values():
             buffer.sweep(now)
 
-    def filter_by(self, gate: Filter) -> None:
+    def filter_by(self, message_filter: KindFilter) -> None:
         for buffer in self.buffers.values():
-            buffer.filter_by(gate)
+            buffer.filter_by(message_filter)
 
     def assign(self, queue: QueueRef, *given: Any) -> None:
         self.buffers[queue.topic].assign(queue, *given)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy_consumer.core import level_tally
-from proxy_consumer.core.level_tally import LevelTally, RetryWaiting, Span
+from proxy_consumer.core.level_tally import LevelTally, OffsetSpan, RetryWaiting
 
 NAMES = [("g", "a"), ("g", "b"), ("h", "a"), None]
 STEPS = st.lists(
@@ -52,7 +52,7 @@ def look(tally: LevelTally, names: list, finished: set[int], page: int) -> None:
     committed, above = ranges(finished)
     tally.look(committed, above, len(names))
     while (span := tally.missing()) is not None:
-        span = Span(span.offset, min(span.end, span.offset + page))
+        span = OffsetSpan(span.offset, min(span.end, span.offset + page))
         rows = [
             (offset, names[offset], RetryWaiting(1, offset, -offset))
             for offset in range(span.offset, span.end)

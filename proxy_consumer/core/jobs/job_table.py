@@ -11,9 +11,9 @@ from bisect import insort
 from heapq import heapify, heappop, heappush
 
 from proxy_consumer.core.jobs.job_states import JobEvent, JobState, after
-from proxy_consumer.core.jobs.leases import NEVER
 from proxy_consumer.core.jobs.upstream_job import UpstreamJob
 from proxy_consumer.core.tally import Budget
+from proxy_consumer.core.timer_queue import NEVER
 
 _RETRYING = (JobState.WAITING, JobState.READY, JobState.SPENT)
 _DUE = (JobState.READY, JobState.RELEASED)

@@ -16,8 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from proxy_consumer.core.ranges import ranges_of
-
-NEVER = float("inf")
+from proxy_consumer.core.timer_queue import NEVER
 
 Piece = tuple[int, int, int]  # start, end, bytes
 
@@ -67,7 +66,7 @@ class Lease:
         return part
 
 
-class Run:
+class LeaseRun:
     """Consecutive offsets `[start, end)` under one lease."""
 
     __slots__ = ("end", "lease", "size", "start")
@@ -86,7 +85,7 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._runs: list[Run] = []
+        self._runs: list[LeaseRun] = []
         self._leases: dict[int, list[Lease]] = {}  # by id: the parts of one that have deadlines of their own
         self.jobs = 0
         self.size = 0
@@ -94,7 +93,7 @@ class LeaseTable:
 
     def add(self, start: int, end: int, size: int, lease: Lease) -> None:
         """Lease `[start, end)`, none of which is leased now."""
-        run = Run(start, end, size, lease)
+        run = LeaseRun(start, end, size, lease)
         starts = self._starts
         if not starts or start > starts[-1]:
             starts.append(start)
@@ -138,17 +137,17 @@ class LeaseTable:
             pieces.append(piece)
         return pieces
 
-    def _cut(self, index: int, run: Run, first: int, after: int) -> tuple[Piece, int]:
+    def _cut(self, index: int, run: LeaseRun, first: int, after: int) -> tuple[Piece, int]:
         """Take `[first, after)` out of the run at `index`; the piece, and the index after what is left."""
         whole, taken = run.end - run.start, after - first
         size = run.size * taken // whole
         rest = run.size - size
-        parts: list[Run] = []
+        parts: list[LeaseRun] = []
         left = rest * (first - run.start) // (whole - taken) if whole > taken else 0
         if first > run.start:
-            parts.append(Run(run.start, first, left, run.lease))
+            parts.append(LeaseRun(run.start, first, left, run.lease))
         if after < run.end:
-            parts.append(Run(after, run.end, rest - left, run.lease))
+            parts.append(LeaseRun(after, run.end, rest - left, run.lease))
         self._runs[index : index + 1] = parts
         self._starts[index : index + 1] = [part.start for part in parts]
         self._give_back(run.lease, taken, size)

@@ -55,7 +55,7 @@ class ReadAhead:
             self.run.indexes, horizon, self.at, last + 1, key=self.batch.positions.__getitem__
         )
 
-    def settle(self) -> None:
+    def consume_placed(self) -> None:
         """Take what was placed out of the feed."""
         if self.at > self._first:
             self.stream.feed.consume(self.at - self._first)

@@ -40,8 +40,8 @@ from proxy_consumer.core.order.queue_stream import QueueStream, ScopeLedger
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
 from proxy_consumer.core.steps import QueueState, ReadRequest
+from proxy_consumer.core.timer_queue import NEVER
 
-NEVER = float("inf")
 ASIDE_MAX = 50_000  # some 600 bytes each
 LOOK_MAX = 1_024
 READ_MIN = 256  # records of one read: reads of several queues go on at the same time
@@ -349,7 +349,7 @@ class OrderScope:
             if any(part.at == part.end for part in ahead):
                 break
         for part, had in zip(ahead, before, strict=True):
-            part.settle()
+            part.consume_placed()
             if part.at == part.end:
                 self.hear(part.stream)
             if len(part.ready) > had:

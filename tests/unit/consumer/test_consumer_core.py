@@ -1,4 +1,4 @@
-"""The consumer core's small parts: ranges, leases, retry policy, waiting room, agenda, feeds, attempts."""
+"""The consumer core's small parts: ranges, leases, retry policy, held pulls, timer queue, feeds, attempts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from random import Random
 import pytest
 
 from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, StoredRecord
-from proxy_consumer.core.agenda import NEVER, Agenda
+from proxy_consumer.core.held_pulls import HeldPull, HeldPulls, LingerWheel
 from proxy_consumer.core.jobs.leases import Lease, LeaseTable, by_lease
 from proxy_consumer.core.jobs.retry import RetryPolicy
 from proxy_consumer.core.jobs.upstream_job import pack_attempts, unpack_attempts
 from proxy_consumer.core.queue_feed import Slice, pick
 from proxy_consumer.core.ranges import ascending_ranges, between, ranges_of
-from proxy_consumer.core.waiting_room import LingerWheel, Waiter, WaitingRoom
+from proxy_consumer.core.timer_queue import NEVER, TimerQueue
 
 # --- ranges
 
@@ -162,19 +162,19 @@ def test_both_counters_fit_in_one_number_that_rises() -> None:
 
 
 def test_the_oldest_of_a_topic_and_of_anyone() -> None:
-    room = WaitingRoom()
-    waiters = [Waiter(topic) for topic in ("T", None, "U", "T")]
+    held = HeldPulls()
+    waiters = [HeldPull(topic) for topic in ("T", None, "U", "T")]
     for waiter in waiters:
-        room.enter(waiter)
-    assert room.oldest("T") is waiters[0]
-    room.leave(waiters[0])
-    room.leave(waiters[0])
-    assert room.oldest("T") is waiters[1]
-    assert room.oldest("U") is waiters[1]
-    room.leave(waiters[1])
-    assert room.oldest("U") is waiters[2]
-    assert room.oldest("V") is None
-    assert (room.count, room.waiting_for("T"), room.waiting_for("V")) == (2, 1, 0)
+        held.enter(waiter)
+    assert held.oldest("T") is waiters[0]
+    held.leave(waiters[0])
+    held.leave(waiters[0])
+    assert held.oldest("T") is waiters[1]
+    assert held.oldest("U") is waiters[1]
+    held.leave(waiters[1])
+    assert held.oldest("U") is waiters[2]
+    assert held.oldest("V") is None
+    assert (held.count, held.waiting_for("T"), held.waiting_for("V")) == (2, 1, 0)
 
 
 def test_lingers_end_in_their_tick_and_never_early() -> None:
@@ -182,7 +182,7 @@ def test_lingers_end_in_their_tick_and_never_early() -> None:
     wheel, now = LingerWheel(0.005, 100.0), 100.0
     deadlines = {}
     for _ in range(500):
-        waiter = Waiter(None)
+        waiter = HeldPull(None)
         deadlines[waiter] = now + random.random() * 2
         wheel.add(waiter, deadlines[waiter])
     gone = list(deadlines)[:100]
@@ -200,7 +200,7 @@ def test_lingers_end_in_their_tick_and_never_early() -> None:
 
 def test_an_empty_wheel_jumps_over_a_long_pause() -> None:
     wheel = LingerWheel(0.005, 0.0)
-    waiter = Waiter(None)
+    waiter = HeldPull(None)
     wheel.add(waiter, 10**6)
     assert wheel.over(10**6 - 1) == []
     assert wheel.over(10**6 + 1) == [waiter]
@@ -216,16 +216,16 @@ class _Task:
 
 
 def test_the_agenda_runs_each_task_at_its_earliest_time_only() -> None:
-    agenda, task = Agenda(), _Task()
-    agenda.set(task, 5.0)
-    agenda.set(task, 3.0)
-    agenda.set(task, 9.0)
-    agenda.set(task, NEVER)
-    assert agenda.run_due(2.9) == 0
-    assert agenda.run_due(3.0) == 1
-    assert agenda.run_due(100.0) == 0
+    timers, task = TimerQueue(), _Task()
+    timers.set(task, 5.0)
+    timers.set(task, 3.0)
+    timers.set(task, 9.0)
+    timers.set(task, NEVER)
+    assert timers.run_due(2.9) == 0
+    assert timers.run_due(3.0) == 1
+    assert timers.run_due(100.0) == 0
     assert task.ran == [3.0]
-    assert (len(agenda), agenda.next_time()) == (0, NEVER)
+    assert (len(timers), timers.next_time()) == (0, NEVER)
 
 
 # --- feeds

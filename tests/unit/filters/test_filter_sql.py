@@ -7,7 +7,7 @@ import pytest
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from proxy_consumer.filters.expressions import check_stated, compile_sql, expression_fault
-from proxy_consumer.filters.gates import SqlGate
+from proxy_consumer.filters.message_filters import SqlFilter
 from proxy_consumer.filters.sql_parser import DEPTH_MAX
 
 ROW = {"n": "5", "f": "2.50", "neg": "-3", "e": "1e3", "s": "abc", "t": "true", "F": "FALSE", "q": "it's"}
@@ -122,7 +122,7 @@ def test_the_largest_expressions_are_quick_to_judge(sql: str) -> None:
 
 def judge(sql: str, key: bytes = b"", tag: bytes = b"", **properties: str) -> bool:
     given = {name.encode(): value.encode() for name, value in properties.items()}
-    return SqlGate(sql).judge(encode(key, b"body", tag, given)) is None
+    return SqlFilter(sql).judge(encode(key, b"body", tag, given)) is None
 
 
 def test_tag_and_key_of_the_message() -> None:

@@ -1,4 +1,4 @@
-"""Tag expressions, and the gate that wants them."""
+"""Tag expressions, and the filter that wants them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from backend.tag_hash import tag_hash
 from ddmq_common.delivery import encode
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.gate import FILTERED, Gate
+from proxy_consumer.core.message_filter import FILTERED, Filter
 from proxy_consumer.filters.expressions import expression_fault
-from proxy_consumer.filters.gates import HASHES_MAX, gate_for
+from proxy_consumer.filters.message_filters import HASHES_MAX, filter_for
 from proxy_consumer.filters.tags import parse_tags
 
 
@@ -19,8 +19,8 @@ def message(tag: bytes = b"", key: bytes = b"", properties: dict[bytes, bytes] |
     return encode(key, b"body", tag, properties)
 
 
-def gate(**settings: str) -> Gate:
-    found = gate_for(SubscriptionDefaults(**settings))  # type: ignore[arg-type]
+def tag_filter(**settings: str) -> Filter:
+    found = filter_for(SubscriptionDefaults(**settings))  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -28,7 +28,7 @@ def gate(**settings: str) -> Gate:
 @pytest.mark.parametrize("text", ["*", "", "  ", "A || *", "*||B", "A*"])
 def test_a_star_anywhere_and_nothing_are_all(text: str) -> None:
     assert parse_tags(text) is None
-    assert gate_for(SubscriptionDefaults(tags=text)) is None
+    assert filter_for(SubscriptionDefaults(tags=text)) is None
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_settings_are_checked_when_they_are_made() -> None:
         SubscriptionDefaults(tags="A", sql="a > 1")
 
 
-def test_the_gate_pushes_hashes_down_and_compares_texts() -> None:
-    found = gate(tags="A || ü")
+def test_the_filter_pushes_hashes_down_and_compares_texts() -> None:
+    found = tag_filter(tags="A || ü")
     assert found.tags == {tag_hash(b"A"), tag_hash("ü".encode())}
     assert found.judge(message(b"A")) is None
     assert found.judge(message("ü".encode(), b"key", {b"p": b"v"})) is None
@@ -89,23 +89,23 @@ def test_the_gate_pushes_hashes_down_and_compares_texts() -> None:
 
 
 def test_a_tag_with_two_bars_is_one_tag() -> None:
-    assert gate(tags="A || B").judge(message(b"A||B")) is FILTERED
-    assert gate(sql="TAGS = 'A||B'").judge(message(b"A||B")) is None
+    assert tag_filter(tags="A || B").judge(message(b"A||B")) is FILTERED
+    assert tag_filter(sql="TAGS = 'A||B'").judge(message(b"A||B")) is None
 
 
 def test_too_many_tags_are_compared_but_not_pushed_down() -> None:
     letters = string.ascii_letters + string.digits
     names = [*letters, *(one + other for one in letters for other in letters)]
-    most = gate(tags="||".join(names[:HASHES_MAX]))
+    most = tag_filter(tags="||".join(names[:HASHES_MAX]))
     assert len(most.tags or ()) == HASHES_MAX
-    more = gate(tags="||".join(names[: HASHES_MAX + 1]))
+    more = tag_filter(tags="||".join(names[: HASHES_MAX + 1]))
     assert more.tags is None
     assert more.judge(message(names[HASHES_MAX].encode())) is None
     assert more.judge(message(names[HASHES_MAX + 1].encode())) is FILTERED
 
 
 def test_what_does_not_parse_is_a_fault() -> None:
-    for found in (gate(tags="A"), gate(sql="TAGS = 'A'"), gate(sql="p = 'A'")):
+    for found in (tag_filter(tags="A"), tag_filter(sql="TAGS = 'A'"), tag_filter(sql="p = 'A'")):
         refusal = found.judge(b"\x18\x05ab")
         assert refusal is not None
         assert "do not parse" in refusal.fault

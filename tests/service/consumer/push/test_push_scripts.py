@@ -18,12 +18,12 @@ from ddmq_common.delivery import encode
 from ddmq_common.metrics.catalogue import SCRIPTS_ENDED
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.actions.config import HttpConfig, PushConfig, ScriptConfig
-from proxy_consumer.actions.gate import gate_for_actions
 from proxy_consumer.actions.job import ABSENT, Ending, Job
 from proxy_consumer.actions.json_body import parse
+from proxy_consumer.actions.pull_filter import filter_for_actions
 from proxy_consumer.actions.script import CHEAP_WORK_MAX, Script, ScriptError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.gate import Refusal
+from proxy_consumer.core.message_filter import Refusal
 from proxy_consumer.push import script_workers
 from proxy_consumer.push.script_worker import Answer
 from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers, _Worker
@@ -207,8 +207,8 @@ def test_in_front_of_a_pull_it_is_refused(what: str) -> None:
     config = SubscriptionDefaults(
         actions=("Json", "Script", "PullServer"), push=PushConfig(script=ScriptConfig(filter=source))
     )
-    gate = gate_for_actions(config)
-    assert gate is not None
-    refusal = gate.judge(encode(b"k", msgspec.json.encode(body), b"", {}))
+    refusing = filter_for_actions(config)
+    assert refusing is not None
+    refusal = refusing.judge(encode(b"k", msgspec.json.encode(body), b"", {}))
     assert isinstance(refusal, Refusal)
     assert "too much work for a script in front of a pull" in refusal.fault

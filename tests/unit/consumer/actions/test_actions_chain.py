@@ -27,12 +27,12 @@ from proxy_consumer.actions.config import (
     RedisConfig,
     ScriptConfig,
 )
-from proxy_consumer.actions.gate import gate_for_actions
 from proxy_consumer.actions.job import ABSENT, Ending, Job, Place, compact
 from proxy_consumer.actions.json_body import parse
+from proxy_consumer.actions.pull_filter import filter_for_actions
 from proxy_consumer.actions.transit import transit
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.gate import FILTERED
+from proxy_consumer.core.message_filter import FILTERED
 from proxy_consumer.groups.group import decode_subscription, encode_subscription
 
 HTTP = HttpConfig(urls=("http://127.0.0.1:1/x",))
@@ -310,20 +310,20 @@ def test_an_error_in_a_file_names_its_place() -> None:
     assert CONTEXT_FIELDS[0] == "TOPIC"
 
 
-# --- the gate of a pull chain
+# --- the filter of a pull chain
 
 
-def gate(config: SubscriptionDefaults) -> Any:
-    found = gate_for_actions(config)
+def pull_filter(config: SubscriptionDefaults) -> Any:
+    found = filter_for_actions(config)
     assert found is not None
     return found
 
 
-def test_a_gate_of_actions_before_a_pull() -> None:
+def test_a_filter_of_actions_before_a_pull() -> None:
     config = SubscriptionDefaults(
         actions=("Json", "Script", "PullServer"), push=PushConfig(script=ScriptConfig(filter="body.a > 1"))
     )
-    judge = gate(config).judge
+    judge = pull_filter(config).judge
     assert judge(encode(b"k", b'{"a":2}', b"", None)) is None
     assert judge(encode(b"k", b'{"a":1}', b"", None)) is FILTERED
     assert judge(encode(b"k", b"", b"", None)) is FILTERED
@@ -333,8 +333,8 @@ def test_a_gate_of_actions_before_a_pull() -> None:
 
 
 @pytest.mark.parametrize("actions", [(), ("PullServer",), ("Async", "PullServer"), ("Json", "AsyncHttp")])
-def test_no_gate_where_nothing_is_kept_back(actions: tuple[str, ...]) -> None:
-    assert gate_for_actions(SubscriptionDefaults(actions=actions, push=PushConfig(http=HTTP))) is None
+def test_no_filter_where_nothing_is_kept_back(actions: tuple[str, ...]) -> None:
+    assert filter_for_actions(SubscriptionDefaults(actions=actions, push=PushConfig(http=HTTP))) is None
 
 
 def test_bodies_too_wide_for_a_path_fail() -> None:
@@ -356,7 +356,9 @@ def test_compact_is_json() -> None:
 @pytest.mark.parametrize("number", ["1e99999999999999999999", "0.1e-99999999999999999999"])
 def test_an_exponent_beyond_all_bounds_fails_the_message_and_nothing_else(number: str) -> None:
     body = f'{{"a":{number}}}'.encode()
-    judged = gate(SubscriptionDefaults(actions=("Json", "PullServer"))).judge(encode(b"k", body, b"", None))
+    judged = pull_filter(SubscriptionDefaults(actions=("Json", "PullServer"))).judge(
+        encode(b"k", body, b"", None)
+    )
     assert "exponent" in judged.fault
     outcome, _ = run(["Json", "FormParams", "AsyncHttp"], body, PushConfig(http=HTTP))
     assert outcome.ending is Ending.FAIL
@@ -381,7 +383,7 @@ def test_a_fault_in_an_action_fails_its_message_and_is_not_thrown(monkeypatch: p
     monkeypatch.setattr(Job, "properties_text", lambda _: 1 // 0)
     script = PushConfig(script=ScriptConfig(filter="properties.a == 'x'"))
     config = SubscriptionDefaults(actions=("Script", "PullServer"), push=script)
-    assert "ZeroDivisionError" in gate(config).judge(encode(b"k", b"x", b"", None)).fault
+    assert "ZeroDivisionError" in pull_filter(config).judge(encode(b"k", b"x", b"", None)).fault
 
 
 WIDE = b'{"items":[' + b",".join([b"[]"] * 400_000) + b"]}"

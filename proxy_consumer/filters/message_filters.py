@@ -1,4 +1,4 @@
-"""Gates: what the pull buffer asks of each message it read (core/gate.py)."""
+"""Filters: what the pull buffer asks of each message it read (core/message_filter.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from backend.tag_hash import tag_hash
 from ddmq_common.delivery_parts import key_of, properties_of, tag_of
 from ddmq_common.errors import DamagedError
-from proxy_consumer.core.gate import FILTERED, Gate, Refusal
+from proxy_consumer.core.message_filter import FILTERED, Filter, Refusal
 from proxy_consumer.filters.expressions import compile_sql
 from proxy_consumer.filters.tags import parse_tags
 
@@ -19,15 +19,15 @@ TAGS, KEYS = "TAGS", "KEYS"  # names in SQL for the message's tag and key
 HASHES_MAX = 1024  # tags pushed down; with more, all are read and then looked at
 
 
-def gate_for(config: SubscriptionDefaults) -> Gate | None:
-    """The gate of these settings; None when everything is delivered. Raises ExpressionError."""
+def filter_for(config: SubscriptionDefaults) -> Filter | None:
+    """The filter of these settings; None when everything is delivered. Raises ExpressionError."""
     if config.sql:
-        return SqlGate(config.sql)
+        return SqlFilter(config.sql)
     wanted = parse_tags(config.tags)
-    return None if wanted is None else TagGate(wanted)
+    return None if wanted is None else TagFilter(wanted)
 
 
-class TagGate:
+class TagFilter:
     """Wants messages with one of some tags."""
 
     __slots__ = ("_texts", "tags")
@@ -45,7 +45,7 @@ class TagGate:
             return Refusal(str(error))
 
 
-class SqlGate:
+class SqlFilter:
     """Wants messages whose properties fit an expression."""
 
     __slots__ = ("_key", "_match", "_names", "_tag", "tags")

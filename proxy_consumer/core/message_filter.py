@@ -1,6 +1,6 @@
 """The seam for everything that decides about a message before it is delivered: filters, actions.
 
-A gate is pure and quick; it sees the stored delivery bytes (ddmq_common.delivery) and nothing else.
+A filter is pure and quick; it sees the stored delivery bytes (ddmq_common.delivery) and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Refusal:
 FILTERED = Refusal()
 
 
-class Gate(Protocol):
+class Filter(Protocol):
     """Decides message by message. `tags`: the only tag hashes worth reading, None = all."""
 
     tags: frozenset[int] | None

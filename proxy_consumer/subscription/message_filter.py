@@ -1,24 +1,24 @@
-"""The gate of a subscription: its filter first, then the actions in front of a pull."""
+"""What a subscription delivers: its filter first, then the actions in front of a pull."""
 
 from __future__ import annotations
 
-from proxy_consumer.actions.gate import gate_for_actions
+from proxy_consumer.actions.pull_filter import filter_for_actions
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.gate import Gate, Refusal
-from proxy_consumer.filters.gates import gate_for
+from proxy_consumer.core.message_filter import Filter, Refusal
+from proxy_consumer.filters.message_filters import filter_for
 
 _NAMES = ("tags", "sql", "actions", "push")
 
 
-def gate_of(config: SubscriptionDefaults) -> Gate | None:
+def filter_of(config: SubscriptionDefaults) -> Filter | None:
     """Everything that may keep a message from being delivered; None: nothing does."""
-    wanted, actions = gate_for(config), gate_for_actions(config) if config.actions else None
+    wanted, actions = filter_for(config), filter_for_actions(config) if config.actions else None
     if wanted is None or actions is None:
         return wanted or actions
     return _Both(wanted, actions)
 
 
-def same_gate(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
+def same_filter(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
     """Whether two settings let the same messages through."""
     return all(getattr(one, name) == getattr(other, name) for name in _NAMES)
 
@@ -26,7 +26,7 @@ def same_gate(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
 class _Both:
     __slots__ = ("_first", "_second", "tags")
 
-    def __init__(self, first: Gate, second: Gate) -> None:
+    def __init__(self, first: Filter, second: Filter) -> None:
         self._first = first
         self._second = second
         self.tags = first.tags

@@ -1,4 +1,4 @@
-"""Actions before PullServer as a gate: they decide whether a message is pulled, never what of it.
+"""Actions before PullServer as a filter: they decide whether a message is pulled, never what of it.
 
 Pull always delivers the stored body, so what Transit or Script make of it is not seen by anybody.
 """
@@ -11,10 +11,10 @@ from proxy_consumer.actions.chain import Chain, build_chain
 from proxy_consumer.actions.job import Ending, job_of
 from proxy_consumer.actions.names import push_sink
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.gate import FILTERED, Gate, Refusal
+from proxy_consumer.core.message_filter import FILTERED, Filter, Refusal
 
 
-class ActionGate:
+class ActionFilter:
     """The steps of a pull chain, message by message."""
 
     tags: frozenset[int] | None = None
@@ -35,12 +35,12 @@ class ActionGate:
         return FILTERED if outcome.ending is Ending.FINISH else Refusal(outcome.reason)
 
 
-def gate_for_actions(config: SubscriptionDefaults) -> Gate | None:
-    """The gate of a subscription's actions; None when they keep nothing back from a pull.
+def filter_for_actions(config: SubscriptionDefaults) -> Filter | None:
+    """The filter of a subscription's actions; None when they keep nothing back from a pull.
 
     A pushed subscription has none: its runner goes through the chain itself.
     """
     if not config.actions or push_sink(config.actions) is not None:
         return None
     chain = build_chain(config.actions, config.push)
-    return None if chain.idle else ActionGate(chain)
+    return None if chain.idle else ActionFilter(chain)

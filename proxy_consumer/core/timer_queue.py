@@ -12,8 +12,8 @@ from typing import Protocol
 NEVER = float("inf")
 
 
-class Task(Protocol):
-    """Something with a time. `wake_at` belongs to the agenda."""
+class TimedTask(Protocol):
+    """Something with a time. `wake_at` belongs to the queue."""
 
     wake_at: float
 
@@ -21,19 +21,19 @@ class Task(Protocol):
         """Its time has come; it may be set again from here."""
 
 
-class Agenda:
+class TimerQueue:
     """Tasks by time, in monotonic seconds."""
 
     __slots__ = ("_heap", "_sequence")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Task]] = []
+        self._heap: list[tuple[float, int, TimedTask]] = []
         self._sequence = count()
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def set(self, task: Task, when: float) -> None:
+    def set(self, task: TimedTask, when: float) -> None:
         """Run `task` at `when`, unless it is to run earlier already. NEVER changes nothing."""
         if when < task.wake_at:
             task.wake_at = when
