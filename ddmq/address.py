@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class HostPort(NamedTuple):
-    """Where a part listens or is found. IPv6 hosts stand in brackets in text."""
+    """The address at which a part listens or is found. IPv6 hosts stand in brackets in text."""
 
     host: str
     port: int

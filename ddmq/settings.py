@@ -60,7 +60,7 @@ WORDS: dict[str, tuple[str, str]] = {
 
 
 class Setting(NamedTuple):
-    """One setting. `kind`: number, numbers, words, flag, object or text; no `choices`: whatever fits."""
+    """A setting. `kind`: number, numbers, words, flag, object or text; no `choices`: whatever fits."""
 
     name: str
     kind: str
@@ -78,7 +78,7 @@ class Setting(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """What may stand there, in words; empty where `what` says it."""
+        """Return what may stand there, in words; empty where `what` says it."""
         if self.choices:
             return ", ".join(choice or "''" for choice in self.choices)
         if self.low is None:
@@ -87,7 +87,7 @@ class Setting(NamedTuple):
 
     @property
     def help(self) -> str:
-        """What it is, what is allowed, the program's default."""
+        """Return what the setting is, what is allowed, the program's default."""
         facts = [self.allowed, "" if self.kind == "object" else f"default: {shown(self.default)}"]
         known = "; ".join(fact for fact in facts if fact)
         return f"{self.what}  [{known}]" if known else self.what
@@ -105,7 +105,7 @@ def shown(value: Any) -> str:
 
 
 def differences(name: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
-    """What differs, one by one where a setting has parts: push.http.urls and not all of push."""
+    """Return what differs, one by one where a setting has parts: push.http.urls and not all of push."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         yield name, shown(before), shown(after)
         return

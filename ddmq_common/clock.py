@@ -11,7 +11,7 @@ NEVER = float("inf")
 
 
 class Clock(Protocol):
-    """What a shell needs to know of time."""
+    """The two clocks as a shell reads them."""
 
     def monotonic(self) -> float:
         """Seconds that never step; every `deadline` in this project is on this clock."""

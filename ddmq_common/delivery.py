@@ -41,7 +41,7 @@ def zigzag(number: int) -> bytes:
 
 
 class Content(NamedTuple):
-    """What the application sent; `key` and `tag` are empty when absent."""
+    """The message as the application sent it; `key` and `tag` are empty when absent."""
 
     key: bytes
     value: bytes
@@ -76,7 +76,8 @@ def encode(key: bytes, value: bytes, tag: bytes, properties: Mapping[bytes, byte
 
 
 def keyless(value: bytes, tag: bytes, properties: bytes) -> bytes:
-    """As `encode` without a key, of properties that `encode_properties` gave; they are not empty."""
+    """Encode as `encode` does without a key, with properties that `encode_properties` gave; they are not
+    empty."""
     if tag:
         return b"\x28%b%b\x18%b%b\x2b%b" % (varint(len(value)), value, varint(len(tag)), tag, properties)
     return b"\x28%b%b\x3b%b" % (varint(len(value)), value, properties)

@@ -47,7 +47,7 @@ def tag_of(delivery: bytes) -> bytes:
 
 
 def properties_of(delivery: bytes, wanted: Collection[bytes]) -> dict[bytes, bytes]:
-    """Those of the properties whose name is `wanted`."""
+    """Return the values of the properties whose name is `wanted`."""
     try:
         at = _value(delivery)[1]
         if at < len(delivery) and delivery[at] == _TAG:
@@ -86,7 +86,7 @@ def _chosen(delivery: bytes, at: int, wanted: Collection[bytes]) -> dict[bytes, 
 
 
 def _value(delivery: bytes) -> tuple[int, int]:
-    """Where the body starts and ends."""
+    """Return where the body starts and ends."""
     at = 0
     if delivery[0] == _KEY:
         size, at = _length(delivery, 1)

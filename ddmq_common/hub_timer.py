@@ -13,7 +13,7 @@ import gevent
 
 
 class HubTimer:
-    """One timer, set as often as it takes; `ring` runs on the hub, so it must not block.
+    """A timer that may be set again at any time; `ring` runs on the hub, so it must not block.
 
     `active`: it will ring. `ref` False: it keeps no loop alive. `loop` None: that of the thread that sets it.
     """

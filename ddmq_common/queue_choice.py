@@ -1,4 +1,4 @@
-"""Which queue a message goes to; stable for a given number of queues.
+"""The choice of a message's queue; stable for a given number of queues.
 
 partitionId >= 0: that number modulo the queues. -1: abs(hashId) modulo the queues, the smallest i64
 counting as 0 (its absolute value does not fit into an i64, and old servers took 0). Below -1: any.

@@ -35,5 +35,6 @@ class TokenBucket:
 
 
 def creations(now: float) -> TokenBucket:
-    """Of what clients make by naming it, topics or subscriptions: who invents names gets slow."""
+    """Return the bucket of what clients make by naming it, topics or subscriptions: who invents names gets
+    slow."""
     return TokenBucket(CREATIONS_PER_S, CREATIONS_AT_ONCE, now)

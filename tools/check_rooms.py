@@ -72,7 +72,7 @@ def allowed(room: str, module: str, file: Path) -> bool:
 
 
 def circle(root: Path) -> list[str]:
-    """One circle of modules that import each other, if there is any."""
+    """Return one circle of modules that import each other, if there is any."""
     files = {
         ".".join(path.relative_to(root).with_suffix("").parts): path
         for room in (*MAY_IMPORT, "ddmq")

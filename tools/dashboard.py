@@ -31,7 +31,7 @@ VARIABLES = {
 
 
 class Panel(NamedTuple):
-    """One panel of one metric. `by`: one line for each value of these labels. `expr`: instead of the usual.
+    """A panel of one metric. `by`: one line for each value of these labels. `expr`: instead of the usual.
 
     `width` of 24 columns; `stat`: one number, not a graph.
     """

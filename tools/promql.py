@@ -36,12 +36,12 @@ SERIES = {"_bucket": ("le",), "_sum": (), "_count": ()}  # of a histogram
 
 
 class Fault(Exception):
-    """What is wrong with an expression."""
+    """An expression is wrong, and says how."""
 
 
 @dataclass
 class Selector:
-    """One use of a series: its metric, the labels it has, and the functions around it, innermost last."""
+    """A use of a series: its metric, the labels it has, and the functions around it, innermost last."""
 
     series: str
     metric: Metric | None
@@ -54,7 +54,7 @@ class Selector:
 
 
 def faults(expression: str) -> list[str]:
-    """What is wrong, empty when nothing is."""
+    """Return what is wrong, empty when nothing is."""
     try:
         list(selectors(expression))
     except Fault as fault:

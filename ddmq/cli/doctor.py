@@ -41,7 +41,7 @@ NEEDED = (  # beside what the command line itself is made of
 
 
 class CheckResult(NamedTuple):
-    """One check's outcome."""
+    """The outcome of one check."""
 
     check: str
     status: str
@@ -106,7 +106,7 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
 
 
 def disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
-    """Where the log lives."""
+    """Check the folder in which the log lives."""
     yield directory(data_dir)
     yield disk_space(_existing(data_dir), config)
     yield sync_speed(_existing(data_dir))
@@ -134,7 +134,7 @@ def _installed(package: str) -> str:
 
 
 def library(name: str) -> CheckResult:
-    """One library that the servers cannot run without; also whether its C part is there."""
+    """Check a library that the servers cannot run without, and its C part."""
     try:
         importlib.import_module(name)
     except ImportError as error:
@@ -188,7 +188,7 @@ def _gib(size: int) -> str:
 
 
 def sync_speed(target: Path) -> CheckResult:
-    """What one fdatasync costs there: the floor under every durable send."""
+    """Measure what one fdatasync costs there: the floor under every durable send."""
     try:
         milliseconds = statistics.median(_sync_times(target))
     except OSError as error:

@@ -33,7 +33,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on one line."""
+    """Print one JSON document on one line."""
     encoding = sys.stdout.encoding or "utf-8"
     text = json_plain(msgspec.json.encode(value).decode(), ascii_only=not encoding.lower().startswith("utf"))
     with _writing():
@@ -52,7 +52,7 @@ def hint(text: str) -> None:
 
 
 def say_message(place: str, facts: Mapping[str, Any], body: str) -> None:
-    """One message on one line: where it is, what is known of it, its body."""
+    """Print one message on one line: where it is, what is known of it, its body."""
     known = "".join(f" {name}={value}" for name, value in facts.items())
     _echo(click.style(plain(place), fg="cyan") + plain(f"{known}  {body}"))
 
@@ -80,12 +80,13 @@ def _writing() -> Iterator[None]:
 
 
 def close_stdout() -> None:
-    """What is still to be written there goes nowhere, so that the end of the process does not fail on it."""
+    """Drop what is still to be written there, so that the end of the process does not fail on it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console(*, err: bool = False, wide: bool = False) -> Console:
-    """Where rich prints: names are never markup to it. `wide`: it is, when that is not a terminal."""
+    """Return the console that rich prints on, to which names are never markup. `wide`: it is, where that
+    is no terminal."""
     stream = sys.stderr if err else sys.stdout
     width = WIDE if wide and not stream.isatty() else None
     return Console(stderr=err, markup=False, emoji=False, highlight=False, width=width)
@@ -146,7 +147,7 @@ def _room() -> int:
 
 
 def cell(value: Any) -> str:
-    """How people read a value: thousands apart, absent as a dash."""
+    """Format a value for people: thousands apart, absent as a dash."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -185,7 +186,7 @@ def show_body(body: bytes, size: int | None = None) -> str:
 
 
 def show_row_body(row: Mapping[str, Any]) -> str:
-    """The same for a message as the admin API tells it."""
+    """Print the body of a message as the admin API tells it."""
     size = row.get("body_bytes")
     if "body_base64" in row:
         return show_body(base64.b64decode(row["body_base64"]), size)
@@ -193,7 +194,7 @@ def show_row_body(row: Mapping[str, Any]) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, without its number."""
+    """Return what an error says, without its number."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

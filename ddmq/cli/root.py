@@ -118,6 +118,6 @@ def _say_error(text: str) -> None:
 
 
 def _one_line(error: click.UsageError) -> str:
-    """What is wrong with the command line, and where its help is."""
+    """Say what is wrong with the command line, and where its help is."""
     said = " ".join(error.format_message().split()).removesuffix(".")
     return said if error.ctx is None else f"{said}; see `{error.ctx.command_path} --help`"

@@ -13,7 +13,7 @@ _LEFT_OUT = {"__pycache__", "site-packages", "dist-packages"}
 
 
 class LibraryFile(NamedTuple):
-    """One file: `module` is its top-level module, `path` relative to the library."""
+    """A file: `module` is its top-level module, `path` relative to the library."""
 
     module: str
     path: str
@@ -24,7 +24,7 @@ class LibraryFile(NamedTuple):
 
 
 def root() -> Path:
-    """Where the standard library lies."""
+    """Return the folder of the standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 

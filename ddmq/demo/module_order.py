@@ -21,7 +21,7 @@ Life = tuple[str, int]  # module, round
 
 @dataclass
 class ModuleOrder:
-    """What handlers saw, who call `begin` and `end` from their threads.
+    """The order that handlers saw; they call `begin` and `end` from their threads.
 
     `deliveries_max`: after that many failed deliveries a file is a dead letter, and so settled.
     """

@@ -158,7 +158,7 @@ class OrderedAct:
         )
 
     def counted(self) -> ClientCounts:
-        """What this act's clients saw, to be found again in the report of the run."""
+        """Return what this act's clients saw, to be found again in the report of the run."""
         order, sent = self._order, self._sent
         return ClientCounts(
             TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms,

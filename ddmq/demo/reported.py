@@ -37,7 +37,7 @@ objectives:
 
 @dataclass(frozen=True)
 class ClientCounts:
-    """What the clients of one topic counted; `answered_ms` are the wall times of the answers to sends."""
+    """The counts of the clients of one topic; `answered_ms` are the wall times of the answers to sends."""
 
     topic: str
     acknowledged: int
@@ -50,7 +50,7 @@ class ClientCounts:
 
 
 class Compared(NamedTuple):
-    """One number of the report beside what is possible by the clients' count."""
+    """A number of the report beside what is possible by the clients' count."""
 
     what: str
     reported: int
@@ -124,7 +124,7 @@ def compared(made: Report, counted: list[ClientCounts], killed_ms: int) -> list[
 
 
 def exact(what: str, reported: int, counted: int) -> Compared:
-    """One that must be equal."""
+    """Compare two numbers that must be equal."""
     return Compared(what, reported, counted, counted, counted)
 
 

@@ -27,7 +27,7 @@ class FileMessage(NamedTuple):
 
 @dataclass
 class Sent:
-    """What the senders know, guarded by `lock`."""
+    """The senders' common knowledge, guarded by `lock`."""
 
     acknowledged: dict[str, str] = field(default_factory=dict)  # path → checksum
     latencies_ms: list[float] = field(default_factory=list)

@@ -16,7 +16,7 @@ CONFIG = "process_name: demo\nsamples:\n  interval_ms: 500\n"
 
 
 class DemoServer:
-    """One `ddmq serve` over one directory; keeps its ports over restarts."""
+    """A `ddmq serve` over one directory, which keeps its ports over restarts."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir

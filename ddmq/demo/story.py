@@ -31,7 +31,7 @@ CONSUMERS = 4
 
 @dataclass
 class Received:
-    """What the consumers saw, guarded by `lock`."""
+    """The messages that the consumers saw, guarded by `lock`."""
 
     intact: dict[str, int] = field(default_factory=dict)  # path → deliveries
     damaged: list[str] = field(default_factory=list)

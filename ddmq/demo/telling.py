@@ -1,4 +1,4 @@
-"""How the demo speaks: steps as they happen, and facts that were counted."""
+"""The demo's way to speak: steps as they happen, and facts that were counted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def say(text: str) -> None:
 
 
 def tell(facts: Mapping[str, str]) -> None:
-    """What was counted, one fact a line."""
+    """Tell what was counted, one fact a line."""
     for name, value in facts.items():
         click.echo(f"  {name:<14} {value}")

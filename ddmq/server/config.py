@@ -91,7 +91,7 @@ class ServeConfig:
                 )
 
     def process(self, parts: Iterable[str], machine: str) -> str:
-        """What this process is called in the sample files: the same at every start of the same command."""
+        """Return this process's name in the sample files: the same at every start of the same command."""
         admin = self.address("admin").port
         shown = "+".join(part for part in parts if part != "admin")
         return self.process_name or f"{shown}@{machine}" + (f":{admin}" if admin else "")
@@ -99,7 +99,7 @@ class ServeConfig:
 
 @dataclass(frozen=True)
 class TopicEntry:
-    """One topic in conf/topics.yaml; read-only to the command line, which names the file."""
+    """A topic in conf/topics.yaml; read-only to the command line, which names the file."""
 
     queues: int = field(default=names.QUEUES_DEFAULT, metadata=rules(low=1, high=1024))
     durability: str = field(default="sync", metadata=rules(choices=("sync", "written")))
@@ -129,7 +129,7 @@ class TopicsConfig:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Everything a server process was told."""
+    """The configuration of a server process: every file, and flags."""
 
     serve: ServeConfig = field(default_factory=ServeConfig)
     rpc: RpcLimits = field(default_factory=RpcLimits)
@@ -195,14 +195,14 @@ def _check_names(folder: Path) -> None:
 
 
 def check_groups(config: Configuration) -> None:
-    """What groups.yaml sets must go together with `defaults` of proxy_consumer.yaml. Raises ConfigError."""
+    """Check that groups.yaml goes together with `defaults` of proxy_consumer.yaml. Raises ConfigError."""
     for entry in config.groups.groups.values():
         for wanted in entry.topics.values():
             wanted.over(config.consumer.defaults)
 
 
 def with_flags(config: Configuration, **flags: Any) -> Configuration:
-    """The same with the command line's addresses and directory put over the file's."""
+    """Return the configuration with the command line's addresses and directory put over the file's."""
     given = {key: value for key, value in flags.items() if value is not None}
     for part in ("producer", "consumer", "admin"):
         if part in given:

@@ -32,7 +32,7 @@ _QUERY_VALUE = re.compile(r"([?&][^=&#]*=)[^&#]+")
 
 
 class ConfigPlace(NamedTuple):
-    """Where a value stands, for error messages."""
+    """The place where a value stands, for error messages."""
 
     source: str
     key: str
@@ -105,7 +105,7 @@ def read(path: Path) -> Any:
 
 
 def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
-    """What and where, without the text that stands there: it may be a secret."""
+    """Say what is wrong and where, without the text that stands there: it may be a secret."""
     parts = []
     for said, mark in ((error.context, error.context_mark), (error.problem, error.problem_mark)):
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
@@ -148,7 +148,7 @@ def build(cls: type[T], tree: Any, place: ConfigPlace) -> T:
 
 
 def overlay(cls: type[T], tree: Any, place: ConfigPlace) -> Overlay[T]:
-    """The same for some fields of `cls`, to go over defaults that are not known here."""
+    """Check some fields of `cls`, to go over defaults that are not known here."""
     return Overlay(_fields(cls, tree, place), place)
 
 

@@ -1,4 +1,4 @@
-"""Which values of a configuration take effect while the process runs."""
+"""The values of a configuration that take effect while the process runs."""
 
 from __future__ import annotations
 

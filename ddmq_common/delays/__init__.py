@@ -1,1 +1,1 @@
-"""What a delayed message is on its way from the producer proxy to the delay service."""
+"""A delayed message on its way from the producer proxy to the delay service."""

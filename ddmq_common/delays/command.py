@@ -1,4 +1,4 @@
-"""What a producer proxy asks of the delay service: the system property of a record in the inner topic.
+"""Delay commands: what a producer proxy asks, as a system property of a record in the inner topic.
 
 The record's delivery bytes are the message to deliver, with its properties (`from_chronos` among them
 where it belongs) and its own key; for kinds of sendDelaySync the key is absent, because each occurrence is
@@ -66,7 +66,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelayOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a command; the body of a record in the outcome topic. `code`: DelayResult field 100."""
+    """The outcome of a command; the body of a record in the outcome topic. `code`: DelayResult field 100."""
 
     reply_id: int
     code: int

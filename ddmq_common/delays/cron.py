@@ -110,7 +110,7 @@ class _Walk(CronSim):
 
 
 class Cron:
-    """One expression in one zone. `Cron.of` keeps those used last, parsed."""
+    """A cron expression in a time zone. `Cron.of` keeps those used last, parsed."""
 
     __slots__ = ("_known", "_walk", "expression", "gap_ms_min", "zone")
 
@@ -135,7 +135,7 @@ class Cron:
 
     @staticmethod
     def of(expression: str, zone: str = "UTC") -> Cron:
-        """As the constructor, from a bounded cache. Raises CronError."""
+        """Return a parsed expression from a bounded cache. Raises CronError."""
         return _cached(expression, zone)
 
     def next_ms(self, after_ms: int) -> int | None:

@@ -14,7 +14,7 @@ def encode_full(topics: Sequence[str]) -> bytes:
 
 
 def decode_full(value: bytes | None) -> list[str]:
-    """What it says; nothing where it does not parse, since who wrote it will write it again."""
+    """Return the topics; none where the value does not parse, since who wrote it will write it again."""
     if value is None:
         return []
     try:

@@ -40,7 +40,7 @@ class Levels:
         return max(0, min(level, len(self.waits)))
 
     def wait_ms(self, level: int) -> int:
-        """How long messages of `level` wait, clamped; 0 for none."""
+        """Return how long messages of `level` wait, clamped; 0 for none."""
         clamped = self.clamp(level)
         return self.waits[clamped - 1] if clamped else 0
 

@@ -1,4 +1,4 @@
-"""What a Schedule says: the moments of its series, and whether it may be accepted at all. Pure.
+"""The moments of a Schedule's series, and whether it may be accepted at all. Pure.
 
 A series is a first delivery after `delay_ms` and `repeat` more, `period_ms` apart. Without a cron there is
 one, from the moment of the send (or from a due time that was asked for); with a cron one starts at each of
@@ -42,7 +42,7 @@ def schedule_fault(schedule: Schedule, limits: ScheduleLimits, now_ms: int) -> s
 
 
 def first_due_ms(schedule: Schedule, now_ms: int) -> int | None:
-    """When the first delivery of a schedule sent now is due; None for a cron without a time."""
+    """Return when the first delivery of a schedule sent now is due; None for a cron without a time."""
     if not schedule.cron:
         return now_ms + schedule.delay_ms
     at = Cron.of(schedule.cron, schedule.zone).next_ms(now_ms)

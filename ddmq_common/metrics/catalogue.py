@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """One metric family. Kind is counter, gauge or histogram (registry.Histogram, its values in `unit`).
+    """A metric family. Kind is counter, gauge or histogram (registry.Histogram, its values in `unit`).
 
     `unit`: "" (a count of what the name says), "us", "ms", "bytes", or "1" (a flag or a state).
     """

@@ -1,4 +1,4 @@
-"""What metrics are counted in: plain numbers that their one owner changes on the hub. Nothing locks."""
+"""The cells that metrics are counted in: numbers that their one owner changes on the hub. Nothing locks."""
 
 from __future__ import annotations
 

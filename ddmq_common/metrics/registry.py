@@ -117,12 +117,12 @@ class Registry:
         return found
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         self.fill()
         return b"".join(self.exposition_pieces())
 
     def exposition_pieces(self) -> Iterator[bytes]:
-        """The same in pieces, as it was filled: whoever may yield lets others run in between."""
+        """Return the exposition in pieces, as it was filled: whoever may yield lets others run in between."""
         yield from pieces(self.numbers(), self.histograms())
 
     def collect(self) -> Iterable[Any]:

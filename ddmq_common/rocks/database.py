@@ -92,12 +92,12 @@ class WriteBatch:
 
     @property
     def bytes(self) -> int:
-        """What it takes in the write-ahead log."""
+        """Return how many bytes the batch takes in the write-ahead log."""
         return int(self.raw.size_in_bytes())
 
 
 class Rocks:
-    """One open database. Usable from several threads; `close` ends it for all of them."""
+    """An open database. It is usable from several threads; `close` ends it for all of them."""
 
     def __init__(
         self, folder: Path, options: RocksOptions | None = None, recovery: WalRecovery = WalRecovery.WHOLE
@@ -143,18 +143,18 @@ class Rocks:
             time.sleep(0.0005)
 
     def sync(self) -> None:
-        """Everything written before the call is durable when it returns. Blocks: native thread."""
+        """Make everything durable that was written before the call. Blocks: native thread."""
         with self._using(), translated(f"cannot sync {self.folder}"):
             self._db.flush_wal(True)
 
     def get(self, key: bytes) -> bytes | None:
-        """One value."""
+        """Return the value of a key; None where there is none."""
         with translated(f"cannot read {self.folder}"):
             value: bytes | None = self._db.get(key)
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """One value, or None, per key."""
+        """Return a value, or None, per key."""
         if not keys:
             return []
         with translated(f"cannot read {self.folder}"):
@@ -341,7 +341,8 @@ def _set_memory(raw: Any, options: RocksOptions) -> None:
 
 
 def _end(reading: Generator[list[Pair], None, None]) -> None:
-    """Also one that another thread is in just now: a step of it takes a millisecond or so."""
+    """End an iterator, also one that another thread is in just now: a step of it takes a millisecond or
+    so."""
     while True:
         try:
             reading.close()

@@ -1,4 +1,4 @@
-"""How far RocksDB's write-ahead log goes without a gap. Reads just enough of its format.
+"""The part of RocksDB's write-ahead log before its first gap. Just enough of the format is read for that.
 
 The log is several files, and a power loss may take the end of one that was not synced and leave the next one.
 RocksDB replays both: changes are then there without those before them that they rest on. What was synced has

@@ -102,7 +102,7 @@ def _tell(rows: list[dict[str, Any]], stored: int, failed: int, wanted: dict[str
 
 
 def say_outcome(outcome: CancelOutcome, wanted: DelayStatus) -> str:
-    """In words, with the moments in local time. `wanted`: what was to come of it."""
+    """Tell an outcome in words, with the moments in local time. `wanted`: what was to come of it."""
     now = datetime.now(UTC)
     said: str = outcome.status.value
     if outcome.status is DelayStatus.FIRED:
@@ -120,7 +120,7 @@ def say_outcome(outcome: CancelOutcome, wanted: DelayStatus) -> str:
 
 
 def outcome_json(delay_id: str, outcome: CancelOutcome | str) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the outcome as programs read it."""
     if isinstance(outcome, str):
         return {"id": delay_id, "outcome": None, "error": outcome}
     moments = {"fired_ms": outcome.fired_at, "due_ms": outcome.due_at}

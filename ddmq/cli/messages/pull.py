@@ -45,7 +45,7 @@ NOBODY = "no consumer proxy has answered"  # how the client begins what it says 
 
 
 class Settlement(NamedTuple):
-    """What becomes of each message that was shown, and the word for it."""
+    """What is done with each message that was shown, and the word for it."""
 
     said: str
     does: Callable[[Message], object]
@@ -117,7 +117,7 @@ def pull(
 
 
 def _nothing(client: AdminClient, topic: str, group: str) -> str:
-    """No messages, and where those are that the group has not finished."""
+    """Say that no messages came, and where those are that the group has not finished."""
     if not _is_ordinary(client, group):
         return f"no messages for instance {group}; it gets what comes from its first pull on (--follow waits)"
     subscriptions = client.get("groups", group)["subscriptions"]
@@ -135,7 +135,7 @@ def _nothing(client: AdminClient, topic: str, group: str) -> str:
 
 @contextmanager
 def _quiet_client() -> Iterator[None]:
-    """What the client library warns of in its log is said by this command."""
+    """Silence the client library's log: this command says itself what the library warns of."""
     log = logging.getLogger("ddmq_client")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -116,7 +116,7 @@ def send(
 
 
 class SendReport:
-    """What became of all messages, bounded: counts, and the first 20 results and the first 20 failures."""
+    """The results of all messages, bounded: counts, and the first 20 results and the first 20 failures."""
 
     SHOWN = 20
 
@@ -211,7 +211,8 @@ def _send_all(
 
 
 def _windows(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
-    """By count, and by bytes so that a window of large files is not held at once."""
+    """Cut messages into windows by count, and by bytes so that a window of large files is not held at
+    once."""
     window: list[OutgoingMessage] = []
     size = 0
     for message in messages:

@@ -1,4 +1,4 @@
-"""When a message is to be delivered, as command line options: the same for `ddmq send` and `ddmq delay`."""
+"""The options that say when a message is to be delivered: the same for `ddmq send` and `ddmq delay`."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _act(name: str, key: str, action: str, admin: HostPort) -> Any:
 
 
 def key_command(command: Any) -> Any:
-    """What park, skip and replay take."""
+    """Make the command that acts on one key: park, skip or replay."""
     arguments = (
         click.argument("name", type=GROUP, metavar="GROUP"),
         click.argument("key"),

@@ -1,4 +1,4 @@
-"""How people see one group: a few lines a subscription, its queues, and the keys that are blocked."""
+"""One group as people see it: a few lines a subscription, its queues, and the keys that are blocked."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
 
 
 def stall_text(each: Mapping[str, Any]) -> str:
-    """One topic's queues that stand still, and what holds them up, as far as it is known."""
+    """Return one topic's queues that stand still, and what holds them up, as far as it is known."""
     several = len(each["queues"]) != 1
     queues = f"queue{'s' if several else ''} {', '.join(map(str, each['queues']))} of {each['topic']}"
     text = (

@@ -64,7 +64,7 @@ def _view(rows: Sequence[dict[str, Any]], height: int) -> Table:
 
 
 def retry_path(row: Mapping[str, Any]) -> str | None:
-    """How many messages are on the retry path; None where it is not known."""
+    """Count the messages on the retry path; None where their number is not known."""
     if row.get("retry_waiting") is None:
         return None
     return ("" if row["retry_waiting_whole"] else "≥ ") + f"{row['retry_waiting']:,}"

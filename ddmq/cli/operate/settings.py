@@ -73,7 +73,7 @@ def _option(setting: Setting) -> Callable[[Any], Any]:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that were named, as the admin API takes them."""
+    """Return the settings that were named, as the admin API takes them."""
     found = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
     if "start" in found:
         found["start"] = parse_start(found["start"])

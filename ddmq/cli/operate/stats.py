@@ -87,7 +87,7 @@ def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
 
 
 def _shares(topics: int, groups: int, height: int | None) -> tuple[int, int]:
-    """How many rows of each fit: half the room each, and what one leaves over for the other."""
+    """Return how many rows of each fit: half the room each, and what one leaves over for the other."""
     if height is None:
         return topics, groups
     room = max(ROWS_MIN, height - FRAME_LINES)
@@ -114,7 +114,7 @@ def _topic_columns(before: Stats | None) -> list[str]:
 
 
 def _topic_rows(before: Stats | None, now: Stats, topics: list[Stats]) -> list[list[Any]]:
-    """With rates the busiest come first."""
+    """Return the rows of topics; with rates the busiest come first."""
     rows: list[list[Any]] = [[row["topic"], row["queues"], row["messages"]] for row in topics]
     if before is None:
         return rows
@@ -162,7 +162,7 @@ class Latencies(NamedTuple):
 
 
 def _latencies(now: Stats, height: int | None) -> Latencies:
-    """One row for each histogram of times: where it has labels, those with the highest p99."""
+    """Return a row for each histogram of times: where it has labels, those with the highest p99."""
     order = {name: at for at, name in enumerate(LATENCIES)}
     names = sorted(
         (name for name in now["counters"] if name.endswith("_us")), key=lambda name: order.get(name, 99)
@@ -183,7 +183,7 @@ def _latencies(now: Stats, height: int | None) -> Latencies:
 
 
 def _milliseconds(us: float) -> float | str:
-    """Of what lies above all buckets only the lower edge is known."""
+    """Format a time; of a value above all buckets only the lower edge is known."""
     return f"≥ {TOP / 1000:,.1f}" if us > TOP else us / 1000
 
 

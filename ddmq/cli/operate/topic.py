@@ -139,7 +139,7 @@ def _waits(count: int) -> str:
 
 
 def _delayed(client: AdminClient, name: str) -> int:
-    """How many delayed messages wait for this topic; 0 also where nobody knows."""
+    """Count the delayed messages that wait for this topic; 0 also where nobody knows."""
     try:
         return int(client.get("delay", "count", topic=name)["count"])
     except click.ClickException:

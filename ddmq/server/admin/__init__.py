@@ -1,1 +1,1 @@
-"""What the admin port answers: topics, groups, offsets, keys, messages, dead letters, metrics."""
+"""The answers of the admin port: topics, groups, offsets, keys, messages, dead letters, metrics."""

@@ -129,7 +129,7 @@ def _limit(request: AdminRequest, name: str) -> int:
 
 
 class Route(NamedTuple):
-    """One request and what it answers; behind the semicolon the parameters of its query."""
+    """A request and what it answers; behind the semicolon stand the parameters of its query."""
 
     method: str
     path: str

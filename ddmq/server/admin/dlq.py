@@ -37,7 +37,7 @@ class LetterRange(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which letters are meant; None (or no offsets) chooses by nothing. Times are epoch milliseconds."""
+    """The letters that are meant; None (or no offsets) chooses by nothing. Times are epoch milliseconds."""
 
     offsets: frozenset[int] = frozenset()
     reason: str | None = None
@@ -55,7 +55,7 @@ class Choice(NamedTuple):
 
 
 class Open:
-    """Which letters of one queue are open, as read once."""
+    """The open letters of one queue, as read once."""
 
     def __init__(self, view: ProgressView, bounds: Bounds) -> None:
         self._done = AckMap(view.committed or 0)
@@ -90,7 +90,8 @@ class Open:
 
 
 def rows(backend: Backend, page: Page = WHOLE) -> list[dict[str, Any]]:
-    """One row a group that has a dead-letter topic: those with open letters first, but a page is by name."""
+    """Return a row for each group with a dead-letter topic: those with open letters first, but a page is
+    by name."""
     topics = (name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX))
     found = [_row(backend, name) for name in paced(page.of(topics, str))]
     return sorted(found, key=lambda row: row["letters"] == 0) if page == WHOLE else found
@@ -135,7 +136,7 @@ def look(backend: Backend, queues: Sequence[QueueRef]) -> tuple[list[Bounds], li
 
 
 def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -> dict[str, Any]:
-    """Up to `count` open letters from offset `start` on, oldest first.
+    """Return up to `count` open letters from offset `start` on, oldest first.
 
     `next` is the offset to go on at, None at the end; at most SCANNED_MAX letters are looked at.
     """
@@ -184,7 +185,7 @@ def read_letters(backend: Backend, span: LetterRange, opened: Open) -> tuple[lis
 
 
 def letter_row(letter: DeadLetter) -> dict[str, Any]:
-    """One dead letter as people and programs read it; `ddmq message` shows the whole body."""
+    """Return a dead letter as people and programs read it; `ddmq message` shows the whole body."""
     record, content = letter.record, letter.content
     value = b"" if content is None else content.value
     properties = {} if content is None else content.properties

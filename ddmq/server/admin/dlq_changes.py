@@ -34,7 +34,7 @@ TRIES_MAX = 8
 
 
 class Resend:
-    """One request to resend: what is left of it, and what came of it so far."""
+    """A request to resend: what is left of it, and what came of it so far."""
 
     def __init__(self, backend: Backend, clock: Clock, choice: Choice, *, dry_run: bool) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""One consumer group in full: where it stands, what it waits for, what holds it up.
+"""A consumer group in full: where it stands, what it waits for, what holds it up.
 
 Committed and next offsets, lag and lag age are the same whoever is asked. In flight, retrying, waiting
 pulls, blocked keys and clients that subscribe differently are those of this process's consumer proxy;
@@ -38,7 +38,8 @@ AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
 
 
 class RetryPathView:
-    """What waits in the delay levels, as rows show it; what cannot be read just now is told as unknown."""
+    """The messages that wait in the delay levels, as rows show them; what cannot be read just now is
+    unknown."""
 
     def __init__(self, consumer: ConsumerService, clock: Clock) -> None:
         self._now_ms = clock.wall_ms()
@@ -66,7 +67,7 @@ class RetryPathView:
 
 
 def row(each: SubscriptionStats) -> dict[str, Any]:
-    """One subscription in a list."""
+    """Return a subscription as a list shows it."""
     return {
         "group": each.group,
         "topic": each.topic,
@@ -108,7 +109,7 @@ class GroupView:
         self._rates = rates
 
     def detail(self, group: str, keys_limit: int = keys.LIMIT_DEFAULT) -> dict[str, Any]:
-        """One group: each subscription with its queues and settings, and the blocked keys."""
+        """Return a group: each subscription with its queues and settings, and the blocked keys."""
         summary = keys.known(self._consumer, group)
         found = self._consumer.group_stats(group).wait(WAIT_S)
         retries = RetryPathView(self._consumer, self._clock)
@@ -135,7 +136,8 @@ class GroupView:
         }
 
     def lag(self, group: str | None, count: int = COUNT_MAX) -> list[dict[str, Any]]:
-        """How far behind `count` subscriptions are, the furthest first; how long, for the first AGED_MAX."""
+        """Return how far behind `count` subscriptions are, the furthest first; how long, for the first
+        AGED_MAX."""
         if group is not None:
             keys.known(self._consumer, group)
         wanted = [each.name for each in self._consumer.groups() if group in (None, each.name)]
@@ -223,7 +225,7 @@ class GroupView:
         }
 
     def _age_s(self, topic: str, queue: QueueStats) -> float | None:
-        """How long the message at the committed offset has been stored, seconds."""
+        """Return how long the message at the committed offset has been stored, in seconds."""
         info = self._backend.topic(topic)
         if info is None:
             return None
@@ -233,7 +235,7 @@ class GroupView:
         return max(0, self._backend.clock_ms() - batch.record(0).stored_ms) / 1000
 
     def _holders(self, group: str, topic: str) -> dict[int, str]:
-        """Which proxy has which queue; empty where the engine cannot say just now."""
+        """Return which proxy has which queue; nothing where the engine cannot say just now."""
         try:
             found = self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
         except (DdmqError, TimeoutError):

@@ -23,7 +23,7 @@ from proxy_consumer.service import ConsumerService
 def rows(
     backend: Backend, consumer: ConsumerService, clock: Clock, page: Page = WHOLE
 ) -> list[dict[str, Any]]:
-    """One row a subscription, by group; a page is of groups. `dead_letters_open`: of its whole group."""
+    """Return a row a subscription, by group; a page is of groups. `dead_letters_open`: of its whole group."""
     retries, letters = RetryPathView(consumer, clock), open_letters(backend)
     found: list[dict[str, Any]] = []
     for group in paced(page.of(consumer.groups(), lambda group: group.name)):

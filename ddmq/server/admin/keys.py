@@ -33,7 +33,7 @@ ACTIONS = ("park", "skip", "replay")
 
 
 def readings(text: str) -> list[str]:
-    """What `text` may mean, as canonical JSON, the likeliest first. Raises CallerError."""
+    """Return what `text` may mean, as canonical JSON, the likeliest first. Raises CallerError."""
     if not text or len(text) > KEY_CHARS_MAX:
         raise CallerError(f"key has {len(text)} characters; allowed: 1 to {KEY_CHARS_MAX}")
     as_text = _canonical(json.dumps(text, ensure_ascii=False))
@@ -48,7 +48,7 @@ def readings(text: str) -> list[str]:
 
 
 def _canonical(text: str) -> str:
-    """As the proxies compare keys. Raises ValueError."""
+    """Return a key as the proxies compare keys. Raises ValueError."""
     try:
         return bounded(text_of_raw(text.encode()) or "null")
     except (UnicodeEncodeError, msgspec.DecodeError) as error:
@@ -128,7 +128,7 @@ def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, An
 
 
 def _shown(row: BlockedKey, queue: WholeQueue | None) -> BlockedKey:
-    """With all that lies behind the head in a queue that is one chain: it waits, whether read or not."""
+    """Count all that lies behind the head in a queue that is one chain: it waits, whether read or not."""
     if queue is None:
         return row
     behind = 0 if row.offset < 0 else queue.next_offset - row.offset - 1

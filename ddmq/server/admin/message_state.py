@@ -1,4 +1,4 @@
-"""Where single messages are for one group: done, in flight, retrying, dead, or not yet.
+"""The state of single messages for one group: done, in flight, retrying, dead, or not yet.
 
 Progress says what is finished. A finished message may have gone on: to the retry path or to the dead
 letters, where its id finds it. Of an unfinished one the proxy that holds its queue knows more.
@@ -26,7 +26,7 @@ Live = Callable[[str, str, QueueRef, int], LiveState | None]
 
 
 class MessageStates:
-    """One request's answers about one group. `live`: what the proxy here knows; None elsewhere."""
+    """The answers to one request about one group. `live`: what the proxy here knows; None elsewhere."""
 
     def __init__(self, backend: Backend, group: str, live: Live | None) -> None:
         if backend.setting(group_key(group)) is None:

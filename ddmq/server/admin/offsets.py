@@ -1,4 +1,4 @@
-"""Where a group stands, and putting it elsewhere while its clients are connected.
+"""The offsets of a group, and their reset while its clients are connected.
 
 A reset is one commit: the new offset of every queue chosen, under a new generation, and the setting
 `reset/GROUP/TOPIC`. From then on results of the generation before are refused, and every proxy that
@@ -41,7 +41,8 @@ _ALLOWED = (
 
 
 class ResetTarget(NamedTuple):
-    """Where to. `kind`: first, last, offset or time; `value`: the offset or epoch milliseconds."""
+    """The place to reset to. `kind`: first, last, offset or time; `value`: the offset or epoch
+    milliseconds."""
 
     kind: str
     value: int
@@ -57,7 +58,7 @@ class ResetTarget(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """One queue of a topic as a group stands on it. `at`: committed, or the oldest message there is."""
+    """A queue of a topic as a group stands on it. `at`: committed, or the oldest message there is."""
 
     queue: QueueRef
     view: ProgressView
@@ -69,7 +70,7 @@ class Standing(NamedTuple):
 
 
 def target_of(raw: Any, now_ms: int) -> ResetTarget:
-    """What `to` asks for. Raises CallerError with what is allowed."""
+    """Return what `to` asks for. Raises CallerError with what is allowed."""
     if raw in ("first", "last"):
         return ResetTarget(raw, 0)
     text = str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else raw
@@ -85,7 +86,7 @@ def target_of(raw: Any, now_ms: int) -> ResetTarget:
 
 
 def standings(backend: Backend, group: str, topic: str) -> list[Standing]:
-    """Every queue of a topic."""
+    """Return where the group stands on every queue of a topic."""
     queues = queues_of(known_topic(backend, topic))
     views = backend.progress(group, queues)
     bounds = backend.bounds(queues).wait(WAIT_S)
@@ -94,7 +95,7 @@ def standings(backend: Backend, group: str, topic: str) -> list[Standing]:
 
 
 def show(backend: Backend, group: str, topic: str | None) -> list[dict[str, Any]]:
-    """A row per queue of one topic, or of all that the group subscribes to and that exist."""
+    """Return a row per queue of one topic, or of all that the group subscribes to and that exist."""
     topics = [topic] if topic is not None else _subscribed(backend, group)
     for name in topics:
         _check(backend, group, name)

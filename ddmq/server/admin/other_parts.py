@@ -1,4 +1,4 @@
-"""What the other processes of `ddmq serve --processes` count: they are asked on their own admin ports.
+"""The counters of the other processes of `ddmq serve --processes`, which are asked on their own admin ports.
 
 Their addresses come line by line from the process that started them all: `part producer 127.0.0.1:9913`.
 """
@@ -46,7 +46,7 @@ class OtherParts:
 
 
 def told_line(name: str, address: HostPort) -> str:
-    """What `hear` takes."""
+    """Return the line that `hear` takes."""
     return f"part {name} {address}\n"
 
 

@@ -1,4 +1,4 @@
-"""What people ask of a running server, answered from the backend port as plain data.
+"""Questions of people to a running server, answered from the backend port as plain data.
 
 The admin API serves these; the web console will serve the same. Nothing here changes anything.
 Times are wall-clock milliseconds, sizes bytes. Each call may wait on the backend, so it runs in a
@@ -31,12 +31,12 @@ LOOK_BYTES_MAX = 64 << 20  # that are held to choose those of a listing from
 
 
 def queues_of(info: TopicInfo) -> list[QueueRef]:
-    """All queues of one topic."""
+    """Return all queues of one topic."""
     return [QueueRef(info.name, info.incarnation, queue_id) for queue_id in range(info.queues)]
 
 
 def known_topic(backend: Backend, name: str) -> TopicInfo:
-    """The topic, or NoSuchTopicError that says how to see what there is."""
+    """Return the topic. Raises NoSuchTopicError that says how to see what there is."""
     info = backend.topic(name)
     if info is None:
         raise NoSuchTopicError(f"topic {name!r} does not exist; `ddmq topic list` shows those that do")
@@ -44,7 +44,7 @@ def known_topic(backend: Backend, name: str) -> TopicInfo:
 
 
 def topic_row(info: TopicInfo) -> dict[str, Any]:
-    """A topic's settings."""
+    """Return a topic's settings."""
     return {
         "topic": info.name,
         "queues": info.queues,
@@ -61,7 +61,7 @@ def topic_row(info: TopicInfo) -> dict[str, Any]:
 
 
 def topics(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[str, Any]]:
-    """Every topic with its message count, by name."""
+    """Return every topic with its message count, by name."""
     some = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
     infos = page.of(some, lambda info: info.name)
     found: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ def _with_messages(info: TopicInfo, bounds: Sequence[Bounds | None]) -> dict[str
 
 
 def topic_detail(backend: Backend, name: str) -> dict[str, Any]:
-    """One topic with each queue's bounds."""
+    """Return one topic with each queue's bounds."""
     info = known_topic(backend, name)
     queues = queues_of(info)
     rows = [
@@ -93,7 +93,7 @@ def topic_detail(backend: Backend, name: str) -> dict[str, Any]:
 
 
 def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str, Any]:
-    """One stored message as people and programs read it; a body that is not UTF-8 comes in base64.
+    """Return a stored message as people and programs read it; a body that is not UTF-8 comes in base64.
 
     With `bytes_max` key, tags, properties and body together are cut to that, which `cut` says.
     """
@@ -119,7 +119,7 @@ def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str,
 
 
 class _Room:
-    """How many bytes of a message a row may still hold; None: all."""
+    """The bytes of a message that a row may still hold; None: all."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._left = bytes_max
@@ -153,7 +153,7 @@ class _Room:
 
 
 def body_fields(value: bytes) -> dict[str, str]:
-    """A body whole: `body`, or `body_base64` where it is not UTF-8."""
+    """Return a whole body: `body`, or `body_base64` where it is not UTF-8."""
     try:
         return {"body": value.decode()}
     except UnicodeDecodeError:
@@ -163,7 +163,7 @@ def body_fields(value: bytes) -> dict[str, str]:
 def read(
     backend: Backend, queue: QueueRef, offset: int, count: int, bytes_max: int, *, held: int | None = None
 ) -> list[StoredRecord]:
-    """Up to `count` records of one queue from `offset` on (clamped to what is readable).
+    """Read up to `count` records of one queue from `offset` on (clamped to what is readable).
 
     Ends at `bytes_max`, with one record at least; with `held`, bytes of others, it raises CallerError there.
     """
@@ -190,7 +190,7 @@ def read(
 
 
 def too_much() -> CallerError:
-    """What says how to ask for less."""
+    """Return the error that says how to ask for less."""
     return CallerError(
         f"these messages have more than {LOOK_BYTES_MAX >> 20} MiB together; ask for fewer with count, or "
         "for a part of them with queue and offset"
@@ -198,7 +198,7 @@ def too_much() -> CallerError:
 
 
 def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[StoredRecord]:
-    """By the 32 hex digits of a message id; without a topic in all, those of the system last."""
+    """Find a message by the 32 hex digits of its id; without a topic in all, those of the system last."""
     try:
         raw = bytes.fromhex(message_id)
     except ValueError:
@@ -217,7 +217,7 @@ def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[Sto
 
 
 def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[StoredRecord]:
-    """By message key, newest first."""
+    """Find messages by their key, newest first."""
     known_topic(backend, topic)
     if not count:
         return []
@@ -235,7 +235,8 @@ def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[Stor
 def find_by_offset(
     backend: Backend, topic: str, queue_id: int, offset: int, count: int
 ) -> list[StoredRecord]:
-    """From one offset of one queue on, as many as fit into an answer; the next one is where to go on."""
+    """Read on from one offset of one queue, as much as fits into an answer; the next one is where to go
+    on."""
     info = known_topic(backend, topic)
     if not 0 <= queue_id < info.queues:
         raise NoSuchTopicError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {info.queues - 1}")
@@ -243,7 +244,7 @@ def find_by_offset(
 
 
 def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list[StoredRecord]:
-    """The first messages stored at or after `wall_ms`, over all queues, oldest first."""
+    """Find the first messages stored at or after `wall_ms`, over all queues, oldest first."""
     count = min(count, FIND_MAX)
     found: list[StoredRecord] = []
     for queue in queues_of(known_topic(backend, topic)):
@@ -254,7 +255,7 @@ def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list
 
 
 def newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
-    """The last `count` messages (at most FIND_MAX) of a topic, oldest first."""
+    """Read the last `count` messages (at most FIND_MAX) of a topic, oldest first."""
     count = min(count, FIND_MAX)
     queues: Sequence[QueueRef] = queues_of(known_topic(backend, topic))
     bounds = backend.bounds(queues).wait(WAIT_S)

@@ -1,4 +1,4 @@
-"""How many a second, over the last few seconds: two samples of the counters are kept, nothing else."""
+"""Rates over the last few seconds: two samples of the counters are kept, nothing else."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Rates:
         self._newer: tuple[float, Mapping[tuple[str, str], Sequence[float]]] = (0.0, {})
 
     def sample(self, now: float, counts: Mapping[tuple[str, str], Sequence[float]]) -> None:
-        """The counters as they stand."""
+        """Note the counters as they stand."""
         self._older, self._newer = self._newer, (now, counts)
 
     def rates(self, now: float, key: tuple[str, str], counts: Sequence[float]) -> list[float] | None:
-        """Per second, counter by counter; None until there is a sample at least a second old."""
+        """Return the rates per second, counter by counter; None until a sample is at least a second old."""
         for at, sampled in (self._older, self._newer):
             before = sampled.get(key)
             if before is not None and now - at >= 1.0:

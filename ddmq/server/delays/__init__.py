@@ -1,1 +1,1 @@
-"""What the admin port answers about delayed messages; their backup and its restore."""
+"""The answers of the admin port about delayed messages; their backup and its restore."""

@@ -53,7 +53,8 @@ def make_backup(
     elsewhere: Mapping[str, Sequence[int]],
     wall_ms: int,
 ) -> int:
-    """How many shards. `folder` is below `backups`; `elsewhere`: by the admin address of their owner."""
+    """Return how many shards were copied. `folder` is below `backups`; `elsewhere`: by their owner's admin
+    address."""
     try:
         make_private(backups)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

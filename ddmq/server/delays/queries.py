@@ -64,7 +64,7 @@ class DelayQueries:
         self._backups = backups
 
     def anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
-        """What `act` answers here, or the same of the process that can answer it."""
+        """Return what `act` answers here, or what the process answers that can."""
         address = None if FORWARDED in request.query else self._other(request)
         return act(request) if address is None else in_thread(ask_other, address, request)
 
@@ -80,7 +80,7 @@ class DelayQueries:
         return next(iter(addresses.values()), None)
 
     def _addresses(self) -> dict[int, str]:
-        """Where the owners of the shards are reached."""
+        """Return the addresses at which the owners of the shards are reached."""
         asked = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
         return {queue.queue_id: address for queue, address in asked.wait(WAIT_S).items() if address}
 
@@ -142,7 +142,7 @@ class DelayQueries:
         return {"topic": topic, "count": number, "exact": exact, "elsewhere": self._elsewhere(service)}
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
-        """One message by its delay id or its uuid."""
+        """Tell of one message by its delay id or its uuid."""
         uuid, shard = self._shard_of(request.path["id"])
         store = self._store_of(shard)
         state = store.ids([uuid_bytes(uuid)])[0]
@@ -185,7 +185,7 @@ class DelayQueries:
         return {"folder": str(folder), "shards": shards}
 
     def _owners(self, numbers: Sequence[int]) -> dict[str, list[int]]:
-        """Which of these shards are owned at which address; without those that nobody has."""
+        """Return which of these shards are owned at which address; without those that nobody has."""
         if not numbers:
             return {}
         found: dict[str, list[int]] = {}
@@ -230,7 +230,7 @@ class DelayQueries:
 
 
 def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
-    """One pending message as people and programs read it."""
+    """Return a pending message as people and programs read it."""
     row: dict[str, Any] = {
         "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
         "message_id": message.message_id.hex(), "born_ms": message.born_ms,
@@ -255,7 +255,7 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
 
 
 def _repeats(order: DelayCommand) -> dict[str, Any]:
-    """How it comes again, in numbers and in words; empty words for once."""
+    """Tell how a message comes again, in numbers and in words; empty words for once."""
     schedule = order.schedule
     facts: dict[str, Any] = {"kind": order.kind}
     if schedule is None:

@@ -118,7 +118,7 @@ def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions
 
 
 def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> tuple[int, ...]:
-    """Which shards are damaged."""
+    """Return the shards that are damaged."""
     damaged = []
     backend = open_shared(data_dir, log, clock=SystemClock(), metrics=Registry())
     try:
@@ -148,7 +148,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> tuple[int, tuple[int, ...]]:
-    """How many messages were sent, and which shards are damaged."""
+    """Return how many messages were sent, and which shards are damaged."""
     make_private(data_dir)
     clock = SystemClock()
     work = data_dir / WORK

@@ -1,4 +1,4 @@
-"""Which requests the admin port takes: those that name this server and come from no page of another site.
+"""Checks of requests to the admin port: they name this server and come from no page of another site.
 
 A browser sends what any page tells it to, also to loopback, and a name of an attacker may point there. It
 cannot lie about Host, Origin and Sec-Fetch-Site, nor send JSON to another site unasked. So Host must be an
@@ -28,7 +28,7 @@ class RefusedRequest(NamedTuple):
 
 
 def refusal(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
-    """What is wrong with the request before its body is read; None: nothing.
+    """Return what is wrong with the request before its body is read; None: nothing.
 
     `names`: what the server is called beside loopback and the address that the client connected to.
     """
@@ -65,7 +65,7 @@ def _host_of(authority: str) -> str | None:
 
 
 def _plain(host: str) -> str:
-    """In lower case; an IPv6 address as it is mostly written, without its zone."""
+    """Return a host in lower case; an IPv6 address as it is mostly written, without its zone."""
     try:
         return str(IPv6Address(host.partition("%")[0]))
     except ValueError:

@@ -65,7 +65,7 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
 
 
 class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
-    """One connection to the admin port."""
+    """A connection to the admin port."""
 
     def handle(self) -> None:
         """Answer requests until it ends. Refused with 503 where none can make room for it."""
@@ -114,7 +114,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             self.server.connections[self] = time.monotonic()
 
     def get_environ(self) -> dict[str, Any]:
-        """With the path as it was sent, so that a quoted slash stays inside a name, and what checks need."""
+        """Add the path as it was sent, so that a quoted slash stays inside a name, and what checks need."""
         environ: dict[str, Any] = super().get_environ()
         return environ | {
             "RAW_URI": self.path,

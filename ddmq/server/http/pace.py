@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Account:
-    """What one address owes. `clock`: seconds from any start."""
+    """The processor time that one address owes. `clock`: seconds from any start."""
 
     def __init__(self, clock: Any = time.monotonic) -> None:
         self.connections = 0

@@ -19,7 +19,7 @@ class Page(NamedTuple):
     most: int = COUNT_MAX
 
     def of(self, items: Iterable[T], name: Callable[[T], str]) -> list[T]:
-        """Those of `items` that it has, by name."""
+        """Return the items that stand on this page, by name."""
         return sorted((each for each in items if name(each) > self.after), key=name)[: self.most]
 
 

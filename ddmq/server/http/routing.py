@@ -40,7 +40,8 @@ log = logging.getLogger("ddmq.admin")
 
 
 class AdminRequest(NamedTuple):
-    """What a handler gets: path variables, query parameters (last one wins), the JSON body; its route."""
+    """A request as its handler gets it: path variables, query (the last of a name wins), JSON body, its
+    route."""
 
     path: Mapping[str, str]
     query: Mapping[str, str]
@@ -148,7 +149,7 @@ class AdminRouter:
 
 
 def _turn(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
-    """Until it is this request's turn, and then during its answer where that is a listing."""
+    """Wait for this request's turn, and hold it during the answer where that is a listing."""
     account: Account | None = environ.get("ddmq.account")
     if account is None:
         return nullcontext()
@@ -241,7 +242,7 @@ def _pieces(value: Any) -> list[bytes]:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """What holds nothing that holds more, such as the row of a listing, is one part."""
+    """Encode in parts: what holds nothing that holds more, such as the row of a listing, is one part."""
     if isinstance(value, dict) and any(each and isinstance(each, dict | list) for each in value.values()):
         for index, (key, each) in enumerate(value.items()):
             yield (b"," if index else b"{") + msgspec.json.encode(str(key)) + b":"

@@ -11,5 +11,5 @@ def hold_hangup() -> None:
 
 
 def let_hangup() -> None:
-    """One that came meanwhile comes now."""
+    """Let hang-ups through again; one that came meanwhile comes now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})

@@ -1,4 +1,4 @@
-"""How long the event loop was busy between two polls: `ddmq_hub_blocked_us`.
+"""The time that the event loop was busy between two polls: `ddmq_hub_blocked_us`.
 
 While callbacks run, nothing else does: no frame is read, no timer fires, no commit is answered. So each
 turn of the loop is one value of the histogram, from the end of a poll to the start of the next. The loop

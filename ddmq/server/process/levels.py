@@ -23,7 +23,8 @@ class SchedulerWatch:
         self._last = Health(True, "")
 
     def health(self) -> Health:
-        """As it is now, in a greenlet; on the hub, where nothing may wait, as it was when last asked."""
+        """Return the health as it is now, in a greenlet; on the hub, where nothing may wait, as it was
+        when last asked."""
         now = self._clock.monotonic()
         if now - self._asked_at >= FRESH_S and gevent.getcurrent() is not gevent.get_hub():
             self._asked_at = now

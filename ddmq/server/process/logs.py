@@ -1,4 +1,4 @@
-"""One event, one line on standard error: text for people, JSON for programs. No secrets, no bodies.
+"""The log: an event is a line on standard error, text for people or JSON for programs. No secrets, no bodies.
 
 What others wrote into names and errors stays inside its line; the lines of a traceback are indented, so that
 none of them passes for an event. Nor does anybody fill the disk with them: see Bounded.
@@ -21,7 +21,7 @@ _PLAIN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskN
 
 
 def extras(record: logging.LogRecord) -> dict[str, Any]:
-    """What was passed as `extra`."""
+    """Return what was passed as `extra`."""
     return {key: value for key, value in record.__dict__.items() if key not in _PLAIN}
 
 
@@ -36,7 +36,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """A formatter that writes one JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         event = {"time": _stamp(record), "level": record.levelname.lower(), "logger": record.name}

@@ -25,20 +25,21 @@ class OpenFilesShare(NamedTuple):
 
 
 def share(open_files: int, servers: int, wanted: int) -> OpenFilesShare:
-    """How many connections each of `servers` may have of those `wanted`; at least one."""
+    """Return how many connections each of `servers` may have of those `wanted`; at least one."""
     reserve = min(max(open_files // 2, RESERVE_MIN), RESERVE_MAX)
     left = max((open_files - reserve) // max(servers, 1), 1)
     return OpenFilesShare(min(wanted, left), reserve)
 
 
 def open_files_max() -> int:
-    """What a server that starts here may hold open: the hard limit, which it takes."""
+    """Return how much a server that starts here may hold open: the hard limit, which it takes."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return hard if hard != resource.RLIM_INFINITY else 1 << 30
 
 
 def raise_open_files() -> None:
-    """As many sockets and files as the machine allows this process; the usual 1,024 are soon used up."""
+    """Allow as many sockets and files as the machine lets this process have; the usual 1,024 are soon used
+    up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""One server process: its parts put together, started and stopped in the designed order.
+"""A server process: its parts put together, started and stopped in the designed order.
 
 Start: validate → open the log (lock, recover, or join its writer) → topics from files → proxies → ports
 → ready. Stop (SIGTERM): refuse new work → answer what is open → submit progress → sync → close →
@@ -122,7 +122,8 @@ class ServerProcess:
             self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
 
     def _wait_for_levels(self) -> None:
-        """So that who was told that the server is ready finds it so; a start that fails is tried again."""
+        """Wait, so that who is told that the server is ready finds it so; a start that fails is tried
+        again."""
         try:
             for part in (self.delay, self.timers):
                 if part is not None:
@@ -309,7 +310,7 @@ def cannot_listen(part: str, address: HostPort, error: BaseException) -> ConfigE
 
 
 def reachable(address: HostPort) -> HostPort:
-    """Where others reach what listens on `address`: any-address stands for this machine's name."""
+    """Return where others reach what listens on `address`: any-address stands for this machine's name."""
     if address.host in ("0.0.0.0", "::"):
         return HostPort(socket.gethostname(), address.port)
     return address

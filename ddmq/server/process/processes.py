@@ -43,7 +43,7 @@ log = logging.getLogger("ddmq.processes")
 
 
 class PartProcess:
-    """One child process: its command line, and its addresses once it is ready."""
+    """A child process: its command line, and its addresses once it is ready."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
         self.name = name
@@ -88,7 +88,7 @@ class PartProcess:
             os.write(self.child.stdin.fileno(), lines.encode())
 
     def _keep_ports(self) -> None:
-        """Where port 0 was asked for, the next life takes the port of this one."""
+        """Keep the ports of this life for the next, where port 0 was asked for."""
         for name, address in self.addresses.items():
             self.arguments[self.arguments.index(f"--{name}") + 1] = str(address)
 
@@ -110,7 +110,7 @@ class Wakes:
         self._write.close()
 
     def wait(self, seconds: float) -> None:
-        """Until there is a signal, or for so long; its handler has run then."""
+        """Wait until there is a signal, or for so long; its handler has run then."""
         if select([self._read], [], [], None if seconds == NEVER else max(seconds, 0.0))[0]:
             self._read.recv(4096)
 
@@ -136,7 +136,8 @@ class Supervisor:
             public.tell("".join(lines))
 
     def start(self) -> None:
-        """Until all are ready, or it is to stop. Raises ClickException when a part is not ready in time."""
+        """Start all, and wait until they are ready or it is to stop. Raises ClickException for a part that
+        is late."""
         for part in self.parts:
             if self.stopping:
                 return
@@ -153,7 +154,7 @@ class Supervisor:
                 raise click.ClickException(f"the {part.name} process did not get ready; its reason is above")
 
     def watch(self) -> None:
-        """Until stopped: start again what dies."""
+        """Start again what dies, until stopped."""
         with closing(Wakes()) as wakes:
             while not self.stopping:
                 for part in self.parts:
@@ -231,18 +232,19 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
 
 
 def _ended(code: int) -> str:
-    """How a child ended, from its return code."""
+    """Tell how a child ended, from its return code."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def _process_name(serve: ServeConfig, name: str) -> str:
-    """In the sample files: the same at every start, though the admin ports of the parts are not."""
+    """Return a part's name in the sample files: the same at every start, though the parts' admin ports
+    are not."""
     public = serve.process((name.removesuffix("-service"),), socket.gethostname())
     return (f"{name}@{public}" if serve.process_name else public)[:PROCESS_NAME_MAX]
 
 
 def admin_of_part(public: HostPort, name: str) -> HostPort:
-    """Where a part's own admin API listens when `public` is the server's; port 0: a free one."""
+    """Return where a part's own admin API listens when `public` is the server's; port 0: a free one."""
     port = public.port + ADMIN_ABOVE.get(name, 0)
     if port == public.port:
         return public

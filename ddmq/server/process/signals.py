@@ -1,4 +1,4 @@
-"""What the signals do to a server process."""
+"""The signals of a server process."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class FolderCalls:
                     shutil.copyfileobj(file, whole, 1 << 20)
 
     def rename(self, path: Path, name: str) -> None:
-        """In its folder."""
+        """Rename a file in its folder."""
         path.rename(path.with_name(name))
 
     def delete(self, path: Path) -> bool:
@@ -68,7 +68,7 @@ class FolderCalls:
 
 
 class Swept(NamedTuple):
-    """What one sweep did: files merged away, deleted by reason, bytes that stay; what failed."""
+    """The result of a sweep: files merged away, deleted by reason, bytes that stay; what failed."""
 
     deleted: dict[str, int]
     bytes_kept: int
@@ -76,7 +76,7 @@ class Swept(NamedTuple):
 
 
 class _Hour(NamedTuple):
-    """One hour's folder, and when it began (epoch ms)."""
+    """The folder of an hour, and when that began (epoch ms)."""
 
     path: Path
     start_ms: int
@@ -134,7 +134,7 @@ class SampleFolder:
 
 
 class _Sweep:
-    """One sweep under way: what it deleted, and what failed."""
+    """A sweep under way: what it deleted, and what failed."""
 
     def __init__(self, disk: FolderCalls, now_ms: int) -> None:
         self.deleted: dict[str, int] = {}
@@ -143,7 +143,7 @@ class _Sweep:
         self._now_ms = now_ms
 
     def entries(self, folder: Path) -> list[Path]:
-        """What is in it, by name; nothing when it cannot be read."""
+        """Return what is in a folder, by name; nothing when it cannot be read."""
         try:
             return sorted(folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):

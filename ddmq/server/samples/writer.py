@@ -32,7 +32,7 @@ log = logging.getLogger("ddmq.samples")
 
 
 class SampleWriter:
-    """One process's samples. `start` it once; then `finish` (with a last sample) or `close` (at once)."""
+    """The samples of a process. `start` it once; then `finish` (with a last sample) or `close` (at once)."""
 
     def __init__(self, config: SamplesConfig, folder: SampleFolder, deltas: Deltas, clock: Clock) -> None:
         metrics: Registry = deltas.registry
@@ -85,7 +85,7 @@ class SampleWriter:
         return done
 
     def _encode(self, sample: Sample) -> None:
-        """On the hub, with pauses in which it polls its sockets."""
+        """Encode on the hub, with pauses in which it polls its sockets."""
         pause_at = self._clock.monotonic() + SLICE_S
         for _ in sample.steps():
             if self._clock.monotonic() >= pause_at:
@@ -106,7 +106,7 @@ class SampleWriter:
         self._note("merge or delete", swept.failed if swept else [error] if error else [])
 
     def _off_hub(self, call: Callable[[], T]) -> tuple[T | None, OSError | None]:
-        """What `call` gave, or what the disk said, from the writer's own thread."""
+        """Return what `call` gave, or what the disk said, from the writer's own thread."""
         done: tuple[T | None, OSError | None] = self._thread.apply(_caught, (call,))
         return done
 
@@ -138,14 +138,14 @@ class SampleWriter:
             log.warning("the last sample was not written in time", extra={"dir": str(self._folder.root)})
 
     def close(self) -> None:
-        """No more samples; what is being written may still be."""
+        """Take no more samples; what is being written may still be."""
         self._stopping.set()
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
 
 
 def _caught(call: Callable[[], T]) -> tuple[T | None, OSError | None]:
-    """In the native thread: errors of files come back as values."""
+    """Run in the native thread; errors of files come back as values."""
     try:
         return call(), None
     except OSError as error:

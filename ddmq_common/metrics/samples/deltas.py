@@ -1,4 +1,4 @@
-"""What a registry gained since the last file that was really written.
+"""The gain of a registry since the last file that was really written.
 
 `begin` opens a sample; its `steps` read the cells and encode them, a few at a time, so that whoever drives it
 can let others run in between; `payload` is the file. Then it is either written or it failed:
@@ -68,7 +68,7 @@ class Deltas:
 
 
 class Sample:
-    """One file in the making."""
+    """A sample file in the making."""
 
     def __init__(self, deltas: Deltas, to_ms: int, state: str) -> None:
         self.seq = deltas.seq
@@ -81,12 +81,12 @@ class Sample:
 
     @property
     def folder(self) -> str:
-        """Where the file belongs, relative."""
+        """Return the folder that the file belongs into, relative."""
         return names.folder(self.to_ms)
 
     @property
     def name(self) -> SampleName:
-        """What the file is called."""
+        """Return the name of the file."""
         return names.part(self._deltas.instance, self.seq)
 
     def payload(self) -> bytes:

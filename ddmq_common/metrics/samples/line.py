@@ -1,4 +1,4 @@
-"""One line of a sample file: a metric of one process over one interval, as JSON.
+"""A line of a sample file: a metric of one process over one interval, as JSON.
 
 `encode` writes the keys in the order of the fields; `decode` takes them in any order, ignores keys it does
 not know, and says of everything else why it is not a sample. A changed meaning is a new VERSION.
@@ -27,7 +27,7 @@ CORRUPT, UNKNOWN_VERSION, UNKNOWN_METRIC, BAD_VALUE = (
 
 
 class LineError(Exception):
-    """Not a sample. `reason` is one of CORRUPT, UNKNOWN_VERSION, UNKNOWN_METRIC, BAD_VALUE."""
+    """The line is no sample. `reason` is one of CORRUPT, UNKNOWN_VERSION, UNKNOWN_METRIC, BAD_VALUE."""
 
     def __init__(self, reason: str, said: str) -> None:
         super().__init__(f"{reason}: {said}")

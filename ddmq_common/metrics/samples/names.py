@@ -1,4 +1,4 @@
-"""Where sample files lie and what they are called; the one place that builds and parses these names.
+"""The places and names of sample files; nothing else builds or parses these names.
 
     date=2026-11-22/hour=03/samples-<instance>-00000017.jsonl           one interval of one process
     date=2026-11-22/hour=03/hour-<instance>-00000017-00000376.jsonl     the same of an hour, in one file
@@ -57,7 +57,7 @@ def part(instance: str, seq: int) -> SampleName:
 
 
 def parse(name: str) -> SampleName | None:
-    """What a name says; None when it is not one of ours, or one that is still being written."""
+    """Parse a name; None when it is not one of ours, or one that is still being written."""
     if found := _PART.fullmatch(name):
         return part(found[1], int(found[2]))
     if found := _HOUR.fullmatch(name):
@@ -66,7 +66,7 @@ def parse(name: str) -> SampleName | None:
 
 
 def parse_hidden(name: str) -> SampleName | None:
-    """The same for a file that is being written, or was when its process died."""
+    """Parse the name of a file that is being written, or was when its process died."""
     return parse(name[1:-4]) if name.startswith(".") and name.endswith(".tmp") else None
 
 
