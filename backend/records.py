@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+import msgspec
+
 from backend.capabilities import Durability
 from ddmq_common.errors import DamagedError
 
@@ -22,8 +24,10 @@ class QueueRef(NamedTuple):
     queue_id: int
 
 
-class NewRecord:
-    """One message to append. `delivery` is what ddmq_common.delivery.encode gave.
+class NewRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=False):
+    """One message to append; its fields in their order are also how it travels between processes.
+
+    `delivery` is what ddmq_common.delivery.encode gave.
 
     `key` (UTF-8 bytes, b"" = none) is for the key index and `tags` for the tag hash; both also stand
     inside `delivery`. `message_id`: 16 bytes, kept through delay, retry and dead letter. `born_ms`:
@@ -32,33 +36,16 @@ class NewRecord:
     properties (reserved names) that never reach a client as they are.
     """
 
-    __slots__ = (
-        "born_ms", "delivery", "due_ms", "flags", "key", "message_id", "queue_id", "system", "tags", "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        topic: str,
-        queue_id: int,
-        message_id: bytes,
-        born_ms: int,
-        delivery: bytes,
-        key: bytes = b"",
-        tags: bytes = b"",
-        flags: int = 0,
-        due_ms: int = 0,
-        system: Mapping[str, str] | None = None,
-    ) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self.message_id = message_id
-        self.born_ms = born_ms
-        self.delivery = delivery
-        self.key = key
-        self.tags = tags
-        self.flags = flags
-        self.due_ms = due_ms
-        self.system = system
+    topic: str
+    queue_id: int
+    message_id: bytes
+    born_ms: int
+    delivery: bytes
+    key: bytes = b""
+    tags: bytes = b""
+    flags: int = 0
+    due_ms: int = 0
+    system: Mapping[str, str] | None = None
 
 
 class AppendStatus(IntEnum):

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from backend.capabilities import Durability
+from backend.capabilities import Capabilities, Durability
 from backend.file_log.lock import DirectoryInUseError
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.protocol import deadline_of, timeout_ms
@@ -20,6 +20,7 @@ from backend.records import (
     ProgressDelta,
     ProgressView,
     QueueRef,
+    StoredRecord,
     TopicInfo,
 )
 from ddmq_common import errors
@@ -29,14 +30,14 @@ RECORD = NewRecord("orders", 1, b"i" * 16, 12345, b"\x00\xffbytes", b"key", b"ta
 
 
 def fields(record: NewRecord) -> list[object]:
-    return [getattr(record, name) for name in NewRecord.__slots__]
+    return [getattr(record, name) for name in NewRecord.__struct_fields__]
 
 
 def test_records_to_append() -> None:
     bare = NewRecord("t", 0, b"\0" * 16, 0, b"")
-    left, rows = codec.decode_append(codec.encode((250, [codec.record_row(RECORD), codec.record_row(bare)])))
+    left, records = codec.decode_append(codec.encode((250, [RECORD, bare])))
     assert left == 250
-    assert [fields(record) for record in codec.records_from(rows)] == [fields(RECORD), fields(bare)]
+    assert [fields(record) for record in records] == [fields(RECORD), fields(bare)]
 
 
 def test_results_with_every_status_and_class() -> None:
@@ -74,9 +75,43 @@ def test_commits() -> None:
 
 def test_topics_and_progress() -> None:
     info = TopicInfo("orders", 3, 8, Durability.WRITTEN, False, True, "only", 1000, "topics.yaml")
-    assert codec.topic_from(codec.decode_topic(codec.encode(codec.topic_row(info)))) == info
+    assert TopicInfo(*codec.decode_topic(codec.encode(codec.topic_row(info)))) == info
     views = [ProgressView(None, (), {}, 0, 0), ProgressView(5, ((7, 9),), {6: 2}, 3, 1)]
     assert codec.decode_views(codec.encode([codec.view_row(view) for view in views])) == views
+
+
+def test_bytes_are_those_of_the_documented_arrays() -> None:
+    """docs/formats-sessions.md, "Values": processes of one version of the protocol understand each other."""
+    queue, record = (
+        ["orders", 3, 1],
+        ["orders", 1, b"i" * 16, 12345, b"\x00\xffbytes", b"key", b"tag", 1, 99, {"R": "ü"}],
+    )
+    bare = ["t", 0, b"\0" * 16, 0, b"", b"", b"", 0, 0, None]
+    assert codec.encode([RECORD, NewRecord("t", 0, b"\0" * 16, 0, b"")]) == codec.encode([record, bare])
+    deltas = [ProgressDelta("g", QUEUE, 4, 2, ((0, 5), (7, 9)), [(5, 3)], None)]
+    commit = CommitBatch((RECORD,), deltas, {"b": None, "a": b"x"}, ("c",))
+    delta = ["g", queue, 4, 2, [[0, 5], [7, 9]], [[5, 3]], None]
+    assert codec.encode(codec.commit_row(commit, 7)) == codec.encode(
+        [7, [record], [delta], {"b": None, "a": b"x"}, ["c"]]
+    )
+    info = TopicInfo("orders", 3, 8, Durability.DURABLE, False, True, "only", None, "log", ("rocketmq",))
+    topic = ["orders", 3, 8, 1, False, True, "only", None, "log", ["rocketmq"]]
+    assert codec.encode(codec.topic_row(info)) == codec.encode(topic)
+    view = ProgressView(5, ((7, 9),), {6: 2}, 3, 1)
+    assert codec.encode(codec.view_row(view)) == codec.encode([5, [[7, 9]], {6: 2}, 3, 1])
+    classes = frozenset((Durability.DURABLE, Durability.WRITTEN))
+    can = Capabilities("memory", True, False, True, True, classes, 10, 9, b"%", True, False)
+    assert codec.encode_sorted(codec.capabilities_row(can)) == codec.encode(
+        ["memory", True, False, True, True, [0, 1], 10, 9, b"%", True, False]
+    )
+    assert (
+        Capabilities(*codec.decoder(codec.CapabilitiesRow)(codec.encode_sorted(codec.capabilities_row(can))))
+        == can
+    )
+    stored = StoredRecord("orders", 1, 4, 900, b"i" * 16, 5, 6, 1, 0, b"body", {"R": "1"})
+    row = ["orders", 1, 4, 900, b"i" * 16, 5, 6, 1, 0, b"body", {"R": "1"}]
+    assert codec.encode([stored]) == codec.encode([row])
+    assert codec.decode_stored(codec.encode([row])) == [stored]
 
 
 @pytest.mark.parametrize("kind", [*codec._ERRORS.values()])

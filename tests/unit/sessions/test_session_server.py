@@ -12,6 +12,7 @@ import gevent
 import pytest
 from session_kit import RawClient, done, house, queue, record, soon, until
 
+from backend.capabilities import Capabilities
 from backend.file_log.sessions.wire import codec, place
 from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, Kind
 from backend.records import TopicInfo
@@ -35,7 +36,7 @@ class FailingListener:
 
 
 def append_body(*bodies: bytes, topic: str = "orders") -> bytes:
-    return codec.encode((5000, [codec.record_row(record(topic, 0, body)) for body in bodies]))
+    return codec.encode((5000, [record(topic, 0, body) for body in bodies]))
 
 
 def wait_body(offset: int, left_ms: int = 20_000) -> bytes:
@@ -51,7 +52,7 @@ def test_a_welcome_brings_everything_in_one_piece(tmp_path: Path) -> None:
         welcome = client.next(Kind.WELCOME)
         version, silence_ms, _, capabilities, cluster, broker = codec.decode_welcome(welcome[2])
         assert (version, silence_ms, cluster, broker) == (VERSION, 10_000, "R_default", "a")
-        assert codec.capabilities_from(capabilities) == home.engine.capabilities
+        assert Capabilities(*capabilities) == home.engine.capabilities
         rows, gone = codec.decode_topics(client.next(Kind.TOPICS, Kind.READY)[2])
         assert [row[:3] for row in rows] == [("orders", 1, 3)]
         assert gone == []

@@ -93,7 +93,7 @@ class MemberBackend(Backend):
         return self._ask(
             Kind.PUT_TOPIC,
             (timeout_ms(deadline, self.clock.monotonic()), codec.topic_row(info)),
-            lambda body: codec.topic_from(codec.decode_topic(body)),
+            lambda body: TopicInfo(*codec.decode_topic(body)),
             into,
             lambda backend: backend.put_topic(info, deadline),
             deadline,
@@ -281,7 +281,7 @@ class MemberBackend(Backend):
             self._on_welcome(body)
         elif kind == Kind.TOPICS:
             rows, gone = codec.decode_topics(body)
-            self.mirror.take_topics([codec.topic_from(row) for row in rows], gone)
+            self.mirror.take_topics([TopicInfo(*row) for row in rows], gone)
         elif kind == Kind.SETTINGS:
             self.mirror.take_settings(codec.decode_settings(body))
         elif kind == Kind.ASSIGNED:
@@ -320,7 +320,7 @@ class MemberBackend(Backend):
         _version, _silence_ms, _frame_max, capabilities, self.cluster, self.broker = codec.decode_welcome(
             body
         )
-        self.capabilities: Capabilities = codec.capabilities_from(capabilities)
+        self.capabilities: Capabilities = Capabilities(*capabilities)
         self.mirror.begin()
 
     def _on_pong(self, kind: int, body: bytes) -> None:

@@ -154,8 +154,7 @@ class AppendFrame(Request):
     def body(self, now: float) -> bytes:
         self.calls = [call for call in self.calls if not call.completion.done]
         left = timeout_ms(max([call.deadline for call in self.calls], default=now), now)
-        row = codec.record_row
-        return codec.encode((left, [row(record) for call in self.calls for record in call.records]))
+        return codec.encode((left, [record for call in self.calls for record in call.records]))
 
     def answered(self, body: bytes, tell: Tell) -> bool:
         clock_ms, results = codec.decode_results(body)

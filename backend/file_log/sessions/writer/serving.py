@@ -13,7 +13,7 @@ from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.protocol import Kind, ProtocolError, deadline_of
 from backend.file_log.sessions.wire.snapshot import TOPIC_KEY, change
 from backend.file_log.sessions.writer.session import RemoteListener, RequestAnswer, Session, WaitAnswer
-from backend.records import AppendResult, ProgressView, QueueRef, StoredRecord, TopicInfo
+from backend.records import AppendResult, ProgressView, QueueRef, TopicInfo
 from ddmq_common.errors import BoundReachedError, DdmqError
 
 log = logging.getLogger(__name__)
@@ -97,12 +97,12 @@ def _on_reads_files(session: Session, ident: int, body: bytes) -> None:
 
 
 def _on_append(session: Session, ident: int, body: bytes) -> None:
-    left_ms, rows = codec.decode_append(body)
+    left_ms, records = codec.decode_append(body)
     host = session.host
     answer = _taken(
         session, ident, body, lambda results: codec.encode_results(host.backend.clock_ms(), results)
     )
-    records, deadline = codec.records_from(rows), _deadline(session, left_ms)
+    deadline = _deadline(session, left_ms)
     _ask(answer, lambda: host.backend.append(records, deadline, answer))
 
 
@@ -121,7 +121,7 @@ def _on_commit(session: Session, ident: int, body: bytes) -> None:
 
 def _on_put_topic(session: Session, ident: int, body: bytes) -> None:
     left_ms, row = _put_topic(body)
-    info, backend = codec.topic_from(row), session.host.backend
+    info, backend = TopicInfo(*row), session.host.backend
 
     def encode(stored: TopicInfo) -> bytes:
         session.pipe.send_frame(change(backend, TOPIC_KEY + stored.name))
@@ -183,11 +183,7 @@ def _on_offset_for_time(session: Session, ident: int, body: bytes) -> None:
 
 def _on_find(session: Session, ident: int, body: bytes) -> None:
     topic, key, message_id, count = _find(body)
-
-    def encode(found: list[StoredRecord]) -> bytes:
-        return codec.encode([codec.stored_row(record) for record in found])
-
-    answer, backend = _taken(session, ident, body, encode), session.host.backend
+    answer, backend = _taken(session, ident, body, codec.encode), session.host.backend
     _relay(answer, lambda: backend.find(topic, key=key, message_id=message_id, count_max=count))
 
 

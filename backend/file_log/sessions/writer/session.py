@@ -163,7 +163,7 @@ class Session:
         self.pipe.send(
             Kind.WELCOME,
             self.number,
-            codec.encode(
+            codec.encode_sorted(
                 (
                     VERSION,
                     int(host.limits.silence_s * 1000),
