@@ -1,0 +1,161 @@
+"""The commands of text scenarios (docs/testing.md): a PullBuffer, and a shell that reads for it at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+from backend.progress.group_progress import GroupProgress
+from backend.records import Bounds, QueueRef, ReadStatus
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.message_filter import FILTERED, Refusal
+from proxy_consumer.core.order.chains import ChainTable
+from proxy_consumer.core.order.scope import EndsRequest, OrderScope
+from proxy_consumer.core.pull_buffer import PullBuffer
+from proxy_consumer.core.steps import Delivery, QueueState, ReadRequest
+from proxy_consumer.core.tally import Tally
+
+REFS = [QueueRef("T", 1, 0), QueueRef("T", 1, 1)]
+
+
+def key_of(delivery: bytes) -> str | None:
+    return re.sub("[^a-z]", "", delivery.decode()) or None
+
+
+class Scenario:
+    """One subscription over two queues, its own filter; each command of a file is a method here."""
+
+    tags: frozenset[int] | None = None
+
+    def __init__(self) -> None:
+        self.now, self.kept, self.lease_ids, self.config = 0.0, 16, count(1), SubscriptionDefaults()
+        self.queues: list[list[tuple[int, int, str]]] = [[], []]  # offset, log position, text
+        self.where: dict[str, tuple[QueueRef, int]] = {}
+        self.leases: dict[str, int] = {}
+        self.durable = [GroupProgress(), GroupProgress()]
+        self.restart()
+
+    def judge(self, delivery: bytes) -> Refusal | None:
+        """The filter: `-name` is not wanted, `!name` cannot be judged."""
+        return {b"-": FILTERED, b"!": Refusal("faulty")}.get(delivery[:1])
+
+    def head(self, key: str) -> tuple[QueueState, int]:
+        stream, offset = self.scope.table.chains[key].heads[0]
+        return self.scope.queues[stream], offset
+
+    def result(self, method: str, names: tuple[str, ...], *more: Any) -> str:
+        call, done = getattr(self.buffer.outcomes, method), 0
+        for name, _, lease in (word.partition("@") for word in names):
+            queue, offset = self.where[name]
+            lease_id = int(lease) if lease else self.leases[name]
+            told = call(self.buffer.queues[queue], [offset], [lease_id], *more)
+            done += told if isinstance(told, int) else not told
+        return f"{done} of {len(names)}"
+
+    def read(self, step: ReadRequest) -> None:
+        queue, at = self.queues[step.state.queue.queue_id], step.offset
+        after = max(at, min(at + step.count_max, len(queue)))
+        found = [message for message in queue[at:after] if message[2] != "_"]
+        batch: Any = SimpleNamespace(
+            status=ReadStatus.DATA if found else ReadStatus.NONE,
+            offsets=[offset for offset, _, _ in found],
+            positions=[position for _, position, _ in found],
+            flags=[0] * len(found),
+            deliveries=[text.encode() for _, _, text in found],
+            next_offset=after,
+        )
+        self.buffer.loaded(step, batch, self.now)
+
+    # --- commands
+
+    def restart(self) -> None:
+        self.scope = OrderScope(ChainTable(self.config.chain_batch, self.kept), merged=True)
+        ahead = lambda wanted: (wanted, 1 << 20)  # noqa: E731
+        self.buffer = PullBuffer(self.config, 1 << 20, ahead, self.lease_ids, Tally(), None, self)
+        order = (self.scope, key_of) if self.config.scope else None
+        for ref, durable, queue in zip(REFS, self.durable, self.queues, strict=True):
+            self.buffer.assign(ref, durable.view(), Bounds(0, len(queue)), order)
+
+    def settings(self, *words: str) -> None:
+        for name, text in (word.split("=") for word in words):
+            value: Any = int(text) if text.lstrip("-").isdigit() else text
+            if name == "kept":  # how many of a chain's messages are kept while they wait
+                self.kept = value
+            else:
+                value = (value,) if name == "retry_intervals_ms" else value
+                self.config = replace(self.config, **{name: value})
+        self.restart()
+
+    def append(self, number: str, *texts: str) -> None:
+        queue, ref = self.queues[int(number)], REFS[int(number)]
+        for text in texts:
+            self.where[text.lstrip("-!")] = ref, len(queue)
+            queue.append((len(queue), sum(map(len, self.queues)), text))
+        self.buffer.data_arrived(self.buffer.queues[ref])
+
+    def pull(self, wanted: str) -> str:
+        while not isinstance(step := self.buffer.take(self.now, int(wanted)), Delivery):
+            if step is None:
+                return "nothing"
+            if isinstance(step, EndsRequest):
+                self.scope.ends(step, [Bounds(0, len(self.queues[s.queue.queue_id])) for s in step.states])
+            else:
+                self.read(step)
+        names = [raw.decode().lstrip("-!") for raw in step.messages.deliveries]
+        self.leases.update(dict.fromkeys(names, step.lease_id))
+        tries = [f"*{number}" if number > 1 else "" for number in step.attempts()]
+        return f"{step.state.queue.queue_id}: {' '.join(map(str.__add__, names, tries))}"
+
+    def ack(self, *names: str) -> str:
+        return self.result("finish", names, self.now)
+
+    def fail(self, *names: str) -> str:
+        return self.result("fail", names, None, self.now)
+
+    def extend(self, *names: str) -> str:
+        return self.result("extend_parts", names, self.now)
+
+    def give_back(self, *names: str) -> str:
+        return self.result("take_back", names)
+
+    def after(self, ms: str) -> str:
+        self.now += int(ms) / 1000
+        return f"{self.buffer.sweep(self.now)} timed out"
+
+    def commit(self) -> str:
+        told = []
+        for durable, queue, state in zip(self.durable, self.queues, self.buffer.queues.values(), strict=True):
+            for job in state.jobs.table.take_spent():
+                durable.apply(state.jobs.finish_of("G", job))
+                self.buffer.published(state, job)
+                told.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")
+            if (delta := state.jobs.collect("G")) is not None:
+                durable.apply(delta)
+                state.jobs.committed()
+        return "spent: " + (", ".join(told) or "none")
+
+    def hand_over(self) -> None:
+        queues = self.buffer.queues
+        jobs = {ref: state.jobs for ref, state in queues.items()}
+        told = [(ref, one.leases.leased(), one.uncommitted.acked(one.ack_map)) for ref, one in jobs.items()]
+        self.restart()
+        for ref, runs, acked in told:
+            self.buffer.adopt(self.buffer.queues[ref], runs, acked, self.now)
+
+    def park(self, key: str) -> None:
+        self.scope.ledger.parked_keys |= {key}
+        state, offset = self.head(key)
+        state.park(offset)
+
+    def replay(self, key: str) -> None:
+        self.scope.ledger.parked_keys -= {key}
+        state, offset = self.head(key)
+        state.jobs.table.replay(offset)
+        state.wake()
+
+    def skip(self, key: str) -> None:
+        state, offset = self.head(key)
+        state.dead_letter(offset, "skipped")
