@@ -20,7 +20,7 @@ from typing import Any
 import gevent
 
 from backend.records import NewRecord
-from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, DelayOutcome
+from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, CommandOutcome
 from ddmq_common.errors import (
     BoundReachedError,
     CallerError,
@@ -99,7 +99,7 @@ class Fire:
         if not self._awaited:
             return []
         found = [self._awaited.pop(offset) for offset in offsets if offset in self._awaited]
-        return [Reply(one.queue_id, DelayOutcome(reply_id=one.reply_id, code=CANCELLED)) for one in found]
+        return [Reply(one.queue_id, CommandOutcome(reply_id=one.reply_id, code=CANCELLED)) for one in found]
 
     # --- when
 
@@ -212,7 +212,7 @@ class Fire:
         for one in outlets:
             wanted = awaited.get(one.message.offset)
             if wanted is not None:
-                outcome = DelayOutcome(
+                outcome = CommandOutcome(
                     reply_id=wanted.reply_id,
                     code=ALREADY_FIRED,
                     fired_at_ms=wall_ms,

@@ -10,7 +10,7 @@ from typing import Any
 from backend.records import AppendResult, NewRecord
 from ddmq_client.idl import producer
 from ddmq_client.idl.codes import OK_TEXT
-from ddmq_common.delays.command import ADDED, DelayOutcome
+from ddmq_common.delays.command import ADDED, CommandOutcome
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.wire.structs import structs
 from ddmq_rpc.wire.templates import constant_result
@@ -56,7 +56,7 @@ def delay_stored(call: Call, delay_id: bytes) -> None:
         call.reply(_structs.DelayResult(code=0, msg=OK_TEXT, uniqDelayMsgId=delay_id))
 
 
-def delay_decided(delay_id: bytes, code: int, due_ms: int, outcome: DelayOutcome | None) -> Any:
+def delay_decided(delay_id: bytes, code: int, due_ms: int, outcome: CommandOutcome | None) -> Any:
     """A DelayResult with our own fields. `code`: what became of the order; `due_ms`: as far as it is known
     without an outcome, 0 = it is not."""
     fired_ms = 0

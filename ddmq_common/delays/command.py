@@ -65,7 +65,7 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     moved_at: int = 0
 
 
-class DelayOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
+class CommandOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """The outcome of a command; the body of a record in the outcome topic. `code`: DelayResult field 100."""
 
     reply_id: int
@@ -94,14 +94,14 @@ def decode_command(text: str | bytes) -> DelayCommand:
         raise DamagedError(f"delay command {text[:80]!r} does not parse: {error}") from error
 
 
-def encode_outcome(outcome: DelayOutcome) -> bytes:
+def encode_outcome(outcome: CommandOutcome) -> bytes:
     """The body of a record in the outcome topic."""
     return msgspec.json.encode(outcome)
 
 
-def decode_outcome(body: bytes) -> DelayOutcome:
+def decode_outcome(body: bytes) -> CommandOutcome:
     """Raises DamagedError for anything `encode_outcome` does not write."""
     try:
-        return msgspec.json.decode(body, type=DelayOutcome)
+        return msgspec.json.decode(body, type=CommandOutcome)
     except msgspec.DecodeError as error:
         raise DamagedError(f"delay outcome {body[:80]!r} does not parse: {error}") from error

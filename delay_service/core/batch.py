@@ -16,8 +16,8 @@ from ddmq_common.delays.command import (
     PENDING,
     TOO_OLD,
     UNKNOWN,
+    CommandOutcome,
     DelayCommand,
-    DelayOutcome,
 )
 from ddmq_common.delays.ids import uuid_bytes
 from ddmq_common.errors import DamagedError
@@ -126,7 +126,7 @@ class Batch:
         if said.reply_queue < 0:
             return
         kind, at_ms = (None, 0) if state is None else (state.kind, state.at_ms)
-        outcome = DelayOutcome(
+        outcome = CommandOutcome(
             reply_id=said.reply_id,
             code=code,
             fired_at_ms=at_ms if kind in OVER else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ddmq_common.delays.command import DelayOutcome
+from ddmq_common.delays.command import CommandOutcome
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.core.orders import Order
 from delay_service.store.port import Changes
@@ -16,7 +16,7 @@ class Reply(NamedTuple):
     """An outcome for the queue that asked for it."""
 
     queue_id: int
-    outcome: DelayOutcome
+    outcome: CommandOutcome
 
 
 class FireNow(NamedTuple):

@@ -13,7 +13,7 @@ from backend.completion import Completion
 from backend.port import Backend, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.clock import Clock
-from ddmq_common.delays.command import DelayOutcome, decode_outcome
+from ddmq_common.delays.command import CommandOutcome, decode_outcome
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError, DdmqError
 
@@ -36,7 +36,7 @@ class OutcomeReader:
         backend: Backend,
         clock: Clock,
         queue: QueueRef,
-        hear: Callable[[DelayOutcome], None],
+        hear: Callable[[CommandOutcome], None],
         later: Later,
     ) -> None:
         self._backend = backend

@@ -17,7 +17,7 @@ from backend.claims import RETRY_S, ClaimOwner, QueueClaims, Release
 from backend.port import Assignment, Backend, Join, Sharing
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
-from ddmq_common.delays.command import DelayOutcome
+from ddmq_common.delays.command import CommandOutcome
 from ddmq_common.names import OUTCOME_GROUP, OUTCOME_TOPIC
 from proxy_producer.core.refusal import SendRefusal
 from proxy_producer.counts import SendCounts
@@ -31,7 +31,7 @@ class OutcomeWaiter(Protocol):
     def outcomes_ready(self, fault: SendRefusal | None) -> None:
         """Outcomes can be heard from now on (None), or not."""
 
-    def decided(self, outcome: DelayOutcome) -> None:
+    def decided(self, outcome: CommandOutcome) -> None:
         """Here it is."""
 
 
@@ -102,7 +102,7 @@ class OutcomeWaiters(ClaimOwner):
 
     # --- what is heard
 
-    def _hear(self, outcome: DelayOutcome) -> None:
+    def _hear(self, outcome: CommandOutcome) -> None:
         found = self._waiters.pop(outcome.reply_id, None)
         if found is None:
             self._counts.outcome("nobody")

@@ -19,8 +19,8 @@ from ddmq_common.delays.command import (
     ADDED,
     COMMAND_PROPERTY,
     PENDING,
+    CommandOutcome,
     DelayCommand,
-    DelayOutcome,
     encode_command,
 )
 from ddmq_rpc.api import Call
@@ -166,14 +166,14 @@ class AwaitedCommand:
         self._forget()
         self._tell(PENDING)
 
-    def decided(self, outcome: DelayOutcome) -> None:
+    def decided(self, outcome: CommandOutcome) -> None:
         """What came of it; the append's own answer may still be on its way."""
         self._reply_id = 0
         if not self._send.answered:
             self._send.flow.unanswered.discard(self._send)
             self._tell(outcome.code, outcome)
 
-    def _tell(self, code: int, outcome: DelayOutcome | None = None) -> None:
+    def _tell(self, code: int, outcome: CommandOutcome | None = None) -> None:
         """Code 0, and with it `code`: DelayResult field 100."""
         send = self._send
         send.flow.unanswered.discard(self)

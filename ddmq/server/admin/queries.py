@@ -98,27 +98,27 @@ def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str,
     With `bytes_max` key, tags, properties and body together are cut to that, which `cut` says.
     """
     content = delivery.decode(record.delivery)
-    room = _Room(bytes_max)
+    left = _ByteBudget(bytes_max)
     row: dict[str, Any] = {
         "id": record.message_id.hex(),
         "topic": record.topic,
         "queue": record.queue_id,
         "offset": record.offset,
         "position": record.position,
-        "key": room.text(content.key),
-        "tags": room.text(content.tag),
+        "key": left.text(content.key),
+        "tags": left.text(content.tag),
         "properties": {
-            room.text(name): room.text(value) for name, value in content.properties.items() if room.is_left
+            left.text(name): left.text(value) for name, value in content.properties.items() if left.is_left
         },
         "born_ms": record.born_ms,
         "stored_ms": record.stored_ms,
         "body_bytes": len(content.value),
     }
-    row |= body_fields(room.body(content.value))
-    return row | ({"cut": True} if room.cut else {})
+    row |= body_fields(left.body(content.value))
+    return row | ({"cut": True} if left.cut else {})
 
 
-class _Room:
+class _ByteBudget:
     """The bytes of a message that a row may still hold; None: all."""
 
     def __init__(self, bytes_max: int | None) -> None:

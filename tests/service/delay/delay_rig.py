@@ -23,8 +23,8 @@ from ddmq_common.delays.command import (
     COMMAND_PROPERTY,
     FIRE,
     RESCHEDULE,
+    CommandOutcome,
     DelayCommand,
-    DelayOutcome,
     decode_outcome,
     encode_command,
 )
@@ -220,7 +220,7 @@ class Rig:
     def bodies(self, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
         return [decode(record.delivery).value for record in self.stored(topic, queue_id)]
 
-    def outcomes(self) -> list[DelayOutcome]:
+    def outcomes(self) -> list[CommandOutcome]:
         return [decode_outcome(body) for body in self.bodies(OUTCOME_TOPIC)]
 
     def fired_to(self, shard: int = 0) -> int | None:

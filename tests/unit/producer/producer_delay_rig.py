@@ -12,8 +12,8 @@ from backend.port import Assignment, Join
 from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.delays.command import (
     COMMAND_PROPERTY,
+    CommandOutcome,
     DelayCommand,
-    DelayOutcome,
     decode_command,
     encode_outcome,
 )
@@ -66,7 +66,7 @@ class DelayRig(Rig):
 
     def decide(self, command: DelayCommand, code: int, **more: Any) -> None:
         """Write an outcome as the delay service does."""
-        outcome = DelayOutcome(command.reply_id, code, **more)
+        outcome = CommandOutcome(command.reply_id, code, **more)
         delivery = encode(b"", encode_outcome(outcome), b"", None)
         record = NewRecord(OUTCOME_TOPIC, command.reply_queue, bytes(16), 0, delivery)
         MemoryBackend.append(self.backend, [record], self.clock.monotonic() + 10).wait(10)
