@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from backend.tag_hash import tag_hash
 from ddmq_common.delivery_parts import key_of, properties_of, tag_of
 from ddmq_common.errors import DamagedError
+from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.message_filter import FILTERED, Filter, Refusal
 from proxy_consumer.filters.expressions import compile_sql
 from proxy_consumer.filters.tags import parse_tags
-
-if TYPE_CHECKING:
-    from proxy_consumer.config import SubscriptionDefaults
 
 TAGS, KEYS = "TAGS", "KEYS"  # names in SQL for the message's tag and key
 HASHES_MAX = 1024  # tags pushed down; with more, all are read and then looked at

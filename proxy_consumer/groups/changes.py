@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from backend.completion import Completion, succeeded
 from backend.records import CommitBatch
@@ -19,6 +19,7 @@ from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.completions import all_of, followed
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
 from proxy_consumer.filters.expressions import check_stated
+from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
@@ -28,9 +29,6 @@ from proxy_consumer.groups.group import (
     subscription_key,
 )
 from proxy_consumer.runtime import Runtime, log
-
-if TYPE_CHECKING:
-    from proxy_consumer.groups.directory import Directory
 
 SETTINGS_BYTES_MAX = 64 << 10  # what one subscription sets itself, as it is stored: every proxy keeps it
 SETTINGS = tuple(field.name for field in dataclasses.fields(SubscriptionDefaults))

@@ -17,7 +17,7 @@ from jsonpath_ng.ext.iterable import Len
 from jsonpath_ng.ext.parser import parse
 
 from proxy_consumer.order_keys.canonical import decode, text_of
-from proxy_consumer.order_keys.path import Kind, PathError, Step, descents
+from proxy_consumer.order_keys.path import PathError, PathKind, PathStep, descents
 from proxy_consumer.order_keys.work import check_work
 
 _SET_OPERATORS = ("_Intersect", "_Union")  # what & and | mean between paths; importing them warns
@@ -43,7 +43,7 @@ class Members(JSONPath):
         return [hit for element in elements for hit in self.find(element)]
 
 
-def general_reader(steps: tuple[Step, ...]) -> Callable[[bytes], str | None]:
+def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
     """From body to canonical text. Raises ValueError, RecursionError for bodies that are not readable."""
     find = expression(steps).find
     deep = max(1, descents(steps))
@@ -58,7 +58,7 @@ def general_reader(steps: tuple[Step, ...]) -> Callable[[bytes], str | None]:
     return read
 
 
-def expression(steps: tuple[Step, ...]) -> JSONPath:
+def expression(steps: tuple[PathStep, ...]) -> JSONPath:
     """What the library makes of the steps. Raises PathError for a filter that it does not know."""
     found: JSONPath = Root()
     for step in steps:
@@ -67,19 +67,19 @@ def expression(steps: tuple[Step, ...]) -> JSONPath:
     return found
 
 
-def _part(step: Step) -> JSONPath:
-    if step.kind is Kind.NAMES:
+def _part(step: PathStep) -> JSONPath:
+    if step.kind is PathKind.NAMES:
         return Fields(*step.names) if step.deep else Members(step.names)
-    if step.kind is Kind.INDEXES:
+    if step.kind is PathKind.INDEXES:
         return Index(*(number for number in step.numbers if number is not None))
-    if step.kind is Kind.SLICE:
+    if step.kind is PathKind.SLICE:
         return Slice(*step.numbers)
-    if step.kind is Kind.ALL:
+    if step.kind is PathKind.ALL:
         return Wildcard()
-    return Len() if step.kind is Kind.SIZE else _filter(step)
+    return Len() if step.kind is PathKind.SIZE else _filter(step)
 
 
-def _filter(step: Step) -> JSONPath:
+def _filter(step: PathStep) -> JSONPath:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -93,7 +93,7 @@ def _filter(step: Step) -> JSONPath:
     return right
 
 
-def _check_filter(found: JSONPath, step: Step) -> None:
+def _check_filter(found: JSONPath, step: PathStep) -> None:
     """Raises PathError for what the library takes and cannot evaluate, or only at a boundless cost."""
     parts = list(_parts(found))
     if any(type(part).__name__ in _SET_OPERATORS for part in parts):

@@ -23,7 +23,7 @@ class PathError(ValueError):
         self.at = at
 
 
-class Kind(Enum):
+class PathKind(Enum):
     """What a step does."""
 
     NAMES = "names"  # one or more members of an object
@@ -35,10 +35,10 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PathStep:
     """One step. `deep`: of everything below as well. `at`: its place, from 1."""
 
-    kind: Kind
+    kind: PathKind
     at: int
     names: tuple[str, ...] = ()
     numbers: tuple[int | None, ...] = ()
@@ -48,7 +48,7 @@ class Step:
     @property
     def is_plain(self) -> bool:
         """One member or one element: no more than one hit."""
-        return not self.deep and len(self.names) + len(self.numbers) == 1 and self.kind is not Kind.SLICE
+        return not self.deep and len(self.names) + len(self.numbers) == 1 and self.kind is not PathKind.SLICE
 
 
 _NAME = re.compile(r"[\w$@]+")
@@ -63,34 +63,34 @@ _SHORT_FILTER = re.compile(
 _BRACKETS = "a name in quotes, numbers, start:end, *, ?(filter) or name=value"
 
 
-def parse_path(text: str) -> tuple[Step, ...]:
+def parse_path(text: str) -> tuple[PathStep, ...]:
     """The steps; none for `$` alone. Raises PathError."""
     if len(text) > PATH_CHARS_MAX:
         raise PathError(f"it has {len(text)} characters; allowed: at most {PATH_CHARS_MAX}", 1)
-    steps = tuple(_Parser(text).steps())
+    steps = tuple(_PathParser(text).steps())
     if len(steps) > STEPS_MAX:
         raise PathError(f"it has {len(steps)} steps; allowed: at most {STEPS_MAX}", steps[STEPS_MAX].at)
     if descents(steps) > DESCENTS_MAX:
         raise PathError(f"it has {descents(steps)} times `..`; allowed: at most {DESCENTS_MAX}", 1)
     for step in steps[:-1]:
-        if step.kind is Kind.SIZE:
+        if step.kind is PathKind.SIZE:
             raise PathError("nothing may follow .size()", step.at)
     return steps
 
 
-def descents(steps: tuple[Step, ...]) -> int:
+def descents(steps: tuple[PathStep, ...]) -> int:
     """How often the steps go through everything below, filters included."""
     return sum(step.deep + step.text.count("..") for step in steps)
 
 
-class _Parser:
+class _PathParser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PathStep]:
         text = self._text
-        found: list[Step] = []
+        found: list[PathStep] = []
         if text.startswith("$") and text[1:2] in ("", ".", "/", "["):
             self._at = 1
         elif text[:1] not in (".", "/", "["):
@@ -99,7 +99,7 @@ class _Parser:
             found.append(self._step())
         return found
 
-    def _step(self) -> Step:
+    def _step(self) -> PathStep:
         text, at = self._text, self._at
         if text.startswith("..", at):
             self._at += 2
@@ -113,45 +113,45 @@ class _Parser:
             raise PathError("a hyphen; names with hyphens stand in brackets: ['a-b']", at + 1)
         raise PathError(f"found {text[at]!r}; expected . / .. or [", at + 1)
 
-    def _named(self, *, deep: bool) -> Step:
+    def _named(self, *, deep: bool) -> PathStep:
         text, at = self._text, self._at
         if text.startswith("*", at):
             self._at += 1
-            return Step(Kind.ALL, at + 1, deep=deep)
+            return PathStep(PathKind.ALL, at + 1, deep=deep)
         if text.startswith("size()", at) and not deep:
             self._at += 6
-            return Step(Kind.SIZE, at + 1)
+            return PathStep(PathKind.SIZE, at + 1)
         match = _NAME.match(text, at)
         if match is None:
             raise PathError(f"found {text[at : at + 1] or 'the end'!r}; expected a name or *", at + 1)
         self._at = match.end()
-        return Step(Kind.NAMES, at + 1, names=(match[0],), deep=deep)
+        return PathStep(PathKind.NAMES, at + 1, names=(match[0],), deep=deep)
 
-    def _bracket(self, *, deep: bool) -> Step:
+    def _bracket(self, *, deep: bool) -> PathStep:
         at = self._at
         end = self._closing(at)
         inner = self._text[at + 1 : end]
         self._at = end + 1
         if inner.strip() == "*":
-            return Step(Kind.ALL, at + 1, deep=deep)
+            return PathStep(PathKind.ALL, at + 1, deep=deep)
         if inner.lstrip().startswith("?"):
-            return Step(Kind.FILTER, at + 1, text=_checked_filter(inner.strip(), at + 2), deep=deep)
+            return PathStep(PathKind.FILTER, at + 1, text=_checked_filter(inner.strip(), at + 2), deep=deep)
         if _NAME_LIST.fullmatch(inner):
             names = tuple(_unquoted(match) for match in _QUOTED.finditer(inner))
-            return Step(Kind.NAMES, at + 1, names=names, deep=deep)
+            return PathStep(PathKind.NAMES, at + 1, names=names, deep=deep)
         if _INDEXES.fullmatch(inner):
-            return Step(Kind.INDEXES, at + 1, numbers=tuple(map(int, inner.split(","))), deep=deep)
+            return PathStep(PathKind.INDEXES, at + 1, numbers=tuple(map(int, inner.split(","))), deep=deep)
         return self._rest(inner, at, deep)
 
-    def _rest(self, inner: str, at: int, deep: bool) -> Step:
+    def _rest(self, inner: str, at: int, deep: bool) -> PathStep:
         if match := _SLICE.fullmatch(inner):
             numbers = tuple(None if one is None else int(one) for one in match.groups())
             if numbers[2] == 0:
                 raise PathError("a slice with step 0; allowed: 1 or more", at + 2)
-            return Step(Kind.SLICE, at + 1, numbers=numbers, deep=deep)
+            return PathStep(PathKind.SLICE, at + 1, numbers=numbers, deep=deep)
         if match := _SHORT_FILTER.fullmatch(inner):
             sign = {"=": "==", "<>": "!="}.get(match[2], match[2])
-            return Step(Kind.FILTER, at + 1, text=f"?(@.{match[1]} {sign} {match[3]})", deep=deep)
+            return PathStep(PathKind.FILTER, at + 1, text=f"?(@.{match[1]} {sign} {match[3]})", deep=deep)
         raise PathError(f"[{inner}] is not understood; expected {_BRACKETS}", at + 1)
 
     def _closing(self, at: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from proxy_consumer.order_keys.canonical import text_of_raw
-from proxy_consumer.order_keys.path import Kind, Step
+from proxy_consumer.order_keys.path import PathKind, PathStep
 
 Read = Callable[[bytes], bytes]  # from a value's JSON to that of the value asked for; b"" = missing
 _NOTHING = msgspec.Raw(b"")
@@ -24,12 +24,12 @@ class Unshaped(Exception):
     """The body has another shape than the path."""
 
 
-def plain_reader(steps: tuple[Step, ...]) -> Callable[[bytes], str | None]:
+def plain_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
     """From body to canonical text. Raises Unshaped; ValueError, RecursionError for bodies not readable."""
     stages = [
         stage
         for kind, run in groupby(steps, key=lambda step: step.kind)
-        for stage in ([_members([s.names[0] for s in run])] if kind is Kind.NAMES else map(_element, run))
+        for stage in ([_members([s.names[0] for s in run])] if kind is PathKind.NAMES else map(_element, run))
     ]
     if len(stages) == 1:
         only = stages[0]
@@ -75,7 +75,7 @@ def _members(names: list[str]) -> Read:
     return read
 
 
-def _element(step: Step) -> Read:
+def _element(step: PathStep) -> Read:
     """One element of an array."""
     decode = msgspec.json.Decoder(list[msgspec.Raw] | None).decode
     (index,) = step.numbers

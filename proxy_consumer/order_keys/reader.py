@@ -14,7 +14,7 @@ from functools import lru_cache
 from ddmq_common.delivery_parts import key_of, value_of
 from ddmq_common.errors import DamagedError
 from proxy_consumer.order_keys.canonical import bounded, text_of
-from proxy_consumer.order_keys.path import PathError, Step, parse_path
+from proxy_consumer.order_keys.path import PathError, PathStep, parse_path
 from proxy_consumer.order_keys.plain import Unshaped, plain_reader
 
 QID, KEY = "QID", "KEY"
@@ -89,7 +89,7 @@ def _body_reader(path: str) -> KeyReader:
     return read
 
 
-def _lazily(steps: tuple[Step, ...]) -> KeyReader:
+def _lazily(steps: tuple[PathStep, ...]) -> KeyReader:
     """The general way, made when it is first needed."""
     made: list[KeyReader] = []
 
@@ -101,7 +101,7 @@ def _lazily(steps: tuple[Step, ...]) -> KeyReader:
     return read
 
 
-def _general(steps: tuple[Step, ...]) -> KeyReader:
+def _general(steps: tuple[PathStep, ...]) -> KeyReader:
     from proxy_consumer.order_keys.general import general_reader  # its import takes 20 ms
 
     return general_reader(steps)

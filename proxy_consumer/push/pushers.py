@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from ddmq_common.config.secret_files import reveal
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.actions.config import PushConfig, ScriptConfig
-from proxy_consumer.actions.job import Job, Outcome
-from proxy_consumer.actions.targets import AllowList
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX
+from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
+from proxy_consumer.push.actions.job import ActionJob, ActionOutcome
+from proxy_consumer.push.actions.targets import AllowList
 from proxy_consumer.push.runner import PushRunner
+from proxy_consumer.push.sinks.file import FileSink
+from proxy_consumer.push.sinks.files_folder import FilesFolder
+from proxy_consumer.push.sinks.http import HttpSink
+from proxy_consumer.push.sinks.redis import RedisSink
 from proxy_consumer.push.verdict import Sink
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.sinks.file import FileSink
-from proxy_consumer.sinks.files_folder import FilesFolder
-from proxy_consumer.sinks.http import HttpSink
-from proxy_consumer.sinks.redis import RedisSink
 from proxy_consumer.subscription.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Pushers:
         log.error("push subscription held back", extra=names | {"error": fault})
 
     def _begin(self, subscription: Subscription, made: Made) -> None:
-        from proxy_consumer.actions.chain import build_chain  # loads CEL, where actions are used
+        from proxy_consumer.push.actions.chain import build_chain  # loads CEL, where actions are used
 
         try:
             chain = build_chain(*made, heavy=self._heavy)
@@ -134,11 +134,11 @@ class Pushers:
             self._hold(subscription, fault)
             return
         group = self._directory.named(subscription.group_name)
-        runner = PushRunner(group, subscription, chain, sink, self._source)
+        runner = PushRunner(self._runtime, group, subscription, chain, sink, self._source)
         self._runners[subscription] = made, runner
         runner.start()
 
-    def _heavy(self, config: ScriptConfig, job: Job, after_json: bool) -> Outcome:
+    def _heavy(self, config: ScriptConfig, job: ActionJob, after_json: bool) -> ActionOutcome:
         from proxy_consumer.push.script_workers import ScriptWorkers  # loads CEL, where scripts are used
 
         if self._scripts is None:
@@ -152,7 +152,7 @@ class Pushers:
     def _sink(self, name: str, subscription: Subscription, push: PushConfig) -> Sink:
         config, allowed = self._runtime.config, self._allowed
         if name == "AsyncHttp":
-            return HttpSink(subscription, push, allowed, self._random)
+            return HttpSink(self._runtime, lambda: subscription.config.rate_max, push, allowed, self._random)
         if name == "Redis":
             return RedisSink(subscription.config, push.redis, allowed, self._random)
         if self._folder is None:

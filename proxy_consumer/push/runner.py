@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import gevent
 
@@ -22,26 +22,37 @@ from backend.records import QueueRef
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from ddmq_common.metrics import catalogue
-from proxy_consumer.actions.job import Ending, Outcome, Place, job_of
 from proxy_consumer.core.steps import Delivery, QueueState
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.groups.group import Group, PullWaiter
-from proxy_consumer.push.verdict import DONE, Kind, Pushed, Sink, Verdict
+from proxy_consumer.push.actions.job import ActionOutcome, Ending, MessagePlace, job_of
+from proxy_consumer.push.verdict import DONE, Pushed, Sink, Verdict, VerdictKind
 from proxy_consumer.results.commits import ProgressCommit, collect
 from proxy_consumer.retries.headers import attempts_before
-from proxy_consumer.runtime import log
-from proxy_consumer.subscription.held_queue import held_of
+from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription.held_queue import QueueHolder, held_of
 
 if TYPE_CHECKING:
-    from proxy_consumer.actions.chain import Chain
-    from proxy_consumer.subscription.subscription import Subscription
+    from proxy_consumer.push.actions.chain import ActionChain
 
 EXTENSIONS_PER_LEASE = 4  # how often a lease is extended within one ack time-out
 REMEMBERED_MAX = 10_000  # failed messages whose tries are remembered; beyond, the oldest start again
 GIVEN_UP = "given-up"
 
 
-class Move(NamedTuple):
+class PushedSubscription(QueueHolder, Protocol):
+    """What a runner has of its subscription; results go through the verbs of its buffer's `outcomes`."""
+
+    creating: bool
+
+    @property
+    def topic(self) -> str: ...
+
+    def use(self, now: float) -> None:
+        """Messages are wanted: queues are taken up."""
+
+
+class HandingOver(NamedTuple):
     """Queues that are handed over when nothing of them is here any more, or at `until`."""
 
     queues: frozenset[QueueRef]
@@ -53,7 +64,13 @@ class PushRunner(PullWaiter):
     """Also a task of the timer queue, for leases and for what waits for its next try."""
 
     def __init__(
-        self, group: Group, subscription: Subscription, chain: Chain, sink: Sink, source: str
+        self,
+        runtime: Runtime,
+        group: Group,
+        subscription: PushedSubscription,
+        chain: ActionChain,
+        sink: Sink,
+        source: str,
     ) -> None:
         super().__init__(subscription.topic, 0)
         self.wake_at = NEVER
@@ -64,7 +81,7 @@ class PushRunner(PullWaiter):
         self.stopped = False
         self._closed = False
         self._source = source
-        self._runtime = subscription.runtime
+        self._runtime = runtime
         self._room = group.waiting
         self._in_line = False
         self._leases: dict[int, tuple[QueueState, int]] = {}  # lease id → how many messages are still here
@@ -74,7 +91,7 @@ class PushRunner(PullWaiter):
         self._remembered: OrderedDict[tuple[str, int], tuple[int, int, int]] = OrderedDict()
         self._touched: dict[int, QueueState] = {}
         self._extend_at = NEVER
-        self._moving: list[Move] = []
+        self._moving: list[HandingOver] = []
         cell, names = self._runtime.metrics.cell, (group.name, subscription.topic)
         self._outcomes = {
             name: cell(catalogue.PUSHES, *names, name)
@@ -129,7 +146,7 @@ class PushRunner(PullWaiter):
 
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
         """What is with the sink ends; what waits for a try is handed back; nothing is taken meanwhile."""
-        self._moving.append(Move(frozenset(queues), until, then))
+        self._moving.append(HandingOver(frozenset(queues), until, then))
         self._stand()
         parked, self._parked = self._parked, []
         for row in sorted(parked, key=lambda row: row[2].offset, reverse=True):
@@ -153,7 +170,7 @@ class PushRunner(PullWaiter):
     def _begin(self, raw: bytes, state: QueueState, offset: int, lease_id: int, attempt: int) -> None:
         held = held_of(state)
         context = held.place.context
-        place = Place(context.topic, context.groupId, context.qid, offset, self._source)
+        place = MessagePlace(context.topic, context.groupId, context.qid, offset, self._source)
         try:
             job = job_of(decode(raw), place)
         except DamagedError as error:
@@ -165,16 +182,16 @@ class PushRunner(PullWaiter):
         if outcome.ending is Ending.ASYNCHRONIZED:
             self._try(pushed)
         elif outcome.ending is Ending.FAIL:
-            self._conclude(pushed, Verdict(Kind.FAIL, outcome.reason))
+            self._conclude(pushed, Verdict(VerdictKind.FAIL, outcome.reason))
         else:
             self._conclude(pushed, DONE, "filtered")
 
-    def _through_chain(self, pushed: Pushed) -> Outcome:
+    def _through_chain(self, pushed: Pushed) -> ActionOutcome:
         try:
             outcome = self.chain.run(pushed.job)
         except Exception as error:  # an action must not take the runner with it
             log.exception("action failed", extra={"group": self.group.name})
-            outcome = Outcome(Ending.FAIL, f"{type(error).__name__}: {error}")
+            outcome = ActionOutcome(Ending.FAIL, f"{type(error).__name__}: {error}")
         self._script_errors.value += pushed.job.script_failed
         return outcome
 
@@ -187,9 +204,9 @@ class PushRunner(PullWaiter):
             verdict = self.sink.push(pushed)
         except Exception as error:  # a fault of ours, not of the receiver
             log.exception("sink failed", extra={"group": self.group.name})
-            verdict = Verdict(Kind.FAIL, f"{type(error).__name__}: {error}")
+            verdict = Verdict(VerdictKind.FAIL, f"{type(error).__name__}: {error}")
         self._latency.observe((time.perf_counter() - began) * 1e6)
-        if verdict.kind is Kind.AGAIN:
+        if verdict.kind is VerdictKind.AGAIN:
             self._park(pushed, verdict)
         else:
             self._conclude(pushed, verdict, verdict.kind.value)
@@ -213,12 +230,12 @@ class PushRunner(PullWaiter):
             self._outcomes["late"].value += 1
             self._leave(pushed.lease_id)
             return
-        if verdict.kind is Kind.GIVE_UP:
+        if verdict.kind is VerdictKind.GIVE_UP:
             self._forget(pushed)
             self._give_up(state, pushed.offset, pushed.lease_id, verdict.error)
             return
         offsets, leases = [pushed.offset], [pushed.lease_id]
-        if verdict.kind is Kind.DONE:
+        if verdict.kind is VerdictKind.DONE:
             self._forget(pushed)
             taken = buffer.outcomes.finish(state, offsets, leases, self._runtime.now())
         else:

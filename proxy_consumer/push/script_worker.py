@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from proxy_consumer.actions.config import ScriptConfig
-from proxy_consumer.actions.job import ABSENT, Ending, Job, compact
-from proxy_consumer.actions.json_body import parse
-from proxy_consumer.actions.script import Script, ScriptError
+from proxy_consumer.push.actions.config import ScriptConfig
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, compact
+from proxy_consumer.push.actions.json_body import parse
+from proxy_consumer.push.actions.script import Script, ScriptError
 
 MEMORY_BYTES_MAX = 1 << 30
 CPU_S_MAX = 1.0  # of one task
@@ -27,7 +27,7 @@ LENGTH = struct.Struct(">I")
 SCRIPTS_MAX = 64  # compiled and kept
 
 
-class Task(msgspec.Struct):
+class ScriptTask(msgspec.Struct):
     """One message and the script it goes through. `json`: None before Json."""
 
     filter: str
@@ -40,7 +40,7 @@ class Task(msgspec.Struct):
     json: bytes | None
 
 
-class Answer(msgspec.Struct):
+class ScriptAnswer(msgspec.Struct):
     """What came of it. `error`: a script error; `json`: what transform made."""
 
     kept: bool = False
@@ -48,9 +48,9 @@ class Answer(msgspec.Struct):
     json: bytes | None = None
 
 
-def evaluate(task: Task, known: dict[tuple[str, str, bool], Script]) -> Answer:
+def evaluate(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> ScriptAnswer:
     """Run the script on the message. Raises MemoryError, which ends the process."""
-    job = Job(task.key, task.tag, task.body, task.properties)
+    job = ActionJob(task.key, task.tag, task.body, task.properties)
     try:
         if task.json is not None:
             job.json = _parsed(task.json)
@@ -63,19 +63,19 @@ def evaluate(task: Task, known: dict[tuple[str, str, bool], Script]) -> Answer:
         kept = known[name].run(job).ending is Ending.CONTINUE
         made = compact(job.json).encode() if kept and task.transform else None
     except (ScriptError, ValueError, RecursionError) as error:
-        return Answer(error=str(error))
-    return Answer(kept, "", made)
+        return ScriptAnswer(error=str(error))
+    return ScriptAnswer(kept, "", made)
 
 
 def _parsed(text: bytes) -> Any:
-    holder = Job(b"", b"", text, {})
+    holder = ActionJob(b"", b"", text, {})
     parse(holder)
     return None if holder.json is ABSENT else holder.json
 
 
 def serve(connection: socket.socket) -> None:
     """Until the other side closes."""
-    tasks, encode = msgspec.msgpack.Decoder(Task), msgspec.msgpack.encode
+    tasks, encode = msgspec.msgpack.Decoder(ScriptTask), msgspec.msgpack.encode
     known: dict[tuple[str, str, bool], Script] = {}
     stream = connection.makefile("rwb")
     while len(head := stream.read(LENGTH.size)) == LENGTH.size:

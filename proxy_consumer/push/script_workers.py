@@ -21,18 +21,18 @@ from gevent.lock import BoundedSemaphore
 
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
-from proxy_consumer.actions.config import ScriptConfig
-from proxy_consumer.actions.job import ABSENT, CONTINUE, Job, Outcome, compact
-from proxy_consumer.actions.json_body import parse
-from proxy_consumer.actions.script import FILTERED, ScriptError
-from proxy_consumer.push.script_worker import CPU_S_MAX, LENGTH, MEMORY_BYTES_MAX, Answer, Task
+from proxy_consumer.push.actions.config import ScriptConfig
+from proxy_consumer.push.actions.job import ABSENT, CONTINUE, ActionJob, ActionOutcome, compact
+from proxy_consumer.push.actions.json_body import parse
+from proxy_consumer.push.actions.script import FILTERED, ScriptError
+from proxy_consumer.push.script_worker import CPU_S_MAX, LENGTH, MEMORY_BYTES_MAX, ScriptAnswer, ScriptTask
 
 WORKERS_MAX = 2
 TRIES_MAX = 2  # of a task whose process is killed by others
 END_S_MAX = 0.2  # for a process whose socket is closed to end by itself
 LOOK_S = 0.002
 ANSWER_S_MAX = 30.0  # on a machine so busy that its processor time does not run out
-_ANSWERS = msgspec.msgpack.Decoder(Answer)
+_ANSWERS = msgspec.msgpack.Decoder(ScriptAnswer)
 
 
 class _Worker:
@@ -47,7 +47,7 @@ class _Worker:
         )
         theirs.close()
 
-    def ask(self, task: bytes) -> Answer:
+    def ask(self, task: bytes) -> ScriptAnswer:
         """Raises OSError or EOFError when it ended."""
         self.sock.sendall(LENGTH.pack(len(task)) + task)
         return _ANSWERS.decode(self._read(LENGTH.unpack(self._read(LENGTH.size))[0]))
@@ -88,10 +88,10 @@ class ScriptWorkers:
         while self._idle:
             self._idle.pop().end()
 
-    def run(self, config: ScriptConfig, job: Job, after_json: bool) -> Outcome:
+    def run(self, config: ScriptConfig, job: ActionJob, after_json: bool) -> ActionOutcome:
         """Filter and transform a message. Raises ScriptError. Waits in its greenlet."""
         json = None if job.json is ABSENT else compact(job.json).encode()
-        task = Task(
+        task = ScriptTask(
             config.filter,
             config.transform,
             after_json,
@@ -108,19 +108,19 @@ class ScriptWorkers:
         if not answer.kept:
             return FILTERED
         if answer.json is not None:
-            made = Job(b"", b"", answer.json, {})
+            made = ActionJob(b"", b"", answer.json, {})
             parse(made)
             job.json = None if made.json is ABSENT else made.json
         return CONTINUE
 
-    def _ask(self, task: bytes) -> Answer:
+    def _ask(self, task: bytes) -> ScriptAnswer:
         for _ in range(TRIES_MAX):
             answer = self._try(task)
             if answer is not None:
                 return answer
         raise ScriptError("its process was killed again and again, by none of ours")
 
-    def _try(self, task: bytes) -> Answer | None:
+    def _try(self, task: bytes) -> ScriptAnswer | None:
         """None when somebody else killed the process. Raises ScriptError."""
         worker = self._idle.pop() if self._idle else _Worker()
         sound = False

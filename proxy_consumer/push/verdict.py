@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from proxy_consumer.actions.job import Job
+from proxy_consumer.push.actions.job import ActionJob
 
 
-class Kind(Enum):
+class VerdictKind(Enum):
     """`AGAIN` keeps the message with the runner, `FAIL` gives it back to the retry rules."""
 
     DONE = "done"
@@ -20,12 +20,12 @@ class Kind(Enum):
 class Verdict(NamedTuple):
     """`again_at`: monotonic seconds, with AGAIN."""
 
-    kind: Kind
+    kind: VerdictKind
     error: str = ""
     again_at: float = 0.0
 
 
-DONE = Verdict(Kind.DONE)
+DONE = Verdict(VerdictKind.DONE)
 
 
 class Pushed:
@@ -38,7 +38,7 @@ class Pushed:
 
     __slots__ = ("errors", "first", "job", "lease_id", "offset", "requests", "slot", "state")
 
-    def __init__(self, job: Job, state: object, offset: int, lease_id: int, attempt: int) -> None:
+    def __init__(self, job: ActionJob, state: object, offset: int, lease_id: int, attempt: int) -> None:
         self.job = job
         self.state = state
         self.offset = offset

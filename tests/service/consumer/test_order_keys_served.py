@@ -13,12 +13,12 @@ from backend.records import NewRecord
 from ddmq.server.admin import keys, offsets
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
-from proxy_consumer.actions.config import HttpConfig, PushConfig
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.order.queue_stream import READY_MAX
 from proxy_consumer.core.order.scope import READ_MIN
 from proxy_consumer.groups.group import Group
 from proxy_consumer.groups.ordering import PARKED_MAX
+from proxy_consumer.push.actions.config import HttpConfig, PushConfig
 from proxy_consumer.subscription.subscription import LOST_S
 from tests.service.consumer.consumer_rig import IDL, FakeCall, Rig
 

@@ -11,8 +11,8 @@ from consumer_rig import Rig, until
 
 from backend.records import NewRecord
 from ddmq_common.delivery import decode, encode
-from proxy_consumer.actions.config import FormConfig, HttpConfig, PushConfig
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.push.actions.config import FormConfig, HttpConfig, PushConfig
 
 LOOPBACK = ("127.0.0.0/8",)
 

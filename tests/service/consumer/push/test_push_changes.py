@@ -11,7 +11,7 @@ from http_receiver import Receiver
 from push_rig import PushRig
 
 from ddmq.server.admin import offsets
-from proxy_consumer.actions.config import HttpConfig, PushConfig
+from proxy_consumer.push.actions.config import HttpConfig, PushConfig
 
 QUEUES = 2
 

@@ -12,7 +12,7 @@ from http_receiver import Receiver
 from push_rig import PushRig
 from test_push_hostile import raw_server
 
-from proxy_consumer.actions.config import PushConfig, RedisConfig
+from proxy_consumer.push.actions.config import PushConfig, RedisConfig
 
 Speak = Callable[[socket.socket, threading.Event], None]
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

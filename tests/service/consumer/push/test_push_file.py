@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from push_rig import PushRig
 
-from proxy_consumer.actions.config import FileConfig, PushConfig
+from proxy_consumer.push.actions.config import FileConfig, PushConfig
 
 QUICK = {"retry_intervals_ms": (), "retry_steps": 0}
 
@@ -54,7 +54,7 @@ def test_every_message_is_synced_before_it_counts(out: Path, monkeypatch: pytest
         synced.append(len(lines(out)))
         real(descriptor)
 
-    monkeypatch.setattr("proxy_consumer.sinks.file.os.fdatasync", fdatasync)
+    monkeypatch.setattr("proxy_consumer.push.sinks.file.os.fdatasync", fdatasync)
     rig = rig_for(out)
     rig.put(*[b"%d" % number for number in range(200)])
     rig.until_committed(200)
@@ -73,7 +73,7 @@ def test_a_failed_sync_is_not_believed_and_a_new_file_is_begun(
             raise OSError(errno.EIO, "Input/output error")
         real(descriptor)
 
-    monkeypatch.setattr("proxy_consumer.sinks.file.os.fdatasync", fdatasync)
+    monkeypatch.setattr("proxy_consumer.push.sinks.file.os.fdatasync", fdatasync)
     rig = rig_for(out)
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1)
@@ -138,7 +138,7 @@ def test_a_full_disk_gets_no_more_and_more_files(out: Path, monkeypatch: pytest.
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(descriptor, data)
 
-    monkeypatch.setattr("proxy_consumer.sinks.file.os.write", write)
+    monkeypatch.setattr("proxy_consumer.push.sinks.file.os.write", write)
     rig = rig_for(out, retry_intervals_ms=(100, -1))
     rig.put(b"x")
     rig.until_moved(lambda: rig.progress().committed == 1)

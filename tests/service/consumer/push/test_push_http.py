@@ -12,7 +12,7 @@ from http_receiver import OK, Receiver
 from push_rig import PushRig
 
 from ddmq_common.config.loader import resolved
-from proxy_consumer.actions.config import FormConfig, HttpConfig
+from proxy_consumer.push.actions.config import FormConfig, HttpConfig
 
 BUSY = (500, b"")
 

@@ -13,7 +13,7 @@ from push_rig import PushRig
 from redis_server import PASSWORD, Server, ask, redis_server
 from small_redis import SmallRedis
 
-from proxy_consumer.actions.config import PushConfig, RedisConfig
+from proxy_consumer.push.actions.config import PushConfig, RedisConfig
 
 QUICK = {"retry_intervals_ms": (), "retry_steps": 0}
 

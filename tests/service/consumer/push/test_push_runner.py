@@ -8,8 +8,8 @@ from http_receiver import Receiver
 from push_rig import PushRig
 
 from ddmq_client.idl.codes import Code
-from proxy_consumer.actions.config import HttpConfig, PushConfig, ScriptConfig
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.push.actions.config import HttpConfig, PushConfig, ScriptConfig
 from proxy_consumer.service import ConsumerService
 
 

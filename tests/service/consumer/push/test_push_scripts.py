@@ -17,15 +17,15 @@ from push_rig import PushRig
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.catalogue import SCRIPTS_ENDED
 from ddmq_common.metrics.registry import Registry
-from proxy_consumer.actions.config import HttpConfig, PushConfig, ScriptConfig
-from proxy_consumer.actions.job import ABSENT, Ending, Job
-from proxy_consumer.actions.json_body import parse
-from proxy_consumer.actions.pull_filter import filter_for_actions
-from proxy_consumer.actions.script import CHEAP_WORK_MAX, Script, ScriptError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.message_filter import Refusal
 from proxy_consumer.push import script_workers
-from proxy_consumer.push.script_worker import Answer
+from proxy_consumer.push.actions.config import HttpConfig, PushConfig, ScriptConfig
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending
+from proxy_consumer.push.actions.json_body import parse
+from proxy_consumer.push.actions.pull_filter import filter_for_actions
+from proxy_consumer.push.actions.script import CHEAP_WORK_MAX, Script, ScriptError
+from proxy_consumer.push.script_worker import ScriptAnswer
 from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers, _Worker
 
 DOUBLED = "[body.a]" + ".map(a, a+a+a+a+a+a+a+a)" * 9 + ".size() > 0"
@@ -50,8 +50,8 @@ HOSTILE = {
 }
 
 
-def message(body: object) -> Job:
-    job = Job(b"k", b"", msgspec.json.encode(body), {})
+def message(body: object) -> ActionJob:
+    job = ActionJob(b"k", b"", msgspec.json.encode(body), {})
     parse(job)
     return job
 
@@ -111,7 +111,7 @@ def test_a_worker_does_what_the_proxy_does(workers: ScriptWorkers) -> None:
     Script(config, after_json=True).run(here)
     assert msgspec.json.decode(job.text()) == msgspec.json.decode(here.text())
     assert workers.run(ScriptConfig(filter="body.n < 1"), message({"n": 1}), True).ending is Ending.FINISH
-    plain = Job(b"k", b"t", b"text", {b"p": b"v"})
+    plain = ActionJob(b"k", b"t", b"text", {b"p": b"v"})
     assert (
         workers.run(ScriptConfig(filter="text == 'text' && tag == 't'"), plain, False).ending
         is Ending.CONTINUE
@@ -166,7 +166,7 @@ def test_a_process_that_hangs_up_and_stays_is_ended_and_its_task_not_tried_again
             started.append(self)
             os.kill(self._process.pid, signal.SIGSTOP)
 
-        def ask(self, task: bytes) -> Answer:
+        def ask(self, task: bytes) -> ScriptAnswer:
             raise EOFError
 
     with pytest.MonkeyPatch.context() as patch:

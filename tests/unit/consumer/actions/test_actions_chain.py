@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from ddmq_common.config.loader import ConfigPlace, build
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
-from proxy_consumer.actions.chain import build_chain
-from proxy_consumer.actions.commands import Commands, NoValueError
-from proxy_consumer.actions.config import (
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.message_filter import FILTERED
+from proxy_consumer.groups.group import decode_subscription, encode_subscription
+from proxy_consumer.push.actions.chain import build_chain
+from proxy_consumer.push.actions.commands import Commands, NoValueError
+from proxy_consumer.push.actions.config import (
     CONTEXT_FIELDS,
     FileConfig,
     FormConfig,
@@ -27,23 +30,20 @@ from proxy_consumer.actions.config import (
     RedisConfig,
     ScriptConfig,
 )
-from proxy_consumer.actions.job import ABSENT, Ending, Job, Place, compact
-from proxy_consumer.actions.json_body import parse
-from proxy_consumer.actions.pull_filter import filter_for_actions
-from proxy_consumer.actions.transit import transit
-from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.message_filter import FILTERED
-from proxy_consumer.groups.group import decode_subscription, encode_subscription
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, MessagePlace, compact
+from proxy_consumer.push.actions.json_body import parse
+from proxy_consumer.push.actions.pull_filter import filter_for_actions
+from proxy_consumer.push.actions.transit import transit
 
 HTTP = HttpConfig(urls=("http://127.0.0.1:1/x",))
-PLACE = Place("T", "G", "R_default_a_0", 7)
+PLACE = MessagePlace("T", "G", "R_default_a_0", 7)
 
 
-def job(body: bytes, key: bytes = b"k", properties: dict[bytes, bytes] | None = None) -> Job:
-    return Job(key, b"t", body, properties or {}, PLACE)
+def job(body: bytes, key: bytes = b"k", properties: dict[bytes, bytes] | None = None) -> ActionJob:
+    return ActionJob(key, b"t", body, properties or {}, PLACE)
 
 
-def run(actions: Sequence[str], body: bytes, push: PushConfig, **more: Any) -> tuple[Any, Job]:
+def run(actions: Sequence[str], body: bytes, push: PushConfig, **more: Any) -> tuple[Any, ActionJob]:
     one = job(body, **more)
     return build_chain(actions, push).run(one), one
 
@@ -380,7 +380,7 @@ def test_filters_compare_decimals_and_hits_keep_their_digits(path: str, text: st
 
 
 def test_a_fault_in_an_action_fails_its_message_and_is_not_thrown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Job, "properties_text", lambda _: 1 // 0)
+    monkeypatch.setattr(ActionJob, "properties_text", lambda _: 1 // 0)
     script = PushConfig(script=ScriptConfig(filter="properties.a == 'x'"))
     config = SubscriptionDefaults(actions=("Script", "PullServer"), push=script)
     assert "ZeroDivisionError" in pull_filter(config).judge(encode(b"k", b"x", b"", None)).fault

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_consumer.actions.chain import build_chain
-from proxy_consumer.actions.config import PushConfig, ScriptConfig
-from proxy_consumer.actions.job import Ending, Job
+from proxy_consumer.push.actions.chain import build_chain
+from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
+from proxy_consumer.push.actions.job import ActionJob, Ending
 
 BODY = b'{"a":2,"price":1.50,"s":"Text","l":[1,2,3],"items":[{"sku":"x","n":2}],"o":{"n":null}}'
 
 
-def run(body: bytes = BODY, name: str = "Script", **settings: Any) -> tuple[Ending, Job]:
+def run(body: bytes = BODY, name: str = "Script", **settings: Any) -> tuple[Ending, ActionJob]:
     chain = build_chain(["Json", name, "PullServer"], PushConfig(script=ScriptConfig(**settings)))
-    job = Job(b"key", b"tag", body, {b"p": b"v"})
+    job = ActionJob(b"key", b"tag", body, {b"p": b"v"})
     return chain.run(job).ending, job
 
 
@@ -115,7 +115,10 @@ def test_the_parsed_body_is_there_after_json_only() -> None:
     with pytest.raises(ValueError, match="put Json before Script"):
         build_chain(["Script", "PullServer"], push)
     push = PushConfig(script=ScriptConfig(filter="text == 'x'"))
-    assert build_chain(["Script", "PullServer"], push).run(Job(b"", b"", b"x", {})).ending is Ending.CONTINUE
+    assert (
+        build_chain(["Script", "PullServer"], push).run(ActionJob(b"", b"", b"x", {})).ending
+        is Ending.CONTINUE
+    )
 
 
 def test_a_nul_character_is_a_script_error_and_not_the_end_of_a_text() -> None:

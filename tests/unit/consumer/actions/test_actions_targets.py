@@ -6,9 +6,9 @@ from urllib.parse import unquote_to_bytes
 
 import pytest
 
-from proxy_consumer.actions import targets
-from proxy_consumer.actions.targets import AllowList, parse_url
 from proxy_consumer.config import ConsumerConfig
+from proxy_consumer.push.actions import targets
+from proxy_consumer.push.actions.targets import AllowList, parse_url
 
 
 @pytest.mark.parametrize(

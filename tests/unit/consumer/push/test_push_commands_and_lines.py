@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_consumer.actions import json_body
-from proxy_consumer.actions.commands import Commands, NoValueError
-from proxy_consumer.actions.config import FileConfig, RedisConfig
-from proxy_consumer.actions.file_lines import NotALineError, check_file, file_name, line
-from proxy_consumer.actions.job import Job, Place
+from proxy_consumer.push.actions import json_body
+from proxy_consumer.push.actions.commands import Commands, NoValueError
+from proxy_consumer.push.actions.config import FileConfig, RedisConfig
+from proxy_consumer.push.actions.file_lines import NotALineError, check_file, file_name, line
+from proxy_consumer.push.actions.job import ActionJob, MessagePlace
 
 
-def job(body: bytes = b'{"id":7,"name":"a b","o":{"x":1},"n":null}', *, parsed: bool = True) -> Job:
-    made = Job(b"k", b"t", body, {b"p": b"v"}, Place("T", "G", "q_0", 5))
+def job(body: bytes = b'{"id":7,"name":"a b","o":{"x":1},"n":null}', *, parsed: bool = True) -> ActionJob:
+    made = ActionJob(b"k", b"t", body, {b"p": b"v"}, MessagePlace("T", "G", "q_0", 5))
     if parsed:
         json_body.parse(made)
     return made
@@ -79,7 +79,7 @@ def test_records() -> None:
         b'{"topic":"T","qid":"q_0","offset":5,"key":"k","tag":"t","properties":{"p":"v"},'
         b'"body":{"id":7,"name":"a b","o":{"x":1},"n":null}}\n'
     )
-    bare = Job(b"", b"", b"a\nb", {}, Place("T", "G", "q_0", 5))
+    bare = ActionJob(b"", b"", b"a\nb", {}, MessagePlace("T", "G", "q_0", 5))
     assert line(FileConfig(), bare) == b'{"topic":"T","qid":"q_0","offset":5,"body":"a\\nb"}\n'
     bare.body = b"\xff"
     assert line(FileConfig(), bare) == b'{"topic":"T","qid":"q_0","offset":5,"body_base64":"/w=="}\n'

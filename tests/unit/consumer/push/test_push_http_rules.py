@@ -10,15 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy_consumer.actions.job import Job
-from proxy_consumer.actions.targets import parse_url
+from proxy_consumer.push.actions.job import ActionJob
+from proxy_consumer.push.actions.targets import parse_url
 from proxy_consumer.push.permits import Permits
-from proxy_consumer.sinks import http_request
-from proxy_consumer.sinks.http_answer import Meaning, read_answer
+from proxy_consumer.push.sinks import http_request
+from proxy_consumer.push.sinks.http_answer import Meaning, read_answer
 
 
-def job(properties: dict[bytes, bytes] | None = None, key: bytes = b"k") -> Job:
-    return Job(key, b"", b"body", properties or {})
+def job(properties: dict[bytes, bytes] | None = None, key: bytes = b"k") -> ActionJob:
+    return ActionJob(key, b"", b"body", properties or {})
 
 
 # --- the request

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from proxy_consumer.actions import json_body
-from proxy_consumer.actions.commands import Commands
-from proxy_consumer.actions.config import PushConfig
-from proxy_consumer.actions.file_lines import check_file
-from proxy_consumer.actions.job import ASYNCHRONIZED, CONTINUE, Ending, Job, Outcome, fail
-from proxy_consumer.actions.names import KNOWN, MARKERS, PUSH_SINKS, SINKS, unknown
-from proxy_consumer.actions.params import form_params, form_params2, query_params
-from proxy_consumer.actions.script import Heavy, script
-from proxy_consumer.actions.targets import check_http
-from proxy_consumer.actions.transit import transit
 from proxy_consumer.order_keys.work import TooMuchWork
+from proxy_consumer.push.actions import json_body
+from proxy_consumer.push.actions.commands import Commands
+from proxy_consumer.push.actions.config import PushConfig
+from proxy_consumer.push.actions.file_lines import check_file
+from proxy_consumer.push.actions.job import ASYNCHRONIZED, CONTINUE, ActionJob, ActionOutcome, Ending, fail
+from proxy_consumer.push.actions.names import KNOWN, MARKERS, PUSH_SINKS, SINKS, unknown
+from proxy_consumer.push.actions.params import form_params, form_params2, query_params
+from proxy_consumer.push.actions.script import Heavy, script
+from proxy_consumer.push.actions.targets import check_http
+from proxy_consumer.push.actions.transit import transit
 
 NEED_JSON = ("Transit", "QueryParams")
 NEED_HTTP = ("QueryParams", "FormParams", "FormParams2")
-Step = Callable[[Job], Outcome]
+Step = Callable[[ActionJob], ActionOutcome]
 
 
-class Chain:
+class ActionChain:
     """The steps before the sink, and the sink's name."""
 
     __slots__ = ("_steps", "sink")
@@ -40,7 +40,7 @@ class Chain:
         """Nothing happens before the sink."""
         return not self._steps
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: ActionJob) -> ActionOutcome:
         """CONTINUE: a client pulls it. ASYNCHRONIZED: the push sink has it now. Else it ends here."""
         try:
             for step in self._steps:
@@ -54,7 +54,7 @@ class Chain:
         return ASYNCHRONIZED if self.sink in PUSH_SINKS else CONTINUE
 
 
-def build_chain(actions: Sequence[str], push: PushConfig, heavy: Heavy | None = None) -> Chain:
+def build_chain(actions: Sequence[str], push: PushConfig, heavy: Heavy | None = None) -> ActionChain:
     """Raises ValueError that names the action or the setting, and what is allowed.
 
     `heavy` evaluates scripts that may take long (script.py); None: there is nobody who could be stopped.
@@ -68,7 +68,7 @@ def build_chain(actions: Sequence[str], push: PushConfig, heavy: Heavy | None = 
             steps.append(_step(name, push, heavy, after_json=after_json))
         after_json = after_json or name == "Json"
     _check_sink(actions[-1], push, after_json=after_json)
-    return Chain(steps, actions[-1])
+    return ActionChain(steps, actions[-1])
 
 
 def _check_names(actions: Sequence[str]) -> None:

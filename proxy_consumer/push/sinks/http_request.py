@@ -17,8 +17,8 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 
-from proxy_consumer.actions.job import Job, plain, readable
-from proxy_consumer.actions.targets import Url
+from proxy_consumer.push.actions.job import ActionJob, plain, readable
+from proxy_consumer.push.actions.targets import Url
 
 CONTENT_TYPE = "application/x-www-form-urlencoded; charset=UTF-8"
 HEADERS_PROPERTY = b"carrera_headers"
@@ -70,7 +70,7 @@ def signature(key: str, at_s: int, body: bytes) -> str:
     return f"t={at_s},v1={made}"
 
 
-def request_count(job: Job, requests: int) -> int:
+def request_count(job: ActionJob, requests: int) -> int:
     """What carrera_req_cnt says: earlier requests for this job; for a loop message which occurrence it is."""
     if b"from_chronos" in job.properties:
         match = _LOOP_ID.match(job.key)
@@ -79,7 +79,7 @@ def request_count(job: Job, requests: int) -> int:
     return requests
 
 
-def headers(job: Job) -> tuple[dict[str, str], int]:
+def headers(job: ActionJob) -> tuple[dict[str, str], int]:
     """The headers of the property carrera_headers, and how many of them cannot be sent."""
     raw = job.properties.get(HEADERS_PROPERTY)
     if not raw:
@@ -102,7 +102,7 @@ def _may_be_sent(name: str, value: Any) -> bool:
     return len(text) <= HEADER_CHARS_MAX and _VALUE.match(text) is not None
 
 
-def callback_urls(job: Job) -> list[str]:
+def callback_urls(job: ActionJob) -> list[str]:
     """The targets that the message names itself, at most CALLBACK_URLS_MAX; empty: none."""
     raw = readable(job.properties.get(CALLBACK_PROPERTY, b""))
     return [url.strip() for url in raw.split("<>") if url.strip()][:CALLBACK_URLS_MAX]

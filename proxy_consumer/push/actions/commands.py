@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from proxy_consumer.actions.config import RedisConfig
-from proxy_consumer.actions.job import ABSENT, Job, plain, readable
-from proxy_consumer.actions.paths import compile_path
-from proxy_consumer.actions.targets import parse_address
 from proxy_consumer.order_keys.work import TooMuchWork
+from proxy_consumer.push.actions.config import RedisConfig
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, plain, readable
+from proxy_consumer.push.actions.paths import compile_path
+from proxy_consumer.push.actions.targets import parse_address
 
 _HOLE = re.compile(r"\{([^{}]+)\}")
 _SHAPES = {
@@ -24,7 +24,7 @@ _SHAPES = {
     "HMSET": "key field value …",
     "HDEL": "key field …",
 }
-Filler = Callable[[Job], bytes]
+Filler = Callable[[ActionJob], bytes]
 
 
 class NoValueError(Exception):
@@ -45,7 +45,7 @@ class Commands:
             )
         self._templates = [_template(command, after_json) for command in config.commands]
 
-    def fill(self, job: Job) -> list[list[bytes]]:
+    def fill(self, job: ActionJob) -> list[list[bytes]]:
         """The commands for one message. Raises NoValueError."""
         try:
             return [[filler(job) for filler in template] for template in self._templates]
@@ -126,7 +126,7 @@ def _piece(what: str, after_json: bool) -> Filler:
         raise ValueError(f"push.redis.commands: {what} is a path into the JSON; put Json before Redis")
     lookup = compile_path(what)
 
-    def find(job: Job) -> bytes:
+    def find(job: ActionJob) -> bytes:
         value = lookup(job)
         if value is ABSENT or value is None:
             raise NoValueError(f"there is nothing at {what}")
@@ -135,7 +135,7 @@ def _piece(what: str, after_json: bool) -> Filler:
     return find
 
 
-def _body(job: Job) -> bytes:
+def _body(job: ActionJob) -> bytes:
     body = job.body if job.json is ABSENT else job.text().encode()
     job.work.made(len(body))
     return body

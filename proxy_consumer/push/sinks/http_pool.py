@@ -16,9 +16,9 @@ import gevent
 from gevent import socket, ssl
 from gevent.lock import BoundedSemaphore
 
-from proxy_consumer.actions.targets import Url
-from proxy_consumer.sinks.http_reading import Answer, BadAnswerError, read_http
-from proxy_consumer.sinks.receiving import UnboundedError
+from proxy_consumer.push.actions.targets import Url
+from proxy_consumer.push.sinks.http_reading import BadAnswerError, HttpAnswer, read_http
+from proxy_consumer.push.sinks.receiving import UnboundedError
 
 IDLE_S = 4.0  # below what servers keep idle connections open
 ORIGINS_MAX = 256
@@ -28,7 +28,7 @@ class NoAnswerError(Exception):
     """No whole answer came; the text says why."""
 
 
-class _Connection:
+class _HttpConnection:
     """One connection: a request leaves with one send, then its answer is read."""
 
     def __init__(self, url: Url, context: Any) -> None:
@@ -42,7 +42,7 @@ class _Connection:
 
     def exchange(
         self, method: str, target: str, body: bytes, headers: dict[str, str], bytes_max: int, until: float
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request and its answer, with at most `bytes_max` bytes of body. `until`: monotonic seconds."""
         if self._sock is None:
             self._connect()
@@ -77,7 +77,7 @@ class _Origin:
     """One scheme, host and port."""
 
     def __init__(self, connections_max: int) -> None:
-        self.kept: list[_Connection] = []
+        self.kept: list[_HttpConnection] = []
         self.permits = BoundedSemaphore(connections_max)
         self.users = 0
 
@@ -146,7 +146,7 @@ class HttpPool:
             else:
                 connection.close()
 
-    def _connection(self, origin: _Origin, url: Url) -> _Connection:
+    def _connection(self, origin: _Origin, url: Url) -> _HttpConnection:
         now = time.monotonic()
         while origin.kept:
             connection = origin.kept.pop()
@@ -155,7 +155,7 @@ class HttpPool:
             connection.close()
         if url.scheme == "https" and self._tls is None:
             self._tls = ssl.create_default_context()
-        return _Connection(url, self._tls if url.scheme == "https" else None)
+        return _HttpConnection(url, self._tls if url.scheme == "https" else None)
 
     def _origin(self, url: Url) -> _Origin:
         found = self._origins.pop(url.origin, None)

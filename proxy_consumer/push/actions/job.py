@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddmq_common.delivery import Content
-from proxy_consumer.actions.work import Work
+from proxy_consumer.push.actions.work import Work
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -28,7 +28,7 @@ class Absent:
 ABSENT = Absent()
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """Where the message stands, as its consumer is told. `source`: RMQ or KAFKA."""
 
     topic: str
@@ -38,7 +38,7 @@ class Place(NamedTuple):
     source: str = "RMQ"
 
 
-NOWHERE = Place("", "", "", -1)
+NOWHERE = MessagePlace("", "", "", -1)
 
 
 class Ending(Enum):
@@ -50,28 +50,28 @@ class Ending(Enum):
     ASYNCHRONIZED = "asynchronized"
 
 
-class Outcome(NamedTuple):
+class ActionOutcome(NamedTuple):
     """`reason`: why a job failed, or (FINISH) what finished it early."""
 
     ending: Ending
     reason: str = ""
 
 
-CONTINUE = Outcome(Ending.CONTINUE)
-ASYNCHRONIZED = Outcome(Ending.ASYNCHRONIZED)
+CONTINUE = ActionOutcome(Ending.CONTINUE)
+ASYNCHRONIZED = ActionOutcome(Ending.ASYNCHRONIZED)
 
 
-def finish(reason: str) -> Outcome:
+def finish(reason: str) -> ActionOutcome:
     """The message is done here and goes no further."""
-    return Outcome(Ending.FINISH, reason)
+    return ActionOutcome(Ending.FINISH, reason)
 
 
-def fail(reason: str) -> Outcome:
+def fail(reason: str) -> ActionOutcome:
     """A failed job, retried like any other."""
-    return Outcome(Ending.FAIL, reason)
+    return ActionOutcome(Ending.FAIL, reason)
 
 
-class Job:
+class ActionJob:
     """Key and tag are empty when absent. `json` is ABSENT until Json has parsed the body.
 
     `params`, `query`: what the form and the URL are made of, in order; a value None has no `=`.
@@ -97,7 +97,7 @@ class Job:
         tag: bytes,
         body: bytes,
         properties: Mapping[bytes, bytes],
-        place: Place = NOWHERE,
+        place: MessagePlace = NOWHERE,
     ) -> None:
         self.key = key
         self.tag = tag
@@ -119,9 +119,9 @@ class Job:
         return {readable(name): readable(value) for name, value in self.properties.items()}
 
 
-def job_of(content: Content, place: Place = NOWHERE) -> Job:
+def job_of(content: Content, place: MessagePlace = NOWHERE) -> ActionJob:
     """A stored message at the start of its chain."""
-    return Job(content.key, content.tag, content.value, content.properties, place)
+    return ActionJob(content.key, content.tag, content.value, content.properties, place)
 
 
 def readable(raw: bytes) -> str:

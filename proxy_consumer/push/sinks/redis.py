@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from proxy_consumer.actions.commands import Commands, NoValueError
-from proxy_consumer.actions.config import RedisConfig
-from proxy_consumer.actions.targets import AllowList
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.push.verdict import DONE, Kind, Pushed, Verdict
-from proxy_consumer.sinks.redis_pool import CommandError, RedisPool
+from proxy_consumer.push.actions.commands import Commands, NoValueError
+from proxy_consumer.push.actions.config import RedisConfig
+from proxy_consumer.push.actions.targets import AllowList
+from proxy_consumer.push.sinks.redis_pool import CommandError, RedisPool
+from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
 
 
 class RedisSink:
@@ -44,13 +44,13 @@ class RedisSink:
         try:
             commands = self._commands.fill(pushed.job)
         except NoValueError as error:
-            return Verdict(Kind.FAIL, f"Redis: {error}")
+            return Verdict(VerdictKind.FAIL, f"Redis: {error}")
         host = self._random.choice(self._commands.hosts)
         fault = self._allowed().fault(*host)
         if fault is not None:
-            return Verdict(Kind.FAIL, f"Redis: {fault}")
+            return Verdict(VerdictKind.FAIL, f"Redis: {fault}")
         try:
             self._pool.run(host, commands)
         except CommandError as error:
-            return Verdict(Kind.FAIL, f"Redis {host[0]}:{host[1]}: {error}")
+            return Verdict(VerdictKind.FAIL, f"Redis {host[0]}:{host[1]}: {error}")
         return DONE

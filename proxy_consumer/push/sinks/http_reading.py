@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from proxy_consumer.sinks.receiving import Receiving
+from proxy_consumer.push.sinks.receiving import Receiving
 
 HEAD_BYTES_MAX = 64 << 10  # of all heads and trailers together, and what chunks add to the body
 LINE_BYTES_MAX = 16 << 10
@@ -26,7 +26,7 @@ class BadAnswerError(Exception):
     """What came is no HTTP/1.1 answer, or one that is too long; the text says why."""
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """`whole`: it came to its end, and the connection may be used again."""
 
     status: int
@@ -34,14 +34,14 @@ class Answer(NamedTuple):
     whole: bool
 
 
-class _Head(NamedTuple):
+class _AnswerHead(NamedTuple):
     status: int
     length: int | None
     chunked: bool
     closes: bool
 
 
-def read_http(sock: Any, body_bytes_max: int, until: float) -> Answer:
+def read_http(sock: Any, body_bytes_max: int, until: float) -> HttpAnswer:
     """The answer to one request. Raises BadAnswerError, UnboundedError, EOFError, OSError.
 
     `until`: monotonic seconds at which it must have ended.
@@ -60,10 +60,10 @@ def read_http(sock: Any, body_bytes_max: int, until: float) -> Answer:
         body, delimited = receiving.to_the_end(), False
         if len(body) > body_bytes_max:
             raise BadAnswerError(f"the answer is over {body_bytes_max} bytes")
-    return Answer(head.status, body, delimited and not head.closes and not receiving.left_over)
+    return HttpAnswer(head.status, body, delimited and not head.closes and not receiving.left_over)
 
 
-def _final_head(receiving: Receiving) -> _Head:
+def _final_head(receiving: Receiving) -> _AnswerHead:
     """The head that is not an interim answer's."""
     for _ in range(INTERIM_MAX + 1):
         head = _head(receiving)
@@ -74,7 +74,7 @@ def _final_head(receiving: Receiving) -> _Head:
     raise BadAnswerError(f"over {INTERIM_MAX} interim answers (1xx) and no answer")
 
 
-def _head(receiving: Receiving) -> _Head:
+def _head(receiving: Receiving) -> _AnswerHead:
     line = receiving.line(LINE_BYTES_MAX)
     match = _STATUS.match(line)
     if match is None:
@@ -92,7 +92,7 @@ def _head(receiving: Receiving) -> _Head:
         raise BadAnswerError(f"Transfer-Encoding {coding[:40]!r}; allowed: chunked")
     old = match[1] == b"0"
     closes = b"close" in connection or (old and b"keep-alive" not in connection)
-    return _Head(int(match[2]), _length(lengths), bool(coding), closes)
+    return _AnswerHead(int(match[2]), _length(lengths), bool(coding), closes)
 
 
 def _length(lengths: set[bytes]) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy_consumer.sinks.receiving import Receiving
+from proxy_consumer.push.sinks.receiving import Receiving
 
 LINE_BYTES_MAX = 4_096
 BULK_BYTES_MAX = 64 << 10

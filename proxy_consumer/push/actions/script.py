@@ -22,8 +22,8 @@ from typing import Any
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_math, ext_strings
 
-from proxy_consumer.actions.config import ScriptConfig
-from proxy_consumer.actions.job import ABSENT, CONTINUE, Job, Outcome, fail, finish, readable
+from proxy_consumer.push.actions.config import ScriptConfig
+from proxy_consumer.push.actions.job import ABSENT, CONTINUE, ActionJob, ActionOutcome, fail, finish, readable
 
 EXPRESSION_CHARS_MAX = 8192
 CHEAP_WORK_MAX = 1 << 20  # of the estimate, in bytes gone through: some milliseconds on one core at most
@@ -41,7 +41,7 @@ SCRIPT_ERROR = finish("script error")
 _USES = re.compile(r"\b(?:body|text|key|tag|properties)\b")
 _GROOVY = re.compile(r"\b(def|return|import|println|new)\b|;|->|\?\.|\?:|=~|==~|(?<![=!<>])=(?!=)")
 _MACROS = re.compile(r"\b(?:all|exists|exists_one|map|filter)\b")
-_VARIABLES: dict[str, Callable[[Job], Any]] = {
+_VARIABLES: dict[str, Callable[[ActionJob], Any]] = {
     "text": lambda job: readable(job.body),
     "key": lambda job: readable(job.key),
     "tag": lambda job: readable(job.tag),
@@ -62,7 +62,7 @@ class ScriptError(Exception):
     """The expression failed on this message; the text says how."""
 
 
-Heavy = Callable[[ScriptConfig, Job, bool], Outcome]  # also "after Json"; raises ScriptError
+Heavy = Callable[[ScriptConfig, ActionJob, bool], ActionOutcome]  # also "after Json"; raises ScriptError
 
 
 class Expression:
@@ -95,7 +95,7 @@ class Expression:
                 f"{field}: join takes a text of at most 16 characters: its result has no bound else"
             )
 
-    def work(self, job: Job) -> int:
+    def work(self, job: ActionJob) -> int:
         """What an evaluation may go through, in bytes, at most. WITHOUT_BOUND: the message decides."""
         if self._dynamic:
             return WITHOUT_BOUND
@@ -113,7 +113,7 @@ class Expression:
         turns = min(ITERATIONS_MAX, elements ** min(self._macros, NESTED_MAX))
         return int(taken_in + turns * grown * (self._sums + 1) ** self._macros * through)
 
-    def evaluate(self, job: Job) -> Any:
+    def evaluate(self, job: ActionJob) -> Any:
         """The value for this message. Raises ScriptError."""
         values = {
             name: _for_cel(job.json if name == "body" else _VARIABLES[name](job)) for name in self._names
@@ -140,12 +140,12 @@ class Script:
         if config.transform:
             self._made = Expression("push.script.transform", config.transform, with_body=after_json)
 
-    def work(self, job: Job) -> int:
+    def work(self, job: ActionJob) -> int:
         """What it may go through with this message, in bytes, at most."""
         kept = 0 if self._kept is None else self._kept.work(job)
         return kept + (0 if self._made is None else self._made.work(job))
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: ActionJob) -> ActionOutcome:
         """Filter, then transform. Raises ScriptError."""
         if self._kept is not None and self._kept.evaluate(job).value() is not True:
             return FILTERED
@@ -154,11 +154,13 @@ class Script:
         return CONTINUE
 
 
-def script(config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None) -> Callable[[Job], Outcome]:
+def script(
+    config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None
+) -> Callable[[ActionJob], ActionOutcome]:
     """The action. `heavy` evaluates what may take long. Raises ValueError for expressions that are none."""
     made = Script(config, after_json=after_json)
 
-    def run(job: Job) -> Outcome:
+    def run(job: ActionJob) -> ActionOutcome:
         size = len(job.body)
         if size > config.body_bytes_max:
             raise ScriptError(f"the body has {size} bytes; body_bytes_max is {config.body_bytes_max}")
@@ -172,7 +174,7 @@ def script(config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None
             )
         return heavy(config, job, after_json)
 
-    def step(job: Job) -> Outcome:
+    def step(job: ActionJob) -> ActionOutcome:
         try:
             return run(job)
         except ScriptError as error:
@@ -187,7 +189,7 @@ def _converted(body: bytes) -> int:
     return sum(weight * body.count(mark) for mark, weight in CONVERTED.items())
 
 
-def _widest(job: Job) -> int:
+def _widest(job: ActionJob) -> int:
     """No list or object of the message has more elements."""
     commas = job.body.count(b",")
     return 1 + max(commas, len(job.properties), 0 if job.json is ABSENT else _length(job.json))

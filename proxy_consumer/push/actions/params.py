@@ -9,21 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from hashlib import md5
 
-from proxy_consumer.actions.config import FormConfig
-from proxy_consumer.actions.job import ABSENT, CONTINUE, Job, Outcome, compact, fail, plain, readable
-from proxy_consumer.actions.json_body import parse
-from proxy_consumer.actions.paths import compile_path
+from proxy_consumer.push.actions.config import FormConfig
+from proxy_consumer.push.actions.job import (
+    ABSENT,
+    CONTINUE,
+    ActionJob,
+    ActionOutcome,
+    compact,
+    fail,
+    plain,
+    readable,
+)
+from proxy_consumer.push.actions.json_body import parse
+from proxy_consumer.push.actions.paths import compile_path
 
 BODY_FIELD = "params"
 
 
-def query_params(mapping: Mapping[str, str]) -> Callable[[Job], Outcome]:
+def query_params(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
     """The action: name ← path; missing or null = failed. Raises ValueError that names the bad path."""
     if not mapping:
         raise ValueError("push.query_params is empty; give it name: path, or take QueryParams out of actions")
     wanted = [(name, path, compile_path(path)) for name, path in mapping.items()]
 
-    def step(job: Job) -> Outcome:
+    def step(job: ActionJob) -> ActionOutcome:
         found = []
         for name, path, lookup in wanted:
             value = lookup(job)
@@ -36,10 +45,10 @@ def query_params(mapping: Mapping[str, str]) -> Callable[[Job], Outcome]:
     return step
 
 
-def form_params(config: FormConfig) -> Callable[[Job], Outcome]:
+def form_params(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
     """The action FormParams: one field with the whole body or JSON, then the context."""
 
-    def step(job: Job) -> Outcome:
+    def step(job: ActionJob) -> ActionOutcome:
         job.params.append((BODY_FIELD, job.text()))
         job.params += context_fields(job, config)
         return CONTINUE
@@ -47,10 +56,10 @@ def form_params(config: FormConfig) -> Callable[[Job], Outcome]:
     return step
 
 
-def form_params2(config: FormConfig) -> Callable[[Job], Outcome]:
+def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
     """The action FormParams2: one field per top-level key, then the context; no object: the body alone."""
 
-    def step(job: Job) -> Outcome:
+    def step(job: ActionJob) -> ActionOutcome:
         value = job.json
         if value is ABSENT and parse(job) == CONTINUE:
             value, job.json = job.json, ABSENT
@@ -64,7 +73,7 @@ def form_params2(config: FormConfig) -> Callable[[Job], Outcome]:
     return step
 
 
-def context_fields(job: Job, config: FormConfig) -> list[tuple[str, str | None]]:
+def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | None]]:
     """The fields of `append_context`, in its order. TOKEN brings carrera_msg_key unless it is there."""
     key = readable(job.key) if job.key else None
     place = job.place

@@ -6,14 +6,14 @@ from decimal import Decimal, InvalidOperation
 
 import msgspec
 
-from proxy_consumer.actions.job import CONTINUE, Job, Outcome, fail, finish
+from proxy_consumer.push.actions.job import CONTINUE, ActionJob, ActionOutcome, fail, finish
 
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)  # 1.50 stays 1.50 on its way through
 EMPTY = finish("empty body")
 NULL = finish("body is null")
 
 
-def parse(job: Job) -> Outcome:
+def parse(job: ActionJob) -> ActionOutcome:
     """The action."""
     if not job.body.strip(b" \t\r\n"):
         return EMPTY

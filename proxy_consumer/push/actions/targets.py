@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from proxy_consumer.actions.config import HttpConfig
+from proxy_consumer.push.actions.config import HttpConfig
 
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?\.?\Z")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\U0010ffff]")

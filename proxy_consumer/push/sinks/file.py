@@ -18,15 +18,15 @@ from gevent.event import AsyncResult
 from gevent.threadpool import ThreadPool
 
 from ddmq_common.clock import Clock
-from proxy_consumer.actions.config import FileConfig
-from proxy_consumer.actions.file_lines import NotALineError, file_name, line
-from proxy_consumer.push.verdict import DONE, Kind, Pushed, Verdict
-from proxy_consumer.sinks.files_folder import FilesFolder
+from proxy_consumer.push.actions.config import FileConfig
+from proxy_consumer.push.actions.file_lines import NotALineError, file_name, line
+from proxy_consumer.push.sinks.files_folder import FilesFolder
+from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
 
 OPEN_MAX = 64  # files of one sink; the one used longest ago is closed
 
 
-class _Waiting(NamedTuple):
+class _WaitingLine(NamedTuple):
     line: bytes
     stored: AsyncResult
 
@@ -40,7 +40,7 @@ class _File:
         self.size = 0
         self.path = Path()
         self.began_ms = 0
-        self.waiting: list[_Waiting] = []
+        self.waiting: list[_WaitingLine] = []
         self.busy = False
 
     def close(self) -> None:
@@ -73,16 +73,16 @@ class FileSink:
         try:
             text = line(self._config, pushed.job)
         except NotALineError as error:
-            return Verdict(Kind.GIVE_UP, f"File: {error}")
+            return Verdict(VerdictKind.GIVE_UP, f"File: {error}")
         date = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%d")
         stored = AsyncResult()
         file = self._file(file_name(self._config, pushed.job, date))
-        file.waiting.append(_Waiting(text, stored))
+        file.waiting.append(_WaitingLine(text, stored))
         if not file.busy:
             file.busy = True
             gevent.spawn(self._write_all, file)
         fault = stored.get()
-        return DONE if fault is None else Verdict(Kind.FAIL, f"File: {fault}")
+        return DONE if fault is None else Verdict(VerdictKind.FAIL, f"File: {fault}")
 
     def _file(self, name: str) -> _File:
         file = self._files.pop(name, None) or _File(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 
-from proxy_consumer.actions.config import FileConfig
-from proxy_consumer.actions.job import ABSENT, Job, compact, readable
+from proxy_consumer.push.actions.config import FileConfig
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, compact, readable
 
 NAME_CHARS_MAX = 128
 _NAME = re.compile(
@@ -27,7 +27,7 @@ def check_file(config: FileConfig) -> None:
         )
 
 
-def file_name(config: FileConfig, job: Job, date: str) -> str:
+def file_name(config: FileConfig, job: ActionJob, date: str) -> str:
     """The stem of the file for one message; topics and groups have no dot and no slash."""
     return (
         config.name.replace("{topic}", job.place.topic)
@@ -36,7 +36,7 @@ def file_name(config: FileConfig, job: Job, date: str) -> str:
     )
 
 
-def line(config: FileConfig, job: Job) -> bytes:
+def line(config: FileConfig, job: ActionJob) -> bytes:
     """One line with its end. Raises NotALineError for a body with a line break of its own."""
     if config.content == "record":
         return compact(_record(job)).encode() + b"\n"
@@ -48,7 +48,7 @@ def line(config: FileConfig, job: Job) -> bytes:
     return body + b"\n"
 
 
-def _record(job: Job) -> dict[str, object]:
+def _record(job: ActionJob) -> dict[str, object]:
     place = job.place
     made: dict[str, object] = {"topic": place.topic, "qid": place.qid, "offset": place.offset}
     if job.key:

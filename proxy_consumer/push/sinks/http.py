@@ -11,15 +11,15 @@ from collections.abc import Callable
 from random import Random
 
 from ddmq_common.metrics import catalogue
-from proxy_consumer.actions.config import PushConfig
-from proxy_consumer.actions.job import Job
-from proxy_consumer.actions.targets import AllowList, Url, parse_url
+from proxy_consumer.push.actions.config import PushConfig
+from proxy_consumer.push.actions.job import ActionJob
+from proxy_consumer.push.actions.targets import AllowList, Url, parse_url
 from proxy_consumer.push.permits import Permits
-from proxy_consumer.push.verdict import DONE, Kind, Pushed, Verdict
-from proxy_consumer.sinks import http_request
-from proxy_consumer.sinks.http_answer import Meaning, Reading, read_answer
-from proxy_consumer.sinks.http_pool import HttpPool, NoAnswerError
-from proxy_consumer.subscription.subscription import Subscription
+from proxy_consumer.push.sinks import http_request
+from proxy_consumer.push.sinks.http_answer import HttpReading, Meaning, read_answer
+from proxy_consumer.push.sinks.http_pool import HttpPool, NoAnswerError
+from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
+from proxy_consumer.runtime import Runtime
 
 BACKOFF_S = 1.0
 DOUBLINGS_MAX = 7
@@ -33,17 +33,18 @@ OUR_HEADERS = {
 
 
 class HttpSink:
-    """The sink of one subscription."""
+    """The sink of one subscription. `rate_max`: messages a second, as its settings have it now."""
 
     def __init__(
         self,
-        subscription: Subscription,
+        runtime: Runtime,
+        rate_max: Callable[[], int],
         push: PushConfig,
         allowed: Callable[[], AllowList],
         random: Random,
     ) -> None:
-        runtime = subscription.runtime
-        self._subscription = subscription
+        self._clock = runtime.clock
+        self._rate_max = rate_max
         self._push = push
         self._config = self._push.http
         self._urls = [parse_url(url) for url in self._config.urls]
@@ -71,12 +72,12 @@ class HttpSink:
         if pushed.slot is None:
             pushed.slot = self._permits.slot(now)
         if pushed.slot > now:
-            return Verdict(Kind.AGAIN, "", pushed.slot)
+            return Verdict(VerdictKind.AGAIN, "", pushed.slot)
         pushed.slot = None
         try:
             url = self._url(pushed)
         except ValueError as error:
-            return Verdict(Kind.GIVE_UP, f"AsyncHttp: {error}")
+            return Verdict(VerdictKind.GIVE_UP, f"AsyncHttp: {error}")
         reading = self._send(pushed, url)
         pushed.requests += 1
         return self._verdict(pushed, reading)
@@ -93,24 +94,24 @@ class HttpSink:
             pushed.first = self._random.randrange(1 << 30)
         return urls[(pushed.first + pushed.errors) % len(urls)]
 
-    def _send(self, pushed: Pushed, url: Url) -> Reading:
+    def _send(self, pushed: Pushed, url: Url) -> HttpReading:
         job, config = pushed.job, self._config
         body = http_request.form(job.params, http_request.request_count(job, pushed.requests))
         target = http_request.target(url, job.query)
         headers = self._headers(job)
         if config.signing_key:
-            at_s = self._subscription.runtime.clock.wall_ms() // 1000
+            at_s = self._clock.wall_ms() // 1000
             headers["Ddmq-Signature"] = http_request.signature(config.signing_key, at_s, body)
         try:
             status, answer = self._pool.request(
                 url, config.method, target, body, headers, config.timeout_ms / 1000
             )
         except NoAnswerError as error:
-            return Reading(Meaning.ERROR, str(error))
+            return HttpReading(Meaning.ERROR, str(error))
         reading = read_answer(status, answer)
         return reading._replace(text=f"{url.shown}: {reading.text}") if reading.text else reading
 
-    def _headers(self, job: Job) -> dict[str, str]:
+    def _headers(self, job: ActionJob) -> dict[str, str]:
         given: dict[str, str] = {}
         if self._with_headers:
             given, ignored = http_request.headers(job)
@@ -119,22 +120,24 @@ class HttpSink:
         ours = {name: value for name, value in OUR_HEADERS.items() if name.lower() not in theirs}
         return ours | given
 
-    def _verdict(self, pushed: Pushed, reading: Reading) -> Verdict:
+    def _verdict(self, pushed: Pushed, reading: HttpReading) -> Verdict:
         meaning = reading.meaning
         if meaning is Meaning.DONE:
             return DONE
         if meaning is Meaning.SLOWER:
-            self._permits.slow_down(self._now(), self._subscription.config.rate_max)
+            self._permits.slow_down(self._now(), self._rate_max())
             return DONE
         if meaning is Meaning.LATER:
-            return Verdict(Kind.AGAIN, reading.text, self._now() + LATER_S)
+            return Verdict(VerdictKind.AGAIN, reading.text, self._now() + LATER_S)
         if meaning is Meaning.ERROR:
             return self._error(pushed, reading.text)
-        return Verdict(Kind.FAIL if meaning is Meaning.FAIL else Kind.GIVE_UP, f"AsyncHttp: {reading.text}")
+        return Verdict(
+            VerdictKind.FAIL if meaning is Meaning.FAIL else VerdictKind.GIVE_UP, f"AsyncHttp: {reading.text}"
+        )
 
     def _error(self, pushed: Pushed, text: str) -> Verdict:
         wait_s = BACKOFF_S * 2.0 ** min(pushed.errors, DOUBLINGS_MAX)
         pushed.errors += 1
         if 0 <= self._config.max_retry < pushed.errors:
-            return Verdict(Kind.GIVE_UP, f"AsyncHttp: {text} (after {pushed.errors} errors)")
-        return Verdict(Kind.AGAIN, text, self._now() + wait_s)
+            return Verdict(VerdictKind.GIVE_UP, f"AsyncHttp: {text} (after {pushed.errors} errors)")
+        return Verdict(VerdictKind.AGAIN, text, self._now() + wait_s)

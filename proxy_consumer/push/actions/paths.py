@@ -10,14 +10,14 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from proxy_consumer.actions.job import ABSENT, Job
 from proxy_consumer.order_keys.canonical import WrittenFloat, written
 from proxy_consumer.order_keys.general import expression
-from proxy_consumer.order_keys.path import Kind, Step, descents, parse_path
+from proxy_consumer.order_keys.path import PathKind, PathStep, descents, parse_path
 from proxy_consumer.order_keys.work import TooMuchWork
+from proxy_consumer.push.actions.job import ABSENT, ActionJob
 
 VALUES_MAX = 16_384  # that a path that is not plain may go through, to the power of `..`
-Lookup = Callable[[Job], Any]
+Lookup = Callable[[ActionJob], Any]
 
 
 class _Unshaped(Exception):
@@ -39,7 +39,7 @@ def compile_path(text: str) -> Lookup:
         return general
     tokens: list[str | int] = [_token(step) for step in steps]
 
-    def find(job: Job) -> Any:
+    def find(job: ActionJob) -> Any:
         try:
             value = _walk(job.json, tokens)
         except _Unshaped:
@@ -50,7 +50,7 @@ def compile_path(text: str) -> Lookup:
     return find
 
 
-def _token(step: Step) -> str | int:
+def _token(step: PathStep) -> str | int:
     return step.names[0] if step.names else step.numbers[0] or 0
 
 
@@ -71,13 +71,13 @@ def _walk(value: Any, tokens: list[str | int]) -> Any:
     return value
 
 
-def _general(steps: tuple[Step, ...]) -> Lookup:
+def _general(steps: tuple[PathStep, ...]) -> Lookup:
     find = expression(steps).find
     deep = max(1, descents(steps))
     values_max = int(VALUES_MAX ** (1 / deep))
-    compares = any(step.kind is Kind.FILTER for step in steps)
+    compares = any(step.kind is PathKind.FILTER for step in steps)
 
-    def lookup(job: Job) -> Any:
+    def lookup(job: ActionJob) -> Any:
         value = job.json
         job.work.look(_check_size(value, values_max))
         hits = [hit.value for hit in find(_with_floats(value) if compares else value)]

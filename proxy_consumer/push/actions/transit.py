@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy_consumer.actions.job import ABSENT, CONTINUE, Job, Outcome, fail
-from proxy_consumer.actions.paths import compile_path
-from proxy_consumer.actions.work import Work
+from proxy_consumer.push.actions.job import ABSENT, CONTINUE, ActionJob, ActionOutcome, fail
+from proxy_consumer.push.actions.paths import compile_path
+from proxy_consumer.push.actions.work import Work
 
 BASE = "$"
 
 
-def transit(mapping: Mapping[str, str]) -> Callable[[Job], Outcome]:
+def transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
     """The action. Raises ValueError that names the bad path."""
     if not mapping:
         raise ValueError("push.transit is empty; give it target: source, or take Transit out of actions")
@@ -27,7 +27,7 @@ def transit(mapping: Mapping[str, str]) -> Callable[[Job], Outcome]:
         (target_names(target), compile_path(source)) for target, source in mapping.items() if target != BASE
     ]
 
-    def step(job: Job) -> Outcome:
+    def step(job: ActionJob) -> ActionOutcome:
         given = {} if base is None else base(job)
         if not isinstance(given, dict):
             return fail(f"Transit: {mapping[BASE]} is the base and is not an object")

@@ -28,20 +28,20 @@ class Meaning(Enum):
     GIVE_UP = "dead letter"
 
 
-class Reading(NamedTuple):
+class HttpReading(NamedTuple):
     """`text`: why, for what is not done."""
 
     meaning: Meaning
     text: str = ""
 
 
-DONE = Reading(Meaning.DONE)
+DONE = HttpReading(Meaning.DONE)
 
 
-def read_answer(status: int, body: bytes) -> Reading:
+def read_answer(status: int, body: bytes) -> HttpReading:
     """The meaning of a whole answer."""
     if status != 200:
-        return Reading(Meaning.ERROR, f"status {status}; 200 is wanted")
+        return HttpReading(Meaning.ERROR, f"status {status}; 200 is wanted")
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -51,17 +51,17 @@ def read_answer(status: int, body: bytes) -> Reading:
     return _errno(content["errno"])
 
 
-def _errno(errno: object) -> Reading:
+def _errno(errno: object) -> HttpReading:
     if isinstance(errno, bool) or not isinstance(errno, int | float | str):
-        return Reading(Meaning.GIVE_UP, f"errno is {errno!r:.60}, not a number")
+        return HttpReading(Meaning.GIVE_UP, f"errno is {errno!r:.60}, not a number")
     if isinstance(errno, str):
         if not _NUMBER.match(errno):
-            return Reading(Meaning.GIVE_UP, f"errno is {errno!r:.60}, not a number")
+            return HttpReading(Meaning.GIVE_UP, f"errno is {errno!r:.60}, not a number")
         errno = float(errno) if "." in errno else int(errno)
     if errno in (0, DONE_REFUSED):
         return DONE
     if errno == DONE_SLOWER:
-        return Reading(Meaning.SLOWER)
+        return HttpReading(Meaning.SLOWER)
     if errno == AGAIN_LATER:
-        return Reading(Meaning.LATER, f"errno {AGAIN_LATER}")
-    return Reading(Meaning.FAIL, f"errno {errno}")
+        return HttpReading(Meaning.LATER, f"errno {AGAIN_LATER}")
+    return HttpReading(Meaning.FAIL, f"errno {errno}")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
-from proxy_consumer.actions.chain import Chain, build_chain
-from proxy_consumer.actions.job import Ending, job_of
-from proxy_consumer.actions.names import push_sink
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.message_filter import FILTERED, Filter, Refusal
+from proxy_consumer.push.actions.chain import ActionChain, build_chain
+from proxy_consumer.push.actions.job import Ending, job_of
+from proxy_consumer.push.actions.names import push_sink
 
 
 class ActionFilter:
@@ -19,7 +19,7 @@ class ActionFilter:
 
     tags: frozenset[int] | None = None
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: ActionChain) -> None:
         self._chain = chain
 
     def judge(self, delivery: bytes) -> Refusal | None:

@@ -11,8 +11,8 @@ import gevent
 from gevent import socket
 from gevent.lock import BoundedSemaphore
 
-from proxy_consumer.sinks.receiving import Receiving, UnboundedError
-from proxy_consumer.sinks.redis_protocol import (
+from proxy_consumer.push.sinks.receiving import Receiving, UnboundedError
+from proxy_consumer.push.sinks.redis_protocol import (
     PIECES_MAX,
     REPLY_BYTES_MAX,
     RefusedError,
@@ -28,7 +28,7 @@ class CommandError(Exception):
     """Redis refused a command, or did not answer; the text says which and why."""
 
 
-class _Connection:
+class _RedisConnection:
     """One connection, made and authenticated at its first command."""
 
     def __init__(self, address: Address, password: str) -> None:
@@ -72,7 +72,7 @@ class RedisPool:
         self._password = password
         self._timeout_s = timeout_s
         self._connections_max = connections_max
-        self._hosts: dict[Address, tuple[BoundedSemaphore, list[_Connection]]] = {}
+        self._hosts: dict[Address, tuple[BoundedSemaphore, list[_RedisConnection]]] = {}
         self._closed = False
 
     def close(self) -> None:
@@ -107,10 +107,10 @@ class RedisPool:
                 else:
                     connection.close()
 
-    def _connection(self, address: Address, kept: list[_Connection]) -> _Connection:
+    def _connection(self, address: Address, kept: list[_RedisConnection]) -> _RedisConnection:
         while kept:
             connection = kept.pop()
             if connection.is_quiet():
                 return connection
             connection.close()
-        return _Connection(address, self._password)
+        return _RedisConnection(address, self._password)
