@@ -229,7 +229,7 @@ class GroupOrdering:
                 attempts=jobs.table.attempt(offset) - (0 if lease is not None else 1),
                 state=shown,
                 error="" if job is None else job.error or job.reason or _silence(job),
-                waiting=len(chain.parked),
+                waiting=len(chain.kept),
                 more=bool(chain.unindexed),
             )
 

@@ -424,8 +424,8 @@ class OrderMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         table = self.scope.table
-        assert table.parked <= 6 + len(table) + 2 * BATCH
-        assert table.parked == sum(len(chain.parked) for chain in table)
+        assert table.kept <= 6 + len(table) + 2 * BATCH
+        assert table.kept == sum(len(chain.kept) for chain in table)
         assert self.scope.ledger.ready == sum(len(stream.deliverable) for stream in self.scope.queues)
         busy = {message.key for message in self.messages if message.state != "done"}
         assert {chain.key for chain in table if chain.key not in table.starving} <= busy

@@ -5,10 +5,10 @@ are to be finished. The first of a key is let out at once, later ones are kept u
 finished. `batch` spots may be let out together when they are consecutive in their chain, in one stream,
 and go into one answer.
 
-A chain keeps a few of its waiting spots in `parked`. Further ones are not kept anywhere: the chain only
+A chain keeps a few of its waiting spots in `kept`. Further ones are forgotten: the chain only
 notes, per stream, from which offset on there may be some (`unindexed`), and they are found again by
-reading (rescan.py) when `parked` runs dry; until then the chain is *starving*. Everything in `unindexed`
-comes after everything in `parked`. So memory is bounded by the number of busy keys, however many
+reading (rescan.py) when `kept` runs dry; until then the chain is *starving*. Everything in `unindexed`
+comes after everything in `kept`. So memory is bounded by the number of busy keys, however many
 messages wait behind them.
 
 Identity is the key itself. The table knows nothing of leases, retries or time.
@@ -21,8 +21,8 @@ from typing import Any, Generic, TypeVar
 
 Stream = TypeVar("Stream", bound=Hashable)
 
-PARKED_PER_CHAIN = 16
-PARKED_IN_ALL = 100_000
+KEPT_PER_CHAIN = 16
+KEPT_IN_ALL = 100_000
 _NO_SPOTS: list[Any] = []
 _NOWHERE: dict[Any, int] = {}
 
@@ -30,20 +30,20 @@ _NOWHERE: dict[Any, int] = {}
 class Chain(Generic[Stream]):
     """One key's jobs. `heads`: let out and unfinished, first to last."""
 
-    __slots__ = ("heads", "key", "mark", "open", "parked", "unindexed")
+    __slots__ = ("heads", "kept", "key", "mark", "open", "unindexed")
 
     def __init__(self, key: str, stream: Stream, offset: int) -> None:
         self.key = key
         self.heads: list[tuple[Stream, int]] = [(stream, offset)]
         self.open = True  # the heads are not in an answer yet: followers may join them
-        self.parked: list[tuple[Stream, int]] = _NO_SPOTS  # both shared while empty: most keys never wait
+        self.kept: list[tuple[Stream, int]] = _NO_SPOTS  # both shared while empty: most keys never wait
         self.unindexed: dict[Stream, int] = _NOWHERE
         self.mark = 0  # the rescan that has left one of its spots unindexed
 
     @property
     def waits(self) -> bool:
         """Whether anything stands behind the heads, as far as is known."""
-        return bool(self.parked or self.unindexed)
+        return bool(self.kept or self.unindexed)
 
 
 Spots = Iterable[tuple[Stream, int]]
@@ -53,15 +53,15 @@ class ChainTable(Generic[Stream]):
     """All chains of one scope. `chains`, by key, is for the two places where most messages pass."""
 
     def __init__(
-        self, batch: int = 1, parked_per_chain: int = PARKED_PER_CHAIN, parked_in_all: int = PARKED_IN_ALL
+        self, batch: int = 1, kept_per_chain: int = KEPT_PER_CHAIN, kept_in_all: int = KEPT_IN_ALL
     ) -> None:
         self.batch = batch  # the largest of all streams
         self.batches: dict[Stream, int] = {}  # of streams with one of their own
-        self.parked = 0  # spots kept, over all chains
+        self.kept = 0  # spots, over all chains
         self.starving: dict[str, Chain[Stream]] = {}
         self.chains: dict[str, Chain[Stream]] = {}
-        self._parked_per_chain = parked_per_chain
-        self._parked_in_all = parked_in_all
+        self._kept_per_chain = kept_per_chain
+        self._kept_in_all = kept_in_all
 
     def __len__(self) -> int:
         return len(self.chains)
@@ -85,7 +85,7 @@ class ChainTable(Generic[Stream]):
         if chain.unindexed or not self._room(chain):
             chain.unindexed = {stream: offset} | chain.unindexed
         else:
-            self._park(chain, stream, offset)
+            self._keep(chain, stream, offset)
         return None
 
     def _follows(self, chain: Chain[Stream], stream: Stream) -> bool:
@@ -94,14 +94,14 @@ class ChainTable(Generic[Stream]):
         return chain.open and 0 < len(heads) < most and heads[0][0] is stream and not chain.waits
 
     def _room(self, chain: Chain[Stream]) -> bool:
-        return len(chain.parked) < self._parked_per_chain and self.parked < self._parked_in_all
+        return len(chain.kept) < self._kept_per_chain and self.kept < self._kept_in_all
 
-    def _park(self, chain: Chain[Stream], stream: Stream, offset: int) -> None:
-        if chain.parked:
-            chain.parked.append((stream, offset))
+    def _keep(self, chain: Chain[Stream], stream: Stream, offset: int) -> None:
+        if chain.kept:
+            chain.kept.append((stream, offset))
         else:
-            chain.parked = [(stream, offset)]
-        self.parked += 1
+            chain.kept = [(stream, offset)]
+        self.kept += 1
 
     def finish(self, chain: Chain[Stream], stream: Stream, offset: int) -> Spots[Stream]:
         """A job that was let out is done for good: the spots let out next (their heads are set)."""
@@ -114,16 +114,16 @@ class ChainTable(Generic[Stream]):
 
     def let_out(self, chain: Chain[Stream]) -> Spots[Stream]:
         """Let the next of a chain without heads out; it starves, or ends, when there is none."""
-        parked = chain.parked
-        if parked:
-            stream, count = parked[0][0], 1
+        kept = chain.kept
+        if kept:
+            stream, count = kept[0][0], 1
             most = self.batches.get(stream, self.batch)
-            while count < most and count < len(parked) and parked[count][0] is stream:
+            while count < most and count < len(kept) and kept[count][0] is stream:
                 count += 1
-            chain.heads = parked[:count]
+            chain.heads = kept[:count]
             chain.open = True
-            del parked[:count]
-            self.parked -= count
+            del kept[:count]
+            self.kept -= count
             self.starving.pop(chain.key, None)
             return chain.heads
         if chain.unindexed:
@@ -144,20 +144,20 @@ class ChainTable(Generic[Stream]):
     def put_back(self, chain: Chain[Stream], stream: Stream, offset: int) -> None:
         """A job that was let out, and does not lead, waits again in its old place."""
         chain.heads.remove((stream, offset))
-        at, parked = 0, chain.parked
-        while at < len(parked) and parked[at][0] is stream and parked[at][1] < offset:
+        at, kept = 0, chain.kept
+        while at < len(kept) and kept[at][0] is stream and kept[at][1] < offset:
             at += 1
-        chain.parked = [*parked[:at], (stream, offset), *parked[at:]]
-        self.parked += 1
+        chain.kept = [*kept[:at], (stream, offset), *kept[at:]]
+        self.kept += 1
 
     # --- for the rescan
 
     def index(self, chain: Chain[Stream], stream: Stream, offset: int, scan: int) -> None:
-        """A waiting job found again: park it, or leave it and all after it for the next rescan."""
+        """A waiting job found again: keep it, or leave it and all after it for the next rescan."""
         if chain.unindexed.get(stream, offset + 1) > offset or chain.mark == scan:
             return
-        if self._room(chain) or not (chain.parked or chain.heads):
-            self._park(chain, stream, offset)
+        if self._room(chain) or not (chain.kept or chain.heads):
+            self._keep(chain, stream, offset)
             chain.unindexed[stream] = offset + 1
         else:
             chain.unindexed[stream] = offset
@@ -178,9 +178,9 @@ class ChainTable(Generic[Stream]):
         """Forget a stream's spots; the chains that let something out in other streams by that."""
         going: list[Chain[Stream]] = []
         for chain in list(self.chains.values()):
-            kept = [spot for spot in chain.parked if spot[0] is not stream]
-            self.parked -= len(chain.parked) - len(kept)
-            chain.parked = kept
+            left = [spot for spot in chain.kept if spot[0] is not stream]
+            self.kept -= len(chain.kept) - len(left)
+            chain.kept = left
             chain.unindexed.pop(stream, None)
             had = bool(chain.heads)
             chain.heads = [spot for spot in chain.heads if spot[0] is not stream]

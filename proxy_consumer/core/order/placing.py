@@ -20,7 +20,7 @@ def place(
     """Place rows in the order of merge.py, until `enough` are `lying` ready: how many were placed.
 
     Most messages have a key that is free; for them this loop is all there is. Messages without a key are
-    counted and delivered without order; heads of parked keys are held.
+    counted and delivered without order; heads of keys set aside are parked.
     """
     table, parked, seen = ledger.table, ledger.parked_keys, 0
     chains, message = table.chains, tuple.__new__

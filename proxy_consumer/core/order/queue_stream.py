@@ -96,7 +96,7 @@ class QueueStream:
             chain = busy.pop(offset, None)
             if chain is None:
                 continue
-            if chain.parked or chain.unindexed or len(chain.heads) > 1:
+            if chain.kept or chain.unindexed or len(chain.heads) > 1:
                 ledger.let_out.append((chain, list(ledger.table.finish(chain, self, offset))))
             else:
                 del chains[chain.key]  # nobody waits: the chain ends here

@@ -381,7 +381,7 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: Rig) -> None:
     assert bodies(cold) == [b"last"]
     ((state, stream),) = group(rig).subscriptions[b"T"].streams()
     assert len(stream.ledger.table) == 2
-    assert stream.ledger.table.parked <= 16
+    assert stream.ledger.table.kept <= 16
     assert len(state.jobs.table.jobs) == 0
     done = 0
     while done < 200:
