@@ -235,7 +235,6 @@ class Producer:
         self._closed = True
         deadline = self._deadline(timeout_ms)
         self._background.close(deadline)
-        self._sender.close()
         self._router.close(deadline + 1.0)
         self._background.join(deadline + 1.0)
 

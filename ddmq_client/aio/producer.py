@@ -9,29 +9,25 @@ then unknown.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 
-from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.router import AsyncProxyRouter
-from ddmq_client.core import addresses, verdicts
-from ddmq_client.core.frames import FrameError
-from ddmq_client.core.nodes import Node
+from ddmq_client.aio.sender import AsyncJobSender
+from ddmq_client.aio.sync import now
+from ddmq_client.core import addresses
 from ddmq_client.core.selectors import Selector
-from ddmq_client.core.sending import SendJob
 from ddmq_client.core.settings import ProducerSettings
-from ddmq_client.core.transport import CallFailed
-from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.delays import CancelOutcome, When, outcome_of, when_of
-from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError
+from ddmq_client.errors import ClosedError, OptionError
 from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
-from ddmq_client.net.sender import ONEWAY_ATTEMPTS, UNRESOLVED
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
-from ddmq_client.wire.producing import ProxyFault, heartbeat, read_results
+from ddmq_client.wire.producing import heartbeat
+
+CLOSE_S = 1.0  # for the upkeep to end
 
 
 class AsyncProducer:
@@ -70,6 +66,7 @@ class AsyncProducer:
         self._outbox = Outbox(settings)
         parsed = addresses.parse(proxies, PRODUCER_PORT)
         self._router = AsyncProxyRouter(parsed, connections_max, heartbeat(settings.client_id))
+        self._sender = AsyncJobSender(self._router)
         self._closed = False
 
     def proxies(self) -> list[tuple[str, bool]]:
@@ -103,7 +100,7 @@ class AsyncProducer:
             return await self.send_message(message, timeout_ms=timeout_ms)
         self._check_open()
         job = self._outbox.delayed(message, when, self._deadline(timeout_ms))
-        return (await self._run(job))[0].raise_for_error()
+        return (await self._sender.run(job))[0].raise_for_error()
 
     async def cancel(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
         """Take a delayed message back, by its delay_id or the result of its send, and say what came of it.
@@ -134,7 +131,7 @@ class AsyncProducer:
     async def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
         """`send`, for a message at hand."""
         job = self._outbox.job([self._encode(message)], self._deadline(timeout_ms))
-        return (await self._run(job))[0].raise_for_error()
+        return (await self._sender.run(job))[0].raise_for_error()
 
     async def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
@@ -144,32 +141,20 @@ class AsyncProducer:
         plan = self._outbox.plan(messages)
         for request in plan.requests:
             job = self._outbox.job([data for _, data in request], self._deadline(timeout_ms))
-            plan.fill(request, await self._run(job))
+            plan.fill(request, await self._sender.run(job))
         return plan.results
 
     async def send_oneway(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> None:
         """Send without waiting for an answer; NotStoredError where it could not be written."""
-        encoded, deadline = self._encode(message), self._deadline(timeout_ms)
-        tried: set[Node] = set()
-        failure = NotStoredError(UNRESOLVED)
-        for _ in range(ONEWAY_ATTEMPTS):
-            node = await self._router.pick(tried, deadline)
-            if node is None or asyncio.get_running_loop().time() >= deadline:
-                break
-            tried.add(node)
-            try:
-                async with self._router.connection(node, deadline) as connection:
-                    await connection.send_only(lambda now, number: oneway_frame(encoded, number), deadline)
-                return
-            except CallFailed as error:
-                failure = NotStoredError(error.text, None, node.name)
-                self._router.note(node, error.verdict, tried)
-        raise failure
+        encoded = self._encode(message)
+        await self._sender.oneway(
+            lambda at, number: oneway_frame(encoded, number), self._deadline(timeout_ms)
+        )
 
     async def close(self) -> None:
         """Close every connection; sends under way end with an error."""
         self._closed = True
-        await self._router.close()
+        await self._router.close(now() + CLOSE_S)
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -179,49 +164,12 @@ class AsyncProducer:
     ) -> None:
         await self.close()
 
-    async def _run(self, job: SendJob) -> list[SendResult]:
-        loop = asyncio.get_running_loop()
-        try:
-            while (node := await self._router.pick(job.tried, job.deadline)) is not None:
-                job.begin(node)
-                elsewhere = await self._attempt(job, node)
-                wait = job.next_wait(loop.time(), elsewhere)
-                if wait is None:
-                    return job.results
-                if wait:
-                    await asyncio.sleep(wait)
-            job.gave_up(NotStoredError(UNRESOLVED))
-        except BusyError as error:
-            job.gave_up(error)
-        except ClosedError as error:
-            job.gave_up(NotStoredError(str(error)))
-        return job.results
-
-    async def _attempt(self, job: SendJob, node: Node) -> bool:
-        """One attempt; True where a node in rotation is still untried."""
-        try:
-            async with self._router.connection(node, job.deadline) as connection:
-                results = await _exchange(job, connection)
-        except CallFailed as failure:
-            return self._failed(job, node, failure.verdict, failure.text)
-        except FrameError as error:
-            return self._failed(job, node, CallVerdict.LOST, f"{error} (from {node.name})")
-        except ProxyFault as fault:
-            return self._failed(job, node, verdicts.of_fault(fault.kind), str(fault))
-        verdict = job.answered(node, results, self._router.has_fresh(job.tried))
-        return self._router.note(node, verdict, job.tried)
-
-    def _failed(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
-        elsewhere = self._router.note(node, verdict, job.tried)
-        job.failed(node, verdict, text, elsewhere)
-        return elsewhere
-
     async def _change(
         self, action: DelayAction, delay: str | SendResult, when: When | None, timeout_ms: int | None
     ) -> CancelOutcome:
         self._check_open()
         job = self._outbox.change(action, delay, self._deadline(timeout_ms), when)
-        return outcome_of((await self._run(job))[0].raise_for_error())
+        return outcome_of((await self._sender.run(job))[0].raise_for_error())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -232,10 +180,4 @@ class AsyncProducer:
         return self._outbox.encode(message)
 
     def _deadline(self, timeout_ms: int | None) -> float:
-        return asyncio.get_running_loop().time() + self._outbox.timeout_s(timeout_ms)
-
-
-async def _exchange(job: SendJob, connection: AsyncFramedConnection) -> list[SendResult]:
-    deadline = job.attempt_deadline(asyncio.get_running_loop().time())
-    payload, sequence_id = await connection.call(job.frame, deadline)
-    return read_results(payload, sequence_id, job.method)
+        return now() + self._outbox.timeout_s(timeout_ms)

@@ -1,132 +1,151 @@
-"""The asyncio producer's way to its proxies: addresses, rotation, idle connections, their upkeep.
+"""The producer's way to its proxies: addresses, rotation, idle connections, their upkeep.
 
-The twin of `net.router`. Everything runs on one event loop, so nothing needs a lock; the upkeep is a task.
+The upkeep resolves names again every 30 s, closes connections idle for a minute, and sends a heartbeat to
+each proxy that is out of rotation and whose back-off is over. It starts with the first use and ends with
+`close`. One lock guards everything here; no call to the network is made under it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import Collection, Sequence
 
 from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.resolver import resolve
+from ddmq_client.aio.sync import AsyncActivity, Condition, finish, now
+from ddmq_client.core import frames
 from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node, Rotation
+from ddmq_client.core.sending import SEND_ONE
 from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
-from ddmq_client.net.router import IDLE_MAX_S, PROBE_TIMEOUT_S, heartbeat_frame
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
+
+IDLE_MAX_S = 60.0
+PROBE_TIMEOUT_S = 2.0
 
 
 class AsyncProxyRouter:
-    """Nodes, connections and their upkeep, on one event loop."""
+    """Nodes, connections and their upkeep. Safe for many threads."""
 
     def __init__(self, addresses: Sequence[ProxyAddress], connections_max: int, heartbeat: bytes) -> None:
         self._addresses = addresses
         self._connections_max = connections_max
         self._heartbeat = heartbeat
+        self._lock = threading.Lock()
+        self._freed = Condition(self._lock)
+        self._upkeep_due = Condition(self._lock)
         self._rotation = Rotation(random.random)
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._idle: dict[Node, list[tuple[float, AsyncFramedConnection]]] = {}
         self._in_use: set[AsyncFramedConnection] = set()
-        self._slots = asyncio.Semaphore(connections_max)
-        self._wake = asyncio.Event()
-        self._resolved = asyncio.Event()  # once; until then sends wait
-        self._task: asyncio.Task[None] | None = None
+        self._ending = Condition(self._lock)
+        self._known_first = Condition(self._lock)
+        self._resolved = False  # the names have been, for the first time
+        self._upkeep = AsyncActivity(self._keep_up, "ddmq-producer-upkeep")
+        self._upkeep_started = False
         self._closed = False
 
     async def pick(self, avoid: Collection[Node], deadline: float) -> Node | None:
         """The node for the next attempt; None while no name resolves. The first one waits for names."""
-        self._check_open()
-        if self._task is None:
-            self._task = asyncio.create_task(self._upkeep(), name="ddmq-producer-upkeep")
-        if not self._resolved.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    await self._resolved.wait()
-            self._check_open()
-        return self._rotation.pick(avoid)
+        with self._lock:
+            if not self._resolved:
+                await self._wait_resolved(deadline)
+            if self._closed:
+                raise ClosedError("the producer has been closed")
+            return self._rotation.pick(avoid)
 
     def note(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; True where a node in rotation is still untried."""
-        was_up = node.up
-        self._rotation.note(node, verdict, asyncio.get_running_loop().time())
-        if was_up and not node.up:
-            self._drop_idle(node)
-            self._wake.set()
-        return self._rotation.has_fresh(tried)
+        with self._lock:
+            was_up = node.up
+            self._rotation.note(node, verdict, now())
+            if was_up and not node.up:
+                self._drop_idle(node)
+                self._upkeep_due.notify()
+            return self._rotation.has_fresh(tried)
 
     def has_fresh(self, tried: Collection[Node]) -> bool:
         """Is a node in rotation still untried?"""
-        return self._rotation.has_fresh(tried)
+        with self._lock:
+            return self._rotation.has_fresh(tried)
 
     def nodes(self) -> list[tuple[str, bool]]:
         """("host:port", in rotation) of every known proxy."""
-        return [(node.name, node.up) for node in self._rotation.nodes]
+        with self._lock:
+            return [(node.name, node.up) for node in self._rotation.nodes]
 
-    @asynccontextmanager
-    async def connection(self, node: Node, deadline: float) -> AsyncIterator[AsyncFramedConnection]:
-        """A connection to the node, given back after use; closed when the block raised."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise BusyError(f"all {self._connections_max} connections of this producer are in use") from None
-        try:
-            connection = self._lease(node)
-            try:
-                yield connection
-            except BaseException:
-                connection.close()
-                raise
-            finally:
-                self._give_back(node, connection)
-        finally:
-            self._slots.release()
+    async def pause(self, seconds: float) -> None:
+        """Wait before a next attempt; ends early when this is closed."""
+        until = now() + seconds
+        with self._lock:
+            while not self._closed and now() < until:
+                await self._ending.wait(until - now())
 
-    async def close(self) -> None:
-        """Close every connection; calls under way fail."""
-        self._closed = True
-        for connection in [c for entries in self._idle.values() for _, c in entries] + list(self._in_use):
+    async def close(self, deadline: float) -> None:
+        """Close every connection; calls under way fail. The upkeep is waited for until then."""
+        with self._lock:
+            self._closed = True
+            connections = [c for entries in self._idle.values() for _, c in entries]
+            connections += self._in_use
+            self._idle.clear()
+            for condition in (self._upkeep_due, self._freed, self._known_first, self._ending):
+                condition.notify_all()
+        for connection in connections:
             connection.close()
-        self._idle.clear()
-        self._resolved.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._upkeep.cancel()
+        await finish([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the producer has been closed")
+    async def _wait_resolved(self, deadline: float) -> None:
+        if not (self._upkeep_started or self._closed):
+            self._upkeep.start()
+            self._upkeep_started = True
+        while not (self._resolved or self._closed):
+            if not await self._known_first.wait(deadline - now()):
+                return
 
     async def _resolve(self) -> None:
-        for node in self._rotation.update(await resolve(self._addresses, self._known)):
-            self._drop_idle(node)
+        addresses = await resolve(self._addresses, self._known)
+        with self._lock:
+            for node in self._rotation.update(addresses):
+                self._drop_idle(node)
 
-    def _lease(self, node: Node) -> AsyncFramedConnection:
-        self._check_open()
+    async def lease(self, node: Node, deadline: float) -> AsyncFramedConnection:
+        """A connection to the node, for one caller; waits while all are in use. Give it back."""
+        with self._lock:
+            while not self._closed:
+                connection = self._connection(node)
+                if connection is not None:
+                    self._in_use.add(connection)
+                    return connection
+                if not await self._freed.wait(deadline - now()):
+                    raise BusyError(f"all {self._connections_max} connections of this producer are in use")
+            raise ClosedError("the producer has been closed")
+
+    def give_back(self, node: Node, connection: AsyncFramedConnection) -> None:
+        """After use; a connection whose call failed comes back closed."""
+        with self._lock:
+            self._in_use.discard(connection)
+            keep = not (connection.closed or node.gone or self._closed)
+            if keep:
+                self._idle.setdefault(node, []).append((now(), connection))
+            self._freed.notify()
+        if not keep:
+            connection.close()
+
+    def _connection(self, node: Node) -> AsyncFramedConnection | None:
         idle = self._idle.get(node)
         while idle:
             connection = idle.pop()[1]
             if not connection.closed:
-                break
-        else:
-            self._make_room()
-            connection = AsyncFramedConnection(node.address)
-        self._in_use.add(connection)
-        return connection
-
-    def _give_back(self, node: Node, connection: AsyncFramedConnection) -> None:
-        self._in_use.discard(connection)
-        if connection.closed or node.gone or self._closed:
-            connection.close()
-        else:
-            now = asyncio.get_running_loop().time()
-            self._idle.setdefault(node, []).append((now, connection))
+                return connection
+        if len(self._in_use) >= self._connections_max:
+            return None
+        self._make_room()
+        return AsyncFramedConnection(node.address)
 
     def _make_room(self) -> None:
         """An idle connection to another node makes way, so that open ones stay within the bound."""
@@ -138,22 +157,27 @@ class AsyncProxyRouter:
         for _, connection in self._idle.pop(node, ()):
             connection.close()
 
-    async def _upkeep(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _keep_up(self) -> None:
         await self._resolve()
-        self._resolved.set()
-        resolve_at = loop.time() + self._resolve_in()
+        with self._lock:
+            self._resolved = True
+            self._known_first.notify_all()
+        resolve_at = now() + self._resolve_in()
         while True:
-            self._wake.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(min(self._next_probe(), resolve_at)):
-                    await self._wake.wait()
-            for node in self._rotation.due_probes(loop.time()):
+            time = now()
+            with self._lock:
+                if self._closed:
+                    return
+                probes = self._rotation.due_probes(time)
+                if not probes and time < resolve_at:
+                    await self._upkeep_due.wait(min(self._next_probe(), resolve_at) - time)
+                    continue
+                self._close_idle(time)
+            for node in probes:
                 await self._probe(node)
-            if loop.time() >= resolve_at:
-                self._close_idle(loop.time())
+            if time >= resolve_at:
                 await self._resolve()
-                resolve_at = loop.time() + self._resolve_in()
+                resolve_at = now() + self._resolve_in()
 
     def _resolve_in(self) -> float:
         return RESOLVE_EVERY_S if self._rotation.nodes else UNRESOLVED_RETRY_S
@@ -162,23 +186,30 @@ class AsyncProxyRouter:
         times = [n.retry_at for n in self._rotation.nodes if n.retry_at is not None and not n.probing]
         return min(times, default=float("inf"))
 
-    def _close_idle(self, now: float) -> None:
+    def _close_idle(self, time: float) -> None:
         for node, entries in list(self._idle.items()):
-            while entries and entries[0][0] < now - IDLE_MAX_S:
+            while entries and entries[0][0] < time - IDLE_MAX_S:
                 entries.pop(0)[1].close()
             if not entries:
                 del self._idle[node]
 
     async def _probe(self, node: Node) -> None:
         connection = AsyncFramedConnection(node.address)
-        loop = asyncio.get_running_loop()
         try:
-            payload, sequence_id = await connection.call(
-                lambda now, number: heartbeat_frame(self._heartbeat, number), loop.time() + PROBE_TIMEOUT_S
-            )
+            payload, sequence_id = await connection.call(self._probe_frame, now() + PROBE_TIMEOUT_S)
             verdict = heartbeat_verdict(payload, sequence_id)
         except (CallFailed, FrameError, ProxyFault):
             verdict = CallVerdict.LOST
         finally:
             connection.close()
-        self._rotation.note(node, verdict, loop.time())
+        with self._lock:
+            self._rotation.note(node, verdict, now())
+
+    def _probe_frame(self, at: float, sequence_id: int) -> bytes:
+        return heartbeat_frame(self._heartbeat, sequence_id)
+
+
+def heartbeat_frame(heartbeat: bytes, sequence_id: int) -> bytes:
+    """A heartbeat request."""
+    args = frames.one_message_args(heartbeat, int(PROBE_TIMEOUT_S * 1000))
+    return frames.framed((frames.call_head(SEND_ONE, sequence_id), *args))

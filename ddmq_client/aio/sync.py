@@ -18,6 +18,11 @@ CANCEL_S = 1.0  # for a cancelled handler to end
 Handle = Callable[[list[Message]], Awaitable[int]]  # returns how often the application's handler raised
 
 
+def now() -> float:
+    """What the clock says."""
+    return asyncio.get_running_loop().time()
+
+
 def clock() -> Callable[[], float]:
     """The clock of deadlines: seconds, those of the running event loop."""
     return asyncio.get_running_loop().time
@@ -29,19 +34,21 @@ def me() -> object:
 
 
 class Condition:
-    """As `threading.Condition`, for the tasks of the running event loop; any thread may notify them."""
+    """As `threading.Condition`, for the tasks of one event loop; any thread may notify them."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
-        self._loop = asyncio.get_running_loop()
-        self._thread_id = threading.get_ident()
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of the tasks that wait
+        self._thread_id = 0
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Give the lock away until notified, for `timeout` seconds at most; False when the time was up."""
-        future: asyncio.Future[bool] = self._loop.create_future()
+        self._loop = loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        future: asyncio.Future[bool] = loop.create_future()
         self._waiting.append(future)
-        timer = None if timeout is None else self._loop.call_later(timeout, _resolve, (future,), False)
+        timer = None if timeout is None else loop.call_later(timeout, _resolve, (future,), False)
         notified = False
         self._lock.release()
         try:
@@ -57,7 +64,7 @@ class Condition:
     def notify(self, count: int = 1) -> None:
         """Wake so many of the tasks that wait; the caller has the lock."""
         woken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-        if not woken:
+        if not woken or self._loop is None:
             return
         if threading.get_ident() == self._thread_id:
             _resolve(woken, True)

@@ -1,16 +1,16 @@
+# Generated from ddmq_client/aio/router.py by tools/unasync.py: change that one.
 """The producer's way to its proxies: addresses, rotation, idle connections, their upkeep.
 
-The thread (a greenlet under gevent) resolves names again every 30 s, closes connections idle for a minute,
-and sends a heartbeat to each proxy that is out of rotation and whose back-off is over. It starts with
-the first use and ends with `close`. One lock guards everything here; no call to the network is made under it.
+The upkeep resolves names again every 30 s, closes connections idle for a minute, and sends a heartbeat to
+each proxy that is out of rotation and whose back-off is over. It starts with the first use and ends with
+`close`. One lock guards everything here; no call to the network is made under it.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from ddmq_client.core import frames
 from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress
@@ -21,7 +21,8 @@ from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
 from ddmq_client.net.connection import FramedConnection
-from ddmq_client.net.resolver import in_time, resolve
+from ddmq_client.net.resolver import resolve
+from ddmq_client.net.sync import Activity, Condition, finish, now
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
 IDLE_MAX_S = 60.0
@@ -36,31 +37,33 @@ class ProxyRouter:
         self._connections_max = connections_max
         self._heartbeat = heartbeat
         self._lock = threading.Lock()
-        self._freed = threading.Condition(self._lock)
-        self._upkeep_due = threading.Condition(self._lock)
+        self._freed = Condition(self._lock)
+        self._upkeep_due = Condition(self._lock)
         self._rotation = Rotation(random.random)
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._idle: dict[Node, list[tuple[float, FramedConnection]]] = {}
         self._in_use: set[FramedConnection] = set()
-        self._resolving = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._ending = Condition(self._lock)
+        self._known_first = Condition(self._lock)
+        self._resolved = False  # the names have been, for the first time
+        self._upkeep = Activity(self._keep_up, "ddmq-producer-upkeep")
+        self._upkeep_started = False
         self._closed = False
 
     def pick(self, avoid: Collection[Node], deadline: float) -> Node | None:
         """The node for the next attempt; None while no name resolves. The first one waits for names."""
-        if self._thread is None:
-            self._start(deadline)
         with self._lock:
+            if not self._resolved:
+                self._wait_resolved(deadline)
             if self._closed:
                 raise ClosedError("the producer has been closed")
             return self._rotation.pick(avoid)
 
     def note(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; True where a node in rotation is still untried."""
-        now = time.monotonic()
         with self._lock:
             was_up = node.up
-            self._rotation.note(node, verdict, now)
+            self._rotation.note(node, verdict, now())
             if was_up and not node.up:
                 self._drop_idle(node)
                 self._upkeep_due.notify()
@@ -76,6 +79,13 @@ class ProxyRouter:
         with self._lock:
             return [(node.name, node.up) for node in self._rotation.nodes]
 
+    def pause(self, seconds: float) -> None:
+        """Wait before a next attempt; ends early when this is closed."""
+        until = now() + seconds
+        with self._lock:
+            while not self._closed and now() < until:
+                self._ending.wait(until - now())
+
     def close(self, deadline: float) -> None:
         """Close every connection; calls under way fail. The upkeep is waited for until then."""
         with self._lock:
@@ -83,31 +93,23 @@ class ProxyRouter:
             connections = [c for entries in self._idle.values() for _, c in entries]
             connections += self._in_use
             self._idle.clear()
-            self._upkeep_due.notify_all()
-            self._freed.notify_all()
+            for condition in (self._upkeep_due, self._freed, self._known_first, self._ending):
+                condition.notify_all()
         for connection in connections:
             connection.close()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(min(PROBE_TIMEOUT_S, max(0.0, deadline - time.monotonic())))
+        self._upkeep.cancel()
+        finish([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
 
-    def _start(self, deadline: float) -> None:
-        if not self._resolving.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            return
-        try:
-            if self._thread is None and not self._closed:
-                self._take(in_time(self._resolved, self._addresses, deadline) or ())
-                name = "ddmq-producer-upkeep"
-                thread = threading.Thread(target=self._upkeep, name=name, daemon=True)
-                thread.start()
-                self._thread = thread
-        finally:
-            self._resolving.release()
+    def _wait_resolved(self, deadline: float) -> None:
+        if not (self._upkeep_started or self._closed):
+            self._upkeep.start()
+            self._upkeep_started = True
+        while not (self._resolved or self._closed):
+            if not self._known_first.wait(deadline - now()):
+                return
 
-    def _resolved(self) -> list[ProxyAddress]:
-        return resolve(self._addresses, self._known)
-
-    def _take(self, addresses: Iterable[ProxyAddress]) -> None:
+    def _resolve(self) -> None:
+        addresses = resolve(self._addresses, self._known)
         with self._lock:
             for node in self._rotation.update(addresses):
                 self._drop_idle(node)
@@ -120,7 +122,7 @@ class ProxyRouter:
                 if connection is not None:
                     self._in_use.add(connection)
                     return connection
-                if not self._freed.wait(deadline - time.monotonic()):
+                if not self._freed.wait(deadline - now()):
                     raise BusyError(f"all {self._connections_max} connections of this producer are in use")
             raise ClosedError("the producer has been closed")
 
@@ -130,15 +132,17 @@ class ProxyRouter:
             self._in_use.discard(connection)
             keep = not (connection.closed or node.gone or self._closed)
             if keep:
-                self._idle.setdefault(node, []).append((time.monotonic(), connection))
+                self._idle.setdefault(node, []).append((now(), connection))
             self._freed.notify()
         if not keep:
             connection.close()
 
     def _connection(self, node: Node) -> FramedConnection | None:
         idle = self._idle.get(node)
-        if idle:
-            return idle.pop()[1]
+        while idle:
+            connection = idle.pop()[1]
+            if not connection.closed:
+                return connection
         if len(self._in_use) >= self._connections_max:
             return None
         self._make_room()
@@ -154,23 +158,27 @@ class ProxyRouter:
         for _, connection in self._idle.pop(node, ()):
             connection.close()
 
-    def _upkeep(self) -> None:
-        resolve_at = time.monotonic() + self._resolve_in()
+    def _keep_up(self) -> None:
+        self._resolve()
+        with self._lock:
+            self._resolved = True
+            self._known_first.notify_all()
+        resolve_at = now() + self._resolve_in()
         while True:
-            now = time.monotonic()
+            time = now()
             with self._lock:
                 if self._closed:
                     return
-                probes = self._rotation.due_probes(now)
-                if not probes and now < resolve_at:
-                    self._upkeep_due.wait(min(self._next_probe(), resolve_at) - now)
+                probes = self._rotation.due_probes(time)
+                if not probes and time < resolve_at:
+                    self._upkeep_due.wait(min(self._next_probe(), resolve_at) - time)
                     continue
-                self._close_idle(now)
+                self._close_idle(time)
             for node in probes:
                 self._probe(node)
-            if now >= resolve_at:
-                self._take(self._resolved())
-                resolve_at = time.monotonic() + self._resolve_in()
+            if time >= resolve_at:
+                self._resolve()
+                resolve_at = now() + self._resolve_in()
 
     def _resolve_in(self) -> float:
         return RESOLVE_EVERY_S if self._rotation.nodes else UNRESOLVED_RETRY_S
@@ -179,9 +187,9 @@ class ProxyRouter:
         times = [n.retry_at for n in self._rotation.nodes if n.retry_at is not None and not n.probing]
         return min(times, default=float("inf"))
 
-    def _close_idle(self, now: float) -> None:
+    def _close_idle(self, time: float) -> None:
         for node, entries in list(self._idle.items()):
-            while entries and entries[0][0] < now - IDLE_MAX_S:
+            while entries and entries[0][0] < time - IDLE_MAX_S:
                 entries.pop(0)[1].close()
             if not entries:
                 del self._idle[node]
@@ -189,16 +197,16 @@ class ProxyRouter:
     def _probe(self, node: Node) -> None:
         connection = FramedConnection(node.address)
         try:
-            payload, sequence_id = connection.call(self._probe_frame, time.monotonic() + PROBE_TIMEOUT_S)
+            payload, sequence_id = connection.call(self._probe_frame, now() + PROBE_TIMEOUT_S)
             verdict = heartbeat_verdict(payload, sequence_id)
         except (CallFailed, FrameError, ProxyFault):
             verdict = CallVerdict.LOST
         finally:
             connection.close()
         with self._lock:
-            self._rotation.note(node, verdict, time.monotonic())
+            self._rotation.note(node, verdict, now())
 
-    def _probe_frame(self, now: float, sequence_id: int) -> bytes:
+    def _probe_frame(self, at: float, sequence_id: int) -> bytes:
         return heartbeat_frame(self._heartbeat, sequence_id)
 
 

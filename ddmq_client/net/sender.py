@@ -1,9 +1,8 @@
-"""Carries a SendJob to its end over blocking connections."""
+# Generated from ddmq_client/aio/sender.py by tools/unasync.py: change that one.
+"""Carries a SendJob to its end over the producer's connections."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 from ddmq_client.core import verdicts
@@ -14,6 +13,7 @@ from ddmq_client.core.transport import CallFailed
 from ddmq_client.core.verdicts import CallVerdict
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError
 from ddmq_client.net.router import ProxyRouter
+from ddmq_client.net.sync import now
 from ddmq_client.outgoing import SendResult
 from ddmq_client.wire.producing import ProxyFault, read_results
 
@@ -22,11 +22,10 @@ UNRESOLVED = "no proxy address is known: no name resolves"
 
 
 class JobSender:
-    """Runs jobs on the caller's thread. Safe for many threads."""
+    """Runs jobs, each where it is called. Safe for many threads."""
 
     def __init__(self, router: ProxyRouter) -> None:
         self._router = router
-        self._closing = threading.Event()
 
     def run(self, job: SendJob) -> list[SendResult]:
         """All results, within the job's deadline."""
@@ -39,11 +38,11 @@ class JobSender:
                     return job.results
                 job.begin(node)
                 elsewhere = self._attempt(job, node)
-                wait = job.next_wait(time.monotonic(), elsewhere)
+                wait = job.next_wait(now(), elsewhere)
                 if wait is None:
                     return job.results
                 if wait:
-                    self._closing.wait(wait)
+                    router.pause(wait)
         except BusyError as error:
             job.gave_up(error)
         except ClosedError as error:
@@ -56,7 +55,7 @@ class JobSender:
         failure = NotStoredError(UNRESOLVED)
         for _ in range(ONEWAY_ATTEMPTS):
             node = self._router.pick(tried, deadline)
-            if node is None or time.monotonic() >= deadline:
+            if node is None or now() >= deadline:
                 break
             tried.add(node)
             try:
@@ -66,10 +65,6 @@ class JobSender:
                 failure = NotStoredError(error.text, None, node.name)
                 self._router.note(node, error.verdict, tried)
         raise failure
-
-    def close(self) -> None:
-        """Jobs that wait for a next attempt make it now, and find the router closed."""
-        self._closing.set()
 
     def _attempt(self, job: SendJob, node: Node) -> bool:
         """One attempt; True where a node in rotation is still untried."""
@@ -96,7 +91,7 @@ class JobSender:
     def _exchange(self, job: SendJob, node: Node) -> list[SendResult]:
         connection = self._router.lease(node, job.deadline)
         try:
-            deadline = job.attempt_deadline(time.monotonic())
+            deadline = job.attempt_deadline(now())
             payload, sequence_id = connection.call(job.frame, deadline)
             return read_results(payload, sequence_id, job.method)
         except FrameError:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from ddmq_client.received import Message
 
 Condition = threading.Condition
+now = time.monotonic
 Handle = Callable[[list[Message]], int]  # returns how often the application's handler raised
 
 
