@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from ddmq_common.delays.command import DelayCommand, encode_command
-from delay_service.store.port import Changes, IdKind, IdState, Pending
+from delay_service.store.port import IdKind, IdState, Pending, StoreChanges
 
 BATCH = 1_000
 TOPIC = "orders"
@@ -30,9 +30,9 @@ def messages(random: Random, first: int, count: int, body: int, due_ms: int | No
     return made
 
 
-def adding(batch: list[Pending]) -> Changes:
+def adding(batch: list[Pending]) -> StoreChanges:
     """As ingest writes them: each with its id."""
-    return Changes(
+    return StoreChanges(
         added=batch,
         ids={one.uuid: IdState(IdKind.PENDING, one.due_ms, one.offset) for one in batch},
     )

@@ -20,7 +20,7 @@ from bench.servers import scratch
 from ddmq_common.rocks.database import Rocks, WriteBatch
 from delay_service.store import keys
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes
+from delay_service.store.port import StoreChanges
 from delay_service.store.rocks_store import RocksStore
 from delay_service.store.values import encode_pending
 
@@ -41,7 +41,7 @@ class Bench:
         self.offset = 0
         self.storms = 0
 
-    def made(self, count: int, body: int, due_ms: int | None = None) -> list[Changes]:
+    def made(self, count: int, body: int, due_ms: int | None = None) -> list[StoreChanges]:
         batches = []
         for _ in range(count // BATCH):
             batches.append(adding(messages(self.random, self.offset, BATCH, body, due_ms)))
@@ -86,7 +86,7 @@ class Bench:
         self.store = open_store(self.folder / "store", 0, 1)
         began = time.perf_counter()
         while batch := self.store.due(due_ms, BATCH, 1 << 30):
-            self.store.write(Changes(removed=batch))
+            self.store.write(StoreChanges(removed=batch))
             found += len(batch)
         seconds = time.perf_counter() - began
         if found != STORM:

@@ -18,7 +18,7 @@ from bench.delay_messages import BATCH, FIRST_DUE_MS, SPAN_MS, adding, messages
 from bench.harness import Series, percentiles, run, sized
 from bench.servers import scratch
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes, DueKey, IdKind, IdState
+from delay_service.store.port import DueKey, IdKind, IdState, StoreChanges
 from delay_service.store.rocks_store import RocksStore
 
 COUNT = int(os.environ.get("DDMQ_BENCH_PENDING", sized(10_000_000, 20_000)))
@@ -114,7 +114,7 @@ class Opened:
             message = self.store.get(DueKey(state.at_ms, state.offset))
             assert message == wanted[0]
             gone = IdState(IdKind.CANCELLED, state.at_ms, state.offset, FIRST_DUE_MS)
-            self.store.write(Changes(removed=wanted, ids={message.uuid: gone}))
+            self.store.write(StoreChanges(removed=wanted, ids={message.uuid: gone}))
             self.store.flush()
             latencies.append(time.perf_counter() - began)
             self.store.write(adding(wanted))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddmq_common.config.loader import rules
 from ddmq_common.delays.levels import DEFAULT_WAITS, Levels
-from delay_service.core.kinds import CATCH_UP_MAX
+from delay_service.core.kinds.occurrences import CATCH_UP_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class DelayConfig:
 
     Any due time: `shards`: queues of the inner topic when it is made, for good. `dir`: where the
     stores are, None = `delay` inside the log's directory. `kept_ms`: how long the outcome of an id is known.
-    `ingest_*`: one read of orders, and how many may be in a store before they are made durable.
+    `ingest_*`: one read of commands, and how many may be in a store before they are made durable.
     `catch_up_max`: of the deliveries that a loop, or a schedule that wants all of them, has missed, the last
     so many fire (of a cron at most 100). `slice_count`: messages in one commit of theirs (of at most
     `fire_bytes_max`), `fires_in_flight`: such commits under way at a time. Both make a storm faster, and what

@@ -9,7 +9,7 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
-from delay_service.core.outlets import Outlet
+from delay_service.core.fire_command import FireCommand
 from delay_service.store.port import Pending
 
 
@@ -25,19 +25,19 @@ class DelayCounts:
         self.full: MetricCell = metrics.cell(catalogue.DELAY_FULL)
         self.stale: MetricCell = metrics.cell(catalogue.DELAY_STALE)
 
-    def orders(self, tally: Mapping[str, int]) -> None:
+    def commands(self, tally: Mapping[str, int]) -> None:
         """So many came to these outcomes."""
         for outcome, count in tally.items():
             self._metrics.cell(catalogue.DELAY_ORDERS, outcome).value += count
 
-    def fired(self, outlets: Iterable[Outlet], wall_ms: int) -> None:
+    def fired(self, fires: Iterable[FireCommand], wall_ms: int) -> None:
         """They are durable in their topics."""
         per_topic = self._fired
-        for outlet in outlets:
-            if outlet.reason:
-                self._metrics.cell(catalogue.DELAY_DEAD, outlet.reason).value += 1
+        for one in fires:
+            if one.reason:
+                self._metrics.cell(catalogue.DELAY_DEAD, one.reason).value += 1
                 continue
-            topic = outlet.message.topic
+            topic = one.message.topic
             cells = per_topic.get(topic)
             if cells is None:
                 cells = per_topic[topic] = (
@@ -45,14 +45,14 @@ class DelayCounts:
                     self._metrics.histogram(catalogue.DELAY_LATENESS, topic),
                 )
             cells[0].value += 1
-            message = outlet.message
+            message = one.message
             late_ms = wall_ms - message.due_ms
             if message.due_ms < message.born_ms and not message.occurrence:
                 late_ms = wall_ms - message.born_ms  # it was due before it came
             cells[1].observe(max(late_ms, 0) * 1_000)
 
     def dead(self, reason: str, count: int) -> None:
-        """Orders that became dead letters."""
+        """Commands that became dead letters."""
         self._metrics.cell(catalogue.DELAY_DEAD, reason).value += count
 
     def aside(self, messages: Iterable[Pending]) -> None:
@@ -61,11 +61,11 @@ class DelayCounts:
             self._metrics.cell(catalogue.DELAY_ASIDE, message.topic).value += 1
 
     def lost(self, reason: str, count: int) -> None:
-        """Orders that should be in the inner topic."""
+        """Commands that should be in the inner topic."""
         self._metrics.cell(catalogue.DELAY_LOST, reason).value += count
 
     def lag(self, shard: int, count: int) -> None:
-        """Orders not taken in."""
+        """Commands not taken in."""
         self._metrics.cell(catalogue.DELAY_LAG, str(shard)).value = count
 
     def overdue(self, shard: int, age_ms: int) -> None:

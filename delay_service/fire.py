@@ -28,45 +28,45 @@ from ddmq_common.errors import (
     NoSuchTopicError,
     RemoteError,
 )
-from delay_service.core.outlets import GONE, REFUSED, Outlet
-from delay_service.core.taken import DEAD_TEXT, FireNow, Reply
+from delay_service.context import ShardContext
+from delay_service.core.fire_command import GONE, REFUSED, FireCommand
+from delay_service.core.taken import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.firing import Firing
-from delay_service.holding import Holding
 from delay_service.levels.alarm import Alarm
 from delay_service.outcomes import outcome_record, tellable
-from delay_service.store.port import Changes
+from delay_service.store.port import StoreChanges
 
 log = logging.getLogger("ddmq.delay")
 LOOK_S = 0.25  # the longest sleep while anything waits
 IDLE_S = 10.0  # the longest sleep at all: ids are forgotten then
 FORGET_MAX = 500  # ids in one look …
-FORGET_S = 0.02  # … and the next look, when there are more: faster than any service takes orders in
+FORGET_S = 0.02  # … and the next look, when there are more: faster than any service takes commands in
 CLOSED_S = 1.0  # how long a topic that would not take a message is left alone
 REMEMBERED_MAX = 10_000  # awaited outcomes, and messages refused once
 OVER_MAX = 1_000  # offsets that are done without firing and wait for another commit to end
 NEVER = 1 << 62
 
 
-class Fire:
+class FireLoop:
     """Of one shard. `settled()`: a commit has ended. Nothing fires before `open`."""
 
-    def __init__(self, holding: Holding, alarm: Alarm, settled: Callable[[], None]) -> None:
-        self._holding = holding
-        self._around = holding.around
-        self._lanes = holding.lanes
+    def __init__(self, context: ShardContext, alarm: Alarm, settled: Callable[[], None]) -> None:
+        self._context = context
+        self._service = context.service
+        self._due_scans = context.due_scans
         self._alarm = alarm
         self._settled = settled
         self._loop: Any = gevent.get_hub().loop
         self._flights = 0
         self._opened = self._pumping = self._stopped = self._queued = False
-        self._pause_s = self._pause_min = self._around.config.pause_ms_min / 1e3
+        self._pause_s = self._pause_min = self._service.config.pause_ms_min / 1e3
         self._paused_until = float("-inf")
         self._awaited: dict[int, FireNow] = {}
         self._refused: set[int] = set()
-        self._over = holding.unrecorded.offsets  # also what an owner before us did not commit
+        self._over = context.unrecorded.offsets  # also what an owner before us did not commit
         self._wake_ms = NEVER
         self._look_at = float("-inf")
-        holding.woken = self._woken
+        context.woken = self._woken
 
     @property
     def opened(self) -> bool:
@@ -92,14 +92,16 @@ class Fire:
         if len(self._awaited) < REMEMBERED_MAX:
             self._awaited[fire_now.offset] = fire_now
         else:
-            self._around.counts.replies_dropped("bound", 1)
+            self._service.counts.replies_dropped("bound", 1)
 
-    def overtaken(self, offsets: list[int]) -> list[Reply]:
+    def overtaken(self, offsets: list[int]) -> list[OutcomeReply]:
         """What those are told who asked to fire one of these, which are done without: it was cancelled."""
         if not self._awaited:
             return []
         found = [self._awaited.pop(offset) for offset in offsets if offset in self._awaited]
-        return [Reply(one.queue_id, CommandOutcome(reply_id=one.reply_id, code=CANCELLED)) for one in found]
+        return [
+            OutcomeReply(one.queue_id, CommandOutcome(reply_id=one.reply_id, code=CANCELLED)) for one in found
+        ]
 
     # --- when
 
@@ -118,44 +120,44 @@ class Fire:
 
     def pump(self) -> None:
         """One slice, if there is one; then the next a moment later, or sleep."""
-        if not self._stopped and self._opened and self._holding.running:
-            self._holding.safely("pump", self._pump)
+        if not self._stopped and self._opened and self._context.running:
+            self._context.safely("pump", self._pump)
 
     def _pump(self) -> None:
-        now = self._around.clock.monotonic()
+        now = self._service.clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + IDLE_S / 2
             self._forget()
         if now < self._paused_until:
             self._alarm.set(self._paused_until - now, self.pump)
-        elif self._around.flights >= self._around.config.fires_in_flight:
+        elif self._service.flights >= self._service.config.fires_in_flight:
             self._wait_for_turn()
         elif self._slice():
             self._soon()
         else:
             self._sleep()
-            self._around.pass_on()
+            self._service.pass_on()
 
     def _wait_for_turn(self) -> None:
         if not self._queued:
             self._queued = True
-            self._around.waiting.append(self._turn)
+            self._service.waiting.append(self._turn)
         self._alarm.set(LOOK_S, self.pump)
 
     def _turn(self) -> None:
         self._queued = False
-        if self._stopped or not self._holding.running:
-            self._around.pass_on()
+        if self._stopped or not self._context.running:
+            self._service.pass_on()
         else:
             self._soon()
 
     def _sleep(self) -> None:
-        now_ms = self._around.clock.wall_ms()
-        due = self._lanes.wake_ms()
+        now_ms = self._service.clock.wall_ms()
+        due = self._due_scans.wake_ms()
         self._wake_ms = NEVER if due is None else due
-        longest_s = FORGET_S if self._look_at <= self._around.clock.monotonic() else LOOK_S
+        longest_s = FORGET_S if self._look_at <= self._service.clock.monotonic() else LOOK_S
         if due is None:
-            idle = longest_s == LOOK_S and not (self._lanes.busy or self._lanes.aside)
+            idle = longest_s == LOOK_S and not (self._due_scans.busy or self._due_scans.aside)
             self._alarm.set(IDLE_S if idle else longest_s, self.pump)
         elif due <= now_ms:
             self._soon()
@@ -164,52 +166,52 @@ class Fire:
 
     def topic_changed(self, topic: str) -> None:
         """It may take messages again, or be gone."""
-        self._holding.reopen(topic)
-        if topic in self._lanes.aside:
+        self._context.reopen(topic)
+        if topic in self._due_scans.aside:
             self._soon()
 
     def _forget(self) -> None:
         """Ids whose time is over."""
-        holding = self._holding
-        gone = holding.store.forgettable(self._around.clock.wall_ms(), FORGET_MAX)
+        context = self._context
+        gone = context.store.forgettable(self._service.clock.wall_ms(), FORGET_MAX)
         if gone:
-            holding.write(Changes(ids=dict.fromkeys(gone)))
+            context.write(StoreChanges(ids=dict.fromkeys(gone)))
             if len(gone) == FORGET_MAX:
-                self._look_at = self._around.clock.monotonic()
+                self._look_at = self._service.clock.monotonic()
 
     # --- one slice
 
     def _slice(self) -> bool:
-        plan = self._lanes.plan(self._around.clock.wall_ms())
-        self._around.counts.stale.value += plan.stale
+        plan = self._due_scans.plan(self._service.clock.wall_ms())
+        self._service.counts.stale.value += plan.stale
         self._over += plan.over
         if plan.changes is not None:
-            self._around.counts.aside(plan.changes.deferred)
-            if not self._holding.write(plan.changes, plan.over):
+            self._service.counts.aside(plan.changes.deferred)
+            if not self._context.write(plan.changes, plan.over):
                 return False
-        if plan.outlets or (self._over and not self._flights) or len(self._over) >= OVER_MAX:
+        if plan.fires or (self._over and not self._flights) or len(self._over) >= OVER_MAX:
             over, self._over = self._over, []
-            self._launch(plan.outlets, over)
-        return bool(plan.outlets) or plan.changes is not None
+            self._launch(plan.fires, over)
+        return bool(plan.fires) or plan.changes is not None
 
-    def _launch(self, outlets: list[Outlet], over: list[int] | None = None) -> None:
+    def _launch(self, fires: list[FireCommand], over: list[int] | None = None) -> None:
         self._flights += 1
-        self._around.flights += 1
-        awaited = self._awaited_of(outlets)
-        replies = self._replies(outlets, awaited) if awaited else []
-        Firing(self._holding, outlets, replies, over or [], self._ended, awaited).start()
+        self._service.flights += 1
+        awaited = self._awaited_of(fires)
+        replies = self._replies(fires, awaited) if awaited else []
+        Firing(self._context, fires, replies, over or [], self._ended, awaited).start()
 
-    def _awaited_of(self, outlets: list[Outlet]) -> dict[int, FireNow]:
+    def _awaited_of(self, fires: list[FireCommand]) -> dict[int, FireNow]:
         """By offset, who waits to hear of these; not among those of another commit any more."""
         if not self._awaited:
             return {}
-        offsets = [one.message.offset for one in outlets if one.message.offset in self._awaited]
+        offsets = [one.message.offset for one in fires if one.message.offset in self._awaited]
         return {offset: self._awaited.pop(offset) for offset in offsets}
 
-    def _replies(self, outlets: list[Outlet], awaited: dict[int, FireNow]) -> list[NewRecord]:
-        wall_ms = self._around.clock.wall_ms()
+    def _replies(self, fires: list[FireCommand], awaited: dict[int, FireNow]) -> list[NewRecord]:
+        wall_ms = self._service.clock.wall_ms()
         replies = []
-        for one in outlets:
+        for one in fires:
             wanted = awaited.get(one.message.offset)
             if wanted is not None:
                 outcome = CommandOutcome(
@@ -218,117 +220,117 @@ class Fire:
                     fired_at_ms=wall_ms,
                     text=DEAD_TEXT if one.reason else "",
                 )
-                replies.append(Reply(wanted.queue_id, outcome))
-        known = tellable(self._around.backend, replies)
+                replies.append(OutcomeReply(wanted.queue_id, outcome))
+        known = tellable(self._service.backend, replies)
         if len(known) < len(replies):
-            self._around.counts.replies_dropped("nobody waits", len(replies) - len(known))
+            self._service.counts.replies_dropped("nobody waits", len(replies) - len(known))
         return [outcome_record(reply, wall_ms) for reply in known]
 
     # --- what became of it
 
     def _ended(self, firing: Firing, error: Exception | None) -> None:
         self._flights -= 1
-        self._around.landed()
-        self._holding.safely("fire", self._settle, firing, error)
+        self._service.landed()
+        self._context.safely("fire", self._settle, firing, error)
         self._settled()
-        if self._holding.running:
+        if self._context.running:
             self._soon()
 
     def _settle(self, firing: Firing, error: Exception | None) -> None:
         if error is None:
             self._fired(firing)
-        elif self._holding.running:
+        elif self._context.running:
             self._not_fired(firing, error)
         else:
-            self._lanes.settled(firing.outlets, False)
-            self._holding.doubt("fire", error)
+            self._due_scans.settled(firing.fires, False)
+            self._context.doubt("fire", error)
 
     def _fired(self, firing: Firing) -> None:
-        holding, outlets = self._holding, firing.outlets
-        wall_ms = self._around.clock.wall_ms()
-        self._around.counts.fired(outlets, wall_ms)
+        context, fires = self._context, firing.fires
+        wall_ms = self._service.clock.wall_ms()
+        self._service.counts.fired(fires, wall_ms)
         self._pause_s = self._pause_min
-        holding.finished(firing.finished + firing.over)
+        context.finished(firing.finished + firing.over)
         for offset, attempts in firing.attempts:
-            holding.acks.attempt(offset, attempts)
+            context.acks.attempt(offset, attempts)
         if self._refused:
-            self._refused.difference_update(one.message.offset for one in outlets)
-        self._lanes.settled(outlets, True)
-        if holding.running:
-            holding.write(self._lanes.changes_of(outlets, wall_ms))
+            self._refused.difference_update(one.message.offset for one in fires)
+        self._due_scans.settled(fires, True)
+        if context.running:
+            context.write(self._due_scans.changes_of(fires, wall_ms))
 
     def _not_fired(self, firing: Firing, error: Exception) -> None:
         self._awaited.update(firing.awaited)
-        if isinstance(error, FencedError) and firing.epoch < self._holding.epoch:
+        if isinstance(error, FencedError) and firing.epoch < self._context.epoch:
             self._again_later(firing, error)  # it was granted to us anew meanwhile
         elif isinstance(error, FencedError | RemoteError):
-            self._lanes.settled(firing.outlets, False)
+            self._due_scans.settled(firing.fires, False)
             log.warning("a delay shard's claim is renewed: %s", error)
-            self._holding.doubt("fire", error)
+            self._context.doubt("fire", error)
         elif isinstance(error, CallerError | BoundReachedError | ValueError | TypeError | OverflowError):
-            self._around.counts.failed("fire", error)
+            self._service.counts.failed("fire", error)
             self._over += firing.over
             self._blame(firing, error)
         else:
             self._again_later(firing, error)
 
     def _again_later(self, firing: Firing, error: Exception) -> None:
-        self._around.counts.failed("fire", error)
+        self._service.counts.failed("fire", error)
         self._over += firing.over
-        self._lanes.settled(firing.outlets, False)
+        self._due_scans.settled(firing.fires, False)
         self._pause()
         log.warning("delay messages are not taken now, tried again: %s", error)
 
     def _pause(self) -> None:
-        self._paused_until = self._around.clock.monotonic() + self._pause_s
-        self._pause_s = min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)
+        self._paused_until = self._service.clock.monotonic() + self._pause_s
+        self._pause_s = min(self._pause_s * 2, self._service.config.pause_ms_max / 1e3)
 
     # --- whose fault it is
 
     def _blame(self, firing: Firing, error: Exception) -> None:
-        outlets = firing.outlets
-        topics = sorted({one.record.topic for one in outlets})
+        fires = firing.fires
+        topics = sorted({one.record.topic for one in fires})
         if not topics:
             self._pause()  # nothing but `over`, which goes with the next
         elif len(topics) > 1:
             half = frozenset(topics[: len(topics) // 2])
-            self._launch([one for one in outlets if one.record.topic in half])
-            self._launch([one for one in outlets if one.record.topic not in half])
-        elif isinstance(error, NoSuchTopicError) and self._holding.look(topics[0]) is None:
-            log.warning("topic %s is gone: %d delay messages are dead letters", topics[0], len(outlets))
-            self._launch(self._lanes.dead(outlets, GONE))
+            self._launch([one for one in fires if one.record.topic in half])
+            self._launch([one for one in fires if one.record.topic not in half])
+        elif isinstance(error, NoSuchTopicError) and self._context.look(topics[0]) is None:
+            log.warning("topic %s is gone: %d delay messages are dead letters", topics[0], len(fires))
+            self._launch(self._due_scans.dead(fires, GONE))
         elif isinstance(error, BoundReachedError):
             self._pause()
-            self._put_aside(outlets)
+            self._put_aside(fires)
         elif isinstance(error, NoSuchTopicError) or self._closed(topics[0]):
-            self._put_aside(outlets)
-        elif len(outlets) > 1:
-            half_of = len(outlets) // 2
-            self._launch(outlets[:half_of])
-            self._launch(outlets[half_of:])
+            self._put_aside(fires)
+        elif len(fires) > 1:
+            half_of = len(fires) // 2
+            self._launch(fires[:half_of])
+            self._launch(fires[half_of:])
         else:
-            self._refuse(outlets[0], error)
+            self._refuse(fires[0], error)
 
     def _closed(self, topic: str) -> bool:
-        look = self._holding.look(topic)
-        return look is not None and not look.open
+        look = self._context.look(topic)
+        return look is not None and not look.writable
 
-    def _put_aside(self, outlets: list[Outlet]) -> None:
-        topic = outlets[0].message.topic
-        self._holding.close_for(topic, CLOSED_S)
-        self._around.counts.aside(one.message for one in outlets if not one.aside)
-        changes = self._lanes.put_aside(outlets)
-        self._lanes.settled(outlets, False)
-        self._holding.write(changes)
+    def _put_aside(self, fires: list[FireCommand]) -> None:
+        topic = fires[0].message.topic
+        self._context.close_for(topic, CLOSED_S)
+        self._service.counts.aside(one.message for one in fires if not one.aside)
+        changes = self._due_scans.put_aside(fires)
+        self._due_scans.settled(fires, False)
+        self._context.write(changes)
 
-    def _refuse(self, one: Outlet, error: Exception) -> None:
+    def _refuse(self, one: FireCommand, error: Exception) -> None:
         """The message itself, or its topic was closed before we knew: it is a dead letter the second time."""
         if one.reason:
-            self._lanes.settled([one], False)
+            self._due_scans.settled([one], False)
             self._pause()
         elif one.message.offset in self._refused:
             log.warning("topic %s never takes a delay message: %s", one.message.topic, error)
-            self._launch(self._lanes.dead([one], REFUSED))
+            self._launch(self._due_scans.dead([one], REFUSED))
         else:
             if len(self._refused) >= REMEMBERED_MAX:
                 self._refused.clear()

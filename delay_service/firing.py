@@ -10,9 +10,9 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.records import NewRecord
-from delay_service.core.outlets import Outlet, progress_of
+from delay_service.context import ShardContext
+from delay_service.core.fire_command import FireCommand, progress_of
 from delay_service.core.taken import FireNow
-from delay_service.holding import Holding
 from delay_service.storing import store
 
 
@@ -22,24 +22,24 @@ class Firing:
 
     def __init__(
         self,
-        holding: Holding,
-        outlets: list[Outlet],
+        context: ShardContext,
+        fires: list[FireCommand],
         replies: list[NewRecord],
         over: list[int],
         done: Callable[[Firing, Exception | None], None],
         awaited: Mapping[int, FireNow],
     ) -> None:
-        self.outlets = outlets
+        self.fires = fires
         self.replies = replies
         self.over = over
         self.awaited = awaited
-        self.epoch = holding.epoch
-        self._holding = holding
-        self._around = holding.around
-        self._deadline = self._around.deadline()
+        self.epoch = context.epoch
+        self._context = context
+        self._service = context.service
+        self._deadline = self._service.deadline()
         self._done = done
-        self.finished, self.attempts = progress_of(outlets)
-        self._delta = holding.done(self.finished + over, self.attempts)
+        self.finished, self.attempts = progress_of(fires)
+        self._delta = context.done(self.finished + over, self.attempts)
 
     def start(self) -> None:
         """Begin; what cannot even be begun has ended with that error."""
@@ -49,8 +49,8 @@ class Firing:
             self._done(self, error)
 
     def _start(self) -> None:
-        if any(outlet.reason for outlet in self.outlets):
-            self._around.ready_dead_topic().then(self._topic_made)
+        if any(one.reason for one in self.fires):
+            self._service.ready_dead_topic().then(self._topic_made)
         else:
             self._store()
 
@@ -61,9 +61,9 @@ class Firing:
             self._store()
 
     def _store(self) -> None:
-        records = [outlet.record for outlet in self.outlets]
+        records = [one.record for one in self.fires]
         records += self.replies
-        store(self._around.backend, records, self._delta, self._deadline, self._ended)
+        store(self._service.backend, records, self._delta, self._deadline, self._ended)
 
     def _ended(self, error: Exception | None) -> None:
         self._done(self, error)

@@ -1,11 +1,11 @@
-"""Takes the orders of one shard out of the inner topic and into the store.
+"""Takes the commands of one shard out of the inner topic and into the store.
 
 Read → decide and write to the store, one bounded run a step → flush in a native thread → one commit of the
 progress of both groups and of the outcomes that somebody waits for. The first two go on while a flush and
 its commit are under way; what is not yet durable is bounded, and at the bound reading stops. Rules:
-* Where orders come thick the next read waits a little for more of them; a single order never waits.
-* Orders that the store already had when we opened it are read again only for what had become of them.
-* An order about a message whose commit is under way waits, and everything behind it, until `go`.
+* Where commands come thick the next read waits a little for more of them; a single command never waits.
+* Commands that the store already had when we opened it are read again only for what had become of them.
+* A command about a message whose commit is under way waits, and everything behind it, until `go`.
 * A commit that is refused for its outcomes is made without them; their callers have been told "pending".
 """
 
@@ -23,67 +23,68 @@ from backend.records import CommitBatch, NewRecord, ReadBatch
 from ddmq_common.delays.command import COMMAND_PROPERTY
 from ddmq_common.errors import CallerError, FencedError, RemoteError
 from ddmq_common.native_threads import off_hub
-from delay_service.core.intake import INGESTED
-from delay_service.core.orders import Order, order_of
-from delay_service.core.outlets import UNREADABLE, dead_record
-from delay_service.core.taken import Reply, Taken
-from delay_service.fire import Fire
-from delay_service.holding import Holding
+from delay_service.context import ShardContext
+from delay_service.core import decider
+from delay_service.core.command_record import CommandRecord, command_of
+from delay_service.core.decider import INGESTED
+from delay_service.core.fire_command import UNREADABLE, dead_record
+from delay_service.core.taken import OutcomeReply, Taken
+from delay_service.fire import FireLoop
 from delay_service.levels.alarm import Alarm
 from delay_service.levels.reading import LevelRead
 from delay_service.outcomes import outcome_record, tellable
-from delay_service.store.port import Changes
+from delay_service.store.port import StoreChanges
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
-RUN_MAX = 256  # orders in one step on the hub
-BUSY = 4  # orders in one read: the next one then begins …
-LINGER_S = 0.01  # … so much later than it could, for more orders to share a write, a flush and a commit
+RUN_MAX = 256  # commands in one step on the hub
+BUSY = 4  # commands in one read: the next one then begins …
+LINGER_S = 0.01  # … so much later than it could, for more commands to share a write, a flush and a commit
 
 
-class OrderRead(LevelRead):
-    """The answer to a read of orders."""
+class CommandRead(LevelRead):
+    """The answer to a read of commands."""
 
-    __slots__ = ("orders",)
+    __slots__ = ("commands",)
 
     def __init__(self, offset: int, answer: Completion[ReadBatch]) -> None:
-        self.orders: list[Order] = []
+        self.commands: list[CommandRecord] = []
         super().__init__(offset, answer)
 
     def _records(self, batch: ReadBatch) -> int:
-        self.orders = [order_of(record) for record in batch.carried(COMMAND_PROPERTY)]
-        return len(self.orders)
+        self.commands = [command_of(record) for record in batch.carried(COMMAND_PROPERTY)]
+        return len(self.commands)
 
 
 class Ready:
-    """Orders that are in the store and not yet durable there."""
+    """Commands that are in the store and not yet durable there."""
 
     def __init__(self, start: int) -> None:
         self.start = self.end = start
-        self.orders = 0
-        self.replies: list[Reply] = []
+        self.commands = 0
+        self.replies: list[OutcomeReply] = []
         self.done: list[int] = []
-        self.dead: list[Order] = []
+        self.dead: list[CommandRecord] = []
 
     def add(self, taken: Taken, end: int) -> None:
         self.end = end
-        self.orders += taken.orders
+        self.commands += taken.commands
         self.replies += taken.replies
         self.done += taken.done
         self.dead += taken.dead
 
 
 class Ingest:
-    """Of one shard. `position`: the next order to take; `known_to`: the store had everything below it.
+    """Of one shard. `position`: the next command to take; `known_to`: the store had everything below it.
 
-    `caught_up`: how far orders must be taken before `on_caught_up` is called, once.
+    `caught_up`: how far commands must be taken before `on_caught_up` is called, once.
     `settled()`: a flush and its commit have ended.
     """
 
     def __init__(
         self,
-        holding: Holding,
-        fire: Fire,
+        context: ShardContext,
+        fire: FireLoop,
         alarm: Alarm,
         position: int,
         known_to: int,
@@ -91,8 +92,8 @@ class Ingest:
         on_caught_up: Callable[[], None],
         settled: Callable[[], None],
     ) -> None:
-        self._holding = holding
-        self._around = holding.around
+        self._context = context
+        self._service = context.service
         self._fire = fire
         self._alarm = alarm
         self._settled = settled
@@ -101,13 +102,13 @@ class Ingest:
         self._known_to = known_to
         self._caught_up = caught_up
         self._on_caught_up: Callable[[], None] | None = on_caught_up
-        self._orders: list[Order] = []
+        self._commands: list[CommandRecord] = []
         self._end = position  # of what was read
         self._ready = Ready(position)
         self._wait: Wait | None = None
         self._busy = self._lingering = self._short = False  # short: the last read took what there was
         self._reading = self._stepping = self._flushing = self._stopped = False
-        self._pause_s = self._pause_min = self._around.config.pause_ms_min / 1e3
+        self._pause_s = self._pause_min = self._service.config.pause_ms_min / 1e3
 
     @property
     def idle(self) -> bool:
@@ -130,16 +131,16 @@ class Ingest:
 
     def _step(self) -> None:
         self._stepping = False
-        if not self._stopped and self._holding.running:
-            self._holding.safely("take in", self._next)
+        if not self._stopped and self._context.running:
+            self._context.safely("take in", self._next)
 
     def _next(self) -> None:
-        if self._ready.orders >= self._around.config.ingest_unflushed_max:
+        if self._ready.commands >= self._service.config.ingest_unflushed_max:
             return
-        if self._orders:
+        if self._commands:
             self._take()
         elif self.position < self._end:
-            self._took(Taken(0, Changes(), [], [], [], [], [], {}))
+            self._took(Taken(0, StoreChanges(), [], [], [], [], [], {}))
         elif not (self._reading or self._lingering) and self._wait is None:
             self._tell_caught_up()
             if self._short:
@@ -151,61 +152,63 @@ class Ingest:
 
     def _read(self) -> None:
         self._reading, self._short = True, False
-        config, offset = self._around.config, self._end
-        read = self._around.backend.read(
-            self._holding.queue, offset, config.ingest_count, config.ingest_bytes
+        config, offset = self._service.config, self._end
+        read = self._service.backend.read(
+            self._context.queue, offset, config.ingest_count, config.ingest_bytes
         )
-        read.then(lambda answer: self._holding.safely("read", self._read_ended, offset, answer))
+        read.then(lambda answer: self._context.safely("read", self._read_ended, offset, answer))
 
     def _read_ended(self, offset: int, answer: Completion[ReadBatch]) -> None:
         self._reading = False
         if self._stopped:
             return
-        read = OrderRead(offset, answer)
+        read = CommandRead(offset, answer)
         if read.missing:
-            self._around.counts.lost("missing", read.missing)
-            log.error("%d delay orders are missing from the log behind offset %d", read.missing, read.offset)
+            self._service.counts.lost("missing", read.missing)
+            log.error(
+                "%d delay commands are missing from the log behind offset %d", read.missing, read.offset
+            )
         if read.error is not None:
-            self._around.counts.failed("read", read.error)
-            log.warning("delay orders cannot be read, tried again: %s", read.error)
+            self._service.counts.failed("read", read.error)
+            log.warning("delay commands cannot be read, tried again: %s", read.error)
             self._alarm.set(self._pause(), self.go)
         elif read.oldest is not None:
-            self._around.counts.lost("expired", read.oldest - read.offset)
-            log.error("%d delay orders are gone from the log", read.oldest - read.offset)
+            self._service.counts.lost("expired", read.oldest - read.offset)
+            log.error("%d delay commands are gone from the log", read.oldest - read.offset)
             self._end = read.oldest
             self.go()
         else:
             self._pause_s = self._pause_min
             self._arrived(read)
 
-    def _arrived(self, read: OrderRead) -> None:
+    def _arrived(self, read: CommandRead) -> None:
         self._end = read.next_offset
-        self._orders = read.orders
-        if read.orders:
-            self._busy = len(read.orders) >= BUSY
-            self._short = read.next_offset - read.offset < self._around.config.ingest_count
-        if read.at_end and not self._orders and self.position == self._end:
+        self._commands = read.commands
+        if read.commands:
+            self._busy = len(read.commands) >= BUSY
+            self._short = read.next_offset - read.offset < self._service.config.ingest_count
+        if read.at_end and not self._commands and self.position == self._end:
             self._tell_caught_up()
             self._wait_for_data()
         else:
             self.go()
 
     def _wait_for_data(self) -> None:
-        deadline = self._around.clock.monotonic() + WAIT_S
-        wait = self._wait = self._around.backend.wait(self._holding.queue, self._end, deadline)
-        wait.then(lambda answer: self._holding.safely("wait", self._wait_ended, answer))
+        deadline = self._service.clock.monotonic() + WAIT_S
+        wait = self._wait = self._service.backend.wait(self._context.queue, self._end, deadline)
+        wait.then(lambda answer: self._context.safely("wait", self._wait_ended, answer))
 
     def _wait_ended(self, wait: Completion[bool]) -> None:
         if self._wait is not wait:
             return
         self._wait = None
         if wait.error is not None:
-            self._around.counts.failed("wait", wait.error)
+            self._service.counts.failed("wait", wait.error)
             self._alarm.set(self._pause(), self.go)
         elif self._busy:
             self._lingering = True
             self._alarm.set(LINGER_S, self._lingered)
-        elif not self._stopped and self._holding.running:
+        elif not self._stopped and self._context.running:
             self._read()
 
     def _lingered(self) -> None:
@@ -213,34 +216,34 @@ class Ingest:
         self.go()
 
     def _pause(self) -> float:
-        pause, self._pause_s = self._pause_s, min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)
+        pause, self._pause_s = self._pause_s, min(self._pause_s * 2, self._service.config.pause_ms_max / 1e3)
         return pause
 
     # --- deciding
 
     def _take(self) -> None:
         again = self.position < self._known_to
-        run = self._orders[:RUN_MAX]
+        run = self._commands[:RUN_MAX]
         if again:
-            run = [order for order in run if order.offset < self._known_to] or run
+            run = [command for command in run if command.offset < self._known_to] or run
             again = run[0].offset < self._known_to
-        intake, now_ms = self._holding.intake, self._around.clock.wall_ms()
-        self._took(intake.again(run, now_ms) if again else intake.take(run, now_ms))
+        decisions, now_ms = self._context.decisions, self._service.clock.wall_ms()
+        self._took((decider.again if again else decider.take)(decisions, run, now_ms))
 
     def _took(self, taken: Taken) -> None:
-        rest = self._orders[taken.orders :]
+        rest = self._commands[taken.commands :]
         end = rest[0].offset if rest else self._end
         if end == self.position:
             return  # the first one waits for a commit; `go` comes when that has ended
         if end > self._known_to:
-            if end >= self._holding.intake.place_from:
+            if end >= self._context.decisions.place_from:
                 taken.changes.meta[INGESTED] = b"%d" % end
-            if not self._holding.write(taken.changes, taken.ended):
+            if not self._context.write(taken.changes, taken.ended):
                 return
-        self._orders, self.position = rest, end
+        self._commands, self.position = rest, end
         for fire_now in taken.awaited:
             self._fire.awaits(fire_now)
-        self._around.counts.orders(taken.tally)
+        self._service.counts.commands(taken.tally)
         self._ready.add(taken, end)
         self._ready.replies += self._fire.overtaken(taken.done)
         self._flush()
@@ -259,7 +262,7 @@ class Ingest:
             return
         self._flushing = True
         ready, self._ready = self._ready, Ready(self._ready.end)
-        off_hub(self._holding.store.flush, lambda _, error: self._flushed(ready, error))
+        off_hub(self._context.store.flush, lambda _, error: self._flushed(ready, error))
 
     def _flushed(self, ready: Ready, error: Exception | None) -> None:
         if error is None:
@@ -269,62 +272,62 @@ class Ingest:
 
     def _ending(self, what: str, call: Callable[..., object], *arguments: object) -> None:
         """A step on the way from a flush to the end of its commit; when it fails that is the end."""
-        if not self._holding.safely(what, call, *arguments):
+        if not self._context.safely(what, call, *arguments):
             self._flushing = False
             self._settled()
 
     def _prepare(self, ready: Ready) -> None:
         if ready.dead:
-            made = self._around.ready_dead_topic()
+            made = self._service.ready_dead_topic()
             made.then(lambda _: self._ending("commit", self._commit, ready))
         else:
             self._commit(ready)
 
     def _commit(self, ready: Ready) -> None:
-        holding, backend = self._holding, self._around.backend
-        wall_ms = self._around.clock.wall_ms()
+        context, backend = self._context, self._service.backend
+        wall_ms = self._service.clock.wall_ms()
         known = tellable(backend, ready.replies)
         if len(known) < len(ready.replies):
-            self._around.counts.replies_dropped("nobody waits", len(ready.replies) - len(known))
+            self._service.counts.replies_dropped("nobody waits", len(ready.replies) - len(known))
         records = [outcome_record(reply, wall_ms) for reply in known]
-        records += [_dead(order, wall_ms) for order in ready.dead]
-        progress = [holding.taken(ready.start, ready.end)]
+        records += [_dead(command, wall_ms) for command in ready.dead]
+        progress = [context.taken(ready.start, ready.end)]
         if ready.done:
-            progress.append(holding.done(ready.done, []))
+            progress.append(context.done(ready.done, []))
         batch = CommitBatch(records=records, progress=progress)
         if records and not backend.capabilities.atomic:
             alone = CommitBatch(progress=progress)
-            backend.append(records, self._around.deadline()).then(
+            backend.append(records, self._service.deadline()).then(
                 lambda _: self._ending("commit", self._commit_progress, ready, alone)
             )
         else:
             self._commit_progress(ready, batch)
 
     def _commit_progress(self, ready: Ready, batch: CommitBatch) -> None:
-        stored = self._around.backend.commit(batch, self._around.deadline())
+        stored = self._service.backend.commit(batch, self._service.deadline())
         stored.then(lambda answer: self._ending("commit", self._committed, ready, answer.error))
 
     def _committed(self, ready: Ready, error: Exception | None) -> None:
-        holding = self._holding
+        context = self._context
         if error is None:
             self._flushing = False
-            holding.finished(ready.done)
-            self._around.counts.dead(UNREADABLE, len(ready.dead))
+            context.finished(ready.done)
+            self._service.counts.dead(UNREADABLE, len(ready.dead))
             self._flush()
             self.go()
-        elif isinstance(error, FencedError | RemoteError) or not holding.running:
+        elif isinstance(error, FencedError | RemoteError) or not context.running:
             self._flushing = False
-            holding.doubt("commit", error)
+            context.doubt("commit", error)
         else:
             self._commit_again(ready, error)
             return
         self._settled()
 
     def _commit_again(self, ready: Ready, error: Exception) -> None:
-        self._around.counts.failed("commit", error)
+        self._service.counts.failed("commit", error)
         log.warning("what was taken in cannot be committed, tried again: %s", error)
         if isinstance(error, CallerError) and ready.replies:
-            self._around.counts.replies_dropped("refused", len(ready.replies))
+            self._service.counts.replies_dropped("refused", len(ready.replies))
             ready.replies = []
         gevent.spawn_later(self._pause(), self._ending, "commit", self._prepare, ready)
 
@@ -333,12 +336,12 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def _dead(order: Order, wall_ms: int) -> NewRecord:
-    """The dead letter of an order that does not say what it wants."""
+def _dead(command: CommandRecord, wall_ms: int) -> NewRecord:
+    """The dead letter of a command that does not say what it wants."""
     facts = {"dead-letter-reason": UNREADABLE, "dead-letter-time": str(wall_ms)}
-    return dead_record(order.delivery, order.message_id, order.born_ms, order.flags, facts)
+    return dead_record(command.delivery, command.message_id, command.born_ms, command.flags, facts)
 
 
 def taken_in(text: bytes | None) -> int | None:
-    """How far the store says that it has taken orders in."""
+    """How far the store says that it has taken commands in."""
     return int(text) if text is not None and text.isdigit() else None

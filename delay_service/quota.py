@@ -1,9 +1,9 @@
 """Which topics have as many delayed messages waiting as they may, told to the producer proxies.
 
-An order that is stored is kept, whatever it is: who refuses is the producer proxy, with code 15, and it
+A command that is stored is kept, whatever it is: who refuses is the producer proxy, with code 15, and it
 learns of a full topic by a setting. Every process judges by the shards that it owns, whose share of the
 bounds is their share of all shards, and says it for each of them. A topic stays full until a tenth of its
-bound is free, so that it does not flap; orders accepted meanwhile (about a second's) come on top of it.
+bound is free, so that it does not flap; commands accepted meanwhile (about a second's) come on top of it.
 """
 
 from __future__ import annotations

@@ -21,12 +21,13 @@ from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.config import DelayConfig
+from delay_service.context import DelayServiceContext
 from delay_service.counts import DelayCounts
-from delay_service.holding import Around
 from delay_service.levels.alarm import Alarm, HubAlarm
 from delay_service.overdue import Overdue
 from delay_service.quota import Quota
-from delay_service.shard import CALM_S, PAUSE_S, Opener, Shard
+from delay_service.shard import CALM_S, PAUSE_S, Shard
+from delay_service.store.port import StoreOpener
 
 log = logging.getLogger("ddmq.delay")
 LOOK_S = 1.0  # between two looks at how much waits
@@ -47,7 +48,7 @@ class DelayService(ClaimOwner):
         config: DelayConfig,
         metrics: Registry,
         clock: Clock,
-        opener: Opener,
+        opener: StoreOpener,
         address: str = "",
         alarms: Callable[[], Alarm] = HubAlarm,
     ) -> None:
@@ -55,7 +56,7 @@ class DelayService(ClaimOwner):
         self._config = config
         self._clock = clock
         self._counts = DelayCounts(metrics)
-        self._around = Around(backend, config, clock, self._counts)
+        self._service = DelayServiceContext(backend, config, clock, self._counts)
         self._opener = opener
         self._address = address
         self._alarms = alarms
@@ -97,7 +98,7 @@ class DelayService(ClaimOwner):
             found = self._backend.topic(DELAY_TOPIC)
             # it keeps the shards that it was made with: commands find their message by them
             shards = self._config.shards if found is None else found.queues
-            ready_topic(self._backend, DELAY_TOPIC, shards, self._around.deadline()).then(self._topic_ready)
+            ready_topic(self._backend, DELAY_TOPIC, shards, self._service.deadline()).then(self._topic_ready)
         except Exception as error:
             self._not_started(error)
 
@@ -184,7 +185,7 @@ class DelayService(ClaimOwner):
             return
         before = self._closing.get(queue)
         shard = Shard(
-            self._around,
+            self._service,
             queue,
             epoch,
             self._opener,
@@ -286,7 +287,7 @@ class DelayService(ClaimOwner):
                 self._granted = info is not None and len(answer.value) >= info.queues
                 self._shard_opened()
 
-        self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._around.deadline()).then(known)
+        self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._service.deadline()).then(known)
 
     def _count_pending(self) -> None:
         pending, sizes = self.pending_counts(), self._pending_sizes()
@@ -304,20 +305,20 @@ class DelayService(ClaimOwner):
             self._counts.lag(queue.queue_id, lag)
 
     def lags(self) -> Mapping[int, int]:
-        """Orders not taken in, per shard, as last looked at (every second)."""
+        """Commands not taken in, per shard, as last looked at (every second)."""
         return {number: self._lags.get(number, -1) for number in self.shards}
 
     def pending_counts(self) -> Counter[str]:
         """What waits in the shards of this process, per topic."""
         total: Counter[str] = Counter()
         for shard in self._shards.values():
-            if shard.holding is not None and shard.holding.running:
-                total.update(shard.holding.store.counts())
+            if shard.context is not None and shard.context.running:
+                total.update(shard.context.store.counts())
         return total
 
     def _pending_sizes(self) -> Counter[str]:
         total: Counter[str] = Counter()
         for shard in self._shards.values():
-            if shard.holding is not None and shard.holding.running:
-                total.update(shard.holding.store.sizes())
+            if shard.context is not None and shard.context.running:
+                total.update(shard.context.store.sizes())
         return total

@@ -1,9 +1,9 @@
 """One shard, from its grant to its end: opened, at work, closed.
 
 Opening, in this order: our epoch goes into the group of fired messages, which keeps every earlier owner's
-fires out; then its progress is read, so it is whole; then the store is opened in a native thread. Orders are
-taken in from where the store stands, and nothing fires before all orders that were there at the grant are in
-the store: a cancel that came in time counts.
+fires out; then its progress is read, so it is whole; then the store is opened in a native thread. Commands
+are taken in from where the store stands, and nothing fires before all that were there at the grant are in the
+store: a cancel that came in time counts.
 
 What fails at work, a store or a mistake of ours, ends here: what is under way ends, the store is closed, and
 the shard is opened anew under the same epoch. Only a claim that is in doubt is the service's to renew.
@@ -23,17 +23,15 @@ from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, Qu
 from ddmq_common.errors import DdmqError, StorageError
 from ddmq_common.names import DELAY_GROUP, FIRED_GROUP
 from ddmq_common.native_threads import in_thread, nothing, off_hub
-from delay_service.core.intake import INGESTED
-from delay_service.fire import Fire
-from delay_service.holding import CLAIM_ERRORS, Around, Generations, Holding
+from delay_service.context import CLAIM_ERRORS, DelayServiceContext, Generations, ShardContext
+from delay_service.core.decider import INGESTED
+from delay_service.fire import FireLoop
 from delay_service.ingest import Ingest, taken_in
 from delay_service.levels.alarm import Alarm
-from delay_service.store.port import DelayStore
+from delay_service.store.port import DelayStore, StoreOpener
 
 log = logging.getLogger("ddmq.delay")
 T = TypeVar("T")
-Opener = Callable[[QueueRef, int], DelayStore]
-"""Opens the store of a shard for the owner with this epoch; blocks. Raises StorageError."""
 PAUSE_S = 0.2  # pause after opening or work failed for a reason that passes, doubling …
 CALM_S = 60.0  # … as long as the last time was less than this ago
 
@@ -45,10 +43,10 @@ class Shard:
 
     def __init__(
         self,
-        around: Around,
+        service: DelayServiceContext,
         queue: QueueRef,
         epoch: int,
-        opener: Opener,
+        opener: StoreOpener,
         alarms: Callable[[], Alarm],
         doubt: Callable[[Shard, Exception], None],
         opened: Callable[[], None],
@@ -58,15 +56,15 @@ class Shard:
         self.epoch = epoch
         self.closed: Completion[None] = Completion()
         self.why = "it is being opened"  # it does not fire; "": it does
-        self.holding: Holding | None = None
+        self.context: ShardContext | None = None
         self.store: DelayStore | None = None
-        self._around = around
+        self._service = service
         self._opener = opener
         self._alarms = alarms
         self._doubt = doubt
         self._opened = opened
         self._before = before
-        self._fire: Fire | None = None
+        self._fire: FireLoop | None = None
         self._ingest: Ingest | None = None
         self._opening = self._stopped = self._closing = self._tidying = False
         self._alarm = alarms()  # ends the pause before it is opened anew
@@ -95,7 +93,7 @@ class Shard:
 
     def _not_opened(self, error: Exception) -> None:
         self.why = str(error) or type(error).__name__
-        self._around.counts.failed("open", error)
+        self._service.counts.failed("open", error)
         unexpected = None if isinstance(error, DdmqError | OSError) else error
         log.warning(
             "delay shard %d cannot be opened, tried again: %s", self.queue.queue_id, self.why,
@@ -112,21 +110,21 @@ class Shard:
             self._stopped = True
             self._doubt(self, doubt)
             return
-        now = self._around.clock.monotonic()
+        now = self._service.clock.monotonic()
         if now - self._failed_at >= CALM_S:
             self._pause_s = PAUSE_S
         self._alarm.set(self._pause_s, self._open_anew)
-        self._pause_s = min(self._pause_s * 2, self._around.config.pause_ms_max / 1e3)
+        self._pause_s = min(self._pause_s * 2, self._service.config.pause_ms_max / 1e3)
         self._failed_at = now
 
     def _open_anew(self) -> None:
-        if not self._stopped and not self._opening and self.holding is None:
+        if not self._stopped and not self._opening and self.context is None:
             self._opening = True
             gevent.spawn(self._open)
 
     def _put_back(self) -> None:
         """The store is opened anew the next time: it may have failed, and then refuses everything."""
-        store, self.store, self.holding = self.store, None, None
+        store, self.store, self.context = self.store, None, None
         self._fire = self._ingest = None
         if store is None:
             return
@@ -136,11 +134,11 @@ class Shard:
             log.error("the store of delay shard %d does not close: %s", self.queue.queue_id, error)
 
     def _load(self) -> None:
-        backend, queue = self._around.backend, self.queue
+        backend, queue = self._service.backend, self.queue
         taken = self._wait(backend.progress(DELAY_GROUP, [queue]))[0]
         fired = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
         claim = ProgressDelta(FIRED_GROUP, queue, self.epoch, fired.generation)
-        self._wait(backend.commit(CommitBatch(progress=(claim,)), self._around.deadline()))
+        self._wait(backend.commit(CommitBatch(progress=(claim,)), self._service.deadline()))
         fired = self._wait(backend.progress(FIRED_GROUP, [queue]))[0]
         bounds = self._wait(backend.bounds([queue]))[0]
         if self._stopped or bounds is None:
@@ -152,14 +150,14 @@ class Shard:
             self._run(self.store, taken, fired, bounds)
 
     def _wait(self, completion: Completion[T]) -> T:
-        return completion.wait(self._around.config.commit_timeout_ms / 1e3 + 1)
+        return completion.wait(self._service.config.commit_timeout_ms / 1e3 + 1)
 
     def _run(self, store: DelayStore, taken: ProgressView, fired: ProgressView, bounds: Bounds) -> None:
         acks = _ack_map(fired)
         generations = Generations(taken.generation, fired.generation)
         start, known_to = _start(store, taken, bounds)
-        holding = Holding(
-            self._around,
+        context = ShardContext(
+            self._service,
             self.queue,
             self.epoch,
             generations,
@@ -168,14 +166,14 @@ class Shard:
             self._failed,
             taken.committed or 0,
         )
-        fire = Fire(holding, self._alarms(), self._settled)
-        self.holding, self._fire = holding, fire
+        fire = FireLoop(context, self._alarms(), self._settled)
+        self.context, self._fire = context, fire
         self._ingest = Ingest(
-            holding, fire, self._alarms(), start, known_to, bounds.next, self._caught_up, self._settled
+            context, fire, self._alarms(), start, known_to, bounds.next, self._caught_up, self._settled
         )
-        self.why = "it takes in the orders that came before"
+        self.why = "it takes in the commands that came before"
         log.info(
-            "delay shard %d is ours (epoch %d): %d messages wait, orders taken in from offset %d, %d to go",
+            "delay shard %d is ours (epoch %d): %d messages wait, commands taken in from offset %d, %d to go",
             self.queue.queue_id, self.epoch, sum(store.counts().values()), start, bounds.next - start,
         )  # fmt: skip
         self._ingest.go()
@@ -190,28 +188,28 @@ class Shard:
 
     @property
     def position(self) -> int | None:
-        """The next order to take in; None while opening."""
+        """The next command to take in; None while opening."""
         return None if self._ingest is None else self._ingest.position
 
     @property
     def running(self) -> bool:
         """It has its store, and nobody doubts it."""
-        return self.holding is not None and self.holding.running
+        return self.context is not None and self.context.running
 
     def first_due_ms(self) -> int | None:
         """When the first message that waits is, or was, due; None when none does. While `why` says that
         nothing fires, nobody knows."""
-        holding = self.holding
+        context = self.context
         found: list[int] = []
-        if holding is not None and holding.running:
-            holding.safely("look", lambda: found.extend(holding.first_due()))
+        if context is not None and context.running:
+            context.safely("look", lambda: found.extend(context.first_due()))
         return found[0] if found else None
 
     def raised(self, epoch: int) -> None:
         """It is ours under another epoch from now on."""
         self.epoch = epoch
-        if self.holding is not None:
-            self.holding.epoch = epoch
+        if self.context is not None:
+            self.context.epoch = epoch
 
     def topic_changed(self, topic: str) -> None:
         if self._fire is not None:
@@ -236,13 +234,13 @@ class Shard:
 
     def _put_back_when_idle(self) -> None:
         """Close what failed, once nothing of it is under way."""
-        failed = self.holding is not None and not self.holding.running
+        failed = self.context is not None and not self.context.running
         if failed and self.idle and not self._stopped:
             self._opening = True
             gevent.spawn(self._open_later)
 
     def _open_later(self) -> None:
-        doubt = None if self.holding is None else self.holding.claim_doubt
+        doubt = None if self.context is None else self.context.claim_doubt
         self._put_back()
         self._opening = False
         self._go_on(doubt)
@@ -265,8 +263,8 @@ class Shard:
 
     def abandon(self) -> None:
         """As `stop`; what is under way will not be told to the store any more: the log has it."""
-        if self.holding is not None:
-            self.holding.running = False
+        if self.context is not None:
+            self.context.running = False
         self.stop()
 
     @property
@@ -277,23 +275,23 @@ class Shard:
 
     def tidy(self) -> None:
         """Let the store give back disk space of what left it, off the hub. For every now and then."""
-        if self.holding is not None and self.holding.running and not self._stopped and not self._tidying:
+        if self.context is not None and self.context.running and not self._stopped and not self._tidying:
             self._tidying = True
-            off_hub(self.holding.store.tidy, self._tidied)
+            off_hub(self.context.store.tidy, self._tidied)
 
     def _tidied(self, value: object, error: Exception | None) -> None:
         nothing(value, error)
         self._tidying = False
         if error is not None and not self._stopped:
-            self._around.counts.failed("tidy", error)
+            self._service.counts.failed("tidy", error)
             log.warning("delay shard %d gives back no disk space: %s", self.queue.queue_id, error)
 
     def _close_when_idle(self) -> None:
         if not self._stopped or self._closing or not self.idle:
             return
         self._closing = True
-        if self.holding is not None:
-            self.holding.running = False
+        if self.context is not None:
+            self.context.running = False
         if self.store is None:
             self.closed.succeed(None)
         else:
@@ -315,22 +313,22 @@ def _ack_map(view: ProgressView) -> AckMap:
 
 
 def _start(store: DelayStore, taken: ProgressView, bounds: Bounds) -> tuple[int, int]:
-    """Where to take orders in from, and below which the store has them already.
+    """Where to take commands in from, and below which the store has them already.
 
     A store that is behind the group's progress was restored from a backup, or is new: it takes what the log
     still has. What it holds of that, and what has fired since, is recognised. Raises StorageError for a store
-    that knows more orders than the log ever had.
+    that knows more commands than the log ever had.
     """
     known_to = taken_in(store.meta(INGESTED))
     committed = taken.committed or 0
     if known_to is None:
         if bounds.min and committed:
-            log.error("a delay store is empty although %d orders were taken in; those that the log still has "
-                      "are taken in again", committed)  # fmt: skip
+            log.error("a delay store is empty although %d commands were taken in; those that the log still "
+                      "has are taken in again", committed)  # fmt: skip
         return bounds.min, 0
     if known_to > bounds.next:
         raise StorageError(
-            f"the delay store has taken in orders up to {known_to}, the log's next is {bounds.next}: it "
+            f"the delay store has taken in commands up to {known_to}, the log's next is {bounds.next}: it "
             "belongs to another log; put it away, or the log that it belongs to back"
         )
     return min(committed, known_to), known_to

@@ -1,6 +1,8 @@
 """What the delay service decides; no clock, no hub, no backend calls.
 
-`intake` takes orders, `lanes` says which messages fire next, `outlets` what is appended for each, `kinds`
-when a message comes again. They ask the store (a port, its calls never yield) and change it only through
-the Changes they return, so a decision and its write are one step on the hub.
+`decider` says what a delay command comes to, `due_scans` which messages fire next, `fire_command` what is
+appended for each, `kinds` when a message comes again. They read the store, an argument (store/port.py), and
+change it only through the StoreChanges that they return. A read may block on the disk, and never yields: a
+decision, what it rests on and its write are one step on the hub, with no cancel in between. It is bounded: of
+a run of commands by `ingest_count`, of what is due by a slice (`slice_count`, `fire_bytes_max`).
 """

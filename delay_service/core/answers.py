@@ -9,7 +9,7 @@ OVER = (IdKind.FIRED, IdKind.DEAD)
 
 
 def latest_ms(said: DelayCommand) -> int:
-    """The latest time that an order names."""
+    """The latest time that a command names."""
     return max(said.due_ms, said.timestamp_s * 1_000, said.expire_s * 1_000 if said.times else 0)
 
 

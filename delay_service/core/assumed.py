@@ -1,15 +1,16 @@
 """What the log alone tells of a message that is over: whether a cancel that is read again was its end.
 
 A store that was lost is filled from the log, which says that nothing of a message waits any more, and not
-why. Its orders are gone through once more in thought, by the times at which they were sent: what was due by
-then had fired. (An order that came in time because the service was late is taken for one that came too late.)
+why. Its commands are gone through once more in thought, by the times at which they were sent: what was due by
+then had fired. (A command that came in time because the service was late is taken for one that came too
+late.)
 """
 
 from __future__ import annotations
 
 from ddmq_common.delays.command import FIRE, DelayCommand, decode_command
-from delay_service.core.kinds import CATCH_UP_MAX, next_after
-from delay_service.core.outlets import UNFIT
+from delay_service.core.fire_command import UNFIT
+from delay_service.core.kinds.occurrences import CATCH_UP_MAX, next_after
 from delay_service.store.port import Pending
 
 
@@ -18,8 +19,8 @@ class Assumed:
 
     __slots__ = ("_occurrence", "_order", "due_ms")
 
-    def __init__(self, order: DelayCommand | None, occurrence: int, due_ms: int) -> None:
-        self._order = order
+    def __init__(self, command: DelayCommand | None, occurrence: int, due_ms: int) -> None:
+        self._order = command
         self._occurrence = occurrence
         self.due_ms: int | None = due_ms
 
@@ -55,10 +56,10 @@ def of_add(said: DelayCommand) -> Assumed:
 
 def of_waiting(message: Pending | None, due_ms: int) -> Assumed:
     """As the store had it; None: it had lost the message."""
-    order = None
+    command = None
     if message is not None:
         try:
-            order = decode_command(message.order)
+            command = decode_command(message.command)
         except UNFIT:
             message = None
-    return Assumed(order, 0 if message is None else message.occurrence, due_ms)
+    return Assumed(command, 0 if message is None else message.occurrence, due_ms)

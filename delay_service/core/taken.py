@@ -1,4 +1,4 @@
-"""What a run of orders came to: what the store is to change, and what those who asked are told."""
+"""What a run of commands came to: what the store is to change, and what those who asked are told."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from ddmq_common.delays.command import CommandOutcome
 from ddmq_common.names import DELAY_DLQ_TOPIC
-from delay_service.core.orders import Order
-from delay_service.store.port import Changes
+from delay_service.core.command_record import CommandRecord
+from delay_service.store.port import StoreChanges
 
 DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
 
 
-class Reply(NamedTuple):
+class OutcomeReply(NamedTuple):
     """An outcome for the queue that asked for it."""
 
     queue_id: int
@@ -20,7 +20,7 @@ class Reply(NamedTuple):
 
 
 class FireNow(NamedTuple):
-    """A fire-now order whose outcome is the commit of its message."""
+    """A fire-now command whose outcome is the commit of its message."""
 
     offset: int
     queue_id: int
@@ -28,14 +28,14 @@ class FireNow(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What so many `orders`, from the first on, came to. `done`: offsets that nobody waits for any more.
-    `ended`: those among them that no order and no state of an id names (see unrecorded.py)."""
+    """What so many `commands`, from the first on, came to. `done`: offsets that nobody waits for any more.
+    `ended`: those among them that no command and no state of an id names (see unrecorded.py)."""
 
-    orders: int
-    changes: Changes
-    replies: list[Reply]
+    commands: int
+    changes: StoreChanges
+    replies: list[OutcomeReply]
     done: list[int]
     ended: list[int]
-    dead: list[Order]
+    dead: list[CommandRecord]
     awaited: list[FireNow]
     tally: dict[str, int]  # outcome → how many

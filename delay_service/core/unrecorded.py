@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from delay_service.store.port import Changes, DelayStore
+from delay_service.store.port import DelayStore, StoreChanges
 
 UNRECORDED = "unrecorded"  # meta: these offsets, in decimal, with commas
 
@@ -31,7 +31,7 @@ class Unrecorded:
         """Over, and not on record as far as is known here."""
         return sorted(self._offsets)
 
-    def note(self, offsets: Collection[int], changes: Changes) -> None:
+    def note(self, offsets: Collection[int], changes: StoreChanges) -> None:
         """These end with `changes`; to be called for every write, which also takes an old note away."""
         self._offsets.update(offsets)
         if offsets:

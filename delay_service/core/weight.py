@@ -11,29 +11,31 @@ from ddmq_common.delays.cron import Cron, CronError
 from ddmq_common.errors import DamagedError
 from delay_service.store.port import Pending
 
-RECORD_BYTES = 256  # what a message takes beside its content: order, id, keys
+RECORD_BYTES = 256  # what a message takes beside its content: command, id, keys
 _DAY_MS = 86_400_000
-_REPEATS = '"kind":'  # a text of JSON has no such piece unless the order says a kind: it is left out for once
+_REPEATS = (
+    '"kind":'  # a text of JSON has no such piece unless the command says a kind: it is left out for once
+)
 
 
 def weight(message: Pending) -> int:
     """Bytes."""
     size = len(message.delivery) + RECORD_BYTES
-    if _REPEATS not in message.order:
+    if _REPEATS not in message.command:
         return size
     try:
-        return size * deliveries_a_day(decode_command(message.order))
+        return size * deliveries_a_day(decode_command(message.command))
     except (DamagedError, CronError):
         return size
 
 
-def deliveries_a_day(order: DelayCommand) -> int:
+def deliveries_a_day(command: DelayCommand) -> int:
     """At most so many, and at least one; of a cron by its shortest distance."""
-    schedule = order.schedule
-    if order.kind == LOOP:
-        return _within(86_400 // max(order.interval_s, 1) + 1, order.times)
-    if order.kind == EXPONENTIAL:
-        return _within(_DAY_MS.bit_length(), order.times)
+    schedule = command.schedule
+    if command.kind == LOOP:
+        return _within(86_400 // max(command.interval_s, 1) + 1, command.times)
+    if command.kind == EXPONENTIAL:
+        return _within(_DAY_MS.bit_length(), command.times)
     if schedule is None:
         return 1
     series = 1

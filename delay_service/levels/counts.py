@@ -8,7 +8,7 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
 from ddmq_common.metrics.registry import Registry
-from delay_service.levels.core.targets import Outlet
+from delay_service.levels.core.targets import LevelFire
 
 
 class Counts:
@@ -19,17 +19,17 @@ class Counts:
         self._lateness = metrics.histogram(catalogue.LEVELS_LATENESS)
         self.held: MetricCell = metrics.cell(catalogue.LEVELS_HELD)
 
-    def fired(self, level: int, outlets: Sequence[Outlet], clock_ms: int) -> None:
+    def fired(self, level: int, fires: Sequence[LevelFire], clock_ms: int) -> None:
         """They are durable in their topics, at `clock_ms` of the store's clock."""
         alive = 0
-        for outlet in outlets:
-            if outlet.put_off_ms:
+        for fire in fires:
+            if fire.put_off_ms:
                 self._metrics.cell(catalogue.LEVELS_PUT_OFF, str(level)).value += 1
-            elif outlet.reason:
-                self._metrics.cell(catalogue.LEVELS_DEAD, str(level), outlet.reason).value += 1
+            elif fire.reason:
+                self._metrics.cell(catalogue.LEVELS_DEAD, str(level), fire.reason).value += 1
             else:
                 alive += 1
-                self._lateness.observe((clock_ms - outlet.record.due_ms) * 1_000)
+                self._lateness.observe((clock_ms - fire.record.due_ms) * 1_000)
         if alive:
             self._metrics.cell(catalogue.LEVELS_FIRED, str(level)).value += alive
 

@@ -18,17 +18,17 @@ from backend.records import NewRecord
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, dlq_topic
-from delay_service.levels.core.targets import Outlet
+from delay_service.levels.core.targets import LevelFire
 
 DEAD_TOPIC = dlq_topic(LEVELS_GROUP)
 
 
-def dead_letter(outlet: Outlet, wall_ms: int) -> NewRecord:
+def dead_letter(fire: LevelFire, wall_ms: int) -> NewRecord:
     """The record to append. Of a message whose bytes do not parse the internal properties say the same."""
-    record = outlet.record
+    record = fire.record
     delivery = bytes(record.delivery)
     system = {name: text for name, text in record.system.items() if name not in (REAL_TOPIC, REAL_QUEUE)}
-    facts = _facts(outlet, wall_ms)
+    facts = _facts(fire, wall_ms)
     try:
         content = decode(delivery)
     except DamagedError:
@@ -52,12 +52,12 @@ def dead_letter(outlet: Outlet, wall_ms: int) -> NewRecord:
     )
 
 
-def _facts(outlet: Outlet, wall_ms: int) -> dict[str, str]:
+def _facts(fire: LevelFire, wall_ms: int) -> dict[str, str]:
     texts = {
-        "dead-letter-reason": outlet.reason,
-        "dead-letter-topic": outlet.topic,
-        "dead-letter-queue": str(outlet.queue_id),
-        "dead-letter-level": str(outlet.record.queue_id + 1),
+        "dead-letter-reason": fire.reason,
+        "dead-letter-topic": fire.topic,
+        "dead-letter-queue": str(fire.queue_id),
+        "dead-letter-level": str(fire.record.queue_id + 1),
         "dead-letter-attempts": "0",
         "dead-letter-time": str(wall_ms),
     }

@@ -15,8 +15,8 @@ from backend.records import NewRecord, ProgressDelta, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import Levels
 from ddmq_common.names import LEVELS_GROUP
-from delay_service.levels.core.level import Fire, Level
-from delay_service.levels.core.targets import Outlet
+from delay_service.levels.core.level import FireRun, Level
+from delay_service.levels.core.targets import LevelFire
 from delay_service.levels.dead_letters import DEAD_TOPIC, dead_letter
 from delay_service.storing import store
 
@@ -31,7 +31,7 @@ class Firing:
         timeout_s: float,
         levels: Levels,
         level: Level,
-        fire: Fire,
+        fire: FireRun,
         done: Callable[[Firing, Exception | None], None],
     ) -> None:
         self.level = level
@@ -47,7 +47,7 @@ class Firing:
         )
 
     def start(self) -> None:
-        if any(outlet.reason for outlet in self.fire.outlets):
+        if any(fire.reason for fire in self.fire.fires):
             ready_topic(self._backend, DEAD_TOPIC, 1, self._deadline).then(self._topic_made)
         else:
             self._store()
@@ -60,20 +60,20 @@ class Firing:
 
     def _store(self) -> None:
         wall_ms = self._clock.wall_ms()
-        records = [_record(outlet, wall_ms, self._levels) for outlet in self.fire.outlets]
+        records = [_record(fire, wall_ms, self._levels) for fire in self.fire.fires]
         store(self._backend, records, self._delta, self._deadline, self._ended)
 
     def _ended(self, error: Exception | None) -> None:
         self._done(self, error)
 
 
-def _record(outlet: Outlet, wall_ms: int, levels: Levels) -> NewRecord:
-    if outlet.reason:
-        return dead_letter(outlet, wall_ms)
-    record = real_record(outlet.record)
-    if outlet.put_off_ms:
-        return schedule_record(record, _level_of(outlet.put_off_ms, levels), levels)
-    record.queue_id = outlet.queue_id
+def _record(fire: LevelFire, wall_ms: int, levels: Levels) -> NewRecord:
+    if fire.reason:
+        return dead_letter(fire, wall_ms)
+    record = real_record(fire.record)
+    if fire.put_off_ms:
+        return schedule_record(record, _level_of(fire.put_off_ms, levels), levels)
+    record.queue_id = fire.queue_id
     return record
 
 

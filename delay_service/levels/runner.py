@@ -11,7 +11,15 @@ from backend.records import ReadBatch
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, RemoteError
 from delay_service.config import DelayConfig
-from delay_service.levels.core.level import Fire, Level, PauseUntil, Read, SleepUntil, State, WaitForData
+from delay_service.levels.core.level import (
+    FireRun,
+    Level,
+    LevelState,
+    PauseUntil,
+    Read,
+    SleepUntil,
+    WaitForData,
+)
 from delay_service.levels.counts import Counts
 from delay_service.levels.firing import Firing
 from delay_service.levels.reading import LevelRead
@@ -22,7 +30,7 @@ LOOK_S = 1.0  # the longest sleep, so that steps of the clock are noticed
 NEVER = float("inf")
 
 
-class Surroundings:
+class LevelsContext:
     """What the runners of one service share. `set_alarm`: somebody's `wake_at` has changed.
 
     `ended(runner)`: a fire has ended. `unsure(runner)`: nobody knows what became of one, or our claim to
@@ -51,10 +59,10 @@ class Surroundings:
 class Runner:
     """Runs until `stop`; a fire under way then ends by itself. `wake_at`: monotonic seconds."""
 
-    __slots__ = ("_around", "_wait", "level", "number", "running", "wake_at")
+    __slots__ = ("_context", "_wait", "level", "number", "running", "wake_at")
 
-    def __init__(self, around: Surroundings, level: Level) -> None:
-        self._around = around
+    def __init__(self, context: LevelsContext, level: Level) -> None:
+        self._context = context
         self._wait: Wait | None = None
         self.level = level
         self.number = level.queue.queue_id + 1
@@ -63,7 +71,7 @@ class Runner:
 
     @property
     def firing(self) -> bool:
-        return self.level.state is State.FIRING
+        return self.level.state is LevelState.FIRING
 
     def stop(self) -> None:
         """Begin nothing more. May be called twice."""
@@ -85,47 +93,47 @@ class Runner:
 
     def _wrong(self, error: Exception) -> None:
         log.error("delay level %d: a step failed", self.number, exc_info=error)
-        self._around.counts.failed("step", error)
-        if self.level.state is State.FIRING:
-            self._around.unsure(self)  # nobody knows how far it came
+        self._context.counts.failed("step", error)
+        if self.level.state is LevelState.FIRING:
+            self._context.unsure(self)  # nobody knows how far it came
             return
-        now = self._around.clock.monotonic()
+        now = self._context.clock.monotonic()
         self.level.failed(now)
         self.wake_at = now + LOOK_S
-        self._around.set_alarm()
+        self._context.set_alarm()
 
     def _do(self) -> None:
-        around, now = self._around, self._around.clock.monotonic()
-        clock_ms = around.backend.clock_ms()
+        context, now = self._context, self._context.clock.monotonic()
+        clock_ms = context.backend.clock_ms()
         step = self.level.step(clock_ms, now)
         self.wake_at = NEVER
         if isinstance(step, Read):
             self._read(step)
         elif isinstance(step, WaitForData):
             self._wait_for_data(step)
-        elif isinstance(step, Fire):
+        elif isinstance(step, FireRun):
             self._fire(step)
         elif isinstance(step, SleepUntil):
             self.wake_at = now + min((step.due_ms - clock_ms) / 1e3, LOOK_S)
-            around.set_alarm()
+            context.set_alarm()
         elif isinstance(step, PauseUntil):
             self.wake_at = step.at_s
-            around.set_alarm()
+            context.set_alarm()
 
     # --- reading and waiting
 
     def _read(self, step: Read) -> None:
-        config = self._around.config
+        config = self._context.config
 
         def ended(answer: Completion[ReadBatch]) -> None:
             if self.running:
                 self._read_ended(LevelRead(step.offset, answer))
 
-        read = self._around.backend.read(self.level.queue, step.offset, config.read_count, config.read_bytes)
+        read = self._context.backend.read(self.level.queue, step.offset, config.read_count, config.read_bytes)
         read.then(ended)
 
     def _read_ended(self, read: LevelRead) -> None:
-        level, counts = self.level, self._around.counts
+        level, counts = self.level, self._context.counts
         if read.missing:
             counts.lost(self.number, "missing", read.missing)
         if read.error is not None:
@@ -138,12 +146,12 @@ class Runner:
             level.at_end(read.next_offset)
             counts.pending(self.number, 0)
         else:
-            level.read(read.records, read.next_offset, self._around.backend.clock_ms())
+            level.read(read.records, read.next_offset, self._context.backend.clock_ms())
         self.pump()
 
     def _wait_for_data(self, step: WaitForData) -> None:
-        deadline = self._around.clock.monotonic() + WAIT_S
-        wait = self._wait = self._around.backend.wait(self.level.queue, step.offset, deadline)
+        deadline = self._context.clock.monotonic() + WAIT_S
+        wait = self._wait = self._context.backend.wait(self.level.queue, step.offset, deadline)
         wait.then(self._wait_ended)
 
     def _wait_ended(self, wait: Completion[bool]) -> None:
@@ -157,8 +165,8 @@ class Runner:
         self.pump()
 
     def _failed(self, what: str, error: Exception) -> None:
-        self._around.counts.failed(what, error)
-        self.level.failed(self._around.clock.monotonic())
+        self._context.counts.failed(what, error)
+        self.level.failed(self._context.clock.monotonic())
         log.warning(
             "delay level held up, tried again",
             extra={"level": self.number, "what": what, "error": str(error)},
@@ -166,36 +174,36 @@ class Runner:
 
     # --- firing
 
-    def _fire(self, fire: Fire) -> None:
-        around = self._around
-        config = around.config
+    def _fire(self, fire: FireRun) -> None:
+        context = self._context
+        config = context.config
         timeout_s = config.commit_timeout_ms / 1e3
         Firing(
-            around.backend, around.clock, timeout_s, config.table, self.level, fire, self._fire_ended
+            context.backend, context.clock, timeout_s, config.table, self.level, fire, self._fire_ended
         ).start()
 
     def _fire_ended(self, firing: Firing, error: Exception | None) -> None:
-        around = self._around
+        context = self._context
         if error is None:
-            around.counts.fired(self.number, firing.fire.outlets, around.backend.clock_ms())
+            context.counts.fired(self.number, firing.fire.fires, context.backend.clock_ms())
             self.level.fired(firing.fire)
         elif self.running:
             self._not_fired(firing, error)
         else:
-            self.level.failed(around.clock.monotonic())
-        around.ended(self)
+            self.level.failed(context.clock.monotonic())
+        context.ended(self)
         self.pump()
 
     def _not_fired(self, firing: Firing, error: Exception) -> None:
-        now = self._around.clock.monotonic()
+        now = self._context.clock.monotonic()
         if isinstance(error, FencedError) and firing.epoch < self.level.epoch:
             self.level.failed(now)  # it was granted to us anew meanwhile
         elif isinstance(error, FencedError | RemoteError):
-            self._around.counts.failed("fire", error)
+            self._context.counts.failed("fire", error)
             log.warning("a delay level's claim is renewed", extra={"level": self.number, "error": str(error)})
-            self._around.unsure(self)
+            self._context.unsure(self)
         elif isinstance(error, CallerError):
-            self._around.counts.failed("fire", error)
+            self._context.counts.failed("fire", error)
             self.level.refused(firing.fire, topic_gone=isinstance(error, NoSuchTopicError), now_s=now)
         else:
             self._failed("fire", error)

@@ -25,12 +25,13 @@ from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
+from delay_service.due.target_topic import TargetTopic
 from delay_service.levels.alarm import Alarm, HubAlarm
-from delay_service.levels.core.level import Level, Limits
-from delay_service.levels.core.targets import Look, Targets
+from delay_service.levels.core.level import Level, LevelLimits
+from delay_service.levels.core.targets import Targets
 from delay_service.levels.counts import Counts
 from delay_service.levels.overdue import LevelsOverdue
-from delay_service.levels.runner import LOOK_S, NEVER, Runner, Surroundings
+from delay_service.levels.runner import LOOK_S, NEVER, LevelsContext, Runner
 
 log = logging.getLogger("ddmq.delay")
 
@@ -60,10 +61,10 @@ class LevelService(ClaimOwner):
         self._look_alarm: Alarm = HubAlarm() if look_alarm is None else look_alarm
         self._overdue = LevelsOverdue(self._counts)
         self._address = address
-        self._around = Surroundings(
+        self._context = LevelsContext(
             backend, config, clock, self._counts, self._set_alarm, self._fire_ended, self._rejoin
         )
-        self._limits = Limits(
+        self._limits = LevelLimits(
             config.fire_count_max, config.fire_bytes_max, config.pause_ms_min / 1e3, config.pause_ms_max / 1e3
         )
         self._targets = Targets(self._look, config.refused_ms / 1e3)
@@ -79,9 +80,9 @@ class LevelService(ClaimOwner):
         self._closed = False
         self.started: Completion[None] = Completion()  # succeeds when it takes part for the first time
 
-    def _look(self, topic: str) -> Look | None:
+    def _look(self, topic: str) -> TargetTopic | None:
         info = self._backend.topic(topic)
-        return None if info is None else Look(info.queues, info.writable)
+        return None if info is None else TargetTopic(info.queues, info.writable)
 
     # --- start, health, end
 
@@ -183,7 +184,7 @@ class LevelService(ClaimOwner):
         """A level is ours: it goes on where its progress ends."""
         position = bounds.min if view.committed is None else view.committed
         level = Level(queue, position, epoch, view.generation, self._limits, self._targets)
-        runner = self._runners[queue] = Runner(self._around, level)
+        runner = self._runners[queue] = Runner(self._context, level)
         self._counts.held.value = len(self._runners)
         self._counts.pending(runner.number, max(bounds.next - position, 0))
         runner.pump()

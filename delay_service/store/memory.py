@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ddmq_common.errors import StorageError, UnsupportedError
 from delay_service.core.weight import weight
-from delay_service.store.port import Changes, DelayStore, DueKey, IdState, Pending, Scan
+from delay_service.store.port import DelayStore, DueKey, IdState, Pending, Scan, StoreChanges
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -44,7 +44,7 @@ class _Ordered:
         return (self.messages[key] for key in self.keys[start:])
 
 
-class MemoryStore(DelayStore):
+class MemoryDelayStore(DelayStore):
     """A shard that is forgotten with its process."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class MemoryStore(DelayStore):
         self._meta: dict[str, bytes] = {}
         self._closed = False
 
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: StoreChanges) -> None:
         self._check()
         self._leave(changes.removed)
         self._leave(changes.deferred)

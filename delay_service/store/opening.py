@@ -12,6 +12,7 @@ import logging
 import shutil
 from pathlib import Path
 
+from backend.records import QueueRef
 from ddmq_common.errors import CallerError, DamagedError, FencedError, StorageError
 from ddmq_common.rocks.database import Rocks, RocksOptions, WalRecovery, WriteBatch, only_torn
 from delay_service.store.copies import (
@@ -27,6 +28,7 @@ from delay_service.store.copies import (
     sweep,
     sync_path,
 )
+from delay_service.store.port import DelayStore, StoreOpener
 from delay_service.store.rocks_store import RocksStore
 from delay_service.store.salvage import Damage, cut_log, damage_mark, leave_out_gaps, mark_damaged, salvage
 from delay_service.store.writing import own_key
@@ -35,6 +37,24 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 _TRIES = 50
+CACHE_BYTES = 64 << 20  # of all shards together
+BUFFER_BYTES = 64 << 20  # the same, of what is not in files yet; with more than 16 shards it is more
+BUFFERS = 4
+BUFFER_BYTES_MIN = 1 << 20
+
+
+def stores_in(folder: Path, shards: int) -> StoreOpener:
+    """Opens shards in `folder`, made when missing; blocks (native thread)."""
+    options = RocksOptions(
+        write_buffer_bytes=max(BUFFER_BYTES // BUFFERS // shards, BUFFER_BYTES_MIN),
+        write_buffers=BUFFERS,
+        block_cache_bytes=CACHE_BYTES // shards,
+    )
+
+    def opened(queue: QueueRef, epoch: int) -> DelayStore:
+        return open_store(folder, queue.queue_id, epoch, options)
+
+    return opened
 
 
 def open_store(folder: Path, shard: int, epoch: int, options: RocksOptions | None = None) -> RocksStore:
@@ -144,7 +164,7 @@ def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOp
         if gone := leave_out_gaps(copy.path):
             log.warning(
                 "delay shard %d: a power loss left a gap in the write-ahead log of %s: %d files behind it are"
-                " left out (%s keeps them), orders in them are taken in again", shard, copy.path, *gone,
+                " left out (%s keeps them), commands in them are taken in again", shard, copy.path, *gone,
             )  # fmt: skip
         try:
             return _opened(folder, shard, copy, lock, options, None)

@@ -17,11 +17,13 @@ Rules every implementation keeps (one contract suite runs against the memory twi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
+
+from backend.records import QueueRef
 
 UNBOUNDED = 1 << 62
 
@@ -36,7 +38,7 @@ class DueKey(NamedTuple):
 class Pending(NamedTuple):
     """One message that waits. `occurrence`: how many times it has fired, from 0.
 
-    `order`: the DelayCommand as text. `topic` is the target; the rest is what makes up the record to append.
+    `command`: the DelayCommand as text. `topic` is the target; the rest makes up the record to append.
     """
 
     due_ms: int
@@ -44,7 +46,7 @@ class Pending(NamedTuple):
     occurrence: int
     topic: str
     uuid: bytes  # 16 bytes
-    order: str
+    command: str
     message_id: bytes
     born_ms: int
     flags: int
@@ -89,7 +91,7 @@ class IdState(NamedTuple):
 
 
 @dataclass(slots=True)
-class Changes:
+class StoreChanges:
     """One batch. A key may stand in `removed` and come again in `added` with another due time.
 
     `ids`: uuid (16 bytes) → its state from now on, None forgets it. `deferred`, `undeferred`: messages moved
@@ -110,7 +112,7 @@ class DelayStore(ABC):
     """One shard, opened by its owner."""
 
     @abstractmethod
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: StoreChanges) -> None:
         """Apply a batch. Raises StorageError; then nothing of it is applied."""
 
     @abstractmethod
@@ -173,3 +175,7 @@ class DelayStore(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release files and lock. May be called twice."""
+
+
+StoreOpener = Callable[[QueueRef, int], DelayStore]
+"""Opens the store of a shard for the owner with this epoch; blocks. Raises StorageError."""

@@ -20,7 +20,7 @@ from ddmq_common.rocks.database import Pair, Rocks
 from delay_service.store import keys
 from delay_service.store.copies import sync_path
 from delay_service.store.front import Front
-from delay_service.store.port import UNBOUNDED, Changes, DelayStore, DueKey, IdState, Pending, Scan
+from delay_service.store.port import UNBOUNDED, DelayStore, DueKey, IdState, Pending, Scan, StoreChanges
 from delay_service.store.salvage import Damage, mark_damaged
 from delay_service.store.values import decode_all, decode_count, decode_pending, decode_state
 from delay_service.store.writing import FRONT, Counts, Fronts, make_batch, own_key
@@ -65,7 +65,7 @@ class RocksStore(DelayStore):
 
     # --- writing
 
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: StoreChanges) -> None:
         with self._watched(writing=True):
             self._db.write(make_batch(changes, self._fronts, self._counts))
             self._removed += len(changes.removed) + len(changes.deferred)

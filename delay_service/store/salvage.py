@@ -5,10 +5,10 @@ database whose blocks, tables, log or list of tables are damaged:
 * pending messages, also those put aside, and the states of ids are copied, block by damaged block left out;
 * a state that was lost comes back from its message;
 * a message that was lost is named by its state: it is listed in `lost-ids.txt` (uuid, due time, offset, one
-  a line) and its state is forgotten, so that its order, read again from the inner topic, counts as new;
+  a line) and its state is forgotten, so that its command, read again from the inner topic, counts as new;
 * counts, and when to forget an id, are made anew;
 * named values of others are forgotten: whoever noted there how far the inner topic was taken in begins again
-  at its first order. So what was lost, listed or not (a state may be lost together with its message), comes
+  at its first command. So what was lost, listed or not (a state may be lost together with its message), comes
   back as far as the log still has it, and what is there is recognised by its id.
 
 Damage in nothing but the write-ahead log (or what power loss left behind its last sync) is simpler:
@@ -52,11 +52,11 @@ class Damage:
         if self.log_cut:
             return (
                 f"{self.reason}; the end of its write-ahead log is left out ({self.lost_file} keeps it), and"
-                " orders that were in it are taken in again"
+                " commands that were in it are taken in again"
             )
         return (
             f"{self.reason}; {self.lost} messages could not be read ({self.lost_file} lists them), the old"
-            f" files are kept as *{DAMAGED}, and orders that the log still has are taken in again"
+            f" files are kept as *{DAMAGED}, and commands that the log still has are taken in again"
         )
 
     def moved(self, folder: Path) -> Damage:

@@ -14,7 +14,7 @@ from ddmq_common.rocks.database import WriteBatch
 from delay_service.core.weight import weight
 from delay_service.store import keys
 from delay_service.store.front import Front
-from delay_service.store.port import Changes, IdState, Pending
+from delay_service.store.port import IdState, Pending, StoreChanges
 from delay_service.store.values import encode_all, encode_count, encode_state
 
 OWN = "."  # names that start with it are the store's own
@@ -65,7 +65,7 @@ class Counts:
         _set(self.pending, topic, pending)
         _set(self.aside, topic, aside)
 
-    def change(self, changes: Changes) -> set[str]:
+    def change(self, changes: StoreChanges) -> set[str]:
         """Count a batch; the topics it touched."""
         pending, aside = Counter[str](), Counter[str]()
         pending.update(message.topic for message in changes.added)
@@ -80,7 +80,7 @@ class Counts:
         self._weigh(changes)
         return {*pending, *aside}
 
-    def _weigh(self, changes: Changes) -> None:
+    def _weigh(self, changes: StoreChanges) -> None:
         sizes = Counter[str]()
         for message in changes.added:
             sizes[message.topic] += weight(message)
@@ -98,7 +98,7 @@ def _set(held: dict[str, int], topic: str, count: int) -> None:
         held.pop(topic, None)
 
 
-def make_batch(changes: Changes, fronts: Fronts, counts: Counts) -> WriteBatch:
+def make_batch(changes: StoreChanges, fronts: Fronts, counts: Counts) -> WriteBatch:
     """What to write."""
     batch = WriteBatch()
     leaving = keys.due_keys([*changes.removed, *changes.deferred])
@@ -147,7 +147,7 @@ def _by_topic(messages: Iterable[Pending]) -> dict[str, list[Pending]]:
     return found
 
 
-def _put_aside(batch: WriteBatch, changes: Changes, fronts: Fronts) -> None:
+def _put_aside(batch: WriteBatch, changes: StoreChanges, fronts: Fronts) -> None:
     for topic, messages in _by_topic([*changes.undeferred, *changes.removed_deferred]).items():
         leaving = sorted(keys.aside_key(topic, message.due_ms, message.offset) for message in messages)
         _delete(batch, fronts.of_topic(topic), leaving)

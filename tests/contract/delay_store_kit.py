@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddmq_common.rocks.database import RocksOptions
-from delay_service.store.memory import MemoryStore
+from delay_service.store.memory import MemoryDelayStore
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes, DelayStore, IdKind, IdState, Pending
+from delay_service.store.port import DelayStore, IdKind, IdState, Pending, StoreChanges
 
 SMALL = RocksOptions(write_buffer_bytes=64 << 10, block_bytes=1 << 10, file_bytes=64 << 10)
 MANY = 1 << 40  # more bytes than any test has
@@ -26,16 +26,16 @@ def message(
     )
 
 
-def adding(messages: list[Pending]) -> Changes:
+def adding(messages: list[Pending]) -> StoreChanges:
     """Messages and their ids."""
     ids: dict[bytes, IdState | None] = {
         one.uuid: IdState(IdKind.PENDING, one.due_ms, one.offset) for one in messages
     }
-    return Changes(added=messages, ids=ids)
+    return StoreChanges(added=messages, ids=ids)
 
 
 def in_memory(folder: Path) -> DelayStore:
-    return MemoryStore()
+    return MemoryDelayStore()
 
 
 def in_rocks(folder: Path) -> DelayStore:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delay_service.store import front
-from delay_service.store.memory import MemoryStore
+from delay_service.store.memory import MemoryDelayStore
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending, Scan
+from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, Scan, StoreChanges
 from tests.examples import examples
 
 TOPICS = ("a", "ab", "b")
@@ -41,7 +41,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.add(1, 30, 3, 2)
 
     def opened(self) -> DelayStore:
-        return MemoryStore()
+        return MemoryDelayStore()
 
     # --- batches
 
@@ -51,7 +51,7 @@ class StoreMachine(RuleBasedStateMachine):
         for number in range(count):
             self.offset += 1
             fresh.append(message(first + number % spread, self.offset, TOPICS[number % topics]))
-        self.apply(Changes(added=fresh))
+        self.apply(StoreChanges(added=fresh))
 
     @precondition(lambda self: self.due)
     @rule(until=DUES, limit=LIMITS, skip=st.integers(0, 3), again=st.booleans(), defer=st.booleans())
@@ -61,17 +61,17 @@ class StoreMachine(RuleBasedStateMachine):
         assert scanned == [self.due[key] for key in sorted(self.due) if key.due_ms <= until][:limit]
         gone = [one for place, one in enumerate(scanned) if not skip or place % (skip + 1)]
         if defer:
-            self.apply(Changes(deferred=gone))
+            self.apply(StoreChanges(deferred=gone))
             return
         loops = [one._replace(due_ms=one.due_ms + 3, occurrence=one.occurrence + 1) for one in gone[:3]]
-        self.apply(Changes(removed=gone, added=loops if again else []))
+        self.apply(StoreChanges(removed=gone, added=loops if again else []))
 
     @precondition(lambda self: self.due)
     @rule(data=st.data(), come=st.integers(0, 3))
     def cancel_and_add(self, data: st.DataObject, come: int) -> None:
         gone = data.draw(st.lists(st.sampled_from(sorted(self.due)), unique=True, min_size=1, max_size=5))
         same = [self.due[key]._replace(occurrence=9) for key in gone[:come]]
-        self.apply(Changes(removed=[self.due[key] for key in gone], added=same))
+        self.apply(StoreChanges(removed=[self.due[key] for key in gone], added=same))
 
     @precondition(lambda self: self.aside)
     @rule(topic=st.sampled_from(TOPICS), back=st.integers(0, 40), gone=st.integers(0, 40))
@@ -79,7 +79,7 @@ class StoreMachine(RuleBasedStateMachine):
         waiting = [self.aside[key] for key in sorted(self.aside) if self.aside[key].topic == topic]
         assert self.store.put_aside(topic, 50) == waiting[:50]
         self.apply(
-            Changes(
+            StoreChanges(
                 undeferred=waiting[:back], removed_deferred=waiting[back : min(back + gone, len(waiting))]
             )
         )
@@ -87,7 +87,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(states=st.dictionaries(st.integers(0, 9), st.integers(0, 20), max_size=10))
     def know(self, states: dict[int, int]) -> None:
         self.apply(
-            Changes(
+            StoreChanges(
                 ids={
                     uuid_of(number): IdState(IdKind.FIRED, number, number, moment) if moment != 1 else None
                     for number, moment in states.items()
@@ -105,9 +105,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(told) <= limit
         assert told or not passed or len(self.known) > 2 * limit
         if really:
-            self.apply(Changes(ids=dict.fromkeys(told)))
+            self.apply(StoreChanges(ids=dict.fromkeys(told)))
 
-    def apply(self, changes: Changes) -> None:
+    def apply(self, changes: StoreChanges) -> None:
         self.store.write(changes)
         for one in (*changes.removed, *changes.deferred):
             del self.due[one.key]
@@ -202,7 +202,7 @@ class RocksMachine(StoreMachine):
     def clone(self) -> None:
         """The next owner comes while the last one still holds it."""
         last, self.store = self.store, self.opened()
-        last.write(Changes(added=[message(0, 10_000 + self.epoch)]))  # into its own copy
+        last.write(StoreChanges(added=[message(0, 10_000 + self.epoch)]))  # into its own copy
         last.close()
 
     def teardown(self) -> None:

@@ -21,7 +21,7 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService
-from delay_service.stores import stores_in
+from delay_service.store.opening import stores_in
 from tests.crash.storage_calls import give_in
 
 SHARDS = 2

@@ -32,12 +32,14 @@ from ddmq_common.delays.command import (
 from ddmq_common.delays.ids import DelayId, parse_delay_id
 from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from ddmq_common.delivery import encode
-from delay_service.core.intake import Intake
-from delay_service.core.lanes import Lanes, Limits, Look
-from delay_service.core.orders import Order
+from delay_service.core import decider
+from delay_service.core.command_record import CommandRecord
+from delay_service.core.decision_context import DecisionContext
+from delay_service.core.due_scans import DueScans, SliceLimits
+from delay_service.due.target_topic import TargetTopic
 from delay_service.store import keys
-from delay_service.store.memory import MemoryStore
-from delay_service.store.port import Changes, IdKind, Scan
+from delay_service.store.memory import MemoryDelayStore
+from delay_service.store.port import IdKind, Scan, StoreChanges
 from delay_service.store.values import decode_pending, decode_state, encode_pending, encode_state
 from proxy_producer.core.delay_checks import DelayRequest, DelayRules, delay_fault, id_fault, timestamp_fault
 from proxy_producer.core.delay_commands import add_command, changing_command, schedule_command, uuid_of
@@ -156,25 +158,27 @@ class Shard:
     """One shard in one process, over a store in memory whose values are encoded as on disk."""
 
     def __init__(self) -> None:
-        self.store, self.acks, self.offset = MemoryStore(), AckMap(), 0
-        self.lanes = Lanes(self.store, self.acks, lambda _: Look(4, True), Limits(64, 1 << 20, 3 * DAY_MS))
-        self.intake = Intake(self.store, self.acks, self.lanes.busy, 3 * DAY_MS)
+        self.store, self.acks, self.offset = MemoryDelayStore(), AckMap(), 0
+        self.due_scans = DueScans(
+            self.store, self.acks, lambda _: TargetTopic(4, True), SliceLimits(64, 1 << 20, 3 * DAY_MS)
+        )
+        self.decisions = DecisionContext(self.store, self.acks, self.due_scans.busy, 3 * DAY_MS)
         self.codes: list[int] = []
 
     def take(self, order: DelayCommand, now: int) -> None:
         text = encode_command(order)
         assert decode_command(text) == order
-        made = Order(
+        made = CommandRecord(
             self.offset, order, uuid_bytes_of(order), text, bytes(16), now, 0, encode(b"", b"x", b"", None)
         )
         self.offset += 1
-        taken = self.intake.take([made], now)
-        assert taken.orders == 1
+        taken = decider.take(self.decisions, [made], now)
+        assert taken.commands == 1
         assert not taken.dead
         self.write(taken.changes)
         self.codes += [reply.outcome.code for reply in taken.replies]
 
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: StoreChanges) -> None:
         for message in changes.added:
             assert decode_pending(encode_pending(message)) == message
             assert keys.read_due(keys.due_key(*message.key)) == message.key
@@ -182,37 +186,37 @@ class Shard:
             if state is not None:
                 assert decode_state(encode_state(state)) == state
                 keys.forget_key(state.forget_ms, uuid)
-        self.lanes.added(changes.added)
+        self.due_scans.added(changes.added)
         self.store.write(changes)
 
     def fire(self, now: int) -> list[int]:
         """What was due and fired: when each was due."""
         fired: list[int] = []
         for _ in range(8):
-            plan = self.lanes.plan(now)
+            plan = self.due_scans.plan(now)
             if plan.changes is not None:
                 self.write(plan.changes)
             self.acks.finish((offset, offset + 1) for offset in plan.over)
-            for one in plan.outlets:
-                assert not one.reason, f"a dead letter of {one.message.order}"
+            for one in plan.fires:
+                assert not one.reason, f"a dead letter of {one.message.command}"
                 assert one.message.due_ms <= now, "early"
                 fired.append(one.message.due_ms)
-            self._commit(plan.outlets, now)
-            if not plan.outlets and plan.changes is None:
+            self._commit(plan.fires, now)
+            if not plan.fires and plan.changes is None:
                 break
         return fired
 
-    def _commit(self, outlets: list, now: int) -> None:  # type: ignore[type-arg]
-        ended = [one.message.offset for one in outlets if one.following is None]
-        attempts = [(o.message.offset, o.message.occurrence + 1) for o in outlets if o.following is not None]
+    def _commit(self, fires: list, now: int) -> None:  # type: ignore[type-arg]
+        ended = [one.message.offset for one in fires if one.following is None]
+        attempts = [(o.message.offset, o.message.occurrence + 1) for o in fires if o.following is not None]
         ranges = [(offset, offset + 1) for offset in ended]
         encode_delta(ProgressDelta("g", QUEUE, 1, 1, ranges, attempts))
         for offset, count in attempts:
             assert 0 < count <= OFFSET_END
             self.acks.attempt(offset, count)
         self.acks.finish(ranges)
-        self.lanes.settled(outlets, True)
-        self.write(self.lanes.changes_of(outlets, now))
+        self.due_scans.settled(fires, True)
+        self.write(self.due_scans.changes_of(fires, now))
 
 
 def uuid_bytes_of(order: DelayCommand) -> bytes:

@@ -35,13 +35,16 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
-from delay_service.core.intake import INGESTED, Intake
-from delay_service.core.lanes import Lanes, Limits, Look
-from delay_service.core.orders import order_of
-from delay_service.core.outlets import Outlet, progress_of
+from delay_service.core import decider
+from delay_service.core.command_record import command_of
+from delay_service.core.decider import INGESTED
+from delay_service.core.decision_context import DecisionContext
+from delay_service.core.due_scans import DueScans, SliceLimits
+from delay_service.core.fire_command import FireCommand, progress_of
 from delay_service.core.taken import Taken
 from delay_service.core.unrecorded import Unrecorded
-from delay_service.store.port import Changes
+from delay_service.due.target_topic import TargetTopic
+from delay_service.store.port import StoreChanges
 from tests.examples import examples
 from tests.service.delay.delay_rig import KeptStore
 
@@ -57,7 +60,7 @@ class Flight(NamedTuple):
     """A commit under way, decided at a wall time."""
 
     at: int
-    outlets: list[Outlet]
+    fires: list[FireCommand]
     over: list[int]
 
 
@@ -70,8 +73,8 @@ class Process:
         self.acks.finish((offset, offset + 1) for offset in log.finished)
         for offset, attempts in log.attempts.items():
             self.acks.attempt(offset, attempts)
-        self.lanes = Lanes(store, self.acks, world.look, Limits(4, 1 << 20, KEPT_MS))
-        self.intake = Intake(store, self.acks, self.lanes.busy, KEPT_MS)
+        self.due_scans = DueScans(store, self.acks, world.look, SliceLimits(4, 1 << 20, KEPT_MS))
+        self.decisions = DecisionContext(store, self.acks, self.due_scans.busy, KEPT_MS)
         known = store.meta(INGESTED)
         self.known_to = 0 if known is None else int(known)
         self.position = min(log.committed, self.known_to)
@@ -104,8 +107,8 @@ class World:
         self.now = BEGIN_MS
         self.open = True
 
-    def look(self, topic: str) -> Look | None:
-        return Look(1, topic != CLOSED or self.open)
+    def look(self, topic: str) -> TargetTopic | None:
+        return TargetTopic(1, topic != CLOSED or self.open)
 
 
 class DelayMachine(RuleBasedStateMachine):
@@ -191,8 +194,8 @@ class DelayMachine(RuleBasedStateMachine):
 
     # --- the owner's steps
 
-    def _write(self, changes: Changes, ended: Collection[int] = ()) -> None:
-        self.process.lanes.added(changes.added)
+    def _write(self, changes: StoreChanges, ended: Collection[int] = ()) -> None:
+        self.process.due_scans.added(changes.added)
         self.process.unrecorded.note(ended, changes)
         self.world.disk.write(changes)
 
@@ -204,15 +207,14 @@ class DelayMachine(RuleBasedStateMachine):
         if again:
             end = min(end, process.known_to)
         orders = [
-            order_of(carried_of(record, COMMAND_PROPERTY))
+            command_of(carried_of(record, COMMAND_PROPERTY))
             for record in self.world.log.orders[process.position : end]
         ]
         if not orders:
             return
-        intake = process.intake
-        taken = intake.again(orders, self.world.now) if again else intake.take(orders, self.world.now)
-        process.position += taken.orders
-        if not again and taken.orders:
+        taken = (decider.again if again else decider.take)(process.decisions, orders, self.world.now)
+        process.position += taken.commands
+        if not again and taken.commands:
             taken.changes.meta[INGESTED] = b"%d" % process.position
             self._write(taken.changes, taken.ended)
         process.ready.append(taken)
@@ -245,12 +247,12 @@ class DelayMachine(RuleBasedStateMachine):
     @rule()
     def fire(self) -> None:
         process = self.process
-        plan = process.lanes.plan(self.world.now)
+        plan = process.due_scans.plan(self.world.now)
         if plan.changes is not None:
             self._write(plan.changes, plan.over)
         over, process.over = process.over + plan.over, []
-        if plan.outlets or over:
-            process.flights.append(Flight(self.world.now, plan.outlets, over))
+        if plan.fires or over:
+            process.flights.append(Flight(self.world.now, plan.fires, over))
 
     @precondition(lambda self: self.process.flights)
     @rule(which=st.integers(0, 3), fate=st.sampled_from(("stored", "stored", "refused", "aside")))
@@ -259,25 +261,25 @@ class DelayMachine(RuleBasedStateMachine):
         flight = process.flights.pop(which % len(process.flights))
         if fate == "stored":
             self._commit_fired(flight)
-            finished, attempts = progress_of(flight.outlets)
+            finished, attempts = progress_of(flight.fires)
             self._finished(finished + flight.over)
             for offset, count in attempts:
                 process.acks.attempt(offset, count)
-            process.lanes.settled(flight.outlets, True)
-            self._write(process.lanes.changes_of(flight.outlets, self.world.now))
+            process.due_scans.settled(flight.fires, True)
+            self._write(process.due_scans.changes_of(flight.fires, self.world.now))
             return
         process.over += flight.over
-        changes = process.lanes.put_aside(flight.outlets) if fate == "aside" else None
-        process.lanes.settled(flight.outlets, False)
+        changes = process.due_scans.put_aside(flight.fires) if fate == "aside" else None
+        process.due_scans.settled(flight.fires, False)
         if changes is not None:
             self._write(changes)
 
     def _commit_fired(self, flight: Flight) -> None:
         log = self.world.log
-        finished, attempts = progress_of(flight.outlets)
+        finished, attempts = progress_of(flight.fires)
         log.finished.update(finished, flight.over)
         log.attempts.update(attempts)
-        for one in flight.outlets:
+        for one in flight.fires:
             number = int(one.record.delivery[-1:])
             log.fired[number].append((one.message.occurrence, flight.at))
 

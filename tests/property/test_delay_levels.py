@@ -14,17 +14,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backend.levels import REAL_QUEUE, REAL_TOPIC
 from backend.records import QueueRef, StoredRecord
 from ddmq_common.names import SCHEDULE_TOPIC
+from delay_service.due.target_topic import TargetTopic
 from delay_service.levels.core.level import (
-    Fire,
+    FireRun,
     Level,
-    Limits,
+    LevelLimits,
+    LevelState,
     PauseUntil,
     Read,
     SleepUntil,
-    State,
     WaitForData,
 )
-from delay_service.levels.core.targets import GONE, PUT_OFF_S_MIN, REFUSED, UNREADABLE, Look, Targets
+from delay_service.levels.core.targets import GONE, PUT_OFF_S_MIN, REFUSED, UNREADABLE, Targets
 from tests.examples import examples
 
 PATIENCE_S = 10.0
@@ -37,15 +38,15 @@ class LevelMachine(RuleBasedStateMachine):
 
     @initialize(count_max=st.sampled_from([1, 2, 8]), bytes_max=st.sampled_from([1, 40, 1_000]))
     def begin(self, count_max: int, bytes_max: int) -> None:
-        self.there: dict[str, Look] = {name: Look(2, True) for name in TOPICS}
+        self.there: dict[str, TargetTopic] = {name: TargetTopic(2, True) for name in TOPICS}
         self.seen = dict(self.there)
-        self.limits = Limits(count_max, bytes_max, 0.1, 1.0)
+        self.limits = LevelLimits(count_max, bytes_max, 0.1, 1.0)
         self.targets = Targets(lambda name: self.seen.get(name), PATIENCE_S)
         self.queue: list[StoredRecord | None] = []
         self.now_s, self.clock_ms = 0.0, 1_000
         self.done: list[tuple[int, str, str]] = []  # offset, topic, reason
         self.closed_since: dict[str, float] = {}
-        self.fire: Fire | None = None
+        self.fire: FireRun | None = None
         self.read_at: int | None = None
         self.waiting_at: int | None = None
         self.level = self.restarted(0)
@@ -95,7 +96,7 @@ class LevelMachine(RuleBasedStateMachine):
         if what == "gone":
             self.there.pop(topic, None)
         else:
-            self.there[topic] = Look(1 if what == "narrow" else 2, what != "closed")
+            self.there[topic] = TargetTopic(1 if what == "narrow" else 2, what != "closed")
 
     @rule()
     def news_of_topics(self) -> None:
@@ -139,19 +140,19 @@ class LevelMachine(RuleBasedStateMachine):
         elif isinstance(step, PauseUntil):
             assert self.now_s < step.at_s <= self.now_s + self.limits.pause_s_max
         else:
-            assert isinstance(step, Fire)
+            assert isinstance(step, FireRun)
             self.fire = step
             self.check(step)
 
-    def check(self, fire: Fire) -> None:
+    def check(self, fire: FireRun) -> None:
         """What is fired now are the next messages, due, and within the limits."""
         start = self.done[-1][0] + 1 if self.done else 0
-        offsets = [outlet.record.offset for outlet in fire.outlets]
+        offsets = [outlet.record.offset for outlet in fire.fires]
         assert offsets == [n for n in range(start, offsets[-1] + 1) if self.queue[n] is not GAP]
         assert all(record is GAP for record in self.queue[offsets[-1] + 1 : fire.end])
-        assert all(outlet.record.due_ms <= self.clock_ms for outlet in fire.outlets)
+        assert all(outlet.record.due_ms <= self.clock_ms for outlet in fire.fires)
         assert len(offsets) <= self.limits.count_max
-        size = sum(len(outlet.record.delivery) for outlet in fire.outlets)
+        size = sum(len(outlet.record.delivery) for outlet in fire.fires)
         assert size <= self.limits.bytes_max or len(offsets) == 1
 
     def read_ends(self, count: int) -> None:
@@ -172,17 +173,17 @@ class LevelMachine(RuleBasedStateMachine):
         """All or nothing, as an engine with these topics decides it."""
         fire, self.fire = self.fire, None
         assert fire is not None
-        alive = [outlet for outlet in fire.outlets if not outlet.reason and not outlet.put_off_ms]
+        alive = [outlet for outlet in fire.fires if not outlet.reason and not outlet.put_off_ms]
         gone = any(
             one.topic not in self.there or one.queue_id >= self.there[one.topic].queues for one in alive
         )
         closed = any(one.topic in self.there and not self.there[one.topic].writable for one in alive)
         if gone or closed:
-            for one in alive if len(fire.outlets) == 1 else ():
+            for one in alive if len(fire.fires) == 1 else ():
                 self.closed_since.setdefault(one.topic, self.now_s)
             self.level.refused(fire, topic_gone=gone, now_s=self.now_s)
             return
-        for outlet in fire.outlets:
+        for outlet in fire.fires:
             if outlet.put_off_ms:
                 closed_s = self.now_s - self.closed_since[outlet.topic]
                 assert outlet.put_off_ms <= 1_000 * max(PUT_OFF_S_MIN, min(closed_s, PATIENCE_S))
@@ -215,9 +216,9 @@ class LevelMachine(RuleBasedStateMachine):
         """With topics open, nothing failing and time passing, all that is left is fired."""
         if not hasattr(self, "level"):
             return
-        self.there = self.seen = {name: Look(2, True) for name in TOPICS}
+        self.there = self.seen = {name: TargetTopic(2, True) for name in TOPICS}
         for _ in range(10 * len(self.queue) + 20):
-            if self.level.state is State.WAITING and self.waiting_at == len(self.queue):
+            if self.level.state is LevelState.WAITING and self.waiting_at == len(self.queue):
                 break
             self.time(4_000)
             self.move(fails=False, count=5)

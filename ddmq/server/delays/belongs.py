@@ -14,7 +14,7 @@ from backend.port import Backend
 from backend.records import Bounds, QueueRef
 from ddmq_common.delays.command import COMMAND_PROPERTY
 from ddmq_common.names import DELAY_TOPIC
-from delay_service.core.intake import INGESTED
+from delay_service.core.decider import INGESTED
 from delay_service.ingest import taken_in
 from delay_service.store.port import DelayStore, DueKey, Pending, Scan
 

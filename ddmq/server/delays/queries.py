@@ -28,7 +28,7 @@ from ddmq_common.delays.ids import is_uuid, parse_delay_id, shard_of, uuid_bytes
 from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
-from delay_service.core.kinds import occurrence_id
+from delay_service.core.kinds.occurrences import occurrence_id
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
 
@@ -90,7 +90,7 @@ class DelayQueries:
         service = self._service()
         lags, rows = service.lags(), []
         for number, shard in service.shards.items():
-            held = shard.holding
+            held = shard.context
             pending = sum(held.store.counts().values()) if held is not None and held.running else 0
             rows.append({
                 "shard": number, "epoch": shard.epoch, "fires": not shard.why, "why": shard.why,
@@ -206,9 +206,9 @@ class DelayQueries:
 
     def _held(self) -> list[OpenShard]:
         return [
-            OpenShard(number, shard.holding.store)
+            OpenShard(number, shard.context.store)
             for number, shard in self._service().shards.items()
-            if shard.holding is not None and shard.holding.running
+            if shard.context is not None and shard.context.running
         ]
 
     def _store_of(self, number: int) -> DelayStore:
@@ -236,7 +236,7 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
         "message_id": message.message_id.hex(), "born_ms": message.born_ms,
     }  # fmt: skip
     try:
-        order = decode_command(message.order)
+        order = decode_command(message.command)
         content = delivery.decode(message.delivery)
     except DamagedError as error:
         return row | {"id": "", "error": str(error)}

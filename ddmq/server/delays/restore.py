@@ -189,7 +189,7 @@ def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, by
 
 def _order_record(message: Pending, queues: int) -> NewRecord:
     order = msgspec.structs.replace(
-        decode_command(message.order),
+        decode_command(message.command),
         occurrence=message.occurrence,
         at_ms=message.due_ms,
         moved_at=0,

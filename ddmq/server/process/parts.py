@@ -42,7 +42,7 @@ from ddmq_common.metrics.samples.deltas import Deltas
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
-from delay_service.stores import stores_in
+from delay_service.store.opening import stores_in
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
 

@@ -1,7 +1,7 @@
 """Types 2, 3 and 4 as old clients send them: once, every interval, and at exponentially growing distances.
 
 Occurrence k = 0, 1, 2 … Type 3: t(k) = t(k−1) + interval. Type 4: t(k) = t(k−1) + min(interval^k, one day).
-An occurrence exists while k < times and t(k) ≤ expire; occurrence 0 of an order that was accepted always
+An occurrence exists while k < times and t(k) ≤ expire; occurrence 0 of a command that was accepted always
 does. Both times are found by arithmetic, never by walking: the powers reach a day after 16 steps at most.
 Times in this module are whole seconds; a due time of our own with milliseconds shifts all of them by the
 same milliseconds (occurrences.py).
@@ -14,30 +14,30 @@ from ddmq_common.delays.command import EXPONENTIAL, LOOP, DelayCommand
 DAY_S = 86_400
 
 
-def second_of(order: DelayCommand, occurrence: int) -> int:
+def second_of(command: DelayCommand, occurrence: int) -> int:
     """t(k), epoch seconds."""
-    if order.kind == LOOP:
-        return order.timestamp_s + occurrence * order.interval_s
-    if order.kind == EXPONENTIAL:
-        return order.timestamp_s + _grown(order.interval_s, occurrence)
-    return order.timestamp_s
+    if command.kind == LOOP:
+        return command.timestamp_s + occurrence * command.interval_s
+    if command.kind == EXPONENTIAL:
+        return command.timestamp_s + _grown(command.interval_s, occurrence)
+    return command.timestamp_s
 
 
-def last_by(order: DelayCommand, second: int) -> int:
+def last_by(command: DelayCommand, second: int) -> int:
     """The highest k with t(k) ≤ `second`, of a loop without regard to times and expire; −1: none."""
-    since = second - order.timestamp_s
+    since = second - command.timestamp_s
     if since < 0:
         return -1
-    if order.kind == LOOP:
-        return since // max(order.interval_s, 1)
-    return _grown_by(order.interval_s, since)
+    if command.kind == LOOP:
+        return since // max(command.interval_s, 1)
+    return _grown_by(command.interval_s, since)
 
 
-def last_of(order: DelayCommand) -> int:
-    """The highest k that the order has."""
-    if order.kind not in (LOOP, EXPONENTIAL):
+def last_of(command: DelayCommand) -> int:
+    """The highest k that the command has."""
+    if command.kind not in (LOOP, EXPONENTIAL):
         return 0
-    return max(min(order.times - 1, last_by(order, order.expire_s)), 0)
+    return max(min(command.times - 1, last_by(command, command.expire_s)), 0)
 
 
 def _steps(base: int) -> list[int]:

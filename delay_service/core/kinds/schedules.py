@@ -5,7 +5,7 @@ The number of an occurrence holds two things: how many milliseconds after the fi
 count, it only grows, and it needs no walk through a cron's past. The cap `occurrences_max` counts deliveries;
 `repeat` counts places in the series, so those that were passed over are among them.
 
-The order was checked at the edge (ddmq_common/delays/schedules.py).
+The command was checked at the edge (ddmq_common/delays/schedules.py).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Found = tuple[int, int, int]
 """(occurrence, due_ms, skipped)."""
 
 
-def due_ms(order: DelayCommand, occurrence: int) -> int:
-    return order.due_ms + (occurrence >> COUNT_BITS)
+def due_ms(command: DelayCommand, occurrence: int) -> int:
+    return command.due_ms + (occurrence >> COUNT_BITS)
 
 
 def delivered_before(occurrence: int) -> int:
@@ -35,7 +35,7 @@ def delivered_before(occurrence: int) -> int:
 
 
 def after(
-    order: DelayCommand,
+    command: DelayCommand,
     occurrence: int,
     now_ms: int,
     catch_up_max: int,
@@ -44,17 +44,17 @@ def after(
 ) -> Found | None:
     """What comes after `occurrence`, or None. `delivered`: whether it counts as a delivery itself.
     `put_off_ms`: it waited until then, and what fell due up to then is passed over."""
-    schedule = order.schedule or Schedule()
+    schedule = command.schedule or Schedule()
     count = (delivered_before(occurrence) + delivered) & COUNT_MAX
     if schedule.occurrences_max and count >= schedule.occurrences_max:
         return None
-    due = max(due_ms(order, occurrence), put_off_ms)
+    due = max(due_ms(command, occurrence), put_off_ms)
     found = _cron_after if schedule.cron else _series_after
-    following = found(order, schedule, due, now_ms, max(catch_up_max, 1))
+    following = found(command, schedule, due, now_ms, max(catch_up_max, 1))
     if following is None:
         return None
     at, skipped = following
-    return (at - order.due_ms) << COUNT_BITS | count, at, skipped
+    return (at - command.due_ms) << COUNT_BITS | count, at, skipped
 
 
 def _floor_ms(schedule: Schedule, now_ms: int) -> int:
@@ -63,39 +63,39 @@ def _floor_ms(schedule: Schedule, now_ms: int) -> int:
 
 
 def _series_after(
-    order: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int
+    command: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int
 ) -> tuple[int, int] | None:
     period = max(schedule.period_ms, 1)
-    place = (due - order.due_ms) // period
+    place = (due - command.due_ms) // period
     if schedule.catch_up == "all":
-        missed_to = (now_ms - order.due_ms) // period
+        missed_to = (now_ms - command.due_ms) // period
         if schedule.repeat >= 0:
             missed_to = min(missed_to, schedule.repeat)
         following = max(place + 1, missed_to - cap + 1)
     else:
-        following = max(place + 1, (_floor_ms(schedule, now_ms) - order.due_ms) // period + 1)
+        following = max(place + 1, (_floor_ms(schedule, now_ms) - command.due_ms) // period + 1)
     if 0 <= schedule.repeat < following:
         return None
-    return order.due_ms + following * period, following - place - 1
+    return command.due_ms + following * period, following - place - 1
 
 
 def _cron_after(
-    order: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int
+    command: DelayCommand, schedule: Schedule, due: int, now_ms: int, cap: int
 ) -> tuple[int, int] | None:
-    following = cron_delivery_after(schedule, order.due_ms, due)
+    following = cron_delivery_after(schedule, command.due_ms, due)
     if following is None or following > now_ms:
         return None if following is None else (following, 0)
     if schedule.catch_up == "all":
-        floor = _floor_of_all(order, schedule, following, now_ms, min(cap, CRON_CATCH_UP_MAX))
+        floor = _floor_of_all(command, schedule, following, now_ms, min(cap, CRON_CATCH_UP_MAX))
     else:
         floor = _floor_ms(schedule, now_ms)
     if following > floor:
         return following, 0
-    kept = cron_delivery_after(schedule, order.due_ms, max(floor, due))
-    return None if kept is None else (kept, _between(order, schedule, following, kept))
+    kept = cron_delivery_after(schedule, command.due_ms, max(floor, due))
+    return None if kept is None else (kept, _between(command, schedule, following, kept))
 
 
-def _floor_of_all(order: DelayCommand, schedule: Schedule, first: int, now_ms: int, cap: int) -> int:
+def _floor_of_all(command: DelayCommand, schedule: Schedule, first: int, now_ms: int, cap: int) -> int:
     """The moment after which exactly the last `cap` of what was missed since `first` lie, or all of it."""
     cron = _cron_of(schedule)
     beside = schedule.period_ms * schedule.repeat // cron.gap_ms_min + 1
@@ -106,20 +106,20 @@ def _floor_of_all(order: DelayCommand, schedule: Schedule, first: int, now_ms: i
     while True:
         start = cron.back_ms(now_ms - schedule.delay_ms, back)
         start = first - 1 if start is None else max(start + schedule.delay_ms - 1, first - 1)
-        found = _deliveries(order, schedule, start, now_ms, slice(-cap - 1, None), 64 * back)
+        found = _deliveries(command, schedule, start, now_ms, slice(-cap - 1, None), 64 * back)
         if start < first or len(found) >= cap:
             return found[-cap] - 1 if len(found) > cap else start
         back *= 4  # deliveries of several series that are one
 
 
 def _deliveries(
-    order: DelayCommand, schedule: Schedule, after_ms: int, until_ms: int, of_each: slice, series_max: int
+    command: DelayCommand, schedule: Schedule, after_ms: int, until_ms: int, of_each: slice, series_max: int
 ) -> list[int]:
     """Those after `after_ms` up to `until_ms`, in order: `of_each` series some, of `series_max` series."""
     cron, delay, period = _cron_of(schedule), schedule.delay_ms, max(schedule.period_ms, 1)
     length = schedule.period_ms * schedule.repeat
     found: set[int] = set()
-    start = cron.next_ms(max(after_ms - delay - length, order.due_ms - delay - 1))
+    start = cron.next_ms(max(after_ms - delay - length, command.due_ms - delay - 1))
     while start is not None and start + delay <= until_ms and series_max > 0:
         series_max -= 1
         first = start + delay
@@ -131,10 +131,10 @@ def _deliveries(
     return sorted(found)
 
 
-def _between(order: DelayCommand, schedule: Schedule, first: int, end: int) -> int:
+def _between(command: DelayCommand, schedule: Schedule, first: int, end: int) -> int:
     """How many deliveries lie in [first, end), counted up to a bound."""
     bound = CRON_SKIPPED_COUNTED_MAX
-    return min(len(_deliveries(order, schedule, first - 1, end - 1, slice(bound), bound)), bound)
+    return min(len(_deliveries(command, schedule, first - 1, end - 1, slice(bound), bound)), bound)
 
 
 def _cron_of(schedule: Schedule) -> Cron:

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from backend.records import QueueRef, StoredRecord
-from delay_service.levels.core.targets import Outlet, Targets
+from delay_service.levels.core.targets import LevelFire, Targets
 
 
 class Read(NamedTuple):
@@ -34,10 +34,10 @@ class WaitForData(NamedTuple):
     offset: int
 
 
-class Fire(NamedTuple):
+class FireRun(NamedTuple):
     """Append these to where they belong and finish everything below `end`, in one commit."""
 
-    outlets: tuple[Outlet, ...]
+    fires: tuple[LevelFire, ...]
     end: int
 
 
@@ -53,11 +53,11 @@ class PauseUntil(NamedTuple):
     at_s: float
 
 
-Step = Read | WaitForData | Fire | SleepUntil | PauseUntil | None
+LevelStep = Read | WaitForData | FireRun | SleepUntil | PauseUntil | None
 """None: something is under way; its end is the next event."""
 
 
-class Limits(NamedTuple):
+class LevelLimits(NamedTuple):
     """Of one fire, and of pauses in seconds."""
 
     count_max: int
@@ -66,7 +66,7 @@ class Limits(NamedTuple):
     pause_s_max: float
 
 
-class State(Enum):
+class LevelState(Enum):
     """See the picture above."""
 
     READ = "read"
@@ -98,14 +98,14 @@ class Level:
         position: int,
         epoch: int,
         generation: int,
-        limits: Limits,
+        limits: LevelLimits,
         targets: Targets,
     ) -> None:
         self.queue = queue
         self.position = position
         self.epoch = epoch
         self.generation = generation
-        self.state = State.READ
+        self.state = LevelState.READ
         self._limits = limits
         self._targets = targets
         self._read_at = position
@@ -122,36 +122,36 @@ class Level:
     @property
     def knows_head(self) -> bool:
         """Whether `first_due_ms` says what is so; not while its queue is being read, or cannot be."""
-        return bool(self._held) or self.state in (State.END, State.WAITING)
+        return bool(self._held) or self.state in (LevelState.END, LevelState.WAITING)
 
     @property
     def first_due_ms(self) -> int | None:
         """When the first message in memory is, or was, due; None: there is none."""
         return self._held[0].due_ms if self._held else None
 
-    def step(self, clock_ms: int, now_s: float) -> Step:
+    def step(self, clock_ms: int, now_s: float) -> LevelStep:
         """What to do now; anything but a sleep or a pause is begun with this call."""
-        if self.state in (State.READING, State.WAITING, State.FIRING):
+        if self.state in (LevelState.READING, LevelState.WAITING, LevelState.FIRING):
             return None
         if now_s < self._paused_until:
             return PauseUntil(self._paused_until)
-        if self.state is State.END:
-            self.state = State.WAITING
+        if self.state is LevelState.END:
+            self.state = LevelState.WAITING
             return WaitForData(self._read_at)
         if not self._held:
-            self.state = State.READING
+            self.state = LevelState.READING
             return Read(self._read_at)
         if self._held[0].due_ms > clock_ms:
             return SleepUntil(self._held[0].due_ms)
         return self._fire(clock_ms, now_s)
 
-    def _fire(self, clock_ms: int, now_s: float) -> Fire:
-        outlets = self._targets.plan(self._due(clock_ms), now_s)
-        end = outlets[-1].record.offset + 1
-        if len(outlets) == len(self._held):
+    def _fire(self, clock_ms: int, now_s: float) -> FireRun:
+        fires = self._targets.plan(self._due(clock_ms), now_s)
+        end = fires[-1].record.offset + 1
+        if len(fires) == len(self._held):
             end = self._read_at  # gaps behind the last one
-        self.state = State.FIRING
-        return Fire(tuple(outlets), end)
+        self.state = LevelState.FIRING
+        return FireRun(tuple(fires), end)
 
     def _due(self, clock_ms: int) -> list[StoredRecord]:
         """The head and what is due behind it, within the limits."""
@@ -180,50 +180,50 @@ class Level:
         for record in records:
             wait_ms = record.due_ms - record.stored_ms
             self._held.append(_Held(min(record.due_ms, clock_ms + wait_ms), record))
-        self.state = State.HELD if self._held else State.READ
+        self.state = LevelState.HELD if self._held else LevelState.READ
 
     def at_end(self, next_offset: int) -> None:
         """There is nothing at or after the offset yet, and only gaps below `next_offset`."""
         self._well()
         self._read_at = next_offset
-        self.state = State.END
+        self.state = LevelState.END
 
     def moved_on(self, oldest: int) -> int:
         """The queue begins later than where we are: how many offsets are lost."""
         lost = oldest - self._read_at
         self._read_at = oldest
-        self.state = State.READ
+        self.state = LevelState.READ
         return lost
 
     def waited(self, data: bool) -> None:
         """There is something to read, or the wait has stood long enough without."""
-        self.state = State.READ if data else State.END
+        self.state = LevelState.READ if data else LevelState.END
 
-    def fired(self, fire: Fire) -> None:
+    def fired(self, fire: FireRun) -> None:
         """It is durable."""
         self._well()
         self.position = fire.end
-        for _ in fire.outlets:
+        for _ in fire.fires:
             self._held.popleft()
-        self._alone = max(0, self._alone - len(fire.outlets))
-        self._targets.passed(fire.outlets)
-        self.state = State.HELD
+        self._alone = max(0, self._alone - len(fire.fires))
+        self._targets.passed(fire.fires)
+        self.state = LevelState.HELD
 
-    def refused(self, fire: Fire, *, topic_gone: bool, now_s: float) -> None:
+    def refused(self, fire: FireRun, *, topic_gone: bool, now_s: float) -> None:
         """The engine takes it from nobody as it is: a bad one among several, or the head itself."""
-        self.state = State.HELD
-        if len(fire.outlets) > 1:
-            self._alone = max(self._alone, len(fire.outlets))
+        self.state = LevelState.HELD
+        if len(fire.fires) > 1:
+            self._alone = max(self._alone, len(fire.fires))
             return
-        outlet = fire.outlets[0]
-        if topic_gone and not outlet.reason and self._targets.topic_gone(outlet):
+        alone = fire.fires[0]
+        if topic_gone and not alone.reason and self._targets.topic_gone(alone):
             return
-        self._targets.refused(outlet, now_s)
+        self._targets.refused(alone, now_s)
         self._pause(now_s)
 
     def failed(self, now_s: float) -> None:
         """A read, a wait or a fire failed for a reason that passes: again a little later."""
-        self.state = State.HELD if self._held else State.READ
+        self.state = LevelState.HELD if self._held else LevelState.READ
         self._pause(now_s)
 
     def _pause(self, now_s: float) -> None:

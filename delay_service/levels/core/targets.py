@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from backend.levels import REAL_QUEUE, REAL_TOPIC
 from backend.records import StoredRecord
+from delay_service.due.target_topic import TargetTopic
 
 PUT_OFF_S_MIN = 5.0
 REMEMBERED_MAX = 10_000  # topics and records; past it all are forgotten and tried again
@@ -23,14 +24,7 @@ REFUSED = "refused"
 UNREADABLE = "unreadable"
 
 
-class Look(NamedTuple):
-    """What this process knows of a topic that is there."""
-
-    queues: int
-    writable: bool
-
-
-class Outlet(NamedTuple):
+class LevelFire(NamedTuple):
     """One record and where it goes: topic and queue, with a `reason` to the dead letters, or back into a
     level for at least `put_off_ms`, when that is not 0."""
 
@@ -42,77 +36,77 @@ class Outlet(NamedTuple):
 
 
 class _View(NamedTuple):
-    outlet: Outlet
+    fire: LevelFire
     tried: bool  # it has to be tried alone first
 
 
 class Targets:
     """What was refused lately. `look`: what is known of a topic, None when it is not known."""
 
-    def __init__(self, look: Callable[[str], Look | None], patience_s: float) -> None:
+    def __init__(self, look: Callable[[str], TargetTopic | None], patience_s: float) -> None:
         self._look = look
         self._patience_s = patience_s
         self._gone: set[str] = set()
         self._since: dict[str | tuple[int, int], float] = {}  # refused: a closed topic, or one record
 
-    def plan(self, records: Sequence[StoredRecord], now_s: float) -> list[Outlet]:
+    def plan(self, records: Sequence[StoredRecord], now_s: float) -> list[LevelFire]:
         """The longest run from the first record that can go together; never empty."""
-        outlets: list[Outlet] = []
+        fires: list[LevelFire] = []
         for record in records:
-            outlet, alone = self._view(record, now_s)
-            if alone and outlets:
+            fire, alone = self._view(record, now_s)
+            if alone and fires:
                 break
-            outlets.append(outlet)
+            fires.append(fire)
             if alone:
                 break
-        return outlets
+        return fires
 
     def _view(self, record: StoredRecord, now_s: float) -> _View:
         topic, queue = record.system.get(REAL_TOPIC, ""), record.system.get(REAL_QUEUE, "")
         if not topic or not (queue.isascii() and queue.isdigit()):
-            return _View(Outlet(record, topic, -1, UNREADABLE), False)
-        outlet = Outlet(record, topic, int(queue))
+            return _View(LevelFire(record, topic, -1, UNREADABLE), False)
+        fire = LevelFire(record, topic, int(queue))
         look = self._look(topic)
         if look is None:
             if topic in self._gone:
-                return _View(outlet._replace(reason=GONE), False)
-            return _View(outlet, True)
+                return _View(fire._replace(reason=GONE), False)
+            return _View(fire, True)
         self._gone.discard(topic)
-        outlet = outlet._replace(queue_id=outlet.queue_id % look.queues)  # it was made anew with fewer
+        fire = fire._replace(queue_id=fire.queue_id % look.queues)  # it was made anew with fewer
         if look.writable:
             self._since.pop(topic, None)
         since = self._since.get(topic, self._since.get(_place(record)))
         if since is not None and now_s - since >= self._patience_s:
-            return _View(outlet._replace(reason=REFUSED), False)
+            return _View(fire._replace(reason=REFUSED), False)
         if topic in self._since:
-            return _View(outlet._replace(put_off_ms=self._put_off_ms(now_s - self._since[topic])), False)
-        return _View(outlet, since is not None or not look.writable)
+            return _View(fire._replace(put_off_ms=self._put_off_ms(now_s - self._since[topic])), False)
+        return _View(fire, since is not None or not look.writable)
 
     def _put_off_ms(self, closed_s: float) -> int:
         return int(max(PUT_OFF_S_MIN, min(closed_s, self._patience_s - closed_s)) * 1_000)
 
     # --- what the engine said
 
-    def topic_gone(self, outlet: Outlet) -> bool:
+    def topic_gone(self, fire: LevelFire) -> bool:
         """The engine knows no such topic; whether that is what we know too, so that it is to be believed."""
-        if self._look(outlet.topic) is not None:
+        if self._look(fire.topic) is not None:
             return False
         self._bounded(self._gone)
-        self._gone.add(outlet.topic)
+        self._gone.add(fire.topic)
         return True
 
-    def refused(self, outlet: Outlet, now_s: float) -> None:
+    def refused(self, fire: LevelFire, now_s: float) -> None:
         """The engine will not have this record, at least now."""
-        look = self._look(outlet.topic)
+        look = self._look(fire.topic)
         closed = look is not None and not look.writable
         self._bounded(self._since)
-        self._since.setdefault(outlet.topic if closed else _place(outlet.record), now_s)
+        self._since.setdefault(fire.topic if closed else _place(fire.record), now_s)
 
-    def passed(self, outlets: Iterable[Outlet]) -> None:
+    def passed(self, fires: Iterable[LevelFire]) -> None:
         """They are where they belong."""
         if self._since:
-            for outlet in outlets:
-                self._since.pop(_place(outlet.record), None)
+            for fire in fires:
+                self._since.pop(_place(fire.record), None)
 
     @staticmethod
     def _bounded(remembered: set[str] | dict[str | tuple[int, int], float]) -> None:

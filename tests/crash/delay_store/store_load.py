@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from delay_service.store.memory import MemoryStore
-from delay_service.store.port import Changes, DelayStore, IdKind, IdState, Pending, Scan
+from delay_service.store.memory import MemoryDelayStore
+from delay_service.store.port import DelayStore, IdKind, IdState, Pending, Scan, StoreChanges
 
 NUMBER = "number"  # the named value that says how many batches there are
 TOPICS = ("a", "b", "c")
@@ -19,11 +19,11 @@ class Load:
     def __init__(self, seed: int, body_bytes: int = 300) -> None:
         self.random = Random(seed)
         self.body_bytes = body_bytes
-        self.model = MemoryStore()
+        self.model = MemoryDelayStore()
         self.number = 0
         self.offset = 0
 
-    def next(self) -> Changes:
+    def next(self) -> StoreChanges:
         """One more batch; the model has it already."""
         self.number += 1
         changes = self._messages()
@@ -38,22 +38,24 @@ class Load:
         self.model.write(changes)
         return changes
 
-    def _messages(self) -> Changes:
+    def _messages(self) -> StoreChanges:
         pick = self.random.random()
         topic = self.random.choice(TOPICS)
         if pick < 0.5:
-            return Changes(added=[self._message() for _ in range(self.random.randrange(1, 200))])
+            return StoreChanges(added=[self._message() for _ in range(self.random.randrange(1, 200))])
         if pick < 0.75:
-            return Changes(removed=self.model.due(FOREVER, self.random.randrange(1, 300), FOREVER))
+            return StoreChanges(removed=self.model.due(FOREVER, self.random.randrange(1, 300), FOREVER))
         if pick < 0.85:
             due = self.model.due(FOREVER, 200, FOREVER)
-            return Changes(removed=due[::7], added=[one._replace(due_ms=one.due_ms + 50) for one in due[::7]])
+            return StoreChanges(
+                removed=due[::7], added=[one._replace(due_ms=one.due_ms + 50) for one in due[::7]]
+            )
         if pick < 0.93:
-            return Changes(
+            return StoreChanges(
                 deferred=[one for one in self.model.due(FOREVER, 60, FOREVER) if one.topic == topic]
             )
         aside = self.model.put_aside(topic, 60)
-        return Changes(undeferred=aside[:20], removed_deferred=aside[20:])
+        return StoreChanges(undeferred=aside[:20], removed_deferred=aside[20:])
 
     def _message(self) -> Pending:
         self.offset += 1
@@ -68,7 +70,7 @@ def written(store: DelayStore) -> int:
     return int(store.meta(NUMBER) or b"0")
 
 
-def model_of(seed: int, number: int) -> MemoryStore:
+def model_of(seed: int, number: int) -> MemoryDelayStore:
     """What that many batches make."""
     load = Load(seed)
     while load.number < number:

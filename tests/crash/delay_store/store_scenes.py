@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ddmq_common.errors import DdmqError, StorageError
 from delay_service.store.copies import DAMAGED, MARK_FILE, copies_of, make_folder
 from delay_service.store.opening import open_store, restore
-from delay_service.store.port import Changes, DelayStore, DueKey, Pending, Scan
+from delay_service.store.port import DelayStore, DueKey, Pending, Scan, StoreChanges
 from delay_service.store.rocks_store import RocksStore
 from delay_service.store.salvage import Damage
 from tests.crash.delay_store.store_images import SHARD, SMALL, Image, lost_ids
@@ -116,7 +116,7 @@ def _refuses(store: DelayStore) -> None:
     try:
         store.flush()
     except StorageError:
-        for call in (lambda: store.write(Changes()), store.flush):
+        for call in (lambda: store.write(StoreChanges()), store.flush):
             try:
                 call()
             except StorageError:

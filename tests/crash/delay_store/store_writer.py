@@ -15,7 +15,7 @@ from pathlib import Path
 from ddmq_common.errors import StorageError
 from ddmq_common.rocks.database import RocksOptions
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes, DelayStore
+from delay_service.store.port import DelayStore, StoreChanges
 from tests.crash.delay_store.store_load import Load, written
 
 SMALL = RocksOptions(write_buffer_bytes=128 << 10, file_bytes=128 << 10)
@@ -55,7 +55,7 @@ def main() -> None:
         write_for_ever(store, load)
     except StorageError:
         print("failed", flush=True)
-        for call in (store.flush, lambda: store.write(Changes()), lambda: store.due(1, 1, 1)):
+        for call in (store.flush, lambda: store.write(StoreChanges()), lambda: store.due(1, 1, 1)):
             try:
                 call()
             except StorageError:

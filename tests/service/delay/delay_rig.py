@@ -34,7 +34,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, FIRED_GROUP, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService
-from delay_service.store.memory import MemoryStore
+from delay_service.store.memory import MemoryDelayStore
 from delay_service.store.port import DelayStore
 from tests.service.delay.hand_alarm import HandAlarm
 
@@ -57,7 +57,7 @@ class HandAlarms:
             alarm.ring()
 
 
-class KeptStore(MemoryStore):
+class KeptStore(MemoryDelayStore):
     """A store that outlives its owner; what was not flushed can be taken back."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Rig:
             gevent.sleep(0.001)
             shards = self.service.shards.values()
             busy = [shard for shard in shards if not shard.idle]
-            now = [(shard.position, shard.holding and len(shard.holding.lanes.busy)) for shard in shards]
+            now = [(shard.position, shard.context and len(shard.context.due_scans.busy)) for shard in shards]
             quiet = quiet + 1 if now == before and not busy else 0
             before = now
 

@@ -23,9 +23,9 @@ from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import CallerError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC
-from delay_service.store.memory import MemoryStore
+from delay_service.store.memory import MemoryDelayStore
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes, Pending
+from delay_service.store.port import Pending, StoreChanges
 
 LOG = FileLogOptions(request_bytes_max=4 << 20)
 SIZES = [1] * 50 + [40_000] * 300 + [3 << 20] * 3 + [1] * 50
@@ -46,7 +46,7 @@ def messages() -> list[Pending]:
 def backup(folder: Path) -> Path:
     store = open_store(folder / "stores", 0, 1)
     for message in messages():
-        store.write(Changes(added=[message]))
+        store.write(StoreChanges(added=[message]))
     (folder / "backup").mkdir()
     copy_shards(folder / "backup", [OpenShard(0, store)])
     store.close()
@@ -87,8 +87,8 @@ def test_nothing_is_restored_beside_a_server_that_runs(tmp_path: Path) -> None:
 
 
 def test_a_page_ends_by_bytes_too() -> None:
-    store = MemoryStore()
-    store.write(Changes(added=messages()))
+    store = MemoryDelayStore()
+    store.write(StoreChanges(added=messages()))
     sizes = [sum(len(one.delivery) for one in page) for page in pages(store, 1 << 20)]
     assert max(sizes) < (1 << 20) + (4 << 20)
     assert len(sizes) > 10

@@ -24,7 +24,8 @@ from ddmq_common.delays.command import (
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DiskFullError, RemoteError
 from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_TOPIC, OUTCOME_TOPIC
-from delay_service.core.orders import Order, order_of
+from delay_service.core import decider
+from delay_service.core.command_record import CommandRecord, command_of
 from delay_service.ingest import BUSY, LINGER_S
 
 HOUR_MS = 3_600_000
@@ -374,17 +375,21 @@ def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(del
     delay.clock.advance(0.1)
     delay.alarms.ring()
     shard = delay.service.shards[0]
-    assert shard.holding is not None
-    lanes = shard.holding.lanes
+    assert shard.context is not None
+    lanes = shard.context.due_scans
     delay.until(lambda: lanes.busy, "its commit is under way")
     orders = [
         (number, DelayCommand(CANCEL, uuid_of(number), reply_queue=0, reply_id=number)) for number in (1, 2)
     ]
-    told = shard.holding.intake.take([order_at(number, order) for number, order in orders], now + 100)
-    assert (told.orders, told.replies) == (0, []), "nor does what stands behind it overtake"
+    told = decider.take(
+        shard.context.decisions, [order_at(number, order) for number, order in orders], now + 100
+    )
+    assert (told.commands, told.replies) == (0, []), "nor does what stands behind it overtake"
     delay.memory.release_held()
     delay.settle()
-    told = shard.holding.intake.take([order_at(number, order) for number, order in orders], now + 100)
+    told = decider.take(
+        shard.context.decisions, [order_at(number, order) for number, order in orders], now + 100
+    )
     assert [reply.outcome.code for reply in told.replies] == [ALREADY_FIRED, UNKNOWN]
 
 
@@ -437,7 +442,7 @@ def test_where_orders_come_thick_the_next_ones_gather_for_a_moment(delay: Rig) -
     assert taken() == 3 * BUSY + 2, "a single order does not wait"
 
 
-def order_at(offset: int, order: DelayCommand) -> Order:
+def order_at(offset: int, order: DelayCommand) -> CommandRecord:
     record = StoredRecord(
         DELAY_TOPIC,
         0,
@@ -451,4 +456,4 @@ def order_at(offset: int, order: DelayCommand) -> Order:
         b"",
         {COMMAND_PROPERTY: encode_command(order)},
     )
-    return order_of(carried_of(record, COMMAND_PROPERTY))
+    return command_of(carried_of(record, COMMAND_PROPERTY))

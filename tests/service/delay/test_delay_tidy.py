@@ -10,7 +10,7 @@ from delay_rig import Rig
 from ddmq_common.errors import StorageError
 from delay_service.fire import FORGET_MAX, FORGET_S
 from delay_service.service import TIDY_LOOKS
-from delay_service.store.port import Changes, IdKind, IdState
+from delay_service.store.port import IdKind, IdState, StoreChanges
 from tests.service.delay.hand_alarm import HandAlarm
 
 
@@ -54,7 +54,7 @@ def test_ids_are_forgotten_as_fast_as_they_come(delay: Rig, one_waits: bool) -> 
     count = 4 * FORGET_MAX
     store = delay.disks.stores[0]
     ended = IdState(IdKind.CANCELLED, now, 1, now + delay.config.kept_ms)
-    store.write(Changes(ids={number.to_bytes(16, "big"): ended for number in range(count)}))
+    store.write(StoreChanges(ids={number.to_bytes(16, "big"): ended for number in range(count)}))
     ids = store._ids
     if one_waits:
         delay.add(1 << 100, now + 100 * 24 * 3_600_000)

@@ -19,11 +19,11 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
-from delay_service.core.batch import Batch
-from delay_service.core.intake import INGESTED
-from delay_service.core.kinds import next_after
+from delay_service.core.command_run import CommandRun
+from delay_service.core.decider import INGESTED
+from delay_service.core.kinds.occurrences import next_after
 from delay_service.core.unrecorded import UNRECORDED
-from delay_service.store.port import Changes
+from delay_service.store.port import StoreChanges
 
 HOUR_MS = 3_600_000
 
@@ -61,7 +61,7 @@ def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
     places: list[bytes | None] = []
     write = KeptStore.write
 
-    def written(self: KeptStore, changes: Changes) -> None:
+    def written(self: KeptStore, changes: StoreChanges) -> None:
         places.append(changes.meta.get(INGESTED))
         write(self, changes)
 
@@ -172,7 +172,7 @@ def test_batches_of_orders_leave_no_cycle_behind(delay: Rig) -> None:
         delay.add(1, delay.clock.wall_ms() + HOUR_MS, bytes(100_000))
         delay.cancel(1)
         delay.settle()
-        assert not [one for one in gc.get_objects() if isinstance(one, Batch)]
+        assert not [one for one in gc.get_objects() if isinstance(one, CommandRun)]
     finally:
         gc.enable()
 
@@ -191,7 +191,7 @@ def test_a_move_behind_an_early_fire_outlives_the_message_in_the_store(delay: Ri
     store = delay.disks.stores[0]
     store._meta.clear()
     [message] = store._due.messages.values()
-    store.write(Changes(removed=[message], ids={message.uuid: None}))
+    store.write(StoreChanges(removed=[message], ids={message.uuid: None}))
     delay.clock.advance(20)
     delay.start()
     delay.advance(30)

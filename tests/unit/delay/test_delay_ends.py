@@ -25,13 +25,15 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.delivery import decode, encode
 from ddmq_common.queue_choice import choose
-from delay_service.core.intake import Intake
-from delay_service.core.lanes import Lanes, Limits, Look
-from delay_service.core.orders import Order
-from delay_service.core.outlets import GONE, UNREADABLE, Outlet, Step, dead_outlet, outlet
+from delay_service.core import decider
+from delay_service.core.command_record import CommandRecord
+from delay_service.core.decision_context import DecisionContext
+from delay_service.core.due_scans import DueScans, SliceLimits
+from delay_service.core.fire_command import GONE, UNREADABLE, FireCommand, PassedOver, dead_fire, fire_command
 from delay_service.core.taken import DEAD_TEXT
-from delay_service.store.memory import MemoryStore
-from delay_service.store.port import Changes, IdKind, IdState, Pending
+from delay_service.due.target_topic import TargetTopic
+from delay_service.store.memory import MemoryDelayStore
+from delay_service.store.port import IdKind, IdState, Pending, StoreChanges
 
 NOW = 1_700_000_000_000
 UUID_TEXT = "00000000-0000-0000-0000-000000000007"
@@ -43,10 +45,12 @@ def waiting(order: str, due_ms: int, occurrence: int = 0) -> Pending:
     return Pending(due_ms, 7, occurrence, "t", UUID(UUID_TEXT).bytes, order, bytes(16), 1, 0, b"", delivery)
 
 
-def lanes_over(message: Pending, acks: AckMap, catch_up_max: int = 1_000) -> Lanes:
-    store = MemoryStore()
-    store.write(Changes(added=[message], ids={message.uuid: IdState(IdKind.PENDING, message.due_ms, 7)}))
-    return Lanes(store, acks, lambda _: Look(1, True), Limits(64, 1 << 20, KEPT_MS, catch_up_max))
+def lanes_over(message: Pending, acks: AckMap, catch_up_max: int = 1_000) -> DueScans:
+    store = MemoryDelayStore()
+    store.write(StoreChanges(added=[message], ids={message.uuid: IdState(IdKind.PENDING, message.due_ms, 7)}))
+    return DueScans(
+        store, acks, lambda _: TargetTopic(1, True), SliceLimits(64, 1 << 20, KEPT_MS, catch_up_max)
+    )
 
 
 def loop(times: int = 1_000_000) -> str:
@@ -60,10 +64,10 @@ def test_a_damaged_order_that_was_to_catch_up_is_one_dead_letter() -> None:
     acks.attempt(7, 3)
     lanes = lanes_over(waiting("{nothing", NOW - 5), acks)
     plan = lanes.plan(NOW)
-    assert [one.reason for one in plan.outlets] == [UNREADABLE]
-    changes = lanes.changes_of(plan.outlets, NOW)
+    assert [one.reason for one in plan.fires] == [UNREADABLE]
+    changes = lanes.changes_of(plan.fires, NOW)
     assert changes.ids[UUID(UUID_TEXT).bytes].kind is IdKind.DEAD
-    lanes.settled(plan.outlets, True)
+    lanes.settled(plan.fires, True)
     assert not lanes.busy
 
 
@@ -71,12 +75,12 @@ def test_a_zone_that_is_not_known_here_is_one_dead_letter() -> None:
     schedule = Schedule(cron="0 9 * * *", zone="Mars/Olympus")
     order = DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 5, schedule=schedule)
     plan = lanes_over(waiting(encode_command(order), NOW - 5), AckMap(0)).plan(NOW)
-    assert [one.reason for one in plan.outlets] == [UNREADABLE]
+    assert [one.reason for one in plan.fires] == [UNREADABLE]
 
 
 def test_how_many_missed_ones_fire_is_a_setting() -> None:
-    made = outlet(waiting(loop(), NOW - 3_000_000), 1, lambda _: 0, NOW, False, catch_up_max=10)
-    assert isinstance(made, Outlet)
+    made = fire_command(waiting(loop(), NOW - 3_000_000), 1, lambda _: 0, NOW, False, catch_up_max=10)
+    assert isinstance(made, FireCommand)
     assert made.following is not None
     assert made.following.due_ms == NOW - 9 * 3_000
     acks = AckMap(0)
@@ -106,9 +110,9 @@ def test_a_move_is_of_the_delivery_that_waits_as_the_log_knows(op: str) -> None:
     acks.attempt(7, 1)
     lanes = lanes_over(waiting(order, NOW - 50_000), acks)
     said = DelayCommand(op, UUID_TEXT, due_ms=NOW + 5_000)
-    moving = Order(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
-    lanes._store.write(Intake(lanes._store, acks, {}, KEPT_MS).take([moving], NOW).changes)
-    [fired] = lanes.plan(NOW + 5_000).outlets
+    moving = CommandRecord(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
+    lanes._store.write(decider.take(DecisionContext(lanes._store, acks, {}, KEPT_MS), [moving], NOW).changes)
+    [fired] = lanes.plan(NOW + 5_000).fires
     assert fired.message.occurrence > 0
     assert fired.following is not None
     assert fired.following.due_ms == NOW + 70_000
@@ -123,11 +127,11 @@ def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
     acks.finish([(9, 10)])  # with the delivery that it moved
     lanes = lanes_over(waiting(order, NOW + 50_000), acks)
     said = DelayCommand(RESCHEDULE, UUID_TEXT, due_ms=NOW + 5_000)
-    again = Order(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
-    intake = Intake(lanes._store, acks, {}, KEPT_MS, reread_to=10, lost_place=True)
-    lanes._store.write(intake.take([again], NOW + 6_000).changes)
+    again = CommandRecord(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
+    decisions = DecisionContext(lanes._store, acks, {}, KEPT_MS, reread_to=10, lost_place=True)
+    lanes._store.write(decider.take(decisions, [again], NOW + 6_000).changes)
     plan = lanes.plan(NOW + 6_000)
-    assert not plan.outlets
+    assert not plan.fires
     assert plan.changes is not None
     assert [one.due_ms for one in plan.changes.added] == [NOW + 110_000]
 
@@ -136,19 +140,19 @@ def test_what_was_assumed_before_a_kill_is_no_fact() -> None:
     """The store was lost, and its owner killed between reading the add again and reading its cancel."""
     order = DelayCommand(ADD, UUID_TEXT, "t", due_ms=NOW + 50_000)
     uuid, delivery = UUID(UUID_TEXT).bytes, encode(b"", b"x", b"", None)
-    add = Order(7, order, uuid, encode_command(order), bytes(16), NOW, 0, delivery)
+    add = CommandRecord(7, order, uuid, encode_command(order), bytes(16), NOW, 0, delivery)
     said = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
-    cancel = Order(9, said, uuid, "", bytes(16), NOW + 1_000, 0, b"")
-    acks, store = AckMap(0), MemoryStore()
+    cancel = CommandRecord(9, said, uuid, "", bytes(16), NOW + 1_000, 0, b"")
+    acks, store = AckMap(0), MemoryDelayStore()
     acks.finish([(7, 8), (9, 10)])
 
-    def owner() -> Intake:
-        return Intake(store, acks, {}, KEPT_MS, reread_to=10, lost_place=True)
+    def owner() -> DecisionContext:
+        return DecisionContext(store, acks, {}, KEPT_MS, reread_to=10, lost_place=True)
 
-    store.write(owner().take([add], NOW + 2_000).changes)
+    store.write(decider.take(owner(), [add], NOW + 2_000).changes)
     again = owner()
-    store.write(again.take([add], NOW + 3_000).changes)
-    [reply] = again.take([cancel], NOW + 3_000).replies
+    store.write(decider.take(again, [add], NOW + 3_000).changes)
+    [reply] = decider.take(again, [cancel], NOW + 3_000).replies
     assert reply.outcome.code == CANCELLED
 
 
@@ -156,8 +160,8 @@ def test_a_rescheduled_one_is_late_by_its_new_due_time() -> None:
     """`skip`: its first due time is long past, the one that it was given is not."""
     schedule = Schedule(period_ms=60_000, repeat=5, catch_up="skip")
     order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
-    assert isinstance(outlet(waiting(order, NOW - 1), 1, lambda _: 0, NOW, False), Outlet)
-    assert isinstance(outlet(waiting(order, NOW - 100_000), 1, lambda _: 0, NOW, False), Step)
+    assert isinstance(fire_command(waiting(order, NOW - 1), 1, lambda _: 0, NOW, False), FireCommand)
+    assert isinstance(fire_command(waiting(order, NOW - 100_000), 1, lambda _: 0, NOW, False), PassedOver)
 
 
 def test_a_cancel_of_a_dead_letter_says_so() -> None:
@@ -165,10 +169,10 @@ def test_a_cancel_of_a_dead_letter_says_so() -> None:
     acks = AckMap(0)
     lanes = lanes_over(message, acks)
     store = lanes._store
-    store.write(lanes.changes_of([dead_outlet(message, GONE, NOW, False)], NOW))
+    store.write(lanes.changes_of([dead_fire(message, GONE, NOW, False)], NOW))
     said = DelayCommand(CANCEL, UUID_TEXT, reply_queue=0, reply_id=1)
-    cancel = Order(9, said, message.uuid, "", bytes(16), 1, 0, b"")
-    [reply] = Intake(store, acks, {}, KEPT_MS).take([cancel], NOW + 50).replies
+    cancel = CommandRecord(9, said, message.uuid, "", bytes(16), 1, 0, b"")
+    [reply] = decider.take(DecisionContext(store, acks, {}, KEPT_MS), [cancel], NOW + 50).replies
     assert (reply.outcome.code, reply.outcome.fired_at_ms) == (ALREADY_FIRED, NOW)
     assert reply.outcome.text == DEAD_TEXT
     assert "%DLQ%%DELAY" in DEAD_TEXT
@@ -189,7 +193,7 @@ def test_a_dead_letter_goes_to_the_queue_that_its_message_was_to_go_to(
     partition: int, hash_id: int, place: str | None
 ) -> None:
     order = DelayCommand(ADD, UUID_TEXT, "t", ONCE, NOW, NOW // 1_000, partition=partition, hash_id=hash_id)
-    record = dead_outlet(waiting(encode_command(order), NOW), GONE, NOW, False).record
+    record = dead_fire(waiting(encode_command(order), NOW), GONE, NOW, False).record
     said = decode(record.delivery).properties.get(b"dead-letter-place")
     assert said == (None if place is None else place.encode())
     letter = read_dead_letter(

@@ -1,14 +1,15 @@
-"""Lanes: a storm of one topic, and who gets past it."""
+"""DueScans: a storm of one topic, and who gets past it."""
 
 from __future__ import annotations
 
 from backend.progress.ack_map import AckMap
 from ddmq_common.delays.command import ADD, DelayCommand, encode_command
 from ddmq_common.delivery import decode, encode
-from delay_service.core.lanes import Lanes, Limits, Look
-from delay_service.core.outlets import with_key
-from delay_service.store.memory import MemoryStore
-from delay_service.store.port import Changes, Pending
+from delay_service.core.due_scans import DueScans, SliceLimits
+from delay_service.core.fire_command import with_key
+from delay_service.due.target_topic import TargetTopic
+from delay_service.store.memory import MemoryDelayStore
+from delay_service.store.port import Pending, StoreChanges
 
 NOW = 1_700_000_000_000
 
@@ -32,13 +33,15 @@ def message(offset: int, due_ms: int, topic: str) -> Pending:
 
 
 class Firing:
-    """Lanes whose commits succeed at once."""
+    """DueScans whose commits succeed at once."""
 
     def __init__(self, messages: list[Pending]) -> None:
-        self.store = MemoryStore()
-        self.store.write(Changes(added=messages))
-        self.lanes = Lanes(self.store, AckMap(), lambda _: Look(1, True), Limits(64, 1 << 20, 1))
-        self.lanes.added(messages)
+        self.store = MemoryDelayStore()
+        self.store.write(StoreChanges(added=messages))
+        self.due_scans = DueScans(
+            self.store, AckMap(), lambda _: TargetTopic(1, True), SliceLimits(64, 1 << 20, 1)
+        )
+        self.due_scans.added(messages)
         self.slices: list[list[Pending]] = []
 
     def run(self, now: int) -> None:
@@ -48,12 +51,12 @@ class Firing:
 
     def slice(self, now: int) -> bool:
         """One; False when nothing is due."""
-        plan = self.lanes.plan(now)
-        if plan.outlets:
-            self.slices.append([one.message for one in plan.outlets])
-            self.lanes.settled(plan.outlets, True)
-            self.store.write(self.lanes.changes_of(plan.outlets, now))
-        return bool(plan.outlets)
+        plan = self.due_scans.plan(now)
+        if plan.fires:
+            self.slices.append([one.message for one in plan.fires])
+            self.due_scans.settled(plan.fires, True)
+            self.store.write(self.due_scans.changes_of(plan.fires, now))
+        return bool(plan.fires)
 
     def slice_of(self, offset: int) -> int:
         return next(n for n, one in enumerate(self.slices) if any(m.offset == offset for m in one))

@@ -25,13 +25,16 @@ from ddmq_common.delays.command import (
     encode_command,
 )
 from ddmq_common.delivery import encode
-from delay_service.core.intake import INGESTED, Intake
-from delay_service.core.lanes import Lanes, Limits, Look
-from delay_service.core.orders import Order
-from delay_service.core.outlets import caught_up, progress_of
+from delay_service.core import decider
+from delay_service.core.command_record import CommandRecord
+from delay_service.core.decider import INGESTED
+from delay_service.core.decision_context import DecisionContext
+from delay_service.core.due_scans import DueScans, SliceLimits
+from delay_service.core.fire_command import caught_up, progress_of
 from delay_service.core.taken import Taken
-from delay_service.store.memory import MemoryStore
-from delay_service.store.port import Changes
+from delay_service.due.target_topic import TargetTopic
+from delay_service.store.memory import MemoryDelayStore
+from delay_service.store.port import StoreChanges
 from tests.examples import some_of
 
 NOW = 1_700_000_000_000
@@ -67,10 +70,10 @@ class Service:
     """One shard: its log, its store, and whoever owns it; nothing runs beside a test."""
 
     def __init__(self) -> None:
-        self.log: list[Order] = []
+        self.log: list[CommandRecord] = []
         self.acks = AckMap(0)  # as the log has it
         self.committed = 0
-        self.store = MemoryStore()
+        self.store = MemoryDelayStore()
         self.second = 0
         self.delivered: list[int] = []
         self.outcome = 0
@@ -82,12 +85,12 @@ class Service:
 
     def start(self) -> None:
         """As delay_service/shard.py does it: all orders are taken in before anything fires."""
-        limits = Limits(64, 1 << 20, KEPT_MS, 1_000)
-        self.lanes = Lanes(self.store, self.acks, lambda _: Look(1, True), limits)
+        limits = SliceLimits(64, 1 << 20, KEPT_MS, 1_000)
+        self.due_scans = DueScans(self.store, self.acks, lambda _: TargetTopic(1, True), limits)
         place = self.store.meta(INGESTED)
         self.position = int(place) if place else 0
-        self.intake = Intake(
-            self.store, self.acks, self.lanes.busy, KEPT_MS, self.committed, lost_place=place is None
+        self.decisions = DecisionContext(
+            self.store, self.acks, self.due_scans.busy, KEPT_MS, self.committed, lost_place=place is None
         )
         self.take()
 
@@ -95,19 +98,19 @@ class Service:
         uuid, delivery = UUID(UUID_TEXT).bytes, encode(b"", b"x", b"", None)
         for said in orders:
             text = encode_command(said)
-            made = Order(len(self.log), said, uuid, text, bytes(16), self.now_ms, 0, delivery)
+            made = CommandRecord(len(self.log), said, uuid, text, bytes(16), self.now_ms, 0, delivery)
             self.log.append(made)
         self.take()
 
     def take(self) -> None:
         while self.position < len(self.log):
-            taken = self.intake.take(self.log[self.position :], self.now_ms)
-            assert taken.orders
-            self.position += taken.orders
+            taken = decider.take(self.decisions, self.log[self.position :], self.now_ms)
+            assert taken.commands
+            self.position += taken.commands
             self.took(taken)
 
     def took(self, taken: Taken) -> None:
-        if self.position >= self.intake.place_from:
+        if self.position >= self.decisions.place_from:
             taken.changes.meta[INGESTED] = b"%d" % self.position
         self.write(taken.changes)
         self.acks.finish([(offset, offset + 1) for offset in taken.done])
@@ -115,26 +118,26 @@ class Service:
         for reply in taken.replies:
             self.outcome = reply.outcome.code
 
-    def write(self, changes: Changes) -> None:
-        self.lanes.added(changes.added)
+    def write(self, changes: StoreChanges) -> None:
+        self.due_scans.added(changes.added)
         self.store.write(changes)
 
     def fire(self, known: bool = True) -> None:
         """All that is due. Not `known`: the process was killed before its store heard of it."""
         while True:
-            plan = self.lanes.plan(self.now_ms)
+            plan = self.due_scans.plan(self.now_ms)
             if plan.changes is not None:
                 self.write(plan.changes)
-            finished, attempts = progress_of(plan.outlets)
+            finished, attempts = progress_of(plan.fires)
             self.acks.finish([(offset, offset + 1) for offset in [*finished, *plan.over]])
             for offset, count in attempts:
                 self.acks.attempt(offset, count)
-            self.delivered += [self.second] * len(plan.outlets)
-            self.lanes.settled(plan.outlets, True)
-            if plan.outlets and not known:
+            self.delivered += [self.second] * len(plan.fires)
+            self.due_scans.settled(plan.fires, True)
+            if plan.fires and not known:
                 return
-            self.write(self.lanes.changes_of(plan.outlets, self.now_ms))
-            if not plan.outlets and plan.changes is None:
+            self.write(self.due_scans.changes_of(plan.fires, self.now_ms))
+            if not plan.fires and plan.changes is None:
                 return
 
     def said(self, op: str) -> DelayCommand:
@@ -144,36 +147,42 @@ class Service:
         return DelayCommand(RESCHEDULE, UUID_TEXT, due_ms=self.now_ms + moved_s * 1_000)
 
 
-def nothing(store: MemoryStore) -> None:
+def nothing(store: MemoryDelayStore) -> None:
     """The process is started anew."""
 
 
-def place_lost(store: MemoryStore) -> None:
+def place_lost(store: MemoryDelayStore) -> None:
     """Salvaged, and nothing else was damaged."""
     store._meta.clear()
 
 
-def message_lost(store: MemoryStore) -> None:
+def message_lost(store: MemoryDelayStore) -> None:
     """Salvaged: the block with the message was damaged."""
     store._meta.clear()
     for message in list(store._due.messages.values()):
-        store.write(Changes(removed=[message], ids={message.uuid: None}))
+        store.write(StoreChanges(removed=[message], ids={message.uuid: None}))
 
 
-def state_lost(store: MemoryStore) -> None:
+def state_lost(store: MemoryDelayStore) -> None:
     """Salvaged: the block with the states was damaged; what waits has its state again."""
     store._meta.clear()
     waiting = {message.uuid for message in store._due.messages.values()}
     for uuid in set(store._ids) - waiting:
-        store.write(Changes(ids={uuid: None}))
+        store.write(StoreChanges(ids={uuid: None}))
 
 
-def all_lost(store: MemoryStore) -> None:
+def all_lost(store: MemoryDelayStore) -> None:
     """The folder is gone."""
-    store.__dict__.update(MemoryStore().__dict__)
+    store.__dict__.update(MemoryDelayStore().__dict__)
 
 
-HARM: tuple[Callable[[MemoryStore], None], ...] = (nothing, place_lost, message_lost, state_lost, all_lost)
+HARM: tuple[Callable[[MemoryDelayStore], None], ...] = (
+    nothing,
+    place_lost,
+    message_lost,
+    state_lost,
+    all_lost,
+)
 
 
 def begun(repeats: bool) -> Service:
@@ -209,7 +218,7 @@ def run_to_end(service: Service) -> None:
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("repeats", [False, True])
 def test_what_was_ordered_last_holds(
-    repeats: bool, harm: Callable[[MemoryStore], None], away_s: int, known: bool
+    repeats: bool, harm: Callable[[MemoryDelayStore], None], away_s: int, known: bool
 ) -> None:
     """Not `known`: killed right after the last order's fire, before the store heard of it."""
     for ops in WAYS:
@@ -233,7 +242,9 @@ def test_what_was_ordered_last_holds(
 
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("repeats", [False, True])
-def test_orders_that_overtake_each_other_hold_too(repeats: bool, harm: Callable[[MemoryStore], None]) -> None:
+def test_orders_that_overtake_each_other_hold_too(
+    repeats: bool, harm: Callable[[MemoryDelayStore], None]
+) -> None:
     """All of them come before anything fires: the last one decides, and the same waits after the harm."""
     for ops in WAYS:
         service = begun(repeats)

@@ -7,7 +7,14 @@ import pytest
 
 from ddmq_common.delays.command import ADD, EXPONENTIAL, LOOP, ONCE, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.errors import DamagedError
-from delay_service.core.kinds import Next, delivered_before, due_ms, next_after, occurrence_id, to_fire
+from delay_service.core.kinds.occurrences import (
+    Next,
+    delivered_before,
+    due_ms,
+    next_after,
+    occurrence_id,
+    to_fire,
+)
 
 UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
 T0 = 1_700_000_000

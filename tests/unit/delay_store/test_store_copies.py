@@ -14,7 +14,7 @@ from ddmq_common.errors import CallerError, FencedError, StorageError
 from ddmq_common.rocks.database import Rocks, WriteBatch
 from delay_service.store.copies import MAKING, CopyLock, copies_of, copy_name, new_folder
 from delay_service.store.opening import open_store, restore
-from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending, Scan
+from delay_service.store.port import DueKey, IdKind, IdState, Pending, Scan, StoreChanges
 from delay_service.store.rocks_store import RocksStore
 
 FOREVER = 1 << 50
@@ -45,7 +45,7 @@ def add(store: RocksStore, first: int, count: int) -> None:
     ids: dict[bytes, IdState | None] = {
         one.uuid: IdState(IdKind.PENDING, one.due_ms, one.offset) for one in messages
     }
-    store.write(Changes(added=messages, ids=ids))
+    store.write(StoreChanges(added=messages, ids=ids))
 
 
 def pending(store: RocksStore) -> list[DueKey]:
@@ -90,7 +90,7 @@ def test_a_stopped_owner_keeps_its_copy_and_changes_only_that(tmp_path: Path) ->
         owner = open_store(tmp_path, 0, 4)
         assert names(tmp_path) == [copy_name(0, 3), copy_name(0, 4)]
         assert pending(owner) == [(number, number) for number in range(150)]
-        owner.write(Changes(removed=owner.due(FOREVER, 100, FOREVER)))
+        owner.write(StoreChanges(removed=owner.due(FOREVER, 100, FOREVER)))
         os.kill(stopped.pid, signal.SIGCONT)
         told, _ = stopped.communicate("go on\n", timeout=60)
         assert told.split() == ["650", copy_name(0, 3)]
@@ -185,7 +185,7 @@ def test_a_folder_of_another_shard_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_is_the_same_store_somewhere_else(tmp_path: Path) -> None:
     source = open_store(tmp_path / "source", 0, 4)
     add(source, 0, 1000)
-    source.write(Changes(removed=source.due(FOREVER, 300, FOREVER), meta={"ingested": b"7"}))
+    source.write(StoreChanges(removed=source.due(FOREVER, 300, FOREVER), meta={"ingested": b"7"}))
     source.checkpoint(tmp_path / "backup")
     add(source, 5000, 10)
     restore(tmp_path / "backup", tmp_path / "elsewhere", 0)

@@ -9,7 +9,7 @@ import pytest
 from ddmq_common.rocks.database import Rocks, WriteBatch
 from delay_service.store import keys
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes, IdKind, IdState, Scan
+from delay_service.store.port import IdKind, IdState, Scan, StoreChanges
 from delay_service.store.salvage import mark_damaged
 from delay_service.store.values import encode_pending
 from tests.contract.delay_store_kit import MANY, SMALL, adding, message
@@ -22,9 +22,9 @@ def test_a_message_that_has_moved_waits_once(tmp_path: Path, aside: bool) -> Non
     store = open_store(tmp_path, 0, 1, SMALL)
     store.write(adding([before, other]))
     state = IdState(IdKind.PENDING, after.due_ms, after.offset)
-    store.write(Changes(removed=[before], added=[after], ids={after.uuid: state}))
+    store.write(StoreChanges(removed=[before], added=[after], ids={after.uuid: state}))
     if aside:
-        store.write(Changes(deferred=[after]))
+        store.write(StoreChanges(deferred=[after]))
     store.close()
     database = Rocks(store.folder, SMALL)
     batch = WriteBatch()

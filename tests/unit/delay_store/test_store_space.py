@@ -8,7 +8,7 @@ from random import Random
 from ddmq_common.rocks.database import RocksOptions
 from delay_service.store import rocks_store
 from delay_service.store.opening import open_store
-from delay_service.store.port import Changes, DueKey, IdKind, IdState, Pending
+from delay_service.store.port import DueKey, IdKind, IdState, Pending, StoreChanges
 from delay_service.store.rocks_store import RocksStore
 
 OPTIONS = RocksOptions(write_buffer_bytes=256 << 10, file_bytes=256 << 10)
@@ -42,10 +42,10 @@ def fire(store: RocksStore, until_ms: int) -> int:
         ids: dict[bytes, IdState | None] = {
             one.uuid: IdState(IdKind.FIRED, one.due_ms, one.offset, until_ms + 2000) for one in messages
         }
-        store.write(Changes(removed=messages, ids=ids))
+        store.write(StoreChanges(removed=messages, ids=ids))
         fired += len(messages)
     while forgotten := store.forgettable(until_ms, 500):
-        store.write(Changes(ids=dict.fromkeys(forgotten)))
+        store.write(StoreChanges(ids=dict.fromkeys(forgotten)))
     return fired
 
 
@@ -61,7 +61,7 @@ def test_waves_of_messages_leave_nothing_behind(tmp_path: Path) -> None:
                 ids: dict[bytes, IdState | None] = {
                     one.uuid: IdState(IdKind.PENDING, one.due_ms, one.offset) for one in batch
                 }
-                store.write(Changes(added=batch, ids=ids))
+                store.write(StoreChanges(added=batch, ids=ids))
             store.flush()
             if number:
                 assert fire(store, number * 1000 - 1) == WAVE
@@ -81,11 +81,11 @@ def test_cancelled_messages_leave_nothing_behind(tmp_path: Path) -> None:
     random = Random(2)
     store = open_store(tmp_path, 0, 1, OPTIONS)
     messages = wave(random, 1)
-    store.write(Changes(added=messages))
+    store.write(StoreChanges(added=messages))
     random.shuffle(messages)
     for start in range(0, WAVE, 100):
         batch = [store.get(DueKey(one.due_ms, one.offset)) for one in messages[start : start + 100]]
-        store.write(Changes(removed=[one for one in batch if one is not None]))
+        store.write(StoreChanges(removed=[one for one in batch if one is not None]))
     assert store.next_due() is None
     store.tidy()
     assert store.disk_bytes < 1 << 20
@@ -97,11 +97,11 @@ def test_large_bodies_are_given_back_although_few_have_left(tmp_path: Path) -> N
     random = Random(2)
     store = open_store(tmp_path, 0, 1, OPTIONS)
     waits = Pending(500, 1, 0, "t", b"u" * 16, "{}", b"m" * 16, 1, 0, b"", b"tiny")
-    store.write(Changes(added=[waits]))
+    store.write(StoreChanges(added=[waits]))
     for offset in range(2, 82):
         large = waits._replace(due_ms=1_000, offset=offset, delivery=random.randbytes(1 << 20))
-        store.write(Changes(added=[large]))
-        store.write(Changes(removed=[large]))
+        store.write(StoreChanges(added=[large]))
+        store.write(StoreChanges(removed=[large]))
     store.tidy()
     assert store.disk_bytes < 8 << 20
     assert store.next_due() == waits.key

@@ -1,6 +1,6 @@
 """One shard in the hands of its owner: its store and what the log says of it.
 
-`Holding.write` is the only way into the store, so that the lanes hear of everything that waits anew. What
+`ShardContext.write` is the only way into the store, so that the due scans hear of all that waits anew. What
 cannot go on by itself is told once through `doubt`: the shard is opened anew, or our claim to it had anew.
 All that runs on the hub for a shard runs under `safely`: whatever it raises, a read of the store that failed
 or a mistake of ours, ends in `doubt` too, so that no shard ever stops without a word.
@@ -21,18 +21,20 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, FencedError, RemoteError
 from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_GROUP, FIRED_GROUP
 from delay_service.config import DelayConfig
-from delay_service.core.intake import INGESTED, Intake
-from delay_service.core.lanes import Lanes, Limits, Look
+from delay_service.core.decider import INGESTED
+from delay_service.core.decision_context import DecisionContext
+from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.unrecorded import Unrecorded
 from delay_service.counts import DelayCounts
-from delay_service.store.port import Changes, DelayStore
+from delay_service.due.target_topic import TargetTopic
+from delay_service.store.port import DelayStore, StoreChanges
 
 log = logging.getLogger("ddmq.delay")
 CLAIM_ERRORS = (FencedError, RemoteError)  # the shard is someone else's, or nobody knows what was committed
 GONE_MAX = 10_000  # topics remembered as closed for a while; past it all are tried again
 
 
-class Around:
+class DelayServiceContext:
     """What the shards of one service share. `flights`: commits of due messages under way; more of them only
     make a message wait longer behind others. `waiting`: shards that want one, in turn."""
 
@@ -73,14 +75,14 @@ class Generations:
         self.fired = fired
 
 
-class Holding:
+class ShardContext:
     """See the module's text. `doubt(error)` is called at most once; `claim_doubt`: what came later and leaves
-    our claim in doubt too. `reread_to`: as Intake's.
+    our claim in doubt too. `reread_to`: as DecisionContext's.
     `woken(due_ms)`: something waits anew, the earliest of it until then."""
 
     def __init__(
         self,
-        around: Around,
+        service: DelayServiceContext,
         queue: QueueRef,
         epoch: int,
         generations: Generations,
@@ -89,7 +91,7 @@ class Holding:
         doubt: Callable[[Exception], None],
         reread_to: int,
     ) -> None:
-        self.around = around
+        self.service = service
         self.queue = queue
         self.epoch = epoch
         self.generations = generations
@@ -100,29 +102,29 @@ class Holding:
         self.woken: Callable[[int], None] = _nobody
         self._doubt = doubt
         self._closed_until: dict[str, float] = {}
-        config = around.config
-        limits = Limits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
-        self.lanes = Lanes(store, acks, self.look, limits)
+        config = service.config
+        limits = SliceLimits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
+        self.due_scans = DueScans(store, acks, self.look, limits)
         self.unrecorded = Unrecorded(store)
         lost_place = store.meta(INGESTED) is None
-        self.intake = Intake(
-            store, acks, self.lanes.busy, config.kept_ms, reread_to, lost_place, config.catch_up_max
+        self.decisions = DecisionContext(
+            store, acks, self.due_scans.busy, config.kept_ms, reread_to, lost_place, config.catch_up_max
         )
 
     # --- topics
 
-    def look(self, topic: str) -> Look | None:
+    def look(self, topic: str) -> TargetTopic | None:
         """What is known of a topic now."""
-        info = self.around.backend.topic(topic)
+        info = self.service.backend.topic(topic)
         if info is None:
             return None
-        return Look(info.queues, info.writable and not self._is_left_alone(topic))
+        return TargetTopic(info.queues, info.writable and not self._is_left_alone(topic))
 
     def _is_left_alone(self, topic: str) -> bool:
         until = self._closed_until.get(topic)
         if until is None:
             return False
-        if self.around.clock.monotonic() < until:
+        if self.service.clock.monotonic() < until:
             return True
         del self._closed_until[topic]
         return False
@@ -131,7 +133,7 @@ class Holding:
         """Do not try this topic for a while."""
         if len(self._closed_until) >= GONE_MAX:
             self._closed_until.clear()
-        self._closed_until[topic] = self.around.clock.monotonic() + seconds
+        self._closed_until[topic] = self.service.clock.monotonic() + seconds
 
     def reopen(self, topic: str) -> None:
         """It has changed: try it again."""
@@ -144,10 +146,10 @@ class Holding:
 
     # --- changes
 
-    def write(self, changes: Changes, ended: Collection[int] = ()) -> bool:
+    def write(self, changes: StoreChanges, ended: Collection[int] = ()) -> bool:
         """Apply them; False when the store would not have them, and the shard is given up. `ended`: offsets
         that are over with them, and nothing but the store says so until they are committed."""
-        self.lanes.added(changes.added)
+        self.due_scans.added(changes.added)
         self.unrecorded.note(ended, changes)
         if not self.safely("store", self.store.write, changes):
             return False
@@ -168,7 +170,7 @@ class Holding:
 
     def doubt(self, what: str, error: Exception) -> None:
         """Our claim, our store, or what we know of it, is in doubt."""
-        self.around.counts.failed(what, error)
+        self.service.counts.failed(what, error)
         if self.running:
             self.running = False
             self._doubt(error)
@@ -181,7 +183,7 @@ class Holding:
         self.unrecorded.recorded(offsets)
 
     def taken(self, start: int, end: int) -> ProgressDelta:
-        """Orders in [start, end) are in the store, durably."""
+        """Commands in [start, end) are in the store, durably."""
         return ProgressDelta(DELAY_GROUP, self.queue, self.epoch, self.generations.taken, ((start, end),))
 
     def done(self, offsets: list[int], attempts: list[tuple[int, int]]) -> ProgressDelta:

@@ -1,4 +1,4 @@
-"""An order as it lies in the inner topic, taken apart."""
+"""A command as it lies in the inner topic, taken apart."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from delay_service.store.port import DueKey, Pending
 OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE))
 
 
-class Order(NamedTuple):
-    """One order. `said` is None when the record does not say what is wanted: it becomes a dead letter.
+class CommandRecord(NamedTuple):
+    """One command. `said` is None when the record does not say what is wanted: it becomes a dead letter.
 
     `delivery`: the record's own bytes, which a reader may give back; `message_id`, `born_ms`, `flags` too.
     """
@@ -43,24 +43,24 @@ class Order(NamedTuple):
     delivery: bytes
 
 
-def order_of(record: Carried) -> Order:
-    """The order that an inner record holds; `record` carries its COMMAND_PROPERTY."""
+def command_of(record: Carried) -> CommandRecord:
+    """The command that an inner record holds; `record` carries its COMMAND_PROPERTY."""
     offset, message_id, born_ms, flags, value, delivery = record
     text = value.decode(errors="replace")
     try:
         said = decode_command(value)
     except DamagedError:
-        return Order(offset, None, b"", text, message_id, born_ms, flags, delivery)
+        return CommandRecord(offset, None, b"", text, message_id, born_ms, flags, delivery)
     if said.op not in OPS or (said.op == ADD and not said.topic):
-        return Order(offset, None, b"", text, message_id, born_ms, flags, delivery)
-    return Order(offset, said, uuid_bytes(said.uuid), text, message_id, born_ms, flags, delivery)
+        return CommandRecord(offset, None, b"", text, message_id, born_ms, flags, delivery)
+    return CommandRecord(offset, said, uuid_bytes(said.uuid), text, message_id, born_ms, flags, delivery)
 
 
-def pending_of(order: Order) -> Pending:
+def pending_of(command: CommandRecord) -> Pending:
     """The message that an add asks to keep. Raises DamagedError when its delivery bytes do not parse."""
-    offset, said, uuid, text, message_id, born_ms, flags, delivery = order
+    offset, said, uuid, text, message_id, born_ms, flags, delivery = command
     if said is None:
-        raise DamagedError(f"order at offset {offset} does not parse")
+        raise DamagedError(f"command at offset {offset} does not parse")
     due_ms = max(said.at_ms or said.due_ms, 0)
     tag = tag_of(delivery)
     return Pending(
@@ -69,25 +69,25 @@ def pending_of(order: Order) -> Pending:
 
 
 def offsets_of(message: Pending) -> list[int]:
-    """What nobody waits for any more once `message` is over: its own, and that of the order that moved it."""
+    """Offsets that are over with `message`: its own, and that of the command that moved it."""
     return [message.offset, *moved_at(message)]
 
 
 def moved_at(message: Pending) -> list[int]:
-    """The offset of the last order that moved a delivery of a message that repeats, if there is one."""
-    if '"moved_at"' in message.order:
+    """The offset of the last command that moved a delivery of a message that repeats, if there is one."""
+    if '"moved_at"' in message.command:
         with suppress(DamagedError):
-            return [decode_command(message.order).moved_at]
+            return [decode_command(message.command).moved_at]
     return []
 
 
 def moved_by(message: Pending, due_ms: int, offset: int) -> Pending:
-    """Due at another time, by the order at `offset`. One that repeats keeps its offset until it has fired."""
+    """Due at another time, by the command at `offset`, which one that repeats keeps until it has fired."""
     with suppress(DamagedError):
-        order = decode_command(message.order)
-        if order.kind != ONCE:
-            text = encode_command(msgspec.structs.replace(order, moved_at=offset))
-            return message._replace(due_ms=due_ms, order=text)
+        command = decode_command(message.command)
+        if command.kind != ONCE:
+            text = encode_command(msgspec.structs.replace(command, moved_at=offset))
+            return message._replace(due_ms=due_ms, command=text)
     return message._replace(due_ms=due_ms)
 
 

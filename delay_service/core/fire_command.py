@@ -12,8 +12,8 @@ from ddmq_common.delivery_parts import key_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.queue_choice import BY_HASH, choose
-from delay_service.core.kinds import CATCH_UP_MAX, next_after, occurrence_id, to_fire
-from delay_service.core.orders import moved_at
+from delay_service.core.command_record import moved_at
+from delay_service.core.kinds.occurrences import CATCH_UP_MAX, next_after, occurrence_id, to_fire
 from delay_service.store.port import IdKind, IdState, Pending
 
 GONE = "topic gone"
@@ -26,10 +26,10 @@ _ID_STEP = 1 << 44  # between the ids of a message's occurrences
 UNFIT = (DamagedError, ValueError, ArithmeticError)  # a message that cannot be made fails by itself
 
 
-class Outlet(NamedTuple):
+class FireCommand(NamedTuple):
     """`message` fires as `record`; `following` waits after it, None: nothing does. `aside`: it comes from
     those that were put aside. With a `reason` the record is a dead letter, and nothing follows. `named_ms`:
-    when it was to fire, as its order and its id say."""
+    when it was to fire, as its command and its id say."""
 
     message: Pending
     record: NewRecord
@@ -39,41 +39,41 @@ class Outlet(NamedTuple):
     named_ms: int = 0
 
 
-class Step(NamedTuple):
+class PassedOver(NamedTuple):
     """What a message that was passed over is replaced by; None: nothing, it is over."""
 
     message: Pending
     following: Pending | None
 
 
-def outlet(
+def fire_command(
     message: Pending,
     queues: int,
     turn: Callable[[str], int],
     now_ms: int,
     aside: bool,
     catch_up_max: int = CATCH_UP_MAX,
-) -> Outlet | Step:
+) -> FireCommand | PassedOver:
     """How `message` fires now into a topic with so many queues. `turn` counts up, per topic.
 
-    A Step when its order would rather have missed it. Raises DamagedError when the order does not parse, or
-    cannot go on here.
+    A PassedOver when its command would rather have missed it. Raises DamagedError when the command does not
+    parse, or cannot go on here.
     """
-    order = decode_command(message.order)
-    if order.schedule is not None:
-        wanted = to_fire(order, message.occurrence, now_ms, message.due_ms)
+    command = decode_command(message.command)
+    if command.schedule is not None:
+        wanted = to_fire(command, message.occurrence, now_ms, message.due_ms)
         if wanted is None or wanted.occurrence != message.occurrence:
-            return Step(message, None if wanted is None else later(message, *wanted[:2]))
-    queue_id = choose(order.partition, order.hash_id, queues, turn(message.topic))
-    then = following(message, order, now_ms, catch_up_max)
-    return Outlet(message, record_of(message, order, queue_id), then, aside, named_ms=order.due_ms)
+            return PassedOver(message, None if wanted is None else later(message, *wanted[:2]))
+    queue_id = choose(command.partition, command.hash_id, queues, turn(message.topic))
+    then = following(message, command, now_ms, catch_up_max)
+    return FireCommand(message, record_of(message, command, queue_id), then, aside, named_ms=command.due_ms)
 
 
-def following(message: Pending, order: DelayCommand, now_ms: int, catch_up_max: int) -> Pending | None:
+def following(message: Pending, command: DelayCommand, now_ms: int, catch_up_max: int) -> Pending | None:
     """The next occurrence."""
-    if order.kind == ONCE:
+    if command.kind == ONCE:
         return None
-    found = next_after(order, message.occurrence, now_ms, catch_up_max, message.due_ms)
+    found = next_after(command, message.occurrence, now_ms, catch_up_max, message.due_ms)
     return None if found is None else later(message, found.occurrence, found.due_ms)
 
 
@@ -83,24 +83,24 @@ def later(message: Pending, occurrence: int, due_ms: int) -> Pending:
 
 def caught_up(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> Pending | None:
     """What waits when the log says that everything below occurrence `fired` has been fired. Raises as
-    `outlet`.
+    `one`.
 
     Of `fire_once` the very next one does, also where it was missed meanwhile: it is the one that fires.
     """
-    order = decode_command(message.order)
-    if order.schedule is not None and order.schedule.catch_up == "fire_once":
+    command = decode_command(message.command)
+    if command.schedule is not None and command.schedule.catch_up == "fire_once":
         now_ms = 0
-    found = next_after(order, fired - 1, now_ms, catch_up_max, put_off_ms=message.due_ms)
+    found = next_after(command, fired - 1, now_ms, catch_up_max, put_off_ms=message.due_ms)
     return None if found is None else later(message, found.occurrence, found.due_ms)
 
 
-def record_of(message: Pending, order: DelayCommand, queue_id: int) -> NewRecord:
+def record_of(message: Pending, command: DelayCommand, queue_id: int) -> NewRecord:
     """The record of this occurrence."""
     delivery = message.delivery
-    if order.kind == SCHEDULE:
+    if command.kind == SCHEDULE:
         key = key_of(delivery)
     else:
-        key = _id_of(order, message.occurrence)
+        key = _id_of(command, message.occurrence)
         delivery = with_key(delivery, key)
     return NewRecord(
         message.topic,
@@ -114,18 +114,18 @@ def record_of(message: Pending, order: DelayCommand, queue_id: int) -> NewRecord
     )
 
 
-def _id_of(order: DelayCommand, occurrence: int) -> bytes:
+def _id_of(command: DelayCommand, occurrence: int) -> bytes:
     """As `occurrence_id`; that of a single delivery is written at once, a storm asks for nothing else."""
-    if order.kind != ONCE or occurrence:
-        return occurrence_id(order, occurrence).encode()
+    if command.kind != ONCE or occurrence:
+        return occurrence_id(command, occurrence).encode()
     return b"%010d-%d-%010d-%d-0-%d-%d-%b" % (
-        order.timestamp_s,
+        command.timestamp_s,
         ONCE,
-        order.expire_s,
-        order.times,
-        order.interval_s,
-        order.shard,
-        order.uuid.encode(),
+        command.expire_s,
+        command.times,
+        command.interval_s,
+        command.shard,
+        command.uuid.encode(),
     )
 
 
@@ -144,11 +144,11 @@ def message_id_of(message: Pending) -> bytes:
     return message.message_id[:8] + (own + message.occurrence * _ID_STEP & _ID_END).to_bytes(8, "big")
 
 
-def progress_of(outlets: Iterable[Outlet]) -> tuple[list[int], list[tuple[int, int]]]:
+def progress_of(fires: Iterable[FireCommand]) -> tuple[list[int], list[tuple[int, int]]]:
     """What the log is told when these fire: offsets nobody waits for any more; how often others fired."""
     finished: list[int] = []
     attempts: list[tuple[int, int]] = []
-    for one in outlets:
+    for one in fires:
         finished += moved_at(one.message)
         if one.following is None:
             finished.append(one.message.offset)
@@ -160,18 +160,18 @@ def progress_of(outlets: Iterable[Outlet]) -> tuple[list[int], list[tuple[int, i
 # --- dead letters
 
 
-def dead_outlet(message: Pending, reason: str, now_ms: int, aside: bool) -> Outlet:
+def dead_fire(message: Pending, reason: str, now_ms: int, aside: bool) -> FireCommand:
     """`message` can never be appended where it belongs.
 
     `dead-letter-place`, modulo the queues of its topic, is the queue it would have gone to; without one any.
     """
     delivery, place = message.delivery, {}
     try:
-        order = decode_command(message.order)
-        if order.partition >= BY_HASH:
-            place = {"dead-letter-place": str(choose(order.partition, order.hash_id, _PLACE_END, 0))}
-        if order.kind != SCHEDULE:
-            delivery = with_key(delivery, occurrence_id(order, message.occurrence).encode())
+        command = decode_command(message.command)
+        if command.partition >= BY_HASH:
+            place = {"dead-letter-place": str(choose(command.partition, command.hash_id, _PLACE_END, 0))}
+        if command.kind != SCHEDULE:
+            delivery = with_key(delivery, occurrence_id(command, message.occurrence).encode())
     except DamagedError:
         pass
     facts = place | {
@@ -182,7 +182,7 @@ def dead_outlet(message: Pending, reason: str, now_ms: int, aside: bool) -> Outl
         "dead-letter-time": str(now_ms),
     }
     record = dead_record(delivery, message.message_id, message.born_ms, message.flags, facts)
-    return Outlet(message, record, None, aside, reason)
+    return FireCommand(message, record, None, aside, reason)
 
 
 def dead_record(
@@ -201,10 +201,10 @@ def dead_record(
 # --- what is known of the id
 
 
-def state_after(outlet: Outlet, fired_ms: int, kept_ms: int) -> IdState:
+def state_after(one: FireCommand, fired_ms: int, kept_ms: int) -> IdState:
     """What is known of the message's id once it has fired; if that was early, until after its own time."""
-    message = outlet.message
-    if outlet.following is not None:
-        return IdState(IdKind.PENDING, outlet.following.due_ms, message.offset)
-    kind = IdKind.DEAD if outlet.reason else IdKind.FIRED
-    return IdState(kind, fired_ms, message.offset, max(fired_ms, outlet.named_ms) + kept_ms)
+    message = one.message
+    if one.following is not None:
+        return IdState(IdKind.PENDING, one.following.due_ms, message.offset)
+    kind = IdKind.DEAD if one.reason else IdKind.FIRED
+    return IdState(kind, fired_ms, message.offset, max(fired_ms, one.named_ms) + kept_ms)

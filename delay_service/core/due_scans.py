@@ -1,16 +1,20 @@
-"""Which messages fire next: lanes over one store's due order, so that a storm or a closed topic is its own.
+"""Which messages fire next: scans over one store's due order, so a storm or a closed topic holds up itself.
 
-* The head lane reads the due order from its beginning; what it has read is in flight (`busy`) until it is
+* The head scan reads the due order from its beginning; what it has read is in flight (`busy`) until it is
   settled, and `_after` remembers how far it is, so that nothing is read twice.
-* When the head lane's slice is full there is a backlog. A second lane then looks ahead, behind the slice:
+* When the head scan's slice is full there is a backlog. A second scan then looks ahead, behind the slice:
   it leaves out the topics that crowd the head, and jumps over milliseconds that hold nothing else, further
   each time, so that it reaches what is due now within a few slices however long the storm is. Who stands in
   the middle of a storm is found by what is remembered of lately added messages (nearby.py).
-* Messages of a topic that takes nothing now are put aside in the store and come back by a lane of their own
+* Messages of a topic that takes nothing now are put aside in the store and come back by a scan of their own
   as soon as their topic takes messages again.
 
-A plan is at most one slice of each lane. What the log knows to be fired already is not fired but forgotten;
-those changes need no commit (`Plan.changes`). Pure; the store's calls do not yield.
+A plan is at most one slice of each scan. What the log knows to be fired already is not fired but forgotten;
+those changes need no commit (`FirePlan.changes`).
+
+The store is an argument, and is read here: `due`, `get`, `next_due`, `put_aside` block the hub while RocksDB
+reads one slice, mostly from memory. They never yield, and that is why they are called from here: were the
+messages read elsewhere and handed in, a cancel could come between the read and the plan.
 """
 
 from __future__ import annotations
@@ -20,31 +24,32 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from backend.progress.ack_map import OFFSET_END, AckMap
-from delay_service.core.kinds import CATCH_UP_MAX
-from delay_service.core.kinds.schedules import delivered_before
-from delay_service.core.nearby import Nearby
-from delay_service.core.orders import before, offsets_of
-from delay_service.core.outlets import (
+from delay_service.core.command_record import before, offsets_of
+from delay_service.core.fire_command import (
     GONE,
     UNFIT,
     UNREADABLE,
-    Outlet,
-    Step,
+    FireCommand,
+    PassedOver,
     caught_up,
-    dead_outlet,
-    outlet,
+    dead_fire,
+    fire_command,
     state_after,
 )
-from delay_service.store.port import Changes, DelayStore, DueKey, IdKind, IdState, Pending
+from delay_service.core.kinds.occurrences import CATCH_UP_MAX
+from delay_service.core.kinds.schedules import delivered_before
+from delay_service.core.nearby import Nearby
+from delay_service.due.target_topic import TargetTopic
+from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, StoreChanges
 
 JUMP_MS_MAX = 64
 NEARBY_MAX = 50_000  # keys remembered of each shard, some 150 bytes each
 TRIM_MS = 1_000
-CROWD = 4  # a topic with a CROWDth of the head slice is left out of the second lane
+CROWD = 4  # a topic with a CROWDth of the head slice is left out of the second scan
 
 
-class Limits(NamedTuple):
-    """Of one slice of the head lane; the other lanes take a quarter. `kept_ms`: of an id that has fired.
+class SliceLimits(NamedTuple):
+    """Of one slice of the head scan; the others take a quarter. `kept_ms`: of an id that has fired.
     `catch_up_max`: of missed deliveries of one message."""
 
     count_max: int
@@ -53,28 +58,21 @@ class Limits(NamedTuple):
     catch_up_max: int = CATCH_UP_MAX
 
 
-class Look(NamedTuple):
-    """What is known of a topic that is there. `open`: it takes messages now."""
-
-    queues: int
-    open: bool
-
-
-class Plan(NamedTuple):
+class FirePlan(NamedTuple):
     """What to append in one commit, and what to write to the store whether it succeeds or not."""
 
-    outlets: list[Outlet]
-    changes: Changes | None
+    fires: list[FireCommand]
+    changes: StoreChanges | None
     stale: int  # messages forgotten because the log says that they were fired
     over: list[int]  # offsets that are done without firing; to be finished with the next commit
 
 
-class Lanes:
+class DueScans:
     """Of one shard. `look(topic)`: None when there is no such topic. `busy` is changed here and by
     `settled` only."""
 
     def __init__(
-        self, store: DelayStore, acks: AckMap, look: Callable[[str], Look | None], limits: Limits
+        self, store: DelayStore, acks: AckMap, look: Callable[[str], TargetTopic | None], limits: SliceLimits
     ) -> None:
         self.busy: dict[int, Pending] = {}
         self._store = store
@@ -91,10 +89,10 @@ class Lanes:
         self._trimmed_ms = 0
         self._turns: dict[str, int] = {}
         self._now = 0
-        self._changes: Changes | None = None
+        self._changes: StoreChanges | None = None
         self._stale = 0
         self._over: list[int] = []
-        self._seen: set[int] = set()  # by this plan; the lanes may cross
+        self._seen: set[int] = set()  # by this plan; the scans may cross
 
     # --- what others tell
 
@@ -112,7 +110,7 @@ class Lanes:
         self.lowered(keys)
 
     def lowered(self, keys: Iterable[DueKey]) -> None:
-        """These wait now: where the head lane is past one it goes back."""
+        """These wait now: where the head scan is past one it goes back."""
         lowest = min(keys, default=None)
         if lowest is not None and self._after is not None and lowest <= self._after:
             self._after = before(lowest)
@@ -122,10 +120,10 @@ class Lanes:
         following = self._store.next_due(self._after)
         return None if following is None else following.due_ms
 
-    def settled(self, outlets: Iterable[Outlet], fired: bool) -> None:
+    def settled(self, fires: Iterable[FireCommand], fired: bool) -> None:
         """Their commit has ended; those that did not fire are read again."""
         lowest: DueKey | None = None
-        for one in outlets:
+        for one in fires:
             message = one.message
             self.busy.pop(message.offset, None)
             if one.aside:
@@ -135,10 +133,10 @@ class Lanes:
         if lowest is not None:
             self.lowered((lowest,))
 
-    def changes_of(self, outlets: Iterable[Outlet], fired_ms: int) -> Changes:
+    def changes_of(self, fires: Iterable[FireCommand], fired_ms: int) -> StoreChanges:
         """What to write when they have fired."""
-        changes = Changes()
-        for one in outlets:
+        changes = StoreChanges()
+        for one in fires:
             message = one.message
             (changes.removed_deferred if one.aside else changes.removed).append(message)
             changes.ids[message.uuid] = state_after(one, fired_ms, self._limits.kept_ms)
@@ -146,10 +144,10 @@ class Lanes:
                 changes.added.append(one.following)
         return changes
 
-    def put_aside(self, outlets: Iterable[Outlet]) -> Changes:
+    def put_aside(self, fires: Iterable[FireCommand]) -> StoreChanges:
         """What to write when their topics would not have them now."""
-        changes = Changes()
-        for one in outlets:
+        changes = StoreChanges()
+        for one in fires:
             if not one.aside:
                 changes.deferred.append(one.message)
                 self._aside.add(one.message.topic)
@@ -157,18 +155,18 @@ class Lanes:
 
     # --- plans
 
-    def plan(self, now_ms: int) -> Plan:
+    def plan(self, now_ms: int) -> FirePlan:
         """What fires now; its messages are busy from here on."""
         self._now, self._changes, self._stale, self._over = now_ms, None, 0, []
         self._seen.clear()
-        outlets = self._head()
-        outlets += self._second()
-        outlets += self._back()
-        for one in outlets:
+        fires = self._head()
+        fires += self._second()
+        fires += self._back()
+        for one in fires:
             self.busy[one.message.offset] = one.message
-        return Plan(outlets, self._changes, self._stale, self._over)
+        return FirePlan(fires, self._changes, self._stale, self._over)
 
-    def _head(self) -> list[Outlet]:
+    def _head(self) -> list[FireCommand]:
         limits = self._limits
         found = self._store.due(self._now, limits.count_max, limits.bytes_max, self._after)
         if not found:
@@ -183,18 +181,18 @@ class Lanes:
         self._ahead = (
             max(self._ahead or self._after, DueKey(self._after.due_ms, OFFSET_END)) if full else None
         )
-        return self._outlets(found)
+        return self._fires_of(found)
 
-    def _second(self) -> list[Outlet]:
+    def _second(self) -> list[FireCommand]:
         if self._ahead is None:
             return []
         limits = self._limits
-        outlets = self._outlets(self._near(max(limits.count_max // 4, 1)))
+        fires = self._fires_of(self._near(max(limits.count_max // 4, 1)))
         found = self._store.due(
             self._now, max(limits.count_max // 4, 1), max(limits.bytes_max // 4, 1), self._ahead
         )
         if not found:
-            return outlets
+            return fires
         others = [message for message in found if message.topic not in self._crowd]
         if others:
             self._jump_ms, self._ahead = 0, found[-1].key
@@ -202,10 +200,10 @@ class Lanes:
             self._jump_ms = min(self._jump_ms * 2 + 1, JUMP_MS_MAX)
             to = min(found[-1].due_ms + self._jump_ms - 1, max(self._now - 1, found[-1].due_ms))
             self._ahead = DueKey(to, OFFSET_END)
-        return outlets + self._outlets(others)
+        return fires + self._fires_of(others)
 
     def _near(self, limit: int) -> list[Pending]:
-        """Messages in the middle of the storm, behind what the head lane has read."""
+        """Messages in the middle of the storm, behind what the head scan has read."""
         without = self._crowd | self._aside
         found = [self._store.get(key) for key in self._nearby.due(self._now, without, limit)]
         after = self._after
@@ -216,29 +214,29 @@ class Lanes:
             self._trimmed_ms = self._now
             self._nearby.trim(self._after)
 
-    def _back(self) -> list[Outlet]:
+    def _back(self) -> list[FireCommand]:
         for topic in self._aside - self._coming_back:
             look = self._look(topic)
-            if look is not None and not look.open:
+            if look is not None and not look.writable:
                 continue
             found = self._store.put_aside(topic, max(self._limits.count_max // 4, 1))
             if not found:
                 self._aside.discard(topic)
                 continue
             due = [message for message in found if message.due_ms <= self._now]  # the clock was set back
-            outlets = self._outlets(due, aside=True)
-            if outlets:
+            fires = self._fires_of(due, aside=True)
+            if fires:
                 self._coming_back.add(topic)
-            return outlets
+            return fires
         return []
 
     # --- one message
 
-    def _outlets(self, messages: list[Pending], aside: bool = False) -> list[Outlet]:
+    def _fires_of(self, messages: list[Pending], aside: bool = False) -> list[FireCommand]:
         busy, acks, seen = self.busy, self._acks, self._seen
         attempts, finished = acks.attempts, acks.is_finished
-        outlets: list[Outlet] = []
-        looks: dict[str, Look | None] = {}
+        fires: list[FireCommand] = []
+        looks: dict[str, TargetTopic | None] = {}
         for message in messages:
             offset = message.offset
             if offset in busy or offset in seen:
@@ -247,51 +245,51 @@ class Lanes:
             if finished(offset):
                 self._forget(message, aside)
             elif attempts and attempts.get(offset, 0) > message.occurrence:
-                self._catch_up(message, aside, outlets)
+                self._catch_up(message, aside, fires)
             else:
                 topic = message.topic
                 if topic not in looks:
                     looks[topic] = self._look(topic)
-                self._one(message, looks[topic], aside, outlets)
-        return outlets
+                self._one(message, looks[topic], aside, fires)
+        return fires
 
-    def _one(self, message: Pending, look: Look | None, aside: bool, outlets: list[Outlet]) -> None:
-        if look is not None and not look.open:
+    def _one(self, message: Pending, look: TargetTopic | None, aside: bool, fires: list[FireCommand]) -> None:
+        if look is not None and not look.writable:
             if not aside:
                 self._change().deferred.append(message)
                 self._aside.add(message.topic)
             return
         queues = 1 if look is None else look.queues
         try:
-            made = outlet(message, queues, self._turn, self._now, aside, self._limits.catch_up_max)
+            made = fire_command(message, queues, self._turn, self._now, aside, self._limits.catch_up_max)
         except UNFIT:
-            made = dead_outlet(message, UNREADABLE, self._now, aside)
-        if isinstance(made, Step):
+            made = dead_fire(message, UNREADABLE, self._now, aside)
+        if isinstance(made, PassedOver):
             if made.following is None:
                 self._over += offsets_of(message)
             self._replace(message, made.following, aside, delivered_before(message.occurrence) > 0)
         else:
-            outlets.append(made)
+            fires.append(made)
 
     def _turn(self, topic: str) -> int:
         turn = self._turns[topic] = self._turns.get(topic, 0) + 1
         return turn
 
-    def _change(self) -> Changes:
+    def _change(self) -> StoreChanges:
         if self._changes is None:
-            self._changes = Changes()
+            self._changes = StoreChanges()
         return self._changes
 
     def _forget(self, message: Pending, aside: bool) -> None:
         self._stale += 1
         self._replace(message, None, aside)
 
-    def _catch_up(self, message: Pending, aside: bool, outlets: list[Outlet]) -> None:
+    def _catch_up(self, message: Pending, aside: bool, fires: list[FireCommand]) -> None:
         fired = self._acks.attempts[message.offset]
         try:
             following = caught_up(message, fired, self._now, self._limits.catch_up_max)
         except UNFIT:
-            outlets.append(dead_outlet(message, UNREADABLE, self._now, aside))
+            fires.append(dead_fire(message, UNREADABLE, self._now, aside))
         else:
             self._stale += 1
             if following is None:
@@ -313,9 +311,9 @@ class Lanes:
             kind, at_ms = (IdKind.FIRED, message.due_ms) if delivered else (IdKind.CANCELLED, self._now)
             changes.ids[message.uuid] = IdState(kind, at_ms, message.offset, kept)
 
-    def dead(self, outlets: Iterable[Outlet], reason: str = GONE) -> list[Outlet]:
+    def dead(self, fires: Iterable[FireCommand], reason: str = GONE) -> list[FireCommand]:
         """The same messages as dead letters."""
-        return [dead_outlet(one.message, reason, self._now, one.aside) for one in outlets]
+        return [dead_fire(one.message, reason, self._now, one.aside) for one in fires]
 
 
 def _size(messages: list[Pending]) -> int:
