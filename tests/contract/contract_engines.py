@@ -6,8 +6,8 @@ from contract_kit import Engine
 from contract_member import MemberEngine
 
 from backend.file_log import FileLogOptions, open_log, open_shared
-from backend.memory import MemoryBackend
 from ddmq_common.metrics.registry import Registry
+from tests.played_memory import PlayedMemory
 
 # Small segments and frequent checkpoints, so that every test meets several of both.
 LOG_OPTIONS = FileLogOptions(segment_bytes=1 << 20, allocate_bytes=256 << 10, checkpoint_ms=50)
@@ -17,7 +17,7 @@ class MemoryEngine(Engine):
     persists = False
 
     def open(self) -> None:
-        self.backend = MemoryBackend(self.clock)
+        self.backend = PlayedMemory(self.clock)
 
 
 class FileLogEngine(Engine):

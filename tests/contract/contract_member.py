@@ -12,8 +12,8 @@ from contract_kit import Engine
 
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.election import Opened, share
-from backend.memory import MemoryBackend
 from ddmq_common.metrics.registry import Registry
+from tests.played_memory import PlayedMemory
 
 
 class MemberEngine(Engine):
@@ -23,7 +23,7 @@ class MemberEngine(Engine):
 
     def open(self) -> None:
         def open_writer(directory: Path, lock: DirectoryLock) -> Opened:
-            return Opened(MemoryBackend(self.clock))
+            return Opened(PlayedMemory(self.clock))
 
         self.directory.mkdir(exist_ok=True)
         self.writer = share(self.directory, open_writer, clock=self.clock, metrics=Registry())

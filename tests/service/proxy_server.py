@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import gevent
 import gevent.event
 
-from backend.memory import MemoryBackend
 from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Service
 from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.server import RpcServer
+from tests.played_memory import PlayedMemory
 
 T = TypeVar("T")
 PATIENCE_S = 30
@@ -43,7 +43,7 @@ class ProxyServer(ABC):
     def _run(self) -> None:
         self.clock = SystemClock()
         self.metrics = Registry()
-        self.backend = MemoryBackend(self.clock)
+        self.backend = PlayedMemory(self.clock)
         server = RpcServer(self.open(), "127.0.0.1", 0, RpcLimits(), self.metrics, self.clock)
         server.start()
         self.port = server.address[1]

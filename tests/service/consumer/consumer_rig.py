@@ -10,7 +10,6 @@ from typing import Any
 import gevent
 
 from backend.completion import Completion
-from backend.memory import MemoryBackend
 from backend.records import FLAG_PRESSURE, NewRecord, QueueRef, TopicInfo
 from ddmq_client.idl import consumer
 from ddmq_common.clock import ManualClock
@@ -21,6 +20,7 @@ from ddmq_rpc.wire.codec import Codec, encode_result
 from ddmq_rpc.wire.structs import methods, structs
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
+from tests.played_memory import PlayedMemory
 
 IDL = structs(consumer)
 METHODS = methods(consumer, "ConsumerService")
@@ -105,10 +105,10 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
 class Rig:
     """One proxy, its backend and its clock."""
 
-    def __init__(self, config: ConsumerConfig | None = None, backend: MemoryBackend | None = None) -> None:
+    def __init__(self, config: ConsumerConfig | None = None, backend: PlayedMemory | None = None) -> None:
         self.clock = ManualClock()
         self.metrics = Registry()
-        self.backend = MemoryBackend(self.clock) if backend is None else backend
+        self.backend = PlayedMemory(self.clock) if backend is None else backend
         self.config = config or ConsumerConfig()
         self.service = self.start()
 

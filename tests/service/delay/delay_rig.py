@@ -13,7 +13,6 @@ from uuid import UUID
 
 import gevent
 
-from backend.memory import MemoryBackend
 from backend.port import Backend
 from backend.records import AppendStatus, NewRecord, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
@@ -36,6 +35,7 @@ from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.store.memory import MemoryDelayStore
 from delay_service.store.port import DelayStore
+from tests.played_memory import PlayedMemory
 from tests.service.delay.hand_alarm import HandAlarm
 
 PATIENCE_S = 20.0
@@ -101,7 +101,7 @@ class Rig:
         disks: Disks | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
-        self.backend: Backend = backend or MemoryBackend(self.clock)
+        self.backend: Backend = backend or PlayedMemory(self.clock)
         self.config = config or DelayConfig(shards=1)
         self.disks = disks or Disks()
         self._ids = count(1)
@@ -125,8 +125,8 @@ class Rig:
         return len(self.service.shards) == self.config.shards and self.service.health().ready
 
     @property
-    def memory(self) -> MemoryBackend:
-        assert isinstance(self.backend, MemoryBackend)
+    def memory(self) -> PlayedMemory:
+        assert isinstance(self.backend, PlayedMemory)
         return self.backend
 
     def close(self) -> None:

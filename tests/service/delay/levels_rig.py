@@ -9,7 +9,6 @@ from itertools import count
 import gevent
 
 from backend.levels import schedule_record
-from backend.memory import MemoryBackend
 from backend.port import Backend
 from backend.records import AppendStatus, NewRecord, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
@@ -18,6 +17,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
+from tests.played_memory import PlayedMemory
 from tests.service.delay.hand_alarm import HandAlarm
 
 PATIENCE_S = 20.0
@@ -34,7 +34,7 @@ class Rig:
         clock: ManualClock | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
-        self.backend: Backend = backend or MemoryBackend(self.clock)
+        self.backend: Backend = backend or PlayedMemory(self.clock)
         self.config = config or DelayConfig()
         self._ids = count(1)
         self.start()
@@ -51,8 +51,8 @@ class Rig:
         self.until(lambda: self.service.held == wanted, f"{wanted} levels are held")
 
     @property
-    def memory(self) -> MemoryBackend:
-        assert isinstance(self.backend, MemoryBackend)
+    def memory(self) -> PlayedMemory:
+        assert isinstance(self.backend, PlayedMemory)
         return self.backend
 
     def close(self) -> None:

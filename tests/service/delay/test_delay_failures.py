@@ -17,7 +17,6 @@ import pytest
 from delay_rig import PATIENCE_S, Disks, KeptStore, Rig, uuid_of
 
 from backend.completion import Completion
-from backend.memory import MemoryBackend
 from backend.records import CommitBatch, QueueRef
 from ddmq_common.clock import ManualClock
 from ddmq_common.delays.command import SCHEDULE, Schedule
@@ -26,6 +25,7 @@ from ddmq_common.errors import DamagedError, RemoteError, StorageError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.store.port import DelayStore
+from tests.played_memory import PlayedMemory
 
 CALLS = (
     "write",
@@ -105,7 +105,7 @@ class FaultyDisks(Disks):
             raise KINDS[self.kind]()
 
 
-class HeldBackend(MemoryBackend):
+class HeldBackend(PlayedMemory):
     """Commits of what fires never reach it while it `holds`; the test ends them."""
 
     def __init__(self, clock: ManualClock) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import gevent
 import pytest
 
-from backend.memory import MemoryBackend, MemoryOptions
+from backend.memory import MemoryOptions
 from backend.port import Assignment, Join, Sharing
 from backend.records import (
     AppendStatus,
@@ -22,6 +22,7 @@ from backend.records import (
 )
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, StorageError
+from tests.played_memory import PlayedMemory
 
 FAR = 1e12
 
@@ -32,14 +33,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def engine(clock: ManualClock) -> Iterator[MemoryBackend]:
-    engine = MemoryBackend(clock, MemoryOptions(bytes_max=10_000, entries_max=5, waits_max=3, writes_max=4))
+def engine(clock: ManualClock) -> Iterator[PlayedMemory]:
+    engine = PlayedMemory(clock, MemoryOptions(bytes_max=10_000, entries_max=5, waits_max=3, writes_max=4))
     engine.put_topic(TopicInfo("t", 0, 2), FAR).wait(5)
     yield engine
     engine.close()
 
 
-def ref(engine: MemoryBackend, queue_id: int = 0) -> QueueRef:
+def ref(engine: PlayedMemory, queue_id: int = 0) -> QueueRef:
     info = engine.topic("t")
     assert info is not None
     return QueueRef("t", info.incarnation, queue_id)
@@ -72,7 +73,7 @@ class Heard:
         self.told.append(("lost", len(queues)))
 
 
-def test_nothing_is_settled_inside_the_call(engine: MemoryBackend) -> None:
+def test_nothing_is_settled_inside_the_call(engine: PlayedMemory) -> None:
     queue = ref(engine)
     engine.append([record()], FAR).wait(5)
     calls = [
@@ -91,7 +92,7 @@ def test_nothing_is_settled_inside_the_call(engine: MemoryBackend) -> None:
         call.wait(5)
 
 
-def test_what_is_held_is_not_seen_and_comes_in_order(engine: MemoryBackend) -> None:
+def test_what_is_held_is_not_seen_and_comes_in_order(engine: PlayedMemory) -> None:
     engine.hold()
     calls = [engine.append([record(n + 1)], FAR) for n in range(3)]
     assert engine.bounds([ref(engine)]).wait(5) == [Bounds(0, 0)]
@@ -102,7 +103,7 @@ def test_what_is_held_is_not_seen_and_comes_in_order(engine: MemoryBackend) -> N
 
 
 def test_what_is_held_past_its_deadline_is_unknown_and_stored_all_the_same(
-    engine: MemoryBackend, clock: ManualClock
+    engine: PlayedMemory, clock: ManualClock
 ) -> None:
     engine.hold()
     append = engine.append([record(), record()], clock.monotonic() + 2)
@@ -119,7 +120,7 @@ def test_what_is_held_past_its_deadline_is_unknown_and_stored_all_the_same(
     assert patient.wait(5)[0].offset == 3
 
 
-def test_a_failure_that_was_asked_for_hits_the_next_writes_only(engine: MemoryBackend) -> None:
+def test_a_failure_that_was_asked_for_hits_the_next_writes_only(engine: PlayedMemory) -> None:
     engine.fail_next(StorageError("no disk"), times=2)
     first, second = engine.append([record()] * 2, FAR), engine.commit(CommitBatch([record()]), FAR)
     third = engine.append([record()], FAR)
@@ -129,13 +130,13 @@ def test_a_failure_that_was_asked_for_hits_the_next_writes_only(engine: MemoryBa
     assert third.wait(5)[0].offset == 0
 
 
-def test_an_unknown_outcome_may_be_stored(engine: MemoryBackend) -> None:
+def test_an_unknown_outcome_may_be_stored(engine: PlayedMemory) -> None:
     engine.fail_next(RemoteError("gone"), AppendStatus.UNKNOWN, stored=True)
     assert engine.append([record()], FAR).wait(5)[0].status is AppendStatus.UNKNOWN
     assert engine.bounds([ref(engine)]).wait(5) == [Bounds(0, 1)]
 
 
-def test_expired_offsets_are_out_of_range(engine: MemoryBackend) -> None:
+def test_expired_offsets_are_out_of_range(engine: PlayedMemory) -> None:
     engine.append([record()] * 5, FAR).wait(5)
     engine.expire(ref(engine), 3)
     batch = engine.read(ref(engine), 2, 9, 999).wait(5)
@@ -143,7 +144,7 @@ def test_expired_offsets_are_out_of_range(engine: MemoryBackend) -> None:
     assert list(engine.read(ref(engine), 3, 9, 999).wait(5).offsets) == [3, 4]
 
 
-def test_a_lost_record_is_a_gap(engine: MemoryBackend) -> None:
+def test_a_lost_record_is_a_gap(engine: PlayedMemory) -> None:
     engine.append([record()] * 4, FAR).wait(5)
     engine.lose(ref(engine), 1)
     batch = engine.read(ref(engine), 0, 2, 999).wait(5)
@@ -153,7 +154,7 @@ def test_a_lost_record_is_a_gap(engine: MemoryBackend) -> None:
     assert (batch.status, batch.next_offset) == (ReadStatus.NONE, 4)
 
 
-def test_waits_end_by_the_clock_that_was_given(engine: MemoryBackend, clock: ManualClock) -> None:
+def test_waits_end_by_the_clock_that_was_given(engine: PlayedMemory, clock: ManualClock) -> None:
     soon = engine.wait(ref(engine), 0, clock.monotonic() + 10)
     late = engine.wait(ref(engine), 0, clock.monotonic() + 30)
     clock.advance(11)
@@ -163,7 +164,7 @@ def test_waits_end_by_the_clock_that_was_given(engine: MemoryBackend, clock: Man
     assert late.wait(5) is False
 
 
-def test_every_bound_is_named_when_it_is_reached(engine: MemoryBackend) -> None:
+def test_every_bound_is_named_when_it_is_reached(engine: PlayedMemory) -> None:
     for name in "abcd":
         engine.put_topic(TopicInfo(name, 0, 1), FAR).wait(5)
     with pytest.raises(BoundReachedError, match="5 topics"):
@@ -186,7 +187,7 @@ def test_every_bound_is_named_when_it_is_reached(engine: MemoryBackend) -> None:
         engine.join(Join("g5", "t"), Heard())
 
 
-def test_more_writes_than_the_bound_are_refused(engine: MemoryBackend) -> None:
+def test_more_writes_than_the_bound_are_refused(engine: PlayedMemory) -> None:
     engine.hold()
     calls = [engine.append([record()], FAR) for _ in range(5)]
     result = calls[4].wait(5)[0]
@@ -196,7 +197,7 @@ def test_more_writes_than_the_bound_are_refused(engine: MemoryBackend) -> None:
     assert [call.wait(5)[0].offset for call in calls[:4]] == [0, 1, 2, 3]
 
 
-def test_bytes_are_bounded_and_freed_again(engine: MemoryBackend) -> None:
+def test_bytes_are_bounded_and_freed_again(engine: PlayedMemory) -> None:
     engine.append([record(6000)], FAR).wait(5)
     full = engine.append([record(6000)], FAR).wait(5)[0]
     assert (full.status, type(full.error)) == (AppendStatus.REFUSED, BoundReachedError)
@@ -207,14 +208,14 @@ def test_bytes_are_bounded_and_freed_again(engine: MemoryBackend) -> None:
 
 
 def test_a_record_over_the_limit_is_the_caller_s_mistake() -> None:
-    engine = MemoryBackend(ManualClock(), MemoryOptions(body_bytes_max=100, properties_bytes_max=10))
+    engine = PlayedMemory(ManualClock(), MemoryOptions(body_bytes_max=100, properties_bytes_max=10))
     engine.put_topic(TopicInfo("t", 0, 1), FAR).wait(5)
     result = engine.append([record(121)], FAR).wait(5)[0]
     assert (result.status, type(result.error)) == (AppendStatus.REFUSED, CallerError)
     engine.close()
 
 
-def test_a_revoked_holder_has_until_the_deadline(engine: MemoryBackend, clock: ManualClock) -> None:
+def test_a_revoked_holder_has_until_the_deadline(engine: PlayedMemory, clock: ManualClock) -> None:
     first, second = Heard(), Heard()
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
@@ -226,7 +227,7 @@ def test_a_revoked_holder_has_until_the_deadline(engine: MemoryBackend, clock: M
     assert first.told[-1] == ("lost", 2)
 
 
-def test_a_revoked_holder_that_releases_hands_over(engine: MemoryBackend) -> None:
+def test_a_revoked_holder_that_releases_hands_over(engine: PlayedMemory) -> None:
     first, second = Heard(), Heard()
     membership = engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
@@ -240,7 +241,7 @@ def test_a_revoked_holder_that_releases_hands_over(engine: MemoryBackend) -> Non
     assert first.told[-1][0] == "revoked"
 
 
-def test_a_deposed_holder_loses_all_at_once(engine: MemoryBackend) -> None:
+def test_a_deposed_holder_loses_all_at_once(engine: PlayedMemory) -> None:
     first, second = Heard(), Heard()
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), first)
     engine.join(Join("g", "t", Sharing.WHOLE_TOPIC), second)
@@ -249,7 +250,7 @@ def test_a_deposed_holder_loses_all_at_once(engine: MemoryBackend) -> None:
     assert first.told == [("assigned", 1), ("lost", 2)]
 
 
-def test_draining_ends_waits_and_joins(engine: MemoryBackend) -> None:
+def test_draining_ends_waits_and_joins(engine: PlayedMemory) -> None:
     wait = engine.wait(ref(engine), 0, FAR)
     gevent.sleep(0)
     assert engine.drain(FAR).wait(5) is None
@@ -259,7 +260,7 @@ def test_draining_ends_waits_and_joins(engine: MemoryBackend) -> None:
         engine.join(Join("g", "t"), Heard())
 
 
-def test_a_drain_that_cannot_end_says_so(engine: MemoryBackend, clock: ManualClock) -> None:
+def test_a_drain_that_cannot_end_says_so(engine: PlayedMemory, clock: ManualClock) -> None:
     engine.hold()
     engine.append([record()], FAR)
     drained = engine.drain(clock.monotonic() + 1)

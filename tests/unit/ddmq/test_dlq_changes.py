@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.memory import MemoryBackend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, StoredRecord, TopicInfo
 from ddmq.server.admin import dlq, dlq_changes
@@ -20,6 +19,7 @@ from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError, RemoteError
 from proxy_consumer.retries.headers import RetryHeaders, dead_letter
+from tests.played_memory import PlayedMemory
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda r: (r[0], r[0] + r[1])))
 
@@ -43,7 +43,7 @@ class House:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.backend = MemoryBackend(self.clock)
+        self.backend = PlayedMemory(self.clock)
         for topic in ("T", "U", "%DLQ%G"):
             self.make(topic)
 

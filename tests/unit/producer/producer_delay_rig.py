@@ -7,7 +7,6 @@ from typing import Any
 
 from producer_rig import Rig, until
 
-from backend.memory import MemoryBackend
 from backend.port import Assignment, Join
 from backend.records import NewRecord, QueueRef, TopicInfo
 from ddmq_common.delays.command import (
@@ -19,6 +18,7 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
+from tests.played_memory import PlayedMemory
 
 TOPICS = (
     TopicInfo("orders", 0, 4),
@@ -31,7 +31,7 @@ TOPICS = (
 class Shards:
     """A member that takes whatever it is given."""
 
-    def __init__(self, backend: MemoryBackend) -> None:
+    def __init__(self, backend: PlayedMemory) -> None:
         self.held: set[QueueRef] = set()
         self.membership = backend.join(Join(DELAY_GROUP, DELAY_TOPIC), self)
 
@@ -69,4 +69,4 @@ class DelayRig(Rig):
         outcome = CommandOutcome(command.reply_id, code, **more)
         delivery = encode(b"", encode_outcome(outcome), b"", None)
         record = NewRecord(OUTCOME_TOPIC, command.reply_queue, bytes(16), 0, delivery)
-        MemoryBackend.append(self.backend, [record], self.clock.monotonic() + 10).wait(10)
+        PlayedMemory.append(self.backend, [record], self.clock.monotonic() + 10).wait(10)

@@ -12,7 +12,6 @@ from thrift.protocol import fastbinary
 
 from backend.capabilities import Durability
 from backend.completion import Completion
-from backend.memory import MemoryBackend
 from backend.records import AppendResult, AppendStatus, NewRecord, TopicInfo
 from ddmq_client.idl import producer
 from ddmq_common.clock import ManualClock
@@ -22,6 +21,7 @@ from ddmq_rpc.api import Call, Fault, Wire
 from ddmq_rpc.wire.structs import methods, structs
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
+from tests.played_memory import PlayedMemory
 
 S = structs(producer)
 _METHODS = methods(producer, "ProducerService")
@@ -51,7 +51,7 @@ class Sent(NamedTuple):
         self.completion.succeed(results)
 
 
-class HeldBackend(MemoryBackend):
+class HeldBackend(PlayedMemory):
     """Topics and settings as the memory engine; appends wait for the test."""
 
     def __init__(self, clock: ManualClock) -> None:

@@ -20,12 +20,12 @@ from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.wire import codec, place
 from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, Kind, SessionLimits, frame
 from backend.file_log.sessions.writer.server import SessionServer
-from backend.memory import MemoryBackend
 from backend.port import Assignment
 from backend.records import AppendResult, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
+from tests.played_memory import PlayedMemory
 
 T = TypeVar("T")
 PATIENCE_S = 20.0
@@ -59,7 +59,7 @@ def queue(topic: str = "orders", queue_id: int = 0) -> QueueRef:
     return QueueRef(topic, 1, queue_id)
 
 
-class Engine(MemoryBackend):
+class Engine(PlayedMemory):
     """The memory engine, counting what it is asked; `close` leaves it whole, as a killed writer's disk."""
 
     def __init__(self) -> None:

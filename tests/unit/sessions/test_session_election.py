@@ -25,12 +25,12 @@ from backend.file_log.sessions import election as election_module
 from backend.file_log.sessions.elected import BOUND, ElectedBackend
 from backend.file_log.sessions.election import Election, Opened
 from backend.file_log.sessions.wire import place
-from backend.memory import MemoryBackend
 from backend.port import Backend, Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, RemoteError, StorageError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
+from tests.played_memory import PlayedMemory
 
 
 def test_the_first_writes_the_others_are_members(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_first_writes_the_others_are_members(tmp_path: Path) -> None:
 def test_the_face_leads_straight_to_the_backend_of_the_moment() -> None:
     own = {"join", "watch_settings", "drain", "close"}
     assert set(BOUND) == Backend.__abstractmethods__ - own
-    first, second = MemoryBackend(), MemoryBackend()
+    first, second = PlayedMemory(), PlayedMemory()
     face = ElectedBackend(first, lambda: None, lambda: None)
     assert all(getattr(face, name) == getattr(first, name) for name in BOUND)
     face.switch(second, [])
@@ -269,7 +269,7 @@ def test_a_draining_writer_makes_members_hold_what_is_new(tmp_path: Path) -> Non
         assert done(under_way)[0].status is AppendStatus.STORED
         done(drained)
         assert not held.done
-        home.engine, old = MemoryBackend(CLOCK), home.engine  # type: ignore[assignment]
+        home.engine, old = PlayedMemory(CLOCK), home.engine  # type: ignore[assignment]
         done(home.engine.put_topic(TopicInfo("orders", 0, 1), soon()))
         writer.close()
         assert done(held)[0].status is AppendStatus.STORED

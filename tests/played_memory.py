@@ -1,0 +1,53 @@
+"""PlayedMemory: the memory engine, which does at a test's word what others do to a real one.
+
+It can be told to be slow (`hold`, `release_held`), to fail (`fail_next`), and to do what retention, damage
+and other members do (`expire`, `lose`, `revoke`, `depose`).
+"""
+
+from __future__ import annotations
+
+from backend.memory import MemoryBackend
+from backend.records import AppendStatus, QueueRef
+from ddmq_common.errors import DdmqError
+
+
+class PlayedMemory(MemoryBackend):
+    """It loses, refuses, expires and takes back when the test says so."""
+
+    def hold(self) -> None:
+        """Take writes but let none take effect until `release_held`."""
+        self._writes.held = True
+        self._tick_on()
+
+    def release_held(self) -> None:
+        """Let held writes take effect, in order."""
+        self._writes.let_go()
+
+    def fail_next(
+        self,
+        error: DdmqError,
+        status: AppendStatus = AppendStatus.NOT_STORED,
+        *,
+        times: int = 1,
+        stored: bool = False,
+    ) -> None:
+        """Fail the next `times` appends or commits; `stored`: they take effect all the same (for UNKNOWN)."""
+        self._writes.fail_next(error, status, times, stored)
+
+    def expire(self, queue: QueueRef, offset: int) -> None:
+        """Remove what is below `offset`, as retention does."""
+        self._store.expire(queue, offset)
+
+    def lose(self, queue: QueueRef, offset: int) -> None:
+        """Make one record unreadable, as damage does: its offset becomes a gap."""
+        found = self._store.queue(queue)
+        if found is not None:
+            found.lose(offset)
+
+    def revoke(self, group: str, topic: str, deadline: float) -> None:
+        """Ask the holders to release their queues by `deadline`; they come last in line."""
+        self._members.revoke(group, topic, deadline)
+
+    def depose(self, group: str, topic: str) -> None:
+        """Take the queues from their holders at once, as after ten seconds of silence; they come last."""
+        self._members.depose(group, topic)
