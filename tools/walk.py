@@ -46,11 +46,11 @@ class Route(NamedTuple):
 
 ROUTES = (
     Route("send", "send", 40, 14),
-    Route("pull with acknowledgements", "pull_ack", 58, 20),
-    Route("acknowledgement, until it is durable", "ack", 47, 16),
+    Route("pull with acknowledgements", "pull_ack", 60, 20),
+    Route("acknowledgement, until it is durable", "ack", 50, 16),
     Route("retry, until it is delivered again", "retry", 32, 16, ("pull_ack", "ack")),
     Route("delayed message, until it is in its topic", "delay", 94, 24),
-    Route("an operator parks a key", "park", 46, 6, ("look",)),
+    Route("an operator parks a key", "park", 49, 6, ("look",)),
     Route("any answer of the admin API", "look", 12, 8),
 )
 
