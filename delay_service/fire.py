@@ -31,8 +31,8 @@ from ddmq_common.errors import (
 from delay_service.context import ShardContext
 from delay_service.core.fire_command import GONE, REFUSED, FireCommand
 from delay_service.core.taken import DEAD_TEXT, FireNow, OutcomeReply
-from delay_service.firing import Firing
-from delay_service.levels.alarm import Alarm
+from delay_service.due.alarm import Alarm
+from delay_service.fire_commit import FireCommit
 from delay_service.outcomes import outcome_record, tellable
 from delay_service.store.port import StoreChanges
 
@@ -199,7 +199,7 @@ class FireLoop:
         self._service.flights += 1
         awaited = self._awaited_of(fires)
         replies = self._replies(fires, awaited) if awaited else []
-        Firing(self._context, fires, replies, over or [], self._ended, awaited).start()
+        FireCommit(self._context, fires, replies, over or [], self._ended, awaited).start()
 
     def _awaited_of(self, fires: list[FireCommand]) -> dict[int, FireNow]:
         """By offset, who waits to hear of these; not among those of another commit any more."""
@@ -228,7 +228,7 @@ class FireLoop:
 
     # --- what became of it
 
-    def _ended(self, firing: Firing, error: Exception | None) -> None:
+    def _ended(self, firing: FireCommit, error: Exception | None) -> None:
         self._flights -= 1
         self._service.landed()
         self._context.safely("fire", self._settle, firing, error)
@@ -236,7 +236,7 @@ class FireLoop:
         if self._context.running:
             self._soon()
 
-    def _settle(self, firing: Firing, error: Exception | None) -> None:
+    def _settle(self, firing: FireCommit, error: Exception | None) -> None:
         if error is None:
             self._fired(firing)
         elif self._context.running:
@@ -245,7 +245,7 @@ class FireLoop:
             self._due_scans.settled(firing.fires, False)
             self._context.doubt("fire", error)
 
-    def _fired(self, firing: Firing) -> None:
+    def _fired(self, firing: FireCommit) -> None:
         context, fires = self._context, firing.fires
         wall_ms = self._service.clock.wall_ms()
         self._service.counts.fired(fires, wall_ms)
@@ -259,7 +259,7 @@ class FireLoop:
         if context.running:
             context.write(self._due_scans.changes_of(fires, wall_ms))
 
-    def _not_fired(self, firing: Firing, error: Exception) -> None:
+    def _not_fired(self, firing: FireCommit, error: Exception) -> None:
         self._awaited.update(firing.awaited)
         if isinstance(error, FencedError) and firing.epoch < self._context.epoch:
             self._again_later(firing, error)  # it was granted to us anew meanwhile
@@ -274,7 +274,7 @@ class FireLoop:
         else:
             self._again_later(firing, error)
 
-    def _again_later(self, firing: Firing, error: Exception) -> None:
+    def _again_later(self, firing: FireCommit, error: Exception) -> None:
         self._service.counts.failed("fire", error)
         self._over += firing.over
         self._due_scans.settled(firing.fires, False)
@@ -287,7 +287,7 @@ class FireLoop:
 
     # --- whose fault it is
 
-    def _blame(self, firing: Firing, error: Exception) -> None:
+    def _blame(self, firing: FireCommit, error: Exception) -> None:
         fires = firing.fires
         topics = sorted({one.record.topic for one in fires})
         if not topics:

@@ -29,9 +29,9 @@ from delay_service.core.command_record import CommandRecord, command_of
 from delay_service.core.decider import INGESTED
 from delay_service.core.fire_command import UNREADABLE, dead_record
 from delay_service.core.taken import OutcomeReply, Taken
+from delay_service.due.alarm import Alarm
+from delay_service.due.queue_read import DueRead
 from delay_service.fire import FireLoop
-from delay_service.levels.alarm import Alarm
-from delay_service.levels.reading import LevelRead
 from delay_service.outcomes import outcome_record, tellable
 from delay_service.store.port import StoreChanges
 
@@ -42,7 +42,7 @@ BUSY = 4  # commands in one read: the next one then begins …
 LINGER_S = 0.01  # … so much later than it could, for more commands to share a write, a flush and a commit
 
 
-class CommandRead(LevelRead):
+class CommandRead(DueRead):
     """The answer to a read of commands."""
 
     __slots__ = ("commands",)

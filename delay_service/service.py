@@ -23,7 +23,7 @@ from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.context import DelayServiceContext
 from delay_service.counts import DelayCounts
-from delay_service.levels.alarm import Alarm, HubAlarm
+from delay_service.due.alarm import Alarm, HubAlarm
 from delay_service.overdue import Overdue
 from delay_service.quota import Quota
 from delay_service.shard import CALM_S, PAUSE_S, Shard

@@ -1,4 +1,4 @@
 """The delay levels: messages that wait a fixed time, first in, first out per level.
 
-`service.LevelService` runs the levels this process holds; `core/` decides, `firing` commits.
+`service.LevelService` runs the levels this process holds; `core/` decides, `level_commit` commits.
 """

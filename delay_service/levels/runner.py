@@ -11,6 +11,7 @@ from backend.records import ReadBatch
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, RemoteError
 from delay_service.config import DelayConfig
+from delay_service.due.queue_read import DueRead
 from delay_service.levels.core.level import (
     FireRun,
     Level,
@@ -21,8 +22,7 @@ from delay_service.levels.core.level import (
     WaitForData,
 )
 from delay_service.levels.counts import Counts
-from delay_service.levels.firing import Firing
-from delay_service.levels.reading import LevelRead
+from delay_service.levels.level_commit import LevelCommit
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
@@ -127,12 +127,12 @@ class Runner:
 
         def ended(answer: Completion[ReadBatch]) -> None:
             if self.running:
-                self._read_ended(LevelRead(step.offset, answer))
+                self._read_ended(DueRead(step.offset, answer))
 
         read = self._context.backend.read(self.level.queue, step.offset, config.read_count, config.read_bytes)
         read.then(ended)
 
-    def _read_ended(self, read: LevelRead) -> None:
+    def _read_ended(self, read: DueRead) -> None:
         level, counts = self.level, self._context.counts
         if read.missing:
             counts.lost(self.number, "missing", read.missing)
@@ -178,11 +178,11 @@ class Runner:
         context = self._context
         config = context.config
         timeout_s = config.commit_timeout_ms / 1e3
-        Firing(
+        LevelCommit(
             context.backend, context.clock, timeout_s, config.table, self.level, fire, self._fire_ended
         ).start()
 
-    def _fire_ended(self, firing: Firing, error: Exception | None) -> None:
+    def _fire_ended(self, firing: LevelCommit, error: Exception | None) -> None:
         context = self._context
         if error is None:
             context.counts.fired(self.number, firing.fire.fires, context.backend.clock_ms())
@@ -194,7 +194,7 @@ class Runner:
         context.ended(self)
         self.pump()
 
-    def _not_fired(self, firing: Firing, error: Exception) -> None:
+    def _not_fired(self, firing: LevelCommit, error: Exception) -> None:
         now = self._context.clock.monotonic()
         if isinstance(error, FencedError) and firing.epoch < self.level.epoch:
             self.level.failed(now)  # it was granted to us anew meanwhile

@@ -4,7 +4,7 @@ It makes SCHEDULE_TOPIC, joins the levels' group (so that several processes shar
 one owner), loads each level's progress and has a Runner do what its clockwork says. Nothing but a
 look at how late they are runs by the second: a level whose head is not due sleeps until then, an empty one
 waits for data. Rules:
-* A message is fired and finished in one commit (firing.py), never before the store's clock has its due time.
+* A message is fired and finished in one commit, never before the store's clock has its due time.
 * When nobody knows what became of a commit, the group is left and joined again: the new epoch keeps the old
   commit out, or the progress that is then read has it.
 * While any message is held the clock is looked at every LOOK_S, so that steps of it and a laptop's sleep
@@ -25,8 +25,8 @@ from ddmq_common.clock import Clock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from delay_service.config import DelayConfig
+from delay_service.due.alarm import Alarm, HubAlarm
 from delay_service.due.target_topic import TargetTopic
-from delay_service.levels.alarm import Alarm, HubAlarm
 from delay_service.levels.core.level import Level, LevelLimits
 from delay_service.levels.core.targets import Targets
 from delay_service.levels.counts import Counts

@@ -25,7 +25,7 @@ from random import Random
 
 from tests.crash.kill_nine import scratch
 from tests.crash.mixed.clients import BROKEN, Load, OldVisit, OurVisit, Proxy, Sender, Surroundings, Visit
-from tests.crash.mixed.history import Ended, Ending, FirePlan, History
+from tests.crash.mixed.history import Ended, Ending, History, Plan
 from tests.crash.mixed.reading import read_ending
 from tests.crash.mixed.rules import Violation, check, coverage
 from tests.crash.mixed.telling import story
@@ -55,10 +55,10 @@ SETTINGS = {
 }
 ACK_TIMEOUT_S, TIMEOUTS_MAX = 1.0, 2
 PLANS = (
-    FirePlan("by-topic", ("orders",), "topic", ACK_TIMEOUT_S, 2, TIMEOUTS_MAX, 6, 0),
-    FirePlan("by-queue", ("orders",), "queue", ACK_TIMEOUT_S, 2, TIMEOUTS_MAX, 6, 0),
-    FirePlan("by-group", ("orders", "events"), "group", ACK_TIMEOUT_S, 2, TIMEOUTS_MAX, 6, 0),
-    FirePlan("unordered", ("events",), "", ACK_TIMEOUT_S, 1, TIMEOUTS_MAX, -1, 3),
+    Plan("by-topic", ("orders",), "topic", ACK_TIMEOUT_S, 2, TIMEOUTS_MAX, 6, 0),
+    Plan("by-queue", ("orders",), "queue", ACK_TIMEOUT_S, 2, TIMEOUTS_MAX, 6, 0),
+    Plan("by-group", ("orders", "events"), "group", ACK_TIMEOUT_S, 2, TIMEOUTS_MAX, 6, 0),
+    Plan("unordered", ("events",), "", ACK_TIMEOUT_S, 1, TIMEOUTS_MAX, -1, 3),
 )
 
 
@@ -188,7 +188,7 @@ class MixedRun:
         self.around.over.wait(self.random.uniform(*START_KILL_S))
         self._kill(name)
 
-    def _visits(self, plan: FirePlan, slot: int) -> None:
+    def _visits(self, plan: Plan, slot: int) -> None:
         random = Random(f"{self.seed}/{plan.name}/{slot}")
         number = 0
         while not self.around.over.is_set():

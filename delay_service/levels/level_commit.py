@@ -1,27 +1,26 @@
 """One fire at the backend: due records to where they belong, and the level's progress, as one commit.
 
-How, where the engine is not atomic, is said in delay_service/storing.py.
+How, where the engine is not atomic, is said in delay_service/due/commit.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.completion import Completion
 from backend.internal_topics import ready_topic
 from backend.levels import real_record, schedule_record
 from backend.port import Backend
-from backend.records import NewRecord, ProgressDelta, TopicInfo
+from backend.records import NewRecord, ProgressDelta
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import Levels
 from ddmq_common.names import LEVELS_GROUP
+from delay_service.due.commit import commit_due
 from delay_service.levels.core.level import FireRun, Level
 from delay_service.levels.core.targets import LevelFire
 from delay_service.levels.dead_letters import DEAD_TOPIC, dead_letter
-from delay_service.storing import store
 
 
-class Firing:
+class LevelCommit:
     """`done(firing, error)` follows once: None when it is durable."""
 
     def __init__(
@@ -32,7 +31,7 @@ class Firing:
         levels: Levels,
         level: Level,
         fire: FireRun,
-        done: Callable[[Firing, Exception | None], None],
+        done: Callable[[LevelCommit, Exception | None], None],
     ) -> None:
         self.level = level
         self.fire = fire
@@ -47,21 +46,14 @@ class Firing:
         )
 
     def start(self) -> None:
-        if any(fire.reason for fire in self.fire.fires):
-            ready_topic(self._backend, DEAD_TOPIC, 1, self._deadline).then(self._topic_made)
-        else:
-            self._store()
+        backend, dead_topic = self._backend, None
+        if any(one.reason for one in self.fire.fires):
+            dead_topic = ready_topic(backend, DEAD_TOPIC, 1, self._deadline)
+        commit_due(backend, dead_topic, self._records, self._delta, self._deadline, self._ended)
 
-    def _topic_made(self, made: Completion[TopicInfo]) -> None:
-        if made.error is not None:
-            self._done(self, made.error)
-        else:
-            self._store()
-
-    def _store(self) -> None:
+    def _records(self) -> list[NewRecord]:
         wall_ms = self._clock.wall_ms()
-        records = [_record(fire, wall_ms, self._levels) for fire in self.fire.fires]
-        store(self._backend, records, self._delta, self._deadline, self._ended)
+        return [_record(one, wall_ms, self._levels) for one in self.fire.fires]
 
     def _ended(self, error: Exception | None) -> None:
         self._done(self, error)

@@ -11,16 +11,38 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.port import Backend
-from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord, ProgressDelta
+from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo
 from ddmq_common.errors import RemoteError
 
 Ended = Callable[[Exception | None], None]
 
 
-def store(
+def commit_due(
+    backend: Backend,
+    dead_topic: Completion[TopicInfo] | None,
+    records: Callable[[], list[NewRecord]],
+    progress: ProgressDelta,
+    deadline: float,
+    ended: Ended,
+) -> None:
+    """`ended(error)` follows once: None when all of it is durable. `dead_topic`: of dead letters among the
+    records, which are asked for when it is there. `deadline`: monotonic seconds."""
+
+    def ready(made: Completion[TopicInfo]) -> None:
+        if made.error is not None:
+            ended(made.error)
+        else:
+            _store(backend, records(), progress, deadline, ended)
+
+    if dead_topic is None:
+        _store(backend, records(), progress, deadline, ended)
+    else:
+        dead_topic.then(ready)
+
+
+def _store(
     backend: Backend, records: list[NewRecord], progress: ProgressDelta, deadline: float, ended: Ended
 ) -> None:
-    """`ended(error)` follows once: None when all of it is durable. `deadline`: monotonic seconds."""
     if backend.capabilities.atomic:
         _commit(backend, records, progress, deadline, ended)
     else:

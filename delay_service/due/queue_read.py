@@ -7,7 +7,7 @@ from backend.records import ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError, StorageError, TryLaterError
 
 
-class LevelRead:
+class DueRead:
     """The answer to a read from `offset`, in one of its shapes: records, the end, `oldest`, or an error.
 
     `missing`: offsets passed over that should have had a message; they are damaged. `oldest`: the queue
