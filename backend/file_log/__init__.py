@@ -18,8 +18,7 @@ from backend.file_log.log import FileLog
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.sessions.elected import ElectedBackend
-from backend.file_log.sessions.election import Opened as OpenedWriter
-from backend.file_log.sessions.election import share
+from backend.file_log.sessions.election import ElectedLog, share
 from backend.file_log.sessions.member.local import local_reads
 from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
@@ -71,9 +70,9 @@ def open_shared(
     Blocks the calling greenlet. Raises what `share` raises; `may_write` False never becomes the writer.
     """
 
-    def open_writer(folder: Path, lock: DirectoryLock) -> OpenedWriter:
+    def open_writer(folder: Path, lock: DirectoryLock) -> ElectedLog:
         log = open_log(folder, options, clock=clock, metrics=metrics, lock=lock)
-        return OpenedWriter(log, log.publish_entries)
+        return ElectedLog(log, log.publish_entries)
 
     reads = local_reads(directory, FileLogOptions() if options is None else options)
     return share(directory, open_writer, clock=clock, metrics=metrics, may_write=may_write, reads=reads)

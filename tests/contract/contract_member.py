@@ -11,7 +11,7 @@ from typing import ClassVar
 from contract_kit import Engine
 
 from backend.file_log.lock import DirectoryLock
-from backend.file_log.sessions.election import Opened, share
+from backend.file_log.sessions.election import ElectedLog, share
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
 
@@ -22,8 +22,8 @@ class MemberEngine(Engine):
     persists: ClassVar[bool] = False
 
     def open(self) -> None:
-        def open_writer(directory: Path, lock: DirectoryLock) -> Opened:
-            return Opened(PlayedMemory(self.clock))
+        def open_writer(directory: Path, lock: DirectoryLock) -> ElectedLog:
+            return ElectedLog(PlayedMemory(self.clock))
 
         self.directory.mkdir(exist_ok=True)
         self.writer = share(self.directory, open_writer, clock=self.clock, metrics=Registry())

@@ -26,7 +26,7 @@ from backend.file_log.core.record import (
     RECORD_MAGIC,
     RECORD_VERSION,
     REST,
-    Kind,
+    RecordKind,
     encode_system,
     pack_record,
 )
@@ -253,7 +253,7 @@ class FramePacker:
             self._tags[tags] = found
         return found
 
-    def add_internal(self, kind: Kind, apply: Callable[[], None], **fields: Any) -> None:
+    def add_internal(self, kind: RecordKind, apply: Callable[[], None], **fields: Any) -> None:
         """Pack a record that is no message. `apply` runs once it is durable."""
         frame = self.frame
         data = pack_record(kind, frame.end, frame.stored_ms, **fields, salt=self._salt)

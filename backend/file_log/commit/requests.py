@@ -14,7 +14,7 @@ from backend.capabilities import Durability
 from backend.checks import check_absent, check_change, check_settings
 from backend.completion import Completion
 from backend.file_log.commit.packing import FramePacker, Results, refused
-from backend.file_log.core.record import FLAG_DELETED, Kind
+from backend.file_log.core.record import FLAG_DELETED, RecordKind
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState, TopicState, encode_topic
 from backend.progress.codec import encode_delta
@@ -149,7 +149,7 @@ class CommitRequest(Request):
     def _pack_delta(self, packer: FramePacker, delta: ProgressDelta, data: bytes) -> None:
         queue = delta.queue
         packer.add_internal(
-            Kind.PROGRESS,
+            RecordKind.PROGRESS,
             lambda: self._state.apply_delta(delta),
             topic=queue.topic.encode(),
             incarnation=queue.incarnation,
@@ -163,7 +163,7 @@ class CommitRequest(Request):
             self._changed(key)
 
         flags = FLAG_DELETED if value is None else 0
-        packer.add_internal(Kind.SETTING, apply, key=key.encode(), delivery=value or b"", flags=flags)
+        packer.add_internal(RecordKind.SETTING, apply, key=key.encode(), delivery=value or b"", flags=flags)
 
     def stored(self) -> None:
         if not self.completion.done:
@@ -236,7 +236,7 @@ class TopicRequest(Request):
 
         name = info.name.encode()
         packer.add_internal(
-            Kind.TOPIC, apply, topic=name, incarnation=info.incarnation, delivery=encode_topic(info)
+            RecordKind.TOPIC, apply, topic=name, incarnation=info.incarnation, delivery=encode_topic(info)
         )
         packer.frame.topics[info.name] = info
 
@@ -249,7 +249,7 @@ class TopicRequest(Request):
             self._changed(self._name, self._state.apply_topic_deleted(self._name, incarnation))
 
         name = self._name.encode()
-        packer.add_internal(Kind.TOPIC, apply, topic=name, incarnation=incarnation, flags=FLAG_DELETED)
+        packer.add_internal(RecordKind.TOPIC, apply, topic=name, incarnation=incarnation, flags=FLAG_DELETED)
         packer.frame.topics_more -= 1
         packer.frame.topics[self._name] = None
 

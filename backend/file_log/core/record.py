@@ -41,7 +41,7 @@ STORED_MS = struct.Struct("<q")
 STORED_MS_AT = 48  # where the store time stands in a record
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record is."""
 
     MESSAGE = 1

@@ -24,8 +24,8 @@ from backend.file_log.core.frame import (
 from backend.file_log.core.record import (
     RECORD_BYTES,
     RECORD_MAGIC,
-    Kind,
     Record,
+    RecordKind,
     record_of_any_version,
     unpack_record,
 )
@@ -141,7 +141,7 @@ def refuse_newer_records(view: Any, base: int, frame: Frame, salt: int) -> None:
         size, packed, kind, version = _SIZE_TO_VERSION.unpack_from(view, at - base + _SIZE_AT)
         if version > known:
             refuse_newer(view, base, at, end, salt)
-        if kind == Kind.PROGRESS and RECORD_BYTES <= packed >> 8 < size and at + size <= end:
+        if kind == RecordKind.PROGRESS and RECORD_BYTES <= packed >> 8 < size and at + size <= end:
             delta = view[at - base + (packed >> 8) : at - base + size]
             if delta[0] > DELTA_VERSION:
                 _refuse_newer_delta(view, base, at, salt, delta)

@@ -19,7 +19,7 @@ import gevent
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core import names
 from backend.file_log.core.record import Record
-from backend.file_log.index.damage import Damage
+from backend.file_log.index.damage import IndexDamage
 from backend.file_log.index.keeper import IndexKeeper
 from backend.file_log.index.log_index import LogIndex, Span
 from backend.file_log.index.log_rows import Found, is_id, is_key, rows_of, verified
@@ -61,7 +61,7 @@ class AttachedIndex:
         self._writing = False
         self._drops_told = 0
 
-    def _damaged(self, damage: Damage) -> None:
+    def _damaged(self, damage: IndexDamage) -> None:
         self._on_damage("index", damage.segment_start + damage.offset, 0, f"{damage.file}: {damage.what}")
 
     def spans(self) -> list[Span]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Damage(NamedTuple):
+class IndexDamage(NamedTuple):
     """A piece whose checksum failed; it was not served."""
 
     segment_start: int
@@ -15,4 +15,4 @@ class Damage(NamedTuple):
     what: str  # header, body, page
 
 
-OnDamage = Callable[[Damage], None]
+OnDamage = Callable[[IndexDamage], None]

@@ -11,32 +11,32 @@ from typing import NamedTuple
 
 from backend.file_log.index import blocks
 from backend.file_log.index.blocks import HEADER_BYTES, MAGIC, Block
-from backend.file_log.index.damage import Damage, OnDamage
+from backend.file_log.index.damage import IndexDamage, OnDamage
 from backend.file_log.index.names import entries_name
 from backend.file_log.storage import File
 
 _WINDOW = 64 * 1024
 
 
-class Found(NamedTuple):
+class FoundEntry(NamedTuple):
     """A block with a sound header, and where it starts in the file."""
 
     at: int
     block: Block
 
 
-def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[Found]:
+def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[FoundEntry]:
     """Every block with a sound header, in file order; bodies are not looked at."""
     at, size = 0, file.size()
     while at + HEADER_BYTES <= size:
         block = blocks.unpack_header(file.salvage(HEADER_BYTES, at), segment_start)
         if block is None:
-            on_damage(Damage(segment_start, entries_name(segment_start), at, "header"))
+            on_damage(IndexDamage(segment_start, entries_name(segment_start), at, "header"))
             at = _next_header(file, segment_start, at + 1, size)
         elif at + block.size > size:
             return
         else:
-            yield Found(at, block)
+            yield FoundEntry(at, block)
             at += block.size
 
 
@@ -55,13 +55,13 @@ def _next_header(file: File, segment_start: int, at: int, size: int) -> int:
     return size
 
 
-def read_body(file: File, found: Found, on_damage: OnDamage) -> bytes | None:
+def read_body(file: File, found: FoundEntry, on_damage: OnDamage) -> bytes | None:
     """The checked body, or None (and a report) when it is damaged."""
     body = file.salvage(found.block.rows * blocks.ROW_BYTES, found.at + HEADER_BYTES)
     if blocks.body_is_sound(found.block, body):
         return body
     start = found.block.segment_start
-    on_damage(Damage(start, entries_name(start), found.at, "body"))
+    on_damage(IndexDamage(start, entries_name(start), found.at, "body"))
     return None
 
 
@@ -124,7 +124,7 @@ def sound_prefix(file: File, segment_start: int, log_end: int) -> tuple[int, int
     return end, covered, last_ms
 
 
-def _ignore(_: Damage) -> None:
+def _ignore(_: IndexDamage) -> None:
     """The tail that a crash left is no damage."""
 
 

@@ -14,7 +14,7 @@ import gevent
 from gevent.event import Event
 
 from backend.file_log.index.log_index import LogIndex, Span
-from backend.file_log.index.sealing import Row
+from backend.file_log.index.sealing import IndexRow
 from ddmq_common.errors import DdmqError
 from ddmq_common.native_threads import in_thread
 
@@ -40,7 +40,7 @@ class IndexKeeper:
         self,
         index: LogIndex,
         spans: Callable[[], Sequence[Span]],
-        rows_of: Callable[[Span], Iterable[Row]],
+        rows_of: Callable[[Span], Iterable[IndexRow]],
         pause_s: float = PAUSE_S,
     ) -> None:
         self._index = index

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from backend.file_log.index import blocks, entries, sealing, table
-from backend.file_log.index.damage import Damage, OnDamage
+from backend.file_log.index.damage import IndexDamage, OnDamage
 from backend.file_log.index.lookup import IndexLookup, sound_table
 from backend.file_log.index.names import UNFINISHED, entries_name, parse, segments, sorted_name
-from backend.file_log.index.sealing import Row
+from backend.file_log.index.sealing import IndexRow
 from backend.file_log.index.writer import IndexWriter
 from backend.file_log.storage import Storage
 from ddmq_common.errors import DamagedError, newer_format
@@ -49,7 +49,7 @@ class LogIndex:
         self._storage = storage
         self._folder = folder
         self._on_damage = on_damage
-        self._seen: set[Damage] = set()
+        self._seen: set[IndexDamage] = set()
         self.damaged: set[int] = set()  # starts of segments to rebuild once they are not live
         self.writer = IndexWriter(storage, folder)
         self.lookup = IndexLookup(storage, folder, self._damage)
@@ -59,7 +59,7 @@ class LogIndex:
         self.write_blocks = self.writer.write_blocks
         self.sync = self.writer.sync
 
-    def _damage(self, damage: Damage) -> None:
+    def _damage(self, damage: IndexDamage) -> None:
         self.damaged.add(damage.segment_start)
         if damage not in self._seen and len(self._seen) < DAMAGE_REMEMBERED_MAX:
             self._seen.add(damage)
@@ -166,7 +166,7 @@ class LogIndex:
             self.damaged.add(span[0])
             raise
 
-    def repair_steps(self, span: Span, rows: Callable[[], Iterable[Row]]) -> Iterator[None]:
+    def repair_steps(self, span: Span, rows: Callable[[], Iterable[IndexRow]]) -> Iterator[None]:
         """Steps that make the table anew and, where the entries are not sound or whole, those too.
 
         `rows()` gives all records of the segment in log order; it is asked only if needed.

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from backend.file_log.core.frame import FRAME_BYTES, Frame
-from backend.file_log.core.record import RECORD_BYTES, Kind, Record, unpack_record
+from backend.file_log.core.record import RECORD_BYTES, Record, RecordKind, unpack_record
 from backend.file_log.core.scan import walk
-from backend.file_log.index.sealing import Row
+from backend.file_log.index.sealing import IndexRow
 from backend.file_log.segments import Segment
 
 WINDOW_BYTES = 1 << 20
@@ -33,7 +33,7 @@ def is_id(record: Record, topic: str, incarnation: int, message_id: bytes) -> bo
 
 
 def _is_message(record: Record, topic: str, incarnation: int) -> bool:
-    return record.kind == Kind.MESSAGE and record.incarnation == incarnation and record.topic == topic
+    return record.kind == RecordKind.MESSAGE and record.incarnation == incarnation and record.topic == topic
 
 
 def verified(
@@ -70,15 +70,15 @@ def _size_of(data: bytes) -> int:
     return int.from_bytes(data[20:24], "little") if len(data) >= RECORD_BYTES else 0
 
 
-def rows_of(segments: Sequence[Segment], span: tuple[int, int]) -> Iterator[Row]:
+def rows_of(segments: Sequence[Segment], span: tuple[int, int]) -> Iterator[IndexRow]:
     """What the index keeps of all sound messages in `[start, end)`, one segment's part. Blocking."""
     at, end = span
     segment = next((one for one in segments if one.start <= at < one.end), None)
     if segment is None:
         return
     for item in records_of(segment, at, min(end, segment.end)):
-        if item.kind == Kind.MESSAGE:
-            yield Row(item.position, item.topic, item.key, item.message_id, item.stored_ms)
+        if item.kind == RecordKind.MESSAGE:
+            yield IndexRow(item.position, item.topic, item.key, item.message_id, item.stored_ms)
 
 
 def records_of(segment: Segment, at: int, end: int) -> Iterator[Record]:

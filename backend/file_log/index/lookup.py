@@ -15,10 +15,10 @@ from typing import TypeVar
 
 from backend.file_log.index import blocks, entries, table
 from backend.file_log.index.blocks import HEADER_BYTES, ID_COLUMN, KEY_COLUMN
-from backend.file_log.index.damage import Damage, OnDamage
+from backend.file_log.index.damage import IndexDamage, OnDamage
 from backend.file_log.index.hashes import id_hash, key_hash
 from backend.file_log.index.names import entries_name, segments, sorted_name
-from backend.file_log.index.table import Table
+from backend.file_log.index.table import IndexTable
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError
 
@@ -94,15 +94,15 @@ class IndexLookup:
                 for position in table.newest_with_hash(file.salvage, header, wanted):
                     yield start + position
             except DamagedError:
-                self._on_damage(Damage(start, sorted_name(start), HEADER_BYTES, "page"))
+                self._on_damage(IndexDamage(start, sorted_name(start), HEADER_BYTES, "page"))
                 raise
         finally:
             file.close()
 
-    def _header(self, file: File, start: int) -> Table:
+    def _header(self, file: File, start: int) -> IndexTable:
         header = sound_table(file, start)
         if header is None:
-            self._on_damage(Damage(start, sorted_name(start), 0, "header"))
+            self._on_damage(IndexDamage(start, sorted_name(start), 0, "header"))
             raise DamagedError(f"the header of the sorted index of segment {start} is damaged")
         source = self._storage.open(f"{self._folder}/{entries_name(start)}")
         try:
@@ -159,11 +159,11 @@ class IndexLookup:
             file.close()
 
 
-def sound_table(file: File, segment_start: int) -> Table | None:
+def sound_table(file: File, segment_start: int) -> IndexTable | None:
     """The table's header when it is sound and the file is as long as it says."""
     header = table.unpack_header(file.salvage(table.HEADER_BYTES, 0), segment_start)
     return header if header is not None and file.size() == header.size else None
 
 
-def _ignore(_: Damage) -> None:
+def _ignore(_: IndexDamage) -> None:
     """Looking for the end is no reading."""

@@ -16,7 +16,7 @@ from backend.file_log.index import blocks, entries, radix
 from backend.file_log.index.damage import OnDamage
 from backend.file_log.index.hashes import Seeds
 from backend.file_log.index.names import UNFINISHED, entries_name, sorted_name
-from backend.file_log.index.table import HEADER_BYTES, PAGE_ENTRIES, Table, pack_page
+from backend.file_log.index.table import HEADER_BYTES, PAGE_ENTRIES, IndexTable, pack_page
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError
 
@@ -24,7 +24,7 @@ _STEP_ROWS = 128
 _WRITE_BYTES = 64 * 1024
 
 
-class Row(NamedTuple):
+class IndexRow(NamedTuple):
     """What the index keeps of one record."""
 
     position: int
@@ -43,7 +43,7 @@ def seal_steps(storage: Storage, folder: str, span: tuple[int, int], on_damage: 
     path = f"{folder}/{sorted_name(start)}"
     source = storage.open(f"{folder}/{entries_name(start)}")
     try:
-        found: list[entries.Found] = []
+        found: list[entries.FoundEntry] = []
         for one in entries.walk(source, start, on_damage):
             found.append(one)
             if len(found) % _STEP_ROWS == 0:
@@ -55,7 +55,7 @@ def seal_steps(storage: Storage, folder: str, span: tuple[int, int], on_damage: 
             target.truncate(0)
             count = yield from _write_pages(source, target, found, on_damage)
             last_ms = max((one.block.last_ms for one in found if one.block.rows), default=0)
-            target.pwrite(Table(start, start, end, source.size(), count, last_ms).pack(), 0)
+            target.pwrite(IndexTable(start, start, end, source.size(), count, last_ms).pack(), 0)
             target.sync()
         finally:
             target.close()
@@ -65,7 +65,7 @@ def seal_steps(storage: Storage, folder: str, span: tuple[int, int], on_damage: 
         source.close()
 
 
-def _check_whole(found: list[entries.Found], span: tuple[int, int]) -> None:
+def _check_whole(found: list[entries.FoundEntry], span: tuple[int, int]) -> None:
     covered = span[0]
     for one in found:
         if one.block.covers_from > covered:
@@ -76,7 +76,7 @@ def _check_whole(found: list[entries.Found], span: tuple[int, int]) -> None:
 
 
 def _write_pages(
-    source: File, target: File, found: list[entries.Found], on_damage: OnDamage
+    source: File, target: File, found: list[entries.FoundEntry], on_damage: OnDamage
 ) -> Generator[None, None, int]:
     start = found[0].block.segment_start if found else 0
     rows = sum(one.block.rows for one in found)
@@ -87,7 +87,7 @@ def _write_pages(
     return pages.finish()
 
 
-def _bodies(source: File, found: list[entries.Found], on_damage: OnDamage) -> Iterator[list[int]]:
+def _bodies(source: File, found: list[entries.FoundEntry], on_damage: OnDamage) -> Iterator[list[int]]:
     for one in found:
         body = entries.read_body(source, one, on_damage)
         if body is None:
@@ -138,7 +138,7 @@ class _Pages:
 
 
 def rebuild_steps(
-    storage: Storage, folder: str, span: tuple[int, int], rows: Iterable[Row], on_damage: OnDamage
+    storage: Storage, folder: str, span: tuple[int, int], rows: Iterable[IndexRow], on_damage: OnDamage
 ) -> Iterator[None]:
     """Replace the index of the segment `[start, end)` by one of all its records in order; seal it."""
     start, _ = span
@@ -156,7 +156,7 @@ def rebuild_steps(
     yield from seal_steps(storage, folder, span, on_damage)
 
 
-def _write_rows(target: File, span: tuple[int, int], rows: Iterable[Row]) -> Iterator[None]:
+def _write_rows(target: File, span: tuple[int, int], rows: Iterable[IndexRow]) -> Iterator[None]:
     start, end = span
     seeds, pending = Seeds(), blocks.Rows()
     covered, last_ms, written = start, 0, 0

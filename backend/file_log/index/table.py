@@ -29,7 +29,7 @@ ReadAt = Callable[[int, int], bytes]
 """(size, offset) → bytes, shorter at the end of the file."""
 
 
-class Table(NamedTuple):
+class IndexTable(NamedTuple):
     """A sorted table's header."""
 
     segment_start: int
@@ -53,14 +53,14 @@ class Table(NamedTuple):
         return b"%b%b" % (head, google_crc32c.value(head).to_bytes(4, "little"))
 
 
-def unpack_header(data: bytes, segment_start: int) -> Table | None:
+def unpack_header(data: bytes, segment_start: int) -> IndexTable | None:
     """The header, or None when it is not a sound one of that segment."""
     if len(data) < HEADER_BYTES:
         return None
     magic, version, *fields, zero, crc = _HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION or zero or crc != google_crc32c.value(data[: HEADER_BYTES - 4]):
         return None
-    table = Table(*fields)
+    table = IndexTable(*fields)
     return table if table.segment_start == segment_start else None
 
 
@@ -75,7 +75,7 @@ def _page_crc(rest: bytes, segment_start: int) -> int:
     return crc
 
 
-def read_page(read_at: ReadAt, table: Table, number: int) -> array[int]:
+def read_page(read_at: ReadAt, table: IndexTable, number: int) -> array[int]:
     """The entries of one page. Raises DamagedError when its bytes are not what was written."""
     data = read_at(PAGE_BYTES, HEADER_BYTES + number * PAGE_BYTES)
     rest = data[4:]
@@ -90,7 +90,7 @@ def read_page(read_at: ReadAt, table: Table, number: int) -> array[int]:
     return numbers("Q", rest[4 : 4 + 8 * count])
 
 
-def newest_with_hash(read_at: ReadAt, table: Table, wanted: int) -> Iterator[int]:
+def newest_with_hash(read_at: ReadAt, table: IndexTable, wanted: int) -> Iterator[int]:
     """Positions behind the segment's start filed under the hash, descending."""
     last = wanted << 32 | U32_MAX
     number = _last_page_at_or_below(read_at, table, last)
@@ -103,7 +103,7 @@ def newest_with_hash(read_at: ReadAt, table: Table, wanted: int) -> Iterator[int
         number -= 1
 
 
-def _last_page_at_or_below(read_at: ReadAt, table: Table, entry: int) -> int:
+def _last_page_at_or_below(read_at: ReadAt, table: IndexTable, entry: int) -> int:
     low, high = 0, table.pages
     while low < high:
         middle = (low + high) // 2

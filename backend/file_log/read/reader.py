@@ -30,8 +30,8 @@ from backend.file_log.core.record import (
     STORED_MS_AT,
     VOUCH,
     VOUCH_AT,
-    Kind,
     Record,
+    RecordKind,
     system_finder,
     unpack_record,
 )
@@ -111,7 +111,7 @@ def stored_record(record: Record, delivery: bytes) -> StoredRecord:
     )
 
 
-class Span(NamedTuple):
+class RecordSpan(NamedTuple):
     """Part of a segment, by log position."""
 
     segment: Segment
@@ -290,18 +290,18 @@ class LogReader:
 
     # --- what may not be in the page cache
 
-    def cold(self, entries: bytes, bytes_max: int) -> list[Span]:
+    def cold(self, entries: bytes, bytes_max: int) -> list[RecordSpan]:
         """The parts of the log that `entries` need and that may not be cached; [] for hot ones."""
         hot = max(self.segments.last.end - self._hot_bytes, self._cached_from)
         if not entries or hot <= 0 or ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[0] >= hot:
             return []
-        spans: list[Span] = []
+        spans: list[RecordSpan] = []
         left = bytes_max
         for position, size, _, _, _ in ENTRY_ROWS.iter_unpack(entries):
             if position < hot and not self._is_warm(position, position + size):
                 segment = self.segments.locate(position)
                 if segment is not None and segment.end >= position + size:
-                    spans.append(Span(segment, position, size))
+                    spans.append(RecordSpan(segment, position, size))
             left -= size
             if left < 0:
                 break
@@ -311,7 +311,7 @@ class LogReader:
         blocks = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
         return all(block in self._warm for block in blocks)
 
-    def warm(self, spans: list[Span]) -> None:
+    def warm(self, spans: list[RecordSpan]) -> None:
         """Bring them into the page cache, whole blocks where they lie close together. Blocking."""
         blocks = dict.fromkeys(
             block
@@ -335,7 +335,7 @@ def is_of(record: Record, ref: QueueRef, offset: int) -> bool:
     """Whether the record is the message at this offset of this queue."""
     return (
         record.offset == offset
-        and record.kind == Kind.MESSAGE
+        and record.kind == RecordKind.MESSAGE
         and record.queue_id == ref.queue_id
         and record.incarnation == ref.incarnation
         and record.topic == ref.topic

@@ -14,7 +14,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.file_log.sessions.member.mirror import Watchers, differences
-from backend.file_log.sessions.member.requests import Request
+from backend.file_log.sessions.member.requests import SessionRequest
 from backend.port import Assignment, Backend, Join, Membership, MembershipListener
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
@@ -123,7 +123,7 @@ class ElectedBackend(Backend):
             setattr(self, name, getattr(backend, name))
         self._unwatch = backend.watch_settings(self._watchers.tell)
 
-    def switch(self, backend: Backend, leftovers: Sequence[Request]) -> None:
+    def switch(self, backend: Backend, leftovers: Sequence[SessionRequest]) -> None:
         """From now on `backend` is asked; also for `leftovers`, which the old one did not send."""
         old = self.current
         changed = differences(old.topics(), backend.topics(), old.settings(""), backend.settings(""))

@@ -40,14 +40,14 @@ START_S = 10.0  # how long a server process tries at its start
 TOOL_START_S = 3.0  # how long a tool waits for a takeover that is under way
 
 
-class Opened(NamedTuple):
+class ElectedLog(NamedTuple):
     """The engine in the writer. `on_readers` is told whether other processes read its files themselves."""
 
     backend: Backend
     on_readers: Callable[[bool], object] = lambda any_reader: None
 
 
-OpenWriter = Callable[[Path, DirectoryLock], Opened]
+OpenWriter = Callable[[Path, DirectoryLock], ElectedLog]
 MakeReads = Callable[[MemberBackend], Reads]
 
 
@@ -166,7 +166,7 @@ class Election:
             f" ddmq serve --data-dir {self._directory}"
         )
 
-    def _try_lock(self) -> Opened | None:
+    def _try_lock(self) -> ElectedLog | None:
         """Become the writer; None when somebody else is, or we may not."""
         if not self._may_write:
             return None
@@ -201,7 +201,7 @@ class Election:
         )
         return True
 
-    def _serve(self, opened: Opened) -> SessionServer:
+    def _serve(self, opened: ElectedLog) -> SessionServer:
         return SessionServer(
             opened.backend, self._directory, self._clock, self._metrics, self._limits, opened.on_readers
         )
@@ -256,7 +256,7 @@ class Election:
             gevent.sleep(pause)
             pause = min(pause * 2, RETRY_LAST_S)
 
-    def _take_over(self, member: MemberBackend, opened: Opened, lost_at: float) -> None:
+    def _take_over(self, member: MemberBackend, opened: ElectedLog, lost_at: float) -> None:
         assert self._face is not None
         self._face.switch(opened.backend, member.surrender())
         member.close()

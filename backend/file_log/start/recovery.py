@@ -22,8 +22,8 @@ from backend.file_log.core.record import (
     ENTRY_BYTES,
     FLAG_DELETED,
     GAP_ENTRY,
-    Kind,
     Record,
+    RecordKind,
     entry_is_sound,
     pack_entry,
 )
@@ -207,8 +207,9 @@ class Recovery:
 
     def _apply_letters(self, end: int) -> None:
         """What is kept has dead letters; all else that it says may have been changed by what is gone."""
+        message = RecordKind.MESSAGE
         for item in self.items(self._segments.starts[0], end):
-            if isinstance(item, Record) and item.kind == Kind.MESSAGE and item.topic.startswith(DLQ_PREFIX):
+            if isinstance(item, Record) and item.kind == message and item.topic.startswith(DLQ_PREFIX):
                 self._apply_message(item)
 
     def items(self, start: int, end: int) -> Iterator[Frame | Record | Bad]:
@@ -230,19 +231,19 @@ class Recovery:
     def _apply_record(self, record: Record) -> None:
         state = self._state
         try:
-            if record.kind == Kind.MESSAGE:
+            if record.kind == RecordKind.MESSAGE:
                 self._apply_message(record)
-            elif record.kind == Kind.PROGRESS:
+            elif record.kind == RecordKind.PROGRESS:
                 delta = decode_delta(self._delivery(record))
                 self._queue(delta.queue)
                 state.apply_delta(delta)
-            elif record.kind == Kind.SETTING:
+            elif record.kind == RecordKind.SETTING:
                 deleted = record.flags & FLAG_DELETED
                 state.apply_setting(record.key.decode(), None if deleted else self._delivery(record))
-            elif record.kind == Kind.TOPIC and record.flags & FLAG_DELETED:
+            elif record.kind == RecordKind.TOPIC and record.flags & FLAG_DELETED:
                 self._deleted.add(record.incarnation)
                 state.apply_topic_deleted(record.topic, record.incarnation)
-            elif record.kind == Kind.TOPIC:
+            elif record.kind == RecordKind.TOPIC:
                 data = self._delivery(record)
                 state.apply_topic(decode_topic(record.topic, record.incarnation, data))
         except DamagedError as error:
@@ -373,7 +374,7 @@ class Recovery:
         log.warning("consume queues of %d queues are added again from the log", len(missing))
         sound = True
         for item in self.items(self._segments.starts[0], end):
-            if isinstance(item, Record) and item.kind == Kind.MESSAGE:
+            if isinstance(item, Record) and item.kind == RecordKind.MESSAGE:
                 self._refill(missing, item, sound)
             sound = sound and not isinstance(item, Bad)
         for queue, after in missing.values():

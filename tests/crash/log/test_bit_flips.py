@@ -14,7 +14,7 @@ import pytest
 from log_story import Story, Told, check, open_story, read_all, soon, wait
 
 from backend.file_log.core.frame import FRAME_BYTES, Frame
-from backend.file_log.core.record import Kind, Record
+from backend.file_log.core.record import Record, RecordKind
 from backend.file_log.core.salting import UNSALTED
 from backend.file_log.core.scan import walk
 from backend.file_log.start.format_file import read_format
@@ -107,7 +107,7 @@ def places(built: Built) -> list[Place]:
             if low < high:
                 at = item.position - segment + chance.randrange(low, high)
                 in_record = isinstance(item, Record)
-                noticed = isinstance(item, Record) and item.kind == Kind.MESSAGE and low >= HEALED_BYTES
+                noticed = isinstance(item, Record) and item.kind == RecordKind.MESSAGE and low >= HEALED_BYTES
                 found.append(Place(f"commitlog/{segment:020d}", at, item.position, in_record, noticed))
     return found
 

@@ -14,7 +14,7 @@ from backend.dead_letters import read_dead_letter
 from backend.file_log import FileLogOptions, open_log
 from backend.file_log.core.frame import Frame
 from backend.file_log.core.names import parse_segment
-from backend.file_log.core.record import Kind, Record
+from backend.file_log.core.record import Record, RecordKind
 from backend.file_log.core.salting import UNSALTED
 from backend.file_log.core.scan import walk
 from backend.file_log.log import FileLog
@@ -110,7 +110,7 @@ def _finishes(directory: Path) -> Iterator[Finish]:
         for item in walk(data, base, base, base + len(data), salting.of_segment(base)):
             if isinstance(item, Frame):
                 commit = item.position
-            elif isinstance(item, Record) and item.kind == Kind.PROGRESS:
+            elif isinstance(item, Record) and item.kind == RecordKind.PROGRESS:
                 start = item.position - base + item.meta_bytes
                 delta = decode_delta(data[start : item.end - base])
                 for first, after in delta.finished:

@@ -24,7 +24,7 @@ import gevent
 from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
 from backend.file_log.lock import DirectoryLock
-from backend.file_log.sessions.election import Election, Opened
+from backend.file_log.sessions.election import ElectedLog, Election
 from backend.file_log.sessions.member.local import local_reads
 from backend.file_log.sessions.wire.protocol import SessionLimits
 from backend.port import Assignment, Backend, Join
@@ -59,11 +59,11 @@ def soon() -> float:
 def enter(directory: Path, limits: SessionLimits) -> Election:
     metrics, options = Registry(), FileLogOptions(checkpoint_ms=500)
 
-    def open_writer(folder: Path, lock: DirectoryLock) -> Opened:
+    def open_writer(folder: Path, lock: DirectoryLock) -> ElectedLog:
         say("opening")
         log = open_log(folder, options, clock=CLOCK, metrics=metrics, lock=lock)
         say("writer")
-        return Opened(log, log.publish_entries)
+        return ElectedLog(log, log.publish_entries)
 
     reads = local_reads(directory, options)
     return Election(directory, open_writer, CLOCK, metrics, limits, reads=reads)

@@ -14,8 +14,8 @@ from backend.file_log.core.record import (
     ENTRY_ROWS,
     GAP_ENTRY,
     RECORD_BYTES,
-    Kind,
     Record,
+    RecordKind,
     decode_system,
     encode_system,
     entry_is_sound,
@@ -83,8 +83,10 @@ def test_a_frame_header_with_a_flipped_bit_is_not_sound(frame: Frame, bit: int) 
     assert unpack_frame(bytes(data), frame.position) is None
 
 
-@given(st.sampled_from(Kind), positions, st.integers(-I63, I63), record_fields, salts)
-def test_a_record_comes_back(kind: Kind, position: int, stored_ms: int, fields: dict, salt: int) -> None:  # type: ignore[type-arg]
+@given(st.sampled_from(RecordKind), positions, st.integers(-I63, I63), record_fields, salts)
+def test_a_record_comes_back(
+    kind: RecordKind, position: int, stored_ms: int, fields: dict, salt: int
+) -> None:  # type: ignore[type-arg]
     data = pack_record(kind, position, stored_ms, **fields, salt=salt)
     record = unpack_record(b"before" + data, 6, position, salt)
     assert record is not None
@@ -103,7 +105,7 @@ def test_a_record_comes_back(kind: Kind, position: int, stored_ms: int, fields: 
 
 @given(positions, record_fields, st.data())
 def test_a_record_with_a_flipped_bit_is_not_sound(position: int, fields: dict, data: st.DataObject) -> None:  # type: ignore[type-arg]
-    packed = bytearray(pack_record(Kind.MESSAGE, position, 5, **fields))
+    packed = bytearray(pack_record(RecordKind.MESSAGE, position, 5, **fields))
     bit = data.draw(st.integers(64, len(packed) * 8 - 1))
     packed[bit // 8] ^= 1 << bit % 8
     record = unpack_record(bytes(packed), 0, position)
@@ -112,7 +114,7 @@ def test_a_record_with_a_flipped_bit_is_not_sound(position: int, fields: dict, d
 
 @given(positions, record_fields, st.integers(0, 63))
 def test_the_second_crc_vouches_for_magic_and_first(position: int, fields: dict, bit: int) -> None:  # type: ignore[type-arg]
-    packed = bytearray(pack_record(Kind.MESSAGE, position, 5, **fields))
+    packed = bytearray(pack_record(RecordKind.MESSAGE, position, 5, **fields))
     sound = unpack_record(bytes(packed), 0, position)
     packed[bit // 8] ^= 1 << bit % 8
     healed = unpack_record(bytes(packed), 0, position)
@@ -123,7 +125,7 @@ def test_the_second_crc_vouches_for_magic_and_first(position: int, fields: dict,
 
 @given(positions, record_fields)
 def test_an_entry_repeats_its_record(position: int, fields: dict) -> None:  # type: ignore[type-arg]
-    data = pack_record(Kind.MESSAGE, position, 5, **fields)
+    data = pack_record(RecordKind.MESSAGE, position, 5, **fields)
     record = unpack_record(data, 0, position)
     assert record is not None
     entry = pack_entry(record)
@@ -167,7 +169,7 @@ def log_bytes(bodies: list[list[bytes]]) -> tuple[bytes, list[Frame], list[Recor
         start = len(out) + FRAME_BYTES
         payload = b""
         for body in group:
-            payload += pack_record(Kind.MESSAGE, start + len(payload), 1, topic=b"t", delivery=body)
+            payload += pack_record(RecordKind.MESSAGE, start + len(payload), 1, topic=b"t", delivery=body)
         frame = Frame(len(group), len(payload), 1, len(out), number, len(out), 1)
         out += pack_frame(frame) + payload
         made_frames.append(frame)

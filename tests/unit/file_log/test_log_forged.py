@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from log_rig import Rig, done
 
 from backend.file_log.core.frame import FRAME_BYTES, Frame, pack_frame
-from backend.file_log.core.record import FLAG_DELETED, RECORD_BYTES, Kind, pack_record
+from backend.file_log.core.record import FLAG_DELETED, RECORD_BYTES, RecordKind, pack_record
 from backend.progress.codec import encode_delta
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 from tests.examples import examples
@@ -64,12 +64,12 @@ class Forger:
     def record(self, at: int) -> bytes:
         topic, ref = self.ref.topic.encode(), self.ref
         delta = encode_delta(ProgressDelta("billing", ref, 9, 0, ((0, 1 << 40),)))
-        kinds: tuple[tuple[Kind, dict[str, object]], ...] = (
-            (Kind.TOPIC, {"topic": topic, "incarnation": ref.incarnation, "flags": FLAG_DELETED}),
-            (Kind.TOPIC, {"topic": b"forged", "incarnation": 77, "delivery": b'{"queues":1}'}),
-            (Kind.SETTING, {"key": b"colour", "delivery": b"forged"}),
-            (Kind.PROGRESS, {"topic": topic, "incarnation": ref.incarnation, "delivery": delta}),
-            (Kind.MESSAGE, {"topic": topic, "incarnation": ref.incarnation, "delivery": b"forged",
+        kinds: tuple[tuple[RecordKind, dict[str, object]], ...] = (
+            (RecordKind.TOPIC, {"topic": topic, "incarnation": ref.incarnation, "flags": FLAG_DELETED}),
+            (RecordKind.TOPIC, {"topic": b"forged", "incarnation": 77, "delivery": b'{"queues":1}'}),
+            (RecordKind.SETTING, {"key": b"colour", "delivery": b"forged"}),
+            (RecordKind.PROGRESS, {"topic": topic, "incarnation": ref.incarnation, "delivery": delta}),
+            (RecordKind.MESSAGE, {"topic": topic, "incarnation": ref.incarnation, "delivery": b"forged",
                             "offset": self.chance.randrange(12)}),
         )  # fmt: skip
         kind, fields = self.chance.choice(kinds)
@@ -198,7 +198,7 @@ def test_without_a_salt_a_frame_that_does_not_fit_its_neighbours_is_refused(tmp_
     for at in range(16, BODY_BYTES - 400, 256):
         place = position + HEAD + at
         gone = pack_record(
-            Kind.TOPIC,
+            RecordKind.TOPIC,
             place + FRAME_BYTES,
             1,
             topic=b"orders",

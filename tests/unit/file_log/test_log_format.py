@@ -17,7 +17,7 @@ from log_rig import Rig, done
 
 from backend.file_log import open_log
 from backend.file_log.core.frame import VERSION_AT, Frame
-from backend.file_log.core.record import Kind, Record
+from backend.file_log.core.record import Record, RecordKind
 from backend.file_log.storage import File, Storage
 from backend.records import CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.clock import ManualClock
@@ -187,7 +187,7 @@ def newer_frame(directory: Path) -> None:
 
 def newer_record(directory: Path) -> None:
     def change(item: Frame | Record, piece: bytearray) -> None:
-        if isinstance(item, Record) and item.kind == Kind.MESSAGE and item.offset == 70:
+        if isinstance(item, Record) and item.kind == RecordKind.MESSAGE and item.offset == 70:
             piece[RECORD_VERSION_AT] = 3
 
     rewrite(directory, change)
@@ -195,7 +195,7 @@ def newer_record(directory: Path) -> None:
 
 def newer_delta(directory: Path) -> None:
     def change(item: Frame | Record, piece: bytearray) -> None:
-        if isinstance(item, Record) and item.kind == Kind.PROGRESS:
+        if isinstance(item, Record) and item.kind == RecordKind.PROGRESS:
             piece[item.meta_bytes] = 2
 
     rewrite(directory, change)

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from backend.file_log.index.log_index import LogIndex
-from backend.file_log.index.sealing import Row
+from backend.file_log.index.sealing import IndexRow
 
 
 @dataclass
 class PretendLog:
     """Records of 100 bytes in segments; the naive model of every lookup."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[IndexRow] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     end: int = 0
 
     def commit(self, index: LogIndex | None, rows: list[tuple[str, bytes, bytes]], stored_ms: int) -> None:
         """Append (topic, key, id) records as one commit, to the model and the index."""
-        new = [Row(self.end + 100 * n, *row, stored_ms) for n, row in enumerate(rows)]
+        new = [IndexRow(self.end + 100 * n, *row, stored_ms) for n, row in enumerate(rows)]
         self.end += 100 * len(rows) + 10
         self.rows += new
         if index is not None:
@@ -33,7 +33,7 @@ class PretendLog:
     def spans(self) -> list[tuple[int, int]]:
         return list(zip(self.starts, [*self.starts[1:], self.end], strict=True))
 
-    def rows_in(self, start: int, end: int) -> Iterator[Row]:
+    def rows_in(self, start: int, end: int) -> Iterator[IndexRow]:
         return (row for row in self.rows if start <= row.position < end)
 
     def positions(self) -> list[int]:
@@ -49,7 +49,7 @@ class PretendLog:
         return [r.position for r in self.rows if start_ms <= r.stored_ms < end_ms]
 
 
-def add(index: LogIndex, rows: list[Row], stored_ms: int, end: int) -> int:
+def add(index: LogIndex, rows: list[IndexRow], stored_ms: int, end: int) -> int:
     return index.add_many(
         [row.position for row in rows],
         [row.topic for row in rows],

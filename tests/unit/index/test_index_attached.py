@@ -7,7 +7,7 @@ import pytest
 
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core.frame import Frame, pack_frame
-from backend.file_log.core.record import Kind, pack_record
+from backend.file_log.core.record import RecordKind, pack_record
 from backend.file_log.index import attached, log_rows
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
@@ -44,14 +44,14 @@ class House:
 
     def commit(self, messages: list[Message], stored_ms: int, incarnation: int = 1) -> None:
         frame = PackedFrame(self.position, 0, 0, stored_ms)
-        parts = [pack_record(Kind.SETTING, frame.end, stored_ms, key=b"not me", delivery=b"x")]
+        parts = [pack_record(RecordKind.SETTING, frame.end, stored_ms, key=b"not me", delivery=b"x")]
         frame.end += len(parts[0])
         for topic, key, message_id, delivery in messages:
             for column, value in zip(frame.columns, (frame.end, topic, key, message_id), strict=True):
                 column.append(value)
             parts.append(
                 pack_record(
-                    Kind.MESSAGE, frame.end, stored_ms, topic=topic.encode(), incarnation=incarnation,
+                    RecordKind.MESSAGE, frame.end, stored_ms, topic=topic.encode(), incarnation=incarnation,
                     key=key, message_id=message_id, delivery=delivery,
                 )
             )  # fmt: skip

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backend.file_log.index import blocks, table
-from backend.file_log.index.damage import Damage
+from backend.file_log.index.damage import IndexDamage
 from backend.file_log.index.log_index import LogIndex
 from backend.file_log.index.names import entries_name, sorted_name
 from tests.examples import some_of
@@ -22,7 +22,7 @@ class Damaged:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = PretendLog()
-        self.damages: list[Damage] = []
+        self.damages: list[IndexDamage] = []
         self.index = LogIndex(OsStorage(), str(folder), self.damages.append)
         self.index.recover([(0, 0)])
         for commit in range(COMMITS):

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backend.file_log.index.damage import Damage
+from backend.file_log.index.damage import IndexDamage
 from backend.file_log.index.log_index import LogIndex
 from tests.examples import examples
 from tests.unit.index.files_for_index import OsStorage
@@ -27,7 +27,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.log = PretendLog()
         self.now_ms = 1_000
-        self.damages: list[Damage] = []
+        self.damages: list[IndexDamage] = []
         self.open()
 
     def open(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.file_log.index import blocks, hashes, names, radix
-from backend.file_log.index.damage import Damage
+from backend.file_log.index.damage import IndexDamage
 from backend.file_log.index.keeper import IndexKeeper
 from backend.file_log.index.log_index import LogIndex
 from tests.unit.index.files_for_index import OsStorage
@@ -77,7 +77,7 @@ def test_names() -> None:
 
 
 def test_keeper_seals_and_repairs(tmp_path: Path) -> None:
-    damages: list[Damage] = []
+    damages: list[IndexDamage] = []
     index = LogIndex(OsStorage(), str(tmp_path), damages.append)
     index.recover([(0, 0)])
     log = PretendLog()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.file_log.index.damage import Damage
+from backend.file_log.index.damage import IndexDamage
 from backend.file_log.index.log_index import LogIndex
 from backend.file_log.index.lookup import IndexLookup
 from backend.file_log.index.names import entries_name, sorted_name
@@ -19,7 +19,7 @@ class Opened:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.storage = OsStorage()
-        self.damages: list[Damage] = []
+        self.damages: list[IndexDamage] = []
         self.index = LogIndex(self.storage, str(folder), self.damages.append)
 
 

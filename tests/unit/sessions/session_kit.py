@@ -15,10 +15,10 @@ import gevent
 from backend.completion import Completion
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.elected import ElectedBackend
-from backend.file_log.sessions.election import Election, Opened
+from backend.file_log.sessions.election import ElectedLog, Election
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.wire import codec, place
-from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, Kind, SessionLimits, frame
+from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, FrameKind, SessionLimits, frame
 from backend.file_log.sessions.writer.server import SessionServer
 from backend.port import Assignment
 from backend.records import AppendResult, NewRecord, QueueRef, TopicInfo
@@ -122,8 +122,8 @@ class House:
         self._elections: list[Election] = []
         self._closers: list[Callable[[], None]] = []
 
-    def open_writer(self, directory: Path, lock: DirectoryLock) -> Opened:
-        return Opened(self.engine)
+    def open_writer(self, directory: Path, lock: DirectoryLock) -> ElectedLog:
+        return ElectedLog(self.engine)
 
     def enter(
         self, may_write: bool = True, metrics: Registry | None = None
@@ -184,23 +184,23 @@ class RawClient:
         self._got = b""
         self.ended = False
         if greet:
-            self.send(Kind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
-            self.next(Kind.READY)
+            self.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
+            self.next(FrameKind.READY)
 
     def send(self, kind: int, ident: int, body: bytes) -> None:
-        self.raw(frame(Kind(kind), ident, body))
+        self.raw(frame(FrameKind(kind), ident, body))
 
     def raw(self, data: bytes) -> None:
         self.sock.send(data)
 
-    def next(self, *wanted: Kind) -> tuple[Kind, int, bytes]:
+    def next(self, *wanted: FrameKind) -> tuple[FrameKind, int, bytes]:
         """The next frame of one of these kinds; others are passed over."""
         while True:
             until(self._has_frame, f"a frame of kind {wanted}")
             length, kind, ident = HEAD.unpack_from(self._got)
             body, self._got = self._got[HEAD.size : HEAD.size + length], self._got[HEAD.size + length :]
             if kind in wanted:
-                return Kind(kind), ident, body
+                return FrameKind(kind), ident, body
 
     def _has_frame(self) -> bool:
         self._receive()
@@ -226,13 +226,13 @@ class RawClient:
         until(ended, "the writer ends the session")
 
     @property
-    def unread(self) -> list[Kind]:
+    def unread(self) -> list[FrameKind]:
         """Kinds of the frames that are there and not taken."""
         self._receive()
         kinds, at = [], 0
         while at + HEAD.size <= len(self._got):
             length, kind, _ = HEAD.unpack_from(self._got, at)
-            kinds.append(Kind(kind))
+            kinds.append(FrameKind(kind))
             at += HEAD.size + length
         return kinds
 

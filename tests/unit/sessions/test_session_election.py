@@ -23,7 +23,7 @@ from backend.completion import Completion
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions import election as election_module
 from backend.file_log.sessions.elected import BOUND, ElectedBackend
-from backend.file_log.sessions.election import Election, Opened
+from backend.file_log.sessions.election import ElectedLog, Election
 from backend.file_log.sessions.wire import place
 from backend.port import Backend, Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
@@ -163,10 +163,10 @@ def test_a_failed_takeover_is_tried_again(tmp_path: Path) -> None:
         second, face = home.enter()
         failures = [StorageError("the disk is not back yet"), StorageError("nor now")]
 
-        def open_writer(directory: Path, lock: DirectoryLock) -> Opened:
+        def open_writer(directory: Path, lock: DirectoryLock) -> ElectedLog:
             if failures:
                 raise failures.pop()
-            return Opened(home.engine)
+            return ElectedLog(home.engine)
 
         second._open_writer = open_writer
         first.close()
@@ -175,7 +175,7 @@ def test_a_failed_takeover_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_does_not_open_gives_the_lock_back(tmp_path: Path) -> None:
-    def open_writer(directory: Path, lock: DirectoryLock) -> Opened:
+    def open_writer(directory: Path, lock: DirectoryLock) -> ElectedLog:
         raise StorageError("the log is damaged beyond use")
 
     with pytest.raises(StorageError, match="beyond use"):

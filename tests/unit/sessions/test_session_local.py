@@ -12,7 +12,7 @@ from session_kit import CLOCK, done, record, soon, until
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.elected import ElectedBackend
-from backend.file_log.sessions.election import Election, Opened
+from backend.file_log.sessions.election import ElectedLog, Election
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.member.local import LocalReads, local_reads
 from backend.file_log.sessions.wire.protocol import SessionLimits
@@ -36,10 +36,10 @@ class Pair:
         self.count(self.member)
 
     def enter(self) -> ElectedBackend:
-        def open_writer(folder: Path, lock: DirectoryLock) -> Opened:
+        def open_writer(folder: Path, lock: DirectoryLock) -> ElectedLog:
             log = open_log(folder, OPTIONS, clock=CLOCK, metrics=Registry(), lock=lock)
             self.logs.append(log)
-            return Opened(log, log.publish_entries)
+            return ElectedLog(log, log.publish_entries)
 
         reads = local_reads(self.directory, OPTIONS)
         election = Election(self.directory, open_writer, CLOCK, Registry(), SessionLimits(), reads=reads)

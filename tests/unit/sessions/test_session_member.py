@@ -11,7 +11,7 @@ from backend.capabilities import Durability
 from backend.completion import Completion
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.wire import codec, place
-from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, frame
+from backend.file_log.sessions.wire.protocol import FrameKind, SessionLimits, frame
 from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
@@ -330,11 +330,11 @@ def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: P
     member, server = stuck_member(tmp_path)
     peer = server.accept()
     pong = codec.encode((0, True, ""))
-    peer.send(frame(Kind.READY, 0, pong))
+    peer.send(frame(FrameKind.READY, 0, pong))
     until(lambda: member.link.ready, "the session stands")
     append = member.append([record()], soon())
     until(lambda: member.link.outstanding.sent, "it is sent")
-    peer.send(frame(Kind.ANSWER, next(iter(member.link.outstanding.sent)), b"\x93\x01"))
+    peer.send(frame(FrameKind.ANSWER, next(iter(member.link.outstanding.sent)), b"\x93\x01"))
     assert statuses(append) == [AppendStatus.UNKNOWN]
     assert not member.link.attached
     member.close()

@@ -14,7 +14,7 @@ from session_kit import RawClient, done, house, queue, record, soon, until
 
 from backend.capabilities import Capabilities
 from backend.file_log.sessions.wire import codec, place
-from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, Kind
+from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, FrameKind
 from backend.records import TopicInfo
 from ddmq_common.errors import BoundReachedError, NoSuchTopicError, RemoteError
 from ddmq_common.metrics import catalogue
@@ -48,15 +48,15 @@ def test_a_welcome_brings_everything_in_one_piece(tmp_path: Path) -> None:
         home.make("orders", 3)
         server = home.serve()
         client = RawClient(tmp_path, greet=False)
-        client.send(Kind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
-        welcome = client.next(Kind.WELCOME)
+        client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
+        welcome = client.next(FrameKind.WELCOME)
         version, silence_ms, _, capabilities, cluster, broker = codec.decode_welcome(welcome[2])
         assert (version, silence_ms, cluster, broker) == (VERSION, 10_000, "R_default", "a")
         assert Capabilities(*capabilities) == home.engine.capabilities
-        rows, gone = codec.decode_topics(client.next(Kind.TOPICS, Kind.READY)[2])
+        rows, gone = codec.decode_topics(client.next(FrameKind.TOPICS, FrameKind.READY)[2])
         assert [row[:3] for row in rows] == [("orders", 1, 3)]
         assert gone == []
-        client.next(Kind.READY)
+        client.next(FrameKind.READY)
         assert server.sessions == 1
 
 
@@ -75,9 +75,9 @@ def test_a_member_of_another_user_is_refused(
         server = home.serve()
         client = RawClient(tmp_path, greet=False)
         monkeypatch.setattr(place, "peer_uid", lambda _: uid)  # asked when the writer accepts
-        client.send(Kind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
+        client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, "test")))
         if taken:
-            client.next(Kind.READY)
+            client.next(FrameKind.READY)
         else:
             client.until_ended()
         assert server.sessions == taken
@@ -88,12 +88,12 @@ def test_a_member_of_another_user_is_refused(
 @pytest.mark.parametrize(
     "data",
     [
-        HEAD.pack(0xFFFF_FFFF, Kind.APPEND, 1),
+        HEAD.pack(0xFFFF_FFFF, FrameKind.APPEND, 1),
         HEAD.pack(4, 60, 1) + b"\x00" * 4,
-        HEAD.pack(1, Kind.APPEND, 1) + b"\xc1",
-        HEAD.pack(0, Kind.COMMIT, 1),
-        HEAD.pack(2, Kind.HELLO, 0) + b"\x91\x01",
-        HEAD.pack(5, Kind.READ, 1) + b"\xdd\xff\xff\xff\xff",
+        HEAD.pack(1, FrameKind.APPEND, 1) + b"\xc1",
+        HEAD.pack(0, FrameKind.COMMIT, 1),
+        HEAD.pack(2, FrameKind.HELLO, 0) + b"\x91\x01",
+        HEAD.pack(5, FrameKind.READ, 1) + b"\xdd\xff\xff\xff\xff",
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
@@ -105,8 +105,8 @@ def test_what_is_malformed_ends_the_session_and_only_that(tmp_path: Path, data: 
         bad = RawClient(tmp_path, greet)
         bad.raw(data)
         bad.until_ended()
-        other.send(Kind.PING, 0, b"")
-        other.next(Kind.PONG)
+        other.send(FrameKind.PING, 0, b"")
+        other.next(FrameKind.PONG)
         assert server.sessions == 1
         assert home.metrics.cell(catalogue.SESSIONS_ENDED, "malformed").value == 1
 
@@ -115,8 +115,8 @@ def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
     with house(tmp_path) as home:
         home.serve()
         client = RawClient(tmp_path, greet=False)
-        client.send(Kind.HELLO, 0, codec.encode((MAGIC, 9, "newer")))
-        error = codec.error_from(codec.decode_fault(client.next(Kind.FAULT)[2]))
+        client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, 9, "newer")))
+        error = codec.error_from(codec.decode_fault(client.next(FrameKind.FAULT)[2]))
         assert isinstance(error, RemoteError)
         assert "speaks session protocol 3, not ddmq-session 9" in str(error)
         client.until_ended()
@@ -128,7 +128,7 @@ def test_sessions_are_bounded(tmp_path: Path) -> None:
         first = RawClient(tmp_path)
         RawClient(tmp_path)
         third = RawClient(tmp_path, greet=False)
-        error = codec.error_from(codec.decode_fault(third.next(Kind.FAULT)[2]))
+        error = codec.error_from(codec.decode_fault(third.next(FrameKind.FAULT)[2]))
         assert isinstance(error, BoundReachedError)
         third.until_ended()
         assert home.metrics.cell(catalogue.SESSION_REFUSED, "sessions").value == 1
@@ -144,8 +144,8 @@ def test_without_descriptors_nobody_is_taken_until_there_are_some(tmp_path: Path
         server._listener = failing  # type: ignore[assignment]
         failing.listener = listener
         client = RawClient(tmp_path)
-        client.send(Kind.PING, 0, b"")
-        client.next(Kind.PONG)
+        client.send(FrameKind.PING, 0, b"")
+        client.next(FrameKind.PONG)
         assert failing.tried == 4, "two failures, one connection, nobody more"
         assert home.metrics.cell(catalogue.SESSION_REFUSED, "descriptors").value == 2
         server._listener = listener
@@ -157,13 +157,13 @@ def test_requests_are_bounded_and_the_rest_goes_on(tmp_path: Path) -> None:
         home.serve()
         client = RawClient(tmp_path)
         for ident in range(1, 5):
-            client.send(Kind.WAIT, ident, wait_body(0))
-        _, ident, body = client.next(Kind.FAULT)
+            client.send(FrameKind.WAIT, ident, wait_body(0))
+        _, ident, body = client.next(FrameKind.FAULT)
         assert ident == 4
         assert isinstance(codec.error_from(codec.decode_fault(body)), BoundReachedError)
-        client.send(Kind.UNWAIT, 2, b"")
-        client.send(Kind.APPEND, 9, append_body(b"x"))
-        answered = {client.next(Kind.ANSWER)[1] for _ in range(3)}
+        client.send(FrameKind.UNWAIT, 2, b"")
+        client.send(FrameKind.APPEND, 9, append_body(b"x"))
+        answered = {client.next(FrameKind.ANSWER)[1] for _ in range(3)}
         assert answered == {1, 3, 9}
 
 
@@ -174,15 +174,15 @@ def test_bytes_in_flight_stop_the_reading_until_answers_leave(tmp_path: Path) ->
         client = RawClient(tmp_path)
         home.engine.hold()
         for ident in range(1, 11):
-            client.send(Kind.APPEND, ident, append_body(b"x" * 1000))
+            client.send(FrameKind.APPEND, ident, append_body(b"x" * 1000))
         until(lambda: home.engine.appends, "the first is taken")
-        client.send(Kind.PING, 0, b"")
+        client.send(FrameKind.PING, 0, b"")
         for _ in range(3):
             server.sweep()
         assert home.engine.appends == 4
         home.engine.release_held()
-        assert [client.next(Kind.ANSWER)[1] for _ in range(10)] == list(range(1, 11))
-        client.next(Kind.PONG)
+        assert [client.next(FrameKind.ANSWER)[1] for _ in range(10)] == list(range(1, 11))
+        client.next(FrameKind.PONG)
 
 
 def test_whoever_takes_nothing_is_ended(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_whoever_takes_nothing_is_ended(tmp_path: Path) -> None:
         client = RawClient(tmp_path)
         done(home.engine.append([record(body=b"x" * 400_000)], soon()))
         for ident in range(1, 40):
-            client.send(Kind.READ, ident, codec.encode((queue(), 0, 1, 1 << 20)))
+            client.send(FrameKind.READ, ident, codec.encode((queue(), 0, 1, 1 << 20)))
         until(lambda: server.sessions == 0, "the session is ended")
         assert home.metrics.cell(catalogue.SESSIONS_ENDED, "untaken").value == 1
 
@@ -202,17 +202,17 @@ def test_silence_ends_a_session_and_frees_its_queues(tmp_path: Path) -> None:
         home.make()
         server = home.serve()
         silent, living = RawClient(tmp_path), RawClient(tmp_path)
-        silent.send(Kind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
-        first = codec.decode_assigned(silent.next(Kind.ASSIGNED)[2])
-        living.send(Kind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
+        silent.send(FrameKind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
+        first = codec.decode_assigned(silent.next(FrameKind.ASSIGNED)[2])
+        living.send(FrameKind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
 
         def silent_is_ended() -> bool:
-            living.send(Kind.PING, 0, b"")
+            living.send(FrameKind.PING, 0, b"")
             return server.sessions == 1
 
         until(silent_is_ended, "the silent session is ended")
         assert home.metrics.cell(catalogue.SESSIONS_ENDED, "silent").value == 1
-        second = codec.decode_assigned(living.next(Kind.ASSIGNED)[2])
+        second = codec.decode_assigned(living.next(FrameKind.ASSIGNED)[2])
         assert second[0] == first[0]
         assert second[1] > first[1]
 
@@ -222,11 +222,11 @@ def test_the_end_of_the_socket_frees_its_queues(tmp_path: Path) -> None:
         home.make()
         home.serve()
         first, second = RawClient(tmp_path), RawClient(tmp_path)
-        first.send(Kind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
-        first.next(Kind.ASSIGNED)
-        second.send(Kind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
+        first.send(FrameKind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
+        first.next(FrameKind.ASSIGNED)
+        second.send(FrameKind.JOIN, 1, codec.encode(("g", "orders", "whole topic", None, "", "")))
         first.close()
-        second.next(Kind.ASSIGNED)
+        second.next(FrameKind.ASSIGNED)
 
 
 def test_the_engine_is_told_whether_anybody_reads_its_files(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_engine_is_told_whether_anybody_reads_its_files(tmp_path: Path) -> N
         home.serve()
         first, second = RawClient(tmp_path), RawClient(tmp_path)
         for client in (first, second):
-            client.send(Kind.READS_FILES, 0, b"")
+            client.send(FrameKind.READS_FILES, 0, b"")
         until(lambda: home.readers == [True], "the engine is told once")
         first.close()
         second.close()
@@ -247,12 +247,12 @@ def test_a_commit_wakes_a_session_with_one_write_and_nobody_else(tmp_path: Path)
         home.serve()
         waiting, other = RawClient(tmp_path), RawClient(tmp_path)
         for number in range(4):
-            waiting.send(Kind.WAIT, number + 1, codec.encode((queue("orders", number), 0, 20_000)))
-        waiting.send(Kind.PING, 0, b"")
-        waiting.next(Kind.PONG)
+            waiting.send(FrameKind.WAIT, number + 1, codec.encode((queue("orders", number), 0, 20_000)))
+        waiting.send(FrameKind.PING, 0, b"")
+        waiting.next(FrameKind.PONG)
         done(home.engine.append([record("orders", number) for number in range(4)], soon()))
         until(lambda: waiting.unread, "the wake-up")
-        assert waiting.unread == [Kind.ANSWER] * 4
+        assert waiting.unread == [FrameKind.ANSWER] * 4
         assert other.unread == []
 
 
@@ -261,20 +261,20 @@ def test_changes_are_pushed_to_everyone(tmp_path: Path) -> None:
         home.serve()
         client = RawClient(tmp_path)
         done(home.engine.put_topic(TopicInfo("bills", 0, 2), soon()))
-        assert codec.decode_topics(client.next(Kind.TOPICS)[2])[0][0][:3] == ("bills", 1, 2)
+        assert codec.decode_topics(client.next(FrameKind.TOPICS)[2])[0][0][:3] == ("bills", 1, 2)
         done(home.engine.delete_topic("bills", soon()))
-        assert codec.decode_topics(client.next(Kind.TOPICS)[2]) == ([], ["bills"])
+        assert codec.decode_topics(client.next(FrameKind.TOPICS)[2]) == ([], ["bills"])
 
 
 def test_errors_of_the_engine_are_faults(tmp_path: Path) -> None:
     with house(tmp_path) as home:
         home.serve()
         client = RawClient(tmp_path)
-        client.send(Kind.DELETE_TOPIC, 1, codec.encode((1000, "nowhere")))
-        error = codec.error_from(codec.decode_fault(client.next(Kind.FAULT)[2]))
+        client.send(FrameKind.DELETE_TOPIC, 1, codec.encode((1000, "nowhere")))
+        error = codec.error_from(codec.decode_fault(client.next(FrameKind.FAULT)[2]))
         assert isinstance(error, NoSuchTopicError)
-        client.send(Kind.READ, 2, codec.encode((queue(), -1, 1, 1)))
-        _, ident, body = client.next(Kind.FAULT)
+        client.send(FrameKind.READ, 2, codec.encode((queue(), -1, 1, 1)))
+        _, ident, body = client.next(FrameKind.FAULT)
         assert ident == 2
         assert isinstance(codec.error_from(codec.decode_fault(body)), ValueError)
 
@@ -285,8 +285,8 @@ def test_frames_may_come_in_any_pieces(tmp_path: Path) -> None:
         home.serve()
         client = RawClient(tmp_path)
         body = append_body(b"x" * 300)
-        stream = b"".join(HEAD.pack(len(body), Kind.APPEND, ident) + body for ident in range(1, 4))
+        stream = b"".join(HEAD.pack(len(body), FrameKind.APPEND, ident) + body for ident in range(1, 4))
         for at in range(0, len(stream), 97):
             client.raw(stream[at : at + 97])
             gevent.sleep(0)
-        assert [client.next(Kind.ANSWER)[1] for _ in range(3)] == [1, 2, 3]
+        assert [client.next(FrameKind.ANSWER)[1] for _ in range(3)] == [1, 2, 3]

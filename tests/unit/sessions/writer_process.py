@@ -6,7 +6,7 @@ from pathlib import Path
 import gevent
 
 from backend.file_log.lock import DirectoryLock
-from backend.file_log.sessions.election import Opened, share
+from backend.file_log.sessions.election import ElectedLog, share
 from backend.memory import MemoryBackend
 from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
@@ -14,8 +14,8 @@ from ddmq_common.metrics.registry import Registry
 CLOCK = SystemClock()
 
 
-def open_writer(directory: Path, lock: DirectoryLock) -> Opened:
-    return Opened(MemoryBackend(CLOCK))
+def open_writer(directory: Path, lock: DirectoryLock) -> ElectedLog:
+    return ElectedLog(MemoryBackend(CLOCK))
 
 
 share(Path(sys.argv[1]), open_writer, clock=CLOCK, metrics=Registry())

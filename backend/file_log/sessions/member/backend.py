@@ -26,13 +26,13 @@ from backend.file_log.sessions.member.reading import Reads, RemoteReads
 from backend.file_log.sessions.member.requests import (
     AppendCall,
     AppendFrame,
-    CommitRequest,
     PlainRequest,
-    Request,
+    SessionCommit,
+    SessionRequest,
     append_bytes,
 )
 from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import Kind, SessionLimits, deadline_of, timeout_ms
+from backend.file_log.sessions.wire.protocol import FrameKind, SessionLimits, deadline_of, timeout_ms
 from backend.port import Backend, Health, Join, Membership, MembershipListener, Wait
 from backend.progress.group_progress import check_delta
 from backend.records import (
@@ -91,7 +91,7 @@ class MemberBackend(Backend):
     ) -> Completion[TopicInfo]:
         check_topic(info, self.capabilities)
         return self._ask(
-            Kind.PUT_TOPIC,
+            FrameKind.PUT_TOPIC,
             (timeout_ms(deadline, self.clock.monotonic()), codec.topic_row(info)),
             lambda body: TopicInfo(*codec.decode_topic(body)),
             into,
@@ -101,7 +101,7 @@ class MemberBackend(Backend):
 
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
         return self._ask(
-            Kind.DELETE_TOPIC,
+            FrameKind.DELETE_TOPIC,
             (timeout_ms(deadline, self.clock.monotonic()), name),
             lambda body: None,
             None,
@@ -159,7 +159,7 @@ class MemberBackend(Backend):
             check_delta(delta)
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         self._flush_batch()
-        self._submit(CommitRequest(batch, deadline, completion))
+        self._submit(SessionCommit(batch, deadline, completion))
         return completion
 
     # --- reading
@@ -188,12 +188,12 @@ class MemberBackend(Backend):
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
         return self._ask(
-            Kind.BOUNDS, list(queues), codec.decode_bounds, None, lambda backend: backend.bounds(queues)
+            FrameKind.BOUNDS, list(queues), codec.decode_bounds, None, lambda backend: backend.bounds(queues)
         )
 
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
         return self._ask(
-            Kind.OFFSET_FOR_TIME,
+            FrameKind.OFFSET_FOR_TIME,
             (queue, wall_ms),
             codec.decode_number,
             None,
@@ -210,7 +210,7 @@ class MemberBackend(Backend):
     ) -> Completion[list[StoredRecord]]:
         check_find(key, message_id, count_max)
         return self._ask(
-            Kind.FIND,
+            FrameKind.FIND,
             (topic, key, message_id, count_max),
             codec.decode_stored,
             None,
@@ -221,7 +221,7 @@ class MemberBackend(Backend):
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
         return self._ask(
-            Kind.PROGRESS,
+            FrameKind.PROGRESS,
             (group, list(queues)),
             codec.decode_views,
             None,
@@ -235,7 +235,7 @@ class MemberBackend(Backend):
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
         return self._ask(
-            Kind.HOLDERS,
+            FrameKind.HOLDERS,
             (group, topic),
             codec.decode_holders,
             None,
@@ -267,7 +267,7 @@ class MemberBackend(Backend):
         self._reads.close()
         self.link.close()
 
-    def surrender(self) -> list[Request]:
+    def surrender(self) -> list[SessionRequest]:
         """Everything that was not sent, taken out in order, for the Backend that is asked from now on."""
         self._flush_batch()
         return self.link.outstanding.surrender()
@@ -275,23 +275,23 @@ class MemberBackend(Backend):
     # --- what the link tells (link.Owner)
 
     def on_push(self, kind: int, ident: int, body: bytes) -> None:
-        if kind in (Kind.READY, Kind.PONG):
+        if kind in (FrameKind.READY, FrameKind.PONG):
             self._on_pong(kind, body)
-        elif kind == Kind.WELCOME:
+        elif kind == FrameKind.WELCOME:
             self._on_welcome(body)
-        elif kind == Kind.TOPICS:
+        elif kind == FrameKind.TOPICS:
             rows, gone = codec.decode_topics(body)
             self.mirror.take_topics([TopicInfo(*row) for row in rows], gone)
-        elif kind == Kind.SETTINGS:
+        elif kind == FrameKind.SETTINGS:
             self.mirror.take_settings(codec.decode_settings(body))
-        elif kind == Kind.ASSIGNED:
+        elif kind == FrameKind.ASSIGNED:
             self._memberships.assigned(ident, body)
-        elif kind == Kind.REVOKED:
+        elif kind == FrameKind.REVOKED:
             queues, left_ms = codec.decode_revoked(body)
             self._memberships.revoked(ident, queues, deadline_of(left_ms, self.clock.monotonic()))
-        elif kind == Kind.LOST:
+        elif kind == FrameKind.LOST:
             self._memberships.lost(ident, body)
-        elif kind == Kind.FAULT:
+        elif kind == FrameKind.FAULT:
             self._memberships.refused(ident, codec.error_from(codec.decode_fault(body)))
 
     def on_ready(self) -> None:
@@ -327,12 +327,12 @@ class MemberBackend(Backend):
         clock_ms, ready, reason = codec.decode_pong(body)
         self._store_clock.told(clock_ms)
         self._health = Health(ready, reason)
-        if kind == Kind.READY:
+        if kind == FrameKind.READY:
             self.mirror.finish()
 
     def _ask(
         self,
-        kind: Kind,
+        kind: FrameKind,
         body: Any,
         decode: Callable[[bytes], Any],
         into: Completion[Any] | None,
@@ -344,13 +344,13 @@ class MemberBackend(Backend):
         if deadline is None:
             deadline = self.clock.monotonic() + self.limits.request_timeout_s
         request = PlainRequest(kind, body, decode, completion, again, deadline, resend)
-        if kind in (Kind.PUT_TOPIC, Kind.DELETE_TOPIC):
+        if kind in (FrameKind.PUT_TOPIC, FrameKind.DELETE_TOPIC):
             self._submit(request)
         else:
             self.link.submit(request)
         return completion
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: SessionRequest) -> None:
         """For what changes something: refused while draining."""
         if self._draining:
             error = DrainingError("this process is draining; it takes nothing new")

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import Kind
+from backend.file_log.sessions.wire.protocol import FrameKind
 from backend.port import Assignment, Join, MembershipListener
 from backend.records import QueueRef
 
 log = logging.getLogger(__name__)
-Push = Callable[[Kind, int, bytes], None]
+Push = Callable[[FrameKind, int, bytes], None]
 
 
 class RemoteMembership:
@@ -35,7 +35,7 @@ class RemoteMembership:
         given = [queue for queue in queues if queue in self.held]
         self.held.difference_update(given)
         if given and self.joined:
-            self._table.push(Kind.RELEASE, self.ident, codec.encode(given))
+            self._table.push(FrameKind.RELEASE, self.ident, codec.encode(given))
 
     def leave(self) -> None:
         """Give up everything."""
@@ -63,7 +63,7 @@ class MembershipTable:
 
     def leave(self, membership: RemoteMembership) -> None:
         if self._by_ident.pop(membership.ident, None) is not None and membership.joined:
-            self.push(Kind.LEAVE, membership.ident, b"")
+            self.push(FrameKind.LEAVE, membership.ident, b"")
 
     def session_ready(self) -> None:
         """Join again, everything, under new ids."""
@@ -123,4 +123,4 @@ class MembershipTable:
     def _ask(self, membership: RemoteMembership) -> None:
         membership.joined = True
         body = codec.encode_join(membership.join)
-        self.push(Kind.JOIN, membership.ident, body)
+        self.push(FrameKind.JOIN, membership.ident, body)

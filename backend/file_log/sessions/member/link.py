@@ -21,14 +21,14 @@ import msgspec
 from gevent import get_hub
 
 from backend.file_log.sessions.member.outstanding import Outstanding
-from backend.file_log.sessions.member.requests import AppendFrame, CommitRequest, Request
+from backend.file_log.sessions.member.requests import AppendFrame, SessionCommit, SessionRequest
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.pipe import Pipe
 from backend.file_log.sessions.wire.protocol import (
     IDENT_MAX,
     MAGIC,
     VERSION,
-    Kind,
+    FrameKind,
     ProtocolError,
     SessionLimits,
 )
@@ -90,7 +90,7 @@ class Link:
 
     # --- requests
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SessionRequest) -> None:
         """Send it, hold it, or refuse it (a bound, or closed)."""
         if not self.outstanding.enter(request):
             return
@@ -99,7 +99,7 @@ class Link:
         else:
             self.outstanding.held[request] = None
 
-    def push(self, kind: Kind, ident: int, body: bytes) -> None:
+    def push(self, kind: FrameKind, ident: int, body: bytes) -> None:
         """Send a frame that gets no answer; nothing happens without a session."""
         if self._pipe is not None and self.ready:
             self._pipe.send(kind, ident, body)
@@ -123,7 +123,7 @@ class Link:
             self.loop, sock, limits.frame_bytes_max, limits.out_bytes_max, self._on_frame, self._lost
         )
         name = f"pid {os.getpid()}"
-        self._pipe.send(Kind.HELLO, 0, codec.encode((MAGIC, VERSION, name)))
+        self._pipe.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, name)))
 
     def drop(self, reason: str, text: str) -> None:
         """Give the session up."""
@@ -142,9 +142,9 @@ class Link:
             if now - self._heard > self.limits.silence_s:
                 self.drop("silent", f"nothing heard from the writer for {self.limits.silence_s} s")
             elif self.ready:
-                self._pipe.send(Kind.PING, 0, b"")
+                self._pipe.send(FrameKind.PING, 0, b"")
                 for wait in self.outstanding.given_up():
-                    self._pipe.send(Kind.UNWAIT, wait.ident, b"")
+                    self._pipe.send(FrameKind.UNWAIT, wait.ident, b"")
         self._owner.on_ping()
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class Link:
 
     # --- inside
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: SessionRequest) -> None:
         assert self._pipe is not None
         try:
             body = request.body(self._clock.monotonic())
@@ -181,15 +181,15 @@ class Link:
     def _on_frame(self, kind: int, ident: int, body: bytes) -> None:
         self._heard = self._clock.monotonic()
         try:
-            if kind == Kind.ANSWER:
+            if kind == FrameKind.ANSWER:
                 self._on_answer(ident, body)
-            elif kind == Kind.FAULT:
+            elif kind == FrameKind.FAULT:
                 self._on_fault(ident, codec.error_from(codec.decode_fault(body)))
-            elif kind == Kind.GOING:
+            elif kind == FrameKind.GOING:
                 self.going = True
             else:
                 self._owner.on_push(kind, ident, body)
-                if kind == Kind.READY:
+                if kind == FrameKind.READY:
                     self._on_ready()
         except (msgspec.MsgspecError, ProtocolError) as error:
             self.drop("malformed", f"a frame of kind {kind}: {error}")
@@ -223,9 +223,9 @@ class Link:
             self.refusal = error
             self.drop("refused", str(error))
         elif self.taken(ident):
-            self._owner.on_push(Kind.FAULT, ident, codec.encode(codec.error_row(error)))
+            self._owner.on_push(FrameKind.FAULT, ident, codec.encode(codec.error_row(error)))
 
-    def _refused(self, request: Request, error: Exception) -> None:
+    def _refused(self, request: SessionRequest, error: Exception) -> None:
         """Settle with `error`; calls that shared a frame are tried apart when one of them may be at fault."""
         may_split = isinstance(error, (CallerError, BoundReachedError, ValueError, TypeError, OverflowError))
         if may_split and isinstance(request, AppendFrame) and len(request.calls) > 1:
@@ -239,7 +239,7 @@ class Link:
         outstanding = self.outstanding
         outstanding.sort_held()
         again = [request for request in outstanding.held if request.sent and not request.done]
-        outstanding.resent.update(request for request in again if isinstance(request, CommitRequest))
+        outstanding.resent.update(request for request in again if isinstance(request, SessionCommit))
         for request in again:
             self._unhold(request)
         self._owner.on_ready()
@@ -252,7 +252,7 @@ class Link:
             self._has_caught_up = True
             self._owner.on_caught_up()
 
-    def _unhold(self, request: Request) -> None:
+    def _unhold(self, request: SessionRequest) -> None:
         if request.done:
             self.outstanding.forget(request)
         else:

@@ -26,7 +26,7 @@ from backend.file_log.read.reader import FileBatch, LogReader
 from backend.file_log.segments import SegmentSet
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.member.reading import Reads, RemoteReads
-from backend.file_log.sessions.wire.protocol import Kind
+from backend.file_log.sessions.wire.protocol import FrameKind
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 from backend.port import Wait
@@ -84,7 +84,7 @@ class LocalReads:
         self.close()
         self._closed = False
         self._open()
-        self._member.link.push(Kind.READS_FILES, 0, b"")
+        self._member.link.push(FrameKind.READS_FILES, 0, b"")
 
     def on_ping(self) -> None:
         segments = self._segments.segments

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backend.completion import Completion
-from backend.file_log.sessions.member.requests import AppendFrame, CommitRequest, Request, WaitRequest
+from backend.file_log.sessions.member.requests import AppendFrame, SessionCommit, SessionRequest, WaitRequest
 from backend.file_log.sessions.member.wheel import Wheel
 from backend.file_log.sessions.wire.protocol import SessionLimits
 from ddmq_common.clock import Clock
@@ -33,14 +33,14 @@ class Outstanding:
         self._metrics = metrics
         self._limits = limits
         self._caught_up = caught_up
-        self.held: dict[Request, None] = {}
+        self.held: dict[SessionRequest, None] = {}
         self._in_order = True
-        self.sent: dict[int, Request] = {}
-        self.resent: set[Request] = set()  # commits sent again in this session, not answered
+        self.sent: dict[int, SessionRequest] = {}
+        self.resent: set[SessionRequest] = set()  # commits sent again in this session, not answered
         self.bytes = 0
         self._count_in = 0
         self.closed = False
-        self._wheel: Wheel[Request] = Wheel(SLOT_S)
+        self._wheel: Wheel[SessionRequest] = Wheel(SLOT_S)
         self._idle: list[tuple[float, Completion[None]]] = []
         self._timer = HubTimer(loop=loop)
         self._ticking = False
@@ -53,7 +53,7 @@ class Outstanding:
         """Bytes that may still be entered."""
         return self._limits.in_flight_bytes_max - self.bytes
 
-    def enter(self, request: Request) -> bool:
+    def enter(self, request: SessionRequest) -> bool:
         """Account for it; False, and it is refused from the hub, at a bound or once closed."""
         error = self._why_not(request)
         if error is not None:
@@ -66,7 +66,7 @@ class Outstanding:
         self._start()
         return True
 
-    def _why_not(self, request: Request) -> Exception | None:
+    def _why_not(self, request: SessionRequest) -> Exception | None:
         if self.closed:
             return DrainingError("this process has closed its session; nothing new is taken")
         limits = self._limits
@@ -78,7 +78,7 @@ class Outstanding:
             f" {limits.requests_max} with {limits.in_flight_bytes_max}"
         )
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: SessionRequest) -> None:
         """It is settled, or goes elsewhere."""
         self._wheel.drop(request)
         if request.sent:
@@ -91,7 +91,7 @@ class Outstanding:
         self.bytes -= request.size
         request.size = 0
 
-    def hold_again(self, request: Request) -> None:
+    def hold_again(self, request: SessionRequest) -> None:
         """The writer is draining and did nothing with it; the next one will be asked, in order."""
         self.sent.pop(request.ident, None)
         request.ident, request.sent = 0, False
@@ -106,8 +106,8 @@ class Outstanding:
 
     def session_lost(self) -> None:
         """What may be repeated is held, before everything else; the rest is settled as unknown."""
-        again: dict[Request, None] = {}
-        unknown: list[Request] = []
+        again: dict[SessionRequest, None] = {}
+        unknown: list[SessionRequest] = []
         for request in self.sent.values():
             if request.resend and not request.done:
                 request.ident = 0
@@ -129,7 +129,7 @@ class Outstanding:
             self.forget(request)
         return found
 
-    def surrender(self) -> list[Request]:
+    def surrender(self) -> list[SessionRequest]:
         """Everything held, in order, taken out."""
         self.sort_held()
         held = [request for request in self.held if not request.done]
@@ -182,8 +182,8 @@ class Outstanding:
             else:
                 self._idle.append((deadline, done))
 
-    def _count(self, request: Request) -> None:
-        if isinstance(request, (AppendFrame, CommitRequest)):
+    def _count(self, request: SessionRequest) -> None:
+        if isinstance(request, (AppendFrame, SessionCommit)):
             self._metrics.cell(catalogue.SESSION_UNANSWERED, request.kind.name.lower()).value += 1
 
     def close(self) -> None:

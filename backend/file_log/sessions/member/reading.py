@@ -13,7 +13,7 @@ from backend.file_log.read.picking import Ask
 from backend.file_log.sessions.member.link import Link
 from backend.file_log.sessions.member.requests import PlainRequest, WaitRequest
 from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import Kind
+from backend.file_log.sessions.wire.protocol import FrameKind
 from backend.port import Wait
 from backend.records import QueueRef, ReadBatch
 from ddmq_common.clock import Clock
@@ -48,7 +48,7 @@ class RemoteReads:
     def read(self, ask: Ask, completion: Completion[ReadBatch]) -> None:
         self._link.submit(
             PlainRequest(
-                Kind.READ,
+                FrameKind.READ,
                 ask,
                 lambda body: codec.decode_read(ask.queue, body),
                 completion,

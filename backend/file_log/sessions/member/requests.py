@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from backend.capabilities import Durability
 from backend.completion import Completion
 from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import Kind, timeout_ms
+from backend.file_log.sessions.wire.protocol import FrameKind, timeout_ms
 from backend.port import Backend, Wait
 from backend.records import (
     AppendResult,
@@ -55,12 +55,12 @@ def guarded(settle: Callable[..., None], *args: Any) -> None:
         log.exception("a callback of an answered request failed")
 
 
-class Request(ABC):
+class SessionRequest(ABC):
     """One request on its way. `size` is its weight in flight, in bytes."""
 
     __slots__ = ("deadline", "ident", "number", "sent", "size")
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[FrameKind]
     resend: bool = True
 
     def __init__(self, deadline: float, size: int = 64) -> None:
@@ -136,11 +136,11 @@ class AppendCall:
         self.completion.succeed([result] * len(self.records))
 
 
-class AppendFrame(Request):
+class AppendFrame(SessionRequest):
     """Calls of `append` of one hub turn, in their order."""
 
     __slots__ = ("calls",)
-    kind = Kind.APPEND
+    kind = FrameKind.APPEND
     resend = False
 
     def __init__(self, calls: list[AppendCall], size: int) -> None:
@@ -212,11 +212,11 @@ class AppendFrame(Request):
                 backend.append(call.records, call.deadline, call.completion)
 
 
-class CommitRequest(Request):
+class SessionCommit(SessionRequest):
     """One commit."""
 
     __slots__ = ("batch", "completion", "resend")
-    kind = Kind.COMMIT
+    kind = FrameKind.COMMIT
 
     def __init__(
         self, batch: CommitBatch, deadline: float, completion: Completion[list[AppendResult]]
@@ -252,14 +252,14 @@ class CommitRequest(Request):
         return answered
 
 
-class PlainRequest(Request):
+class PlainRequest(SessionRequest):
     """A request with a body that does not change and an answer decoded by `decode`."""
 
     __slots__ = ("_again", "_body", "_decode", "completion", "kind", "resend")
 
     def __init__(
         self,
-        kind: Kind,
+        kind: FrameKind,
         body: Any,
         decode: Callable[[bytes], Any],
         completion: Completion[Any],
@@ -293,11 +293,11 @@ class PlainRequest(Request):
         relay(self._again(backend), self.completion)
 
 
-class WaitRequest(Request):
+class WaitRequest(SessionRequest):
     """A wait parked at the writer; False at the deadline."""
 
     __slots__ = ("_offset", "_queue", "wait")
-    kind = Kind.WAIT
+    kind = FrameKind.WAIT
 
     def __init__(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
         super().__init__(deadline)

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from backend.file_log.sessions.wire.protocol import HEAD, Kind, ProtocolError, frame
+from backend.file_log.sessions.wire.protocol import HEAD, FrameKind, ProtocolError, frame
 
 RECEIVE_BYTES = 256 << 10
 READABLE, WRITABLE = 1, 2
@@ -52,7 +52,7 @@ class Pipe:
         self._writable = loop.io(sock.fileno(), WRITABLE)
         self._readable.start(self._receive)
 
-    def send(self, kind: Kind, ident: int, body: bytes) -> None:
+    def send(self, kind: FrameKind, ident: int, body: bytes) -> None:
         """Queue one frame; it leaves at the end of this turn of the hub. Does nothing once closed."""
         self.send_frame(frame(kind, ident, body))
 

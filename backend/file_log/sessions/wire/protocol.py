@@ -18,7 +18,7 @@ IDENT_MAX = 0xFFFF_FFFF
 TIMEOUT_MS_MAX = 86_400_000  # what a deadline further away is cut to
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is. Below 64: member to writer; from 64 on: writer to member."""
 
     HELLO = 1
@@ -77,7 +77,7 @@ class SessionLimits:
         return self.silence_s / 4
 
 
-def frame(kind: Kind, ident: int, body: bytes) -> bytes:
+def frame(kind: FrameKind, ident: int, body: bytes) -> bytes:
     """One frame, ready to send."""
     return HEAD.pack(len(body), kind, ident) + body
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import Kind, frame
+from backend.file_log.sessions.wire.protocol import FrameKind, frame
 from backend.port import Backend
 
 PART_BYTES = 512 << 10  # where a snapshot frame is full
@@ -44,8 +44,8 @@ def change(backend: Backend, key: str) -> bytes:
 
 
 def _topics(present: list[codec.TopicRow], gone: list[str]) -> bytes:
-    return frame(Kind.TOPICS, 0, codec.encode((present, gone)))
+    return frame(FrameKind.TOPICS, 0, codec.encode((present, gone)))
 
 
 def _settings(values: dict[str, bytes | None]) -> bytes:
-    return frame(Kind.SETTINGS, 0, codec.encode(values))
+    return frame(FrameKind.SETTINGS, 0, codec.encode(values))

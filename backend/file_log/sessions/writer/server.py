@@ -22,7 +22,7 @@ from gevent import get_hub
 
 from backend.file_log.sessions.wire import place
 from backend.file_log.sessions.wire.pipe import READABLE, Pipe
-from backend.file_log.sessions.wire.protocol import Kind, SessionLimits
+from backend.file_log.sessions.wire.protocol import FrameKind, SessionLimits
 from backend.file_log.sessions.wire.snapshot import change
 from backend.file_log.sessions.writer.serving import serve
 from backend.file_log.sessions.writer.session import Session
@@ -81,7 +81,7 @@ class SessionServer:
     def going(self) -> None:
         """This writer will stop: members send nothing new to it, what is under way is still answered."""
         for session in self._sessions.values():
-            session.pipe.send(Kind.GOING, 0, b"")
+            session.pipe.send(FrameKind.GOING, 0, b"")
 
     def sweep(self) -> None:
         """End the sessions that were silent for too long; runs by itself every `ping_s / 2`."""

@@ -10,7 +10,7 @@ import msgspec
 
 from backend.completion import Completion
 from backend.file_log.sessions.wire import codec
-from backend.file_log.sessions.wire.protocol import Kind, ProtocolError, deadline_of
+from backend.file_log.sessions.wire.protocol import FrameKind, ProtocolError, deadline_of
 from backend.file_log.sessions.wire.snapshot import TOPIC_KEY, change
 from backend.file_log.sessions.writer.session import RemoteListener, RequestAnswer, Session, WaitAnswer
 from backend.records import AppendResult, ProgressView, QueueRef, TopicInfo
@@ -231,22 +231,22 @@ def _on_leave(session: Session, ident: int, body: bytes) -> None:
 
 
 _HANDLERS: dict[int, Callable[[Session, int, bytes], None]] = {
-    Kind.HELLO: _on_hello,
-    Kind.PING: _on_ping,
-    Kind.APPEND: _on_append,
-    Kind.COMMIT: _on_commit,
-    Kind.PUT_TOPIC: _on_put_topic,
-    Kind.DELETE_TOPIC: _on_delete_topic,
-    Kind.READ: _on_read,
-    Kind.WAIT: _on_wait,
-    Kind.UNWAIT: _on_unwait,
-    Kind.BOUNDS: _on_bounds,
-    Kind.OFFSET_FOR_TIME: _on_offset_for_time,
-    Kind.FIND: _on_find,
-    Kind.PROGRESS: _on_progress,
-    Kind.JOIN: _on_join,
-    Kind.RELEASE: _on_release,
-    Kind.LEAVE: _on_leave,
-    Kind.READS_FILES: _on_reads_files,
-    Kind.HOLDERS: _on_holders,
+    FrameKind.HELLO: _on_hello,
+    FrameKind.PING: _on_ping,
+    FrameKind.APPEND: _on_append,
+    FrameKind.COMMIT: _on_commit,
+    FrameKind.PUT_TOPIC: _on_put_topic,
+    FrameKind.DELETE_TOPIC: _on_delete_topic,
+    FrameKind.READ: _on_read,
+    FrameKind.WAIT: _on_wait,
+    FrameKind.UNWAIT: _on_unwait,
+    FrameKind.BOUNDS: _on_bounds,
+    FrameKind.OFFSET_FOR_TIME: _on_offset_for_time,
+    FrameKind.FIND: _on_find,
+    FrameKind.PROGRESS: _on_progress,
+    FrameKind.JOIN: _on_join,
+    FrameKind.RELEASE: _on_release,
+    FrameKind.LEAVE: _on_leave,
+    FrameKind.READS_FILES: _on_reads_files,
+    FrameKind.HOLDERS: _on_holders,
 }

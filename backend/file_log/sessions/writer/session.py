@@ -22,7 +22,7 @@ from backend.file_log.sessions.wire.pipe import Pipe
 from backend.file_log.sessions.wire.protocol import (
     MAGIC,
     VERSION,
-    Kind,
+    FrameKind,
     ProtocolError,
     SessionLimits,
     timeout_ms,
@@ -80,7 +80,7 @@ class Session:
         """One request; a malformed one ends the session, a refused one is answered with a fault."""
         self.heard = self.host.clock.monotonic()
         try:
-            if not self.welcomed and kind != Kind.HELLO:
+            if not self.welcomed and kind != FrameKind.HELLO:
                 raise ProtocolError("the first frame must be HELLO")
             self.serve(self, kind, ident, body)
         except (msgspec.MsgspecError, ProtocolError) as error:
@@ -145,10 +145,10 @@ class Session:
     # --- what goes out
 
     def answer(self, ident: int, body: bytes) -> None:
-        self.pipe.send(Kind.ANSWER, ident, body)
+        self.pipe.send(FrameKind.ANSWER, ident, body)
 
     def fault(self, ident: int, error: Exception) -> None:
-        self.pipe.send(Kind.FAULT, ident, codec.encode(codec.error_row(error)))
+        self.pipe.send(FrameKind.FAULT, ident, codec.encode(codec.error_row(error)))
 
     def welcome(self, name: str, magic: str, version: int) -> None:
         """Answer HELLO: who we are, all topics, all settings, READY; one consistent snapshot."""
@@ -161,7 +161,7 @@ class Session:
         self.welcomed, self.name = True, name
         host, backend = self.host, self.host.backend
         self.pipe.send(
-            Kind.WELCOME,
+            FrameKind.WELCOME,
             self.number,
             codec.encode_sorted(
                 (
@@ -176,9 +176,9 @@ class Session:
         )
         for part in snapshot(backend):
             self.pipe.send_frame(part)
-        self.pong(Kind.READY)
+        self.pong(FrameKind.READY)
 
-    def pong(self, kind: Kind = Kind.PONG) -> None:
+    def pong(self, kind: FrameKind = FrameKind.PONG) -> None:
         """How the engine is: clock and health."""
         backend = self.host.backend
         health = backend.health()
@@ -234,11 +234,11 @@ class RemoteListener:
 
     def assigned(self, assignment: Assignment) -> None:
         row = (assignment.queues, assignment.epoch)
-        self._session.pipe.send(Kind.ASSIGNED, self._ident, codec.encode(row))
+        self._session.pipe.send(FrameKind.ASSIGNED, self._ident, codec.encode(row))
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
         row = (list(queues), timeout_ms(deadline, self._session.host.clock.monotonic()))
-        self._session.pipe.send(Kind.REVOKED, self._ident, codec.encode(row))
+        self._session.pipe.send(FrameKind.REVOKED, self._ident, codec.encode(row))
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        self._session.pipe.send(Kind.LOST, self._ident, codec.encode(list(queues)))
+        self._session.pipe.send(FrameKind.LOST, self._ident, codec.encode(list(queues)))
