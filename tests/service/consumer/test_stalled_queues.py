@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from consumer_rig import Rig, result
+from consumer_rig import Rig, result, until
 
 from backend.port import Join, Sharing
 from ddmq_common.metrics.catalogue import STALLED_QUEUES
@@ -15,6 +15,7 @@ from proxy_consumer.subscription.reading import Reading
 from proxy_consumer.subscription.subscription import Subscription
 
 LOOKS = 50
+REVOKED_S = 15.0  # by then a queue is taken from who does not release it
 
 
 def settings(order_key: str = "") -> SubscriptionDefaults:
@@ -91,6 +92,8 @@ def test_a_queue_that_an_unknown_member_took_is_told_beside_one_in_flight(rig: R
     rig.subscribe(config=settings(order_key))
     rig.backend.join(Join("G", "T", sharing=Sharing.AVERAGELY), Unknown())
     rig.pull(linger=20)
+    rig.advance(REVOKED_S)
+    until(lambda: len(of(rig).buffer.queues) == 1)  # deadlines are looked at every few real milliseconds
     for queue in range(2):
         rig.send(2, queue=queue)
     assert wait_and_look(rig) == 1
