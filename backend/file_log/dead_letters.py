@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from backend.file_log.core.retention import Hold, Letters, Segment
+from backend.file_log.core.retention import Hold, Letters, OldSegment
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus
 from ddmq_common.clock import Clock
@@ -54,7 +54,7 @@ class DeadLetters:
         self._known = {ref: self._oldest(ref, end, young_from_ms) for ref, end in self._queues()}
         before, self._newest = self._newest, {}
 
-        def held(segment: Segment) -> Hold | None:
+        def held(segment: OldSegment) -> Hold | None:
             for ref, oldest in self._known.items():
                 letter = oldest.letter
                 if 0 <= letter.position < segment.start:

@@ -17,7 +17,7 @@ from backend.checks import check_find, check_read, check_topic
 from backend.completion import Completion
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
-from backend.file_log.core.retention import Gate, Hold
+from backend.file_log.core.retention import DiskAdmission, Hold
 from backend.file_log.dead_letters import DeadLetters
 from backend.file_log.level_holds import LevelHolds
 from backend.file_log.opened import Opened
@@ -154,7 +154,7 @@ class FileLog(Backend):
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
-        if self._draining or self._retention.gate is not Gate.OPEN:
+        if self._draining or self._retention.gate is not DiskAdmission.OPEN:
             error = self._refusal() or self._client_refusal(records)
             if error is not None:
                 self._later(completion.succeed, all_refused(len(records), error))

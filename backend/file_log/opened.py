@@ -21,8 +21,7 @@ from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
 from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles
 from backend.file_log.core.record import ENTRY_BYTES
-from backend.file_log.core.retention import Hold, Letters
-from backend.file_log.core.retention import Segment as OldSegment
+from backend.file_log.core.retention import Hold, Letters, OldSegment
 from backend.file_log.damage import Damage
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.lock import DirectoryLock

@@ -21,15 +21,15 @@ from gevent.lock import Semaphore
 
 from backend.file_log.core.retention import (
     Deletion,
-    Disk,
-    Gate,
-    Held,
+    DiskAdmission,
+    HeldSegment,
     Hold,
     Letters,
-    Moment,
+    LogDisk,
+    OldSegment,
     Reason,
+    RetentionMoment,
     RetentionOptions,
-    Segment,
     deletions,
     gate,
     refusal_text,
@@ -57,9 +57,9 @@ INTERVAL_S = 2.0
 PAUSE_S = 0.05
 SETTLE_S = 30.0
 
-Release = Callable[[Segment], Callable[[], None]]
+Release = Callable[[OldSegment], Callable[[], None]]
 """On the hub: take the segment out of the log's view; gives the blocking call that removes its files."""
-Keep = Callable[[Segment], Callable[[], Callable[[], None]]]
+Keep = Callable[[OldSegment], Callable[[], Callable[[], None]]]
 """Gives the blocking call that keeps a segment for dead letters alone; and that what notes it, on the hub."""
 
 
@@ -82,7 +82,7 @@ class Retention:
         storage: Storage,
         folder: str,
         options: RetentionOptions,
-        segments: Callable[[], Sequence[Segment]],
+        segments: Callable[[], Sequence[OldSegment]],
         release: Release,
         keep: Keep,
         holds: Callable[[], Iterable[Hold]],
@@ -91,15 +91,15 @@ class Retention:
         store_clock: StoreClock,
         registry: Registry,
         *,
-        deleted: Callable[[Segment, Reason], None] | None = None,
+        deleted: Callable[[OldSegment, Reason], None] | None = None,
         unfreed: Callable[[], int] = int,
         hour: Callable[[int], int] = local_hour,
     ) -> None:
         self.options = options
-        self.gate = Gate.OPEN
+        self.gate = DiskAdmission.OPEN
         self.client_refusal: DiskFullError | None = None  # raise or answer this for a client's send
         self.refusal: DiskFullError | None = None  # and this for everything else
-        self.held: Held | None = None
+        self.held: HeldSegment | None = None
         self._storage = storage
         self._folder = folder
         self._segments = segments
@@ -143,7 +143,7 @@ class Retention:
 
     def _run_round(self, pause_s: float) -> list[Deletion]:
         try:
-            disk = Disk(*in_thread(self._storage.space, self._folder))
+            disk = LogDisk(*in_thread(self._storage.space, self._folder))
             freed = disk._replace(free=disk.free + in_thread(self._unfreed))
             holds, letters = list(self._holds()), self._letters()
             segments = self._segments()
@@ -164,13 +164,13 @@ class Retention:
         self._begin_settling(disk, done)
         return done
 
-    def _moment(self, disk: Disk) -> Moment:
+    def _moment(self, disk: LogDisk) -> RetentionMoment:
         now_ms = self._clock.wall_ms()
         until, enough = self._settle
         settling = self._clock.monotonic() < until and disk.free < enough
-        return Moment(now_ms, self._hour(now_ms), disk, settling, self._store_clock.now_ms())
+        return RetentionMoment(now_ms, self._hour(now_ms), disk, settling, self._store_clock.now_ms())
 
-    def _begin_settling(self, disk: Disk, done: list[Deletion]) -> None:
+    def _begin_settling(self, disk: LogDisk, done: list[Deletion]) -> None:
         freed = sum(deletion.segment.bytes_on_disk for deletion in done if not deletion.keep)
         if freed:
             self._settle = (self._clock.monotonic() + SETTLE_S, disk.free + freed // 2)
@@ -198,7 +198,7 @@ class Retention:
             self._deleted(segment, reason)
         return True
 
-    def _note_held(self, held: Held | None) -> None:
+    def _note_held(self, held: HeldSegment | None) -> None:
         if held is not None and (self.held is None or held.hold.reason != self.held.hold.reason):
             log.warning(
                 "segment %d would go (%s) but is held from log position %d on: %s",
@@ -210,15 +210,15 @@ class Retention:
         self.held = held
         self._registry.cell(LOG_SEGMENTS_HELD).value = int(held is not None)
 
-    def _set_gate(self, disk: Disk) -> None:
+    def _set_gate(self, disk: LogDisk) -> None:
         before, self.gate = self.gate, gate(disk, self.options, self.gate)
         self._registry.cell(LOG_DISK_FREE).value = disk.free
         self._registry.cell(LOG_GATE).value = self.gate
         error = None
-        if self.gate is not Gate.OPEN:
+        if self.gate is not DiskAdmission.OPEN:
             error = DiskFullError(refusal_text(self.gate, disk, self.options, self._folder, self.held))
         self.client_refusal = error
-        self.refusal = error if self.gate is Gate.ALL_REFUSED else None
+        self.refusal = error if self.gate is DiskAdmission.ALL_REFUSED else None
         if self.gate is not before:
             log.warning("%s", error or f"the disk of {self._folder} takes sends again")
 

@@ -4,7 +4,7 @@ Rules:
 * The log is deleted oldest first, and never the live segment.
 * Age: the newest record is older than the limit; in the cleaning hour, or at any time under pressure.
 * Size: the log is larger than its limit; at once.
-* Disk: free space is under the cleaning mark; at once, even what has not expired.
+* LogDisk: free space is under the cleaning mark; at once, even what has not expired.
 * A hold keeps the segment it points into and all after it, whatever the reason to delete them.
 * Young dead letters keep their own segments: what is behind them goes, and then these stay for the dead
   letters alone ("kept"), until those are old. As long as nothing behind goes, they stay as they are.
@@ -54,14 +54,14 @@ class RetentionOptions:
                 )
 
 
-class Disk(NamedTuple):
+class LogDisk(NamedTuple):
     """Bytes of the file system that holds the log; `free` is what we may still use."""
 
     free: int
     total: int
 
 
-class Segment(NamedTuple):
+class OldSegment(NamedTuple):
     """One segment of the commit log, `[start, end)` in log positions, with all that goes with it."""
 
     start: int
@@ -89,20 +89,20 @@ class Reason(IntEnum):
 class Deletion(NamedTuple):
     """One segment to delete, or (`keep`) to be kept for its dead letters alone from now on."""
 
-    segment: Segment
+    segment: OldSegment
     reason: Reason
     keep: bool = False
 
 
-class Held(NamedTuple):
+class HeldSegment(NamedTuple):
     """A segment that would have been deleted, and the hold that kept it."""
 
-    segment: Segment
+    segment: OldSegment
     reason: Reason
     hold: Hold
 
 
-class Gate(IntEnum):
+class DiskAdmission(IntEnum):
     """What the disk still takes."""
 
     OPEN = 0
@@ -127,7 +127,7 @@ def marks(options: RetentionOptions, disk_total: int) -> Marks:
     )
 
 
-class Moment(NamedTuple):
+class RetentionMoment(NamedTuple):
     """What the decision depends on besides the log. `settling`: space freed last time has not shown yet.
 
     `store_ms`: the store's clock, which goes on ahead of a wall clock that has stepped back; what was stored
@@ -136,22 +136,22 @@ class Moment(NamedTuple):
 
     now_ms: int  # wall
     hour: int  # local, 0 to 23
-    disk: Disk
+    disk: LogDisk
     settling: bool = False
     store_ms: int = 0
 
 
-Letters = Callable[[Segment], Hold | None]
+Letters = Callable[[OldSegment], Hold | None]
 """What young dead letters in a segment hold. Asked only about segments that would go."""
 
 
 def deletions(
-    segments: Sequence[Segment],
-    moment: Moment,
+    segments: Sequence[OldSegment],
+    moment: RetentionMoment,
     options: RetentionOptions,
     holds: Iterable[Hold],
     letters: Letters = lambda _: None,
-) -> tuple[list[Deletion], Held | None]:
+) -> tuple[list[Deletion], HeldSegment | None]:
     """What to delete now, oldest first, and what a hold kept. `segments` ascend; the last one is live."""
     lowest = min(holds, default=None)
     free, log_bytes = moment.disk.free, sum(segment.bytes_on_disk for segment in segments)
@@ -164,7 +164,7 @@ def deletions(
             break
         hold = lowest if lowest is not None and segment.end > lowest.position else letters(segment)
         if hold is not None and reason is not None:
-            held = held or Held(segment, reason, hold)
+            held = held or HeldSegment(segment, reason, hold)
         if hold is None:
             chosen += [*passed, Deletion(segment, Reason.AGE if reason is None else reason)]
             passed = []
@@ -178,7 +178,7 @@ def deletions(
 
 
 def _reason(
-    segment: Segment, moment: Moment, options: RetentionOptions, free: int, log_bytes: int
+    segment: OldSegment, moment: RetentionMoment, options: RetentionOptions, free: int, log_bytes: int
 ) -> Reason | None:
     pressure = free < marks(options, moment.disk.total).clean and not moment.settling
     too_large = options.log_bytes_max is not None and log_bytes > options.log_bytes_max
@@ -192,25 +192,29 @@ def _reason(
     return Reason.DISK if pressure else None
 
 
-def gate(disk: Disk, options: RetentionOptions, before: Gate) -> Gate:
+def gate(disk: LogDisk, options: RetentionOptions, before: DiskAdmission) -> DiskAdmission:
     """What the disk takes now; `before` is what it took until now."""
     _, refuse, reserve = marks(options, disk.total)
-    if disk.free < _edge(reserve, before is Gate.ALL_REFUSED):
-        return Gate.ALL_REFUSED
-    if disk.free < _edge(refuse, before is not Gate.OPEN):
-        return Gate.CLIENTS_REFUSED
-    return Gate.OPEN
+    if disk.free < _edge(reserve, before is DiskAdmission.ALL_REFUSED):
+        return DiskAdmission.ALL_REFUSED
+    if disk.free < _edge(refuse, before is not DiskAdmission.OPEN):
+        return DiskAdmission.CLIENTS_REFUSED
+    return DiskAdmission.OPEN
 
 
 def _edge(mark: int, refused: bool) -> int:
     return int(mark * REOPEN_FACTOR) if refused else mark
 
 
-def refusal_text(state: Gate, disk: Disk, options: RetentionOptions, folder: str, held: Held | None) -> str:
+def refusal_text(
+    state: DiskAdmission, disk: LogDisk, options: RetentionOptions, folder: str, held: HeldSegment | None
+) -> str:
     """Why sends are refused, with the numbers, and what to do."""
     _, refuse, reserve = marks(options, disk.total)
     refused, mark = (
-        ("nothing is written", reserve) if state is Gate.ALL_REFUSED else ("client sends are refused", refuse)
+        ("nothing is written", reserve)
+        if state is DiskAdmission.ALL_REFUSED
+        else ("client sends are refused", refuse)
     )
     kept = f"; segment {held.segment.start} cannot go: {held.hold.reason}" if held else ""
     return (

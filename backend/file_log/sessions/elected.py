@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from backend.completion import Completion
-from backend.file_log.sessions.member.mirror import Watchers, differences
+from backend.file_log.sessions.member.mirror import ChangeListeners, differences
 from backend.file_log.sessions.member.requests import SessionRequest
 from backend.port import Assignment, Backend, Join, Membership, MembershipListener
 from backend.records import QueueRef
@@ -111,7 +111,7 @@ class ElectedBackend(Backend):
         self.current = current
         self._on_close = on_close
         self._on_drain = on_drain
-        self._watchers = Watchers()
+        self._watchers = ChangeListeners()
         self._memberships: dict[ElectedMembership, None] = {}
         self._adopt(current)
 

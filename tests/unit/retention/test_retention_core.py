@@ -9,14 +9,14 @@ from backend.file_log.core.retention import (
     HOUR_MS,
     MIB,
     Deletion,
-    Disk,
-    Gate,
+    DiskAdmission,
     Hold,
+    LogDisk,
     Marks,
-    Moment,
+    OldSegment,
     Reason,
+    RetentionMoment,
     RetentionOptions,
-    Segment,
     deletions,
     gate,
     marks,
@@ -25,18 +25,18 @@ from backend.file_log.core.retention import (
 from ddmq_common.errors import ConfigError
 
 NOW = 1_000_000 * HOUR_MS
-BIG = Disk(500 * GIB, 1000 * GIB)
+BIG = LogDisk(500 * GIB, 1000 * GIB)
 ANY_HOUR = RetentionOptions(cleaning_hour=None)
 AGE, SIZE, DISK = Reason.AGE, Reason.SIZE, Reason.DISK
 
 
-def log_of(*ages_h: float) -> list[Segment]:
+def log_of(*ages_h: float) -> list[OldSegment]:
     """Segments of 1 GiB whose newest records are that old; the last one is live."""
-    return [Segment(n * GIB, (n + 1) * GIB, GIB, int(NOW - age * HOUR_MS)) for n, age in enumerate(ages_h)]
+    return [OldSegment(n * GIB, (n + 1) * GIB, GIB, int(NOW - age * HOUR_MS)) for n, age in enumerate(ages_h)]
 
 
-def at(disk: Disk = BIG, hour: int = 4, settling: bool = False) -> Moment:
-    return Moment(NOW, hour, disk, settling)
+def at(disk: LogDisk = BIG, hour: int = 4, settling: bool = False) -> RetentionMoment:
+    return RetentionMoment(NOW, hour, disk, settling)
 
 
 def reasons(chosen: list[Deletion]) -> list[tuple[int, Reason]]:
@@ -44,7 +44,7 @@ def reasons(chosen: list[Deletion]) -> list[tuple[int, Reason]]:
 
 
 PLAIN, TWO_GIB = RetentionOptions(), RetentionOptions(log_bytes_max=2 * GIB)
-LOW = Disk(18 * GIB, 1000 * GIB)
+LOW = LogDisk(18 * GIB, 1000 * GIB)
 CASES = {
     "nothing is old": (log_of(71, 1, 0), at(), PLAIN, []),
     "old, in the hour": (log_of(100, 73, 1, 0), at(), PLAIN, [(0, AGE), (1, AGE)]),
@@ -62,9 +62,9 @@ CASES = {
     "low disk, old first": (log_of(99, 4, 3, 0), at(LOW, 5), PLAIN, [(0, AGE), (1, DISK)]),
     "low disk, settling": (log_of(99, 4, 0), at(LOW, 5, True), PLAIN, []),
     "settling, in the hour": (log_of(99, 4, 0), at(LOW, 4, True), PLAIN, [(0, AGE)]),
-    "small disk, a quarter free": (log_of(9, 8, 0), at(Disk(10 * GIB, 40 * GIB)), PLAIN, []),
-    "small disk, less": (log_of(9, 8, 0), at(Disk(10 * GIB - 1, 40 * GIB)), PLAIN, [(0, DISK)]),
-    "empty disk keeps the live one": (log_of(9, 8, 0), at(Disk(0, 40 * GIB)), PLAIN, [(0, DISK), (1, DISK)]),
+    "small disk, a quarter free": (log_of(9, 8, 0), at(LogDisk(10 * GIB, 40 * GIB)), PLAIN, []),
+    "small disk, less": (log_of(9, 8, 0), at(LogDisk(10 * GIB - 1, 40 * GIB)), PLAIN, [(0, DISK)]),
+    "empty keeps the live one": (log_of(9, 8, 0), at(LogDisk(0, 40 * GIB)), PLAIN, [(0, DISK), (1, DISK)]),
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_what_goes(name: str) -> None:
 )
 def test_a_hold_keeps_its_segment_and_all_after_it(position: int, expected: list[int]) -> None:
     holds = [Hold(8 * GIB, "snapshot"), Hold(position, "dead letters under 3 days")]
-    for moment in (at(), at(Disk(0, GIB))):
+    for moment in (at(), at(LogDisk(0, GIB))):
         chosen, held = deletions(log_of(100, 90, 80, 0), moment, RetentionOptions(), holds)
         assert [start for start, _ in reasons(chosen)] == expected
         if position < 3 * GIB:
@@ -146,30 +146,32 @@ def test_marks_are_the_smaller_of_bytes_and_share() -> None:
 @pytest.mark.parametrize(
     ("free", "before", "expected"),
     [
-        (2 * GIB, Gate.OPEN, Gate.OPEN),
-        (2 * GIB - 1, Gate.OPEN, Gate.CLIENTS_REFUSED),
-        (2 * GIB + 1, Gate.CLIENTS_REFUSED, Gate.CLIENTS_REFUSED),
-        (int(2.2 * GIB) + 1, Gate.CLIENTS_REFUSED, Gate.OPEN),
-        (256 * MIB - 1, Gate.OPEN, Gate.ALL_REFUSED),
-        (256 * MIB, Gate.CLIENTS_REFUSED, Gate.CLIENTS_REFUSED),
-        (256 * MIB, Gate.ALL_REFUSED, Gate.ALL_REFUSED),
-        (300 * MIB, Gate.ALL_REFUSED, Gate.CLIENTS_REFUSED),
-        (3 * GIB, Gate.ALL_REFUSED, Gate.OPEN),
-        (0, Gate.CLIENTS_REFUSED, Gate.ALL_REFUSED),
+        (2 * GIB, DiskAdmission.OPEN, DiskAdmission.OPEN),
+        (2 * GIB - 1, DiskAdmission.OPEN, DiskAdmission.CLIENTS_REFUSED),
+        (2 * GIB + 1, DiskAdmission.CLIENTS_REFUSED, DiskAdmission.CLIENTS_REFUSED),
+        (int(2.2 * GIB) + 1, DiskAdmission.CLIENTS_REFUSED, DiskAdmission.OPEN),
+        (256 * MIB - 1, DiskAdmission.OPEN, DiskAdmission.ALL_REFUSED),
+        (256 * MIB, DiskAdmission.CLIENTS_REFUSED, DiskAdmission.CLIENTS_REFUSED),
+        (256 * MIB, DiskAdmission.ALL_REFUSED, DiskAdmission.ALL_REFUSED),
+        (300 * MIB, DiskAdmission.ALL_REFUSED, DiskAdmission.CLIENTS_REFUSED),
+        (3 * GIB, DiskAdmission.ALL_REFUSED, DiskAdmission.OPEN),
+        (0, DiskAdmission.CLIENTS_REFUSED, DiskAdmission.ALL_REFUSED),
     ],
 )
-def test_the_gate(free: int, before: Gate, expected: Gate) -> None:
-    assert gate(Disk(free, 1000 * GIB), RetentionOptions(), before) is expected
+def test_the_gate(free: int, before: DiskAdmission, expected: DiskAdmission) -> None:
+    assert gate(LogDisk(free, 1000 * GIB), RetentionOptions(), before) is expected
 
 
 def test_refusal_says_numbers_and_remedy() -> None:
-    text = refusal_text(Gate.CLIENTS_REFUSED, Disk(GIB, 100 * GIB), RetentionOptions(), "/data", None)
+    text = refusal_text(
+        DiskAdmission.CLIENTS_REFUSED, LogDisk(GIB, 100 * GIB), RetentionOptions(), "/data", None
+    )
     assert text == (
         "the disk of /data has 1.0 GiB free of 100.0 GiB, less than the 2.0 GiB below which client sends are "
         "refused, until 2.2 GiB are free: free space on it, or keep messages for less than 72 h"
     )
     _, held = deletions(log_of(99, 0), at(), RetentionOptions(), [Hold(5, "dead letters under 3 days")])
-    text = refusal_text(Gate.ALL_REFUSED, Disk(MIB, 100 * GIB), RetentionOptions(), "/data", held)
+    text = refusal_text(DiskAdmission.ALL_REFUSED, LogDisk(MIB, 100 * GIB), RetentionOptions(), "/data", held)
     assert "less than the 256.0 MiB below which nothing is written" in text
     assert text.endswith("; segment 0 cannot go: dead letters under 3 days")
 
@@ -193,7 +195,7 @@ def test_always_a_prefix_below_every_hold(
 ) -> None:
     segments = log_of(*sorted(ages, reverse=True))
     options = RetentionOptions(log_bytes_max=limit)
-    chosen, _ = deletions(segments, at(Disk(free, 100 * GIB), hour), options, [Hold(p, "") for p in holds])
+    chosen, _ = deletions(segments, at(LogDisk(free, 100 * GIB), hour), options, [Hold(p, "") for p in holds])
     assert [deletion.segment for deletion in chosen] == segments[: len(chosen)]
     assert len(chosen) < max(len(segments), 1)
     assert all(deletion.segment.end <= position for deletion in chosen for position in holds)

@@ -5,7 +5,15 @@ from typing import cast
 
 import gevent
 
-from backend.file_log.core.retention import GIB, HOUR_MS, Gate, Hold, Reason, RetentionOptions, Segment
+from backend.file_log.core.retention import (
+    GIB,
+    HOUR_MS,
+    DiskAdmission,
+    Hold,
+    OldSegment,
+    Reason,
+    RetentionOptions,
+)
 from backend.file_log.retention import Retention, local_hour
 from backend.file_log.storage import Space, Storage
 from backend.store_clock import StoreClock
@@ -44,7 +52,7 @@ class House:
         self.letters: dict[int, Hold] = {}
         self.events: list[tuple[str, int]] = []
         now = self.clock.wall_ms()
-        self.segments = [Segment(n * GIB, (n + 1) * GIB, GIB, now) for n in range(segments)]
+        self.segments = [OldSegment(n * GIB, (n + 1) * GIB, GIB, now) for n in range(segments)]
         self.retention = Retention(
             DiskOf(self),
             "/data",
@@ -63,7 +71,7 @@ class House:
             hour=lambda _: 12,
         )
 
-    def keep(self, segment: Segment) -> Callable[[], Callable[[], None]]:
+    def keep(self, segment: OldSegment) -> Callable[[], Callable[[], None]]:
         def rename() -> Callable[[], None]:
             if self.unkeepable:
                 raise OSError("no")
@@ -77,7 +85,7 @@ class House:
 
         return rename
 
-    def release(self, segment: Segment) -> Callable[[], None]:
+    def release(self, segment: OldSegment) -> Callable[[], None]:
         self.segments = [one for one in self.segments if one != segment]
         self.events.append(("released", segment.start // GIB))
 
@@ -148,7 +156,7 @@ def test_the_gate_closes_and_opens_again() -> None:
     house.free = 100
     house.retention.run_once()
     assert house.retention.refusal is not None
-    assert house.retention.gate is Gate.ALL_REFUSED
+    assert house.retention.gate is DiskAdmission.ALL_REFUSED
     house.free = 50 * GIB
     house.retention.run_once()
     assert house.retention.client_refusal is None
@@ -170,7 +178,7 @@ def test_a_hold_is_shown_until_it_ends() -> None:
 def test_a_failed_removal_is_counted_and_ends_the_round() -> None:
     house = House(4, RetentionOptions(log_bytes_max=1))
 
-    def remove_fails(segment: Segment) -> Callable[[], None]:
+    def remove_fails(segment: OldSegment) -> Callable[[], None]:
         def remove() -> None:
             raise PermissionError(1, "Operation not permitted")
 

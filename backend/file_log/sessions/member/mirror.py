@@ -12,7 +12,7 @@ from backend.file_log.sessions.wire.snapshot import TOPIC_KEY
 from backend.records import TopicInfo
 
 
-class Watchers:
+class ChangeListeners:
     """Who is told of changed keys."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Mirror:
     def __init__(self) -> None:
         self.topics: dict[str, TopicInfo] = {}
         self.settings: dict[str, bytes] = {}
-        self.watchers = Watchers()
+        self.watchers = ChangeListeners()
         self._coming: tuple[dict[str, TopicInfo], dict[str, bytes]] | None = None
 
     def begin(self) -> None:
