@@ -152,7 +152,10 @@ def test_refusals_and_silence(proxy: Standin, connect: Callable[..., Blocking]) 
     assert client.fetch(linger_ms=20) == []
 
 
-def test_all_proxies_are_asked(proxy: Standin, other: Standin, connect: Callable[..., Blocking]) -> None:
+def test_all_proxies_are_asked(
+    proxy: Standin, other: Standin, connect: Callable[..., Blocking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddmq_client.core.fetching.SETTLE_S", 20.0)  # however late the answers come
     proxy.put("t", b"a")
     other.put("u", b"b")
     client = connect([proxy.address, other.address], "g")
@@ -236,18 +239,22 @@ def test_seek_does_not_wait_for_a_fetch_under_way(
     assert time.monotonic() - started < 10
 
 
-def test_a_fetch_that_was_interrupted_has_handed_out_nothing(proxy: Standin, other: Standin) -> None:
+def test_a_fetch_that_was_interrupted_has_handed_out_nothing(
+    proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proxy.put("t", b"a")
     other.faults["fetch"].append(HOLD)
 
     async def test() -> None:
         async with AsyncFetchConsumer([proxy.address, other.address], "g") as consumer:
-            fetching = asyncio.create_task(consumer.fetch(linger_ms=20_000))
-            while consumer._since.keys() != {other.address}:  # the first one's answer was taken
-                await asyncio.sleep(0)
-            fetching.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await fetching
+            with monkeypatch.context() as patient:  # however late the first one's answer comes
+                patient.setattr("ddmq_client.core.fetching.SETTLE_S", 60.0)
+                fetching = asyncio.create_task(consumer.fetch(linger_ms=20_000))
+                while consumer._since.keys() != {other.address}:  # the first one's answer was taken
+                    await asyncio.sleep(0)
+                fetching.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await fetching
             assert await consumer.ack()
             assert proxy.acked == {}
             assert bodies(await consumer.fetch(linger_ms=20)) == [b"a"]
