@@ -17,6 +17,7 @@ from typing import Any
 
 import gevent
 
+from backend import dead_letters as dead
 from backend.completion import Completion
 from backend.port import Wait
 from backend.records import CommitBatch, NewRecord, ReadBatch
@@ -338,7 +339,7 @@ def _raise(error: Exception) -> None:
 
 def _dead(command: CommandRecord, wall_ms: int) -> NewRecord:
     """The dead letter of a command that does not say what it wants."""
-    facts = {"dead-letter-reason": UNREADABLE, "dead-letter-time": str(wall_ms)}
+    facts = {dead.REASON: UNREADABLE, dead.TIME: str(wall_ms)}
     return dead_record(command.delivery, command.message_id, command.born_ms, command.flags, facts)
 
 

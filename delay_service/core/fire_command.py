@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from backend import dead_letters as dead
 from backend.records import NewRecord
 from ddmq_common.delays.command import ONCE, SCHEDULE, DelayCommand, decode_command
 from ddmq_common.delivery import decode, encode, varint
@@ -169,17 +170,17 @@ def dead_fire(message: Pending, reason: str, now_ms: int, aside: bool) -> FireCo
     try:
         command = decode_command(message.command)
         if command.partition >= BY_HASH:
-            place = {"dead-letter-place": str(choose(command.partition, command.hash_id, _PLACE_END, 0))}
+            place = {dead.PLACE: str(choose(command.partition, command.hash_id, _PLACE_END, 0))}
         if command.kind != SCHEDULE:
             delivery = with_key(delivery, occurrence_id(command, message.occurrence).encode())
     except DamagedError:
         pass
     facts = place | {
-        "dead-letter-reason": reason,
-        "dead-letter-topic": message.topic,
-        "dead-letter-due": str(message.due_ms),
-        "dead-letter-attempts": "0",
-        "dead-letter-time": str(now_ms),
+        dead.REASON: reason,
+        dead.TOPIC: message.topic,
+        dead.DUE: str(message.due_ms),
+        dead.ATTEMPTS: "0",
+        dead.TIME: str(now_ms),
     }
     record = dead_record(delivery, message.message_id, message.born_ms, message.flags, facts)
     return FireCommand(message, record, None, aside, reason)

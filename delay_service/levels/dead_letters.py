@@ -13,6 +13,7 @@ message id, born time, the application's and the internal properties, and gains:
 
 from __future__ import annotations
 
+from backend import dead_letters as dead
 from backend.levels import REAL_QUEUE, REAL_TOPIC
 from backend.records import NewRecord
 from ddmq_common.delivery import decode, encode
@@ -54,11 +55,11 @@ def dead_letter(fire: LevelFire, wall_ms: int) -> NewRecord:
 
 def _facts(fire: LevelFire, wall_ms: int) -> dict[str, str]:
     texts = {
-        "dead-letter-reason": fire.reason,
-        "dead-letter-topic": fire.topic,
-        "dead-letter-queue": str(fire.queue_id),
-        "dead-letter-level": str(fire.record.queue_id + 1),
-        "dead-letter-attempts": "0",
-        "dead-letter-time": str(wall_ms),
+        dead.REASON: fire.reason,
+        dead.TOPIC: fire.topic,
+        dead.QUEUE: str(fire.queue_id),
+        dead.LEVEL: str(fire.record.queue_id + 1),
+        dead.ATTEMPTS: "0",
+        dead.TIME: str(wall_ms),
     }
     return {name: text for name, text in texts.items() if text}
