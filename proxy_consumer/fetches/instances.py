@@ -156,8 +156,8 @@ class Instances:
             count = min(wanted, config.batch_max, config.concurrency - instance.outstanding)
             if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
                 qid, cursor = self._runtime.qid(queue), instance.cursor(queue)
-                wanted = filter_for(config)
-                targets.append(Target(queue, qid, cursor, False, count, config.pressure_traffic, wanted))
+                chosen = filter_for(config)
+                targets.append(Target(queue, qid, cursor, False, count, config.pressure_traffic, chosen))
         return targets, []
 
     def _ended(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:
