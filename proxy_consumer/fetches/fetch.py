@@ -12,13 +12,13 @@ from ddmq_common.errors import DdmqError
 from ddmq_rpc.api import Call
 from proxy_consumer.core.held_pulls import HeldPull
 from proxy_consumer.fetches.answers import answer
-from proxy_consumer.fetches.gathering import Gathering, Target
+from proxy_consumer.fetches.gathering import FetchGathering, Target
 from proxy_consumer.runtime import Runtime
 
 WAIT_SLACK_S = 5.0  # waits stand a little longer than the fetch that armed them
 
 
-class Plan(Protocol):
+class FetchPlan(Protocol):
     """What a fetch may read now; `wanting` are queues whose newest offset it needs first."""
 
     def __call__(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]: ...
@@ -53,7 +53,7 @@ class Fetch(HeldPull):
         runtime: Runtime,
         call: Call,
         consumer: bytes,
-        plan: Plan,
+        plan: FetchPlan,
         deadline: float,
         done: Callable[[Fetch, Sequence[Target]], None],
     ) -> None:
@@ -85,7 +85,7 @@ class Fetch(HeldPull):
         first = int(self._runtime.now() * 1000) % len(targets) if targets else 0
         order = targets[first:] + targets[:first]  # where the answer is full, not always the same queue
         bytes_max = self._runtime.config.answer_bytes_max
-        Gathering(self._runtime.backend, order, bytes_max, self._gathered, self.one_queue).start()
+        FetchGathering(self._runtime.backend, order, bytes_max, self._gathered, self.one_queue).start()
 
     def _know_newest(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
         if self.closed:

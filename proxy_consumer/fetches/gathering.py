@@ -59,10 +59,10 @@ class Target:
         return bool(self.deliveries) or self.next_offset != self.offset
 
 
-class _Read(Completion[ReadBatch]):
+class _TargetRead(Completion[ReadBatch]):
     __slots__ = ("gathering", "inline")
 
-    def __init__(self, gathering: Gathering) -> None:
+    def __init__(self, gathering: FetchGathering) -> None:
         super().__init__()
         self.gathering = gathering
         self.inline = True
@@ -72,7 +72,7 @@ class _Read(Completion[ReadBatch]):
             self.gathering.went_on(self)
 
 
-class Gathering:
+class FetchGathering:
     """Fills `targets`, in their order; `done()` runs once, perhaps before `start` returns."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Gathering:
     def start(self) -> None:
         """Read on until the backend makes us wait."""
         while self._at < len(self._targets) and self._left > 0:
-            target, read = self._targets[self._at], _Read(self)
+            target, read = self._targets[self._at], _TargetRead(self)
             tags = None if target.message_filter is None else target.message_filter.tags
             self._backend.read(
                 target.queue, target.next_offset, target.count, self._left, into=read, tags=tags
@@ -105,12 +105,12 @@ class Gathering:
             self._take(read)
         self._done()
 
-    def went_on(self, read: _Read) -> None:
+    def went_on(self, read: _TargetRead) -> None:
         """A read came back later."""
         self._take(read)
         self.start()
 
-    def _take(self, read: _Read) -> None:
+    def _take(self, read: _TargetRead) -> None:
         target = self._targets[self._at]
         target.rounds += 1
         if read.error is not None:

@@ -70,7 +70,7 @@ class FetchedGroup:
     # --- what a fetch may read
 
     def plan(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
-        """Targets in the order of topic and queue; see fetch.Plan."""
+        """Targets in the order of topic and queue; see fetch.FetchPlan."""
         asked: Offsets = fetch.call.args.request.fetchOffset or {}
         targets: list[Target] = []
         for position in self.share(fetch.consumer):

@@ -19,7 +19,7 @@ from proxy_consumer import answers
 from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.fetches.answers import pulled
 from proxy_consumer.fetches.core.instance import Instance
-from proxy_consumer.fetches.fetch import Fetch, Plan
+from proxy_consumer.fetches.fetch import Fetch, FetchPlan
 from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.group import broadcast_queues
 from proxy_consumer.filters.message_filters import filter_for
@@ -42,7 +42,7 @@ class InstancePull(Fetch):
         self,
         runtime: Runtime,
         call: Call,
-        plan: Plan,
+        plan: FetchPlan,
         deadline: float,
         done: Callable[[Fetch, Sequence[Target]], None],
         instance: Instance,

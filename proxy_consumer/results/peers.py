@@ -47,7 +47,7 @@ class Peers:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, PeerLink] = {}
         self._closed = False
 
     def submit(self, address: str, results: Sequence[Any], done: Done) -> None:
@@ -61,7 +61,7 @@ class Peers:
             if len(self._links) >= LINKS_MAX:
                 done(BoundReachedError(f"results are passed on to {LINKS_MAX} proxies; that is the bound"))
                 return
-            link = self._links[address] = Link(self._runtime, address)
+            link = self._links[address] = PeerLink(self._runtime, address)
         link.put(_Waiting(results, done))
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Peers:
             link.close()
 
 
-class Link:
+class PeerLink:
     """The way to one proxy."""
 
     def __init__(self, runtime: Runtime, address: str) -> None:
