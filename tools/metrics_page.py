@@ -37,6 +37,8 @@ the page about 60 µs a subscription, in pieces of 1 to 2 ms. `ddmq bench t15` m
 loads of T1 and T3.
 
 Units: `us` and `ms` are times, `bytes` sizes, `1` a flag or a state; without one it is a plain count.
+Times are told in `us` and `ms`, not in Prometheus' seconds: these names are promised to dashboards, rules and
+tables that use them, so they stay.
 
 | metric | kind | unit | labels | meaning |
 |---|---|---|---|---|
