@@ -24,7 +24,7 @@ from rich.text import Text
 
 from ddmq_common.plain_text import json_plain, plain
 
-BODY_SHOWN = 2_000  # characters of a text body that people are shown
+BODY_SHOWN = 2_000  # characters of a text body, or of all properties, that people are shown
 BYTES_SHOWN = 24  # bytes of a binary one
 _NUMBER = re.compile(r"(≥ )?[\d,]+(\.\d+)?\+?\Z")
 WIDE = 200  # columns where the output is no terminal
@@ -51,10 +51,15 @@ def hint(text: str) -> None:
     say(text, err=True)
 
 
-def say_message(place: str, facts: Mapping[str, Any], body: str) -> None:
-    """Print one message on one line: where it is, what is known of it, its body."""
-    known = "".join(f" {name}={value}" for name, value in facts.items())
+def say_message(place: str, facts: Mapping[str, Any], properties: Mapping[str, str], body: str) -> None:
+    """Print one message on one line: where it is, what is known of it (not empty), its body."""
+    known = "".join(f" {name}={value}" for name, value in facts.items() if value)
+    known += f" properties={{{_cut(', '.join(map('='.join, properties.items())))}}}" if properties else ""
     _echo(click.style(plain(place), fg="cyan") + plain(f"{known}  {body}"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= BODY_SHOWN else f"{text[:BODY_SHOWN]}…"
 
 
 def _echo(line: str, *, err: bool = False) -> None:

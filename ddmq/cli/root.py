@@ -25,7 +25,7 @@ COMMANDS = {
     "offset": ("ddmq.cli.operate.offset", "offset", "Show and reset where consumer groups stand."),
     "send": ("ddmq.cli.messages.send", "send", "Send messages: arguments, files, standard input."),
     "pull": ("ddmq.cli.messages.pull", "pull", "Take messages as a consumer group and acknowledge them."),
-    "tail": ("ddmq.cli.messages.pull", "tail", "Watch a topic without taking anything."),
+    "tail": ("ddmq.cli.messages.tail", "tail", "Watch a topic without taking anything."),
     "stats": ("ddmq.cli.operate.stats", "stats", "Rates, lag and what is in flight; live with --watch."),
     "lag": ("ddmq.cli.operate.lag", "lag", "How far behind groups are, and for how long; live with --watch."),
     "report": (

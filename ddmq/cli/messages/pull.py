@@ -1,4 +1,4 @@
-"""`ddmq pull` takes messages as a group and acknowledges them; `ddmq tail` only watches.
+"""`ddmq pull` takes messages as a group and acknowledges them.
 
 Queues are shown by number, as `ddmq send` and `ddmq message` show them; `qid` is the name that the wire has.
 """
@@ -24,10 +24,8 @@ from ddmq.cli.output import (
     reason,
     say_message,
     show_body,
-    show_row_body,
 )
 from ddmq.cli.values import GROUP, TOPIC, Folder, Whole, known_host
-from ddmq.moments import shown
 from ddmq_client import ClientError, Consumer, Message, PullError
 from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameError
@@ -40,7 +38,6 @@ GROUP_DEFAULT = "ddmq-cli"
 PATIENCE_MS = 2_000  # how long an empty pull waits before that means "no more"
 REACH_S = 3.0  # how long a consumer proxy has for its first answer
 WHERE = "; `ddmq serve` starts one, --consumer HOST:PORT names another"
-TAIL_PAUSE_S = 0.2
 NOBODY = "no consumer proxy has answered"  # how the client begins what it says of that
 
 
@@ -225,9 +222,10 @@ def _show(message: Message, as_json: bool) -> None:
     if as_json:
         print_json(_row(message))
         return
-    facts = {"key": message.key, "tags": message.tags, "attempt": message.attempt}
-    known = {name: value for name, value in facts.items() if value and value != 1}
-    say_message(f"{_number(message.queue)}/{message.offset}", known, show_body(message.body))
+    attempt = {"attempt": message.attempt} if message.attempt not in (None, 1) else {}
+    facts = {"key": message.key, "tags": message.tags} | attempt
+    place = f"{_number(message.queue)}/{message.offset}"
+    say_message(place, facts, message.properties, show_body(message.body))
 
 
 def _row(message: Message) -> dict[str, Any]:
@@ -263,44 +261,3 @@ def _saving(path: Path, does: Callable[[Path], object]) -> None:
         does(path)
     except OSError as error:
         raise click.ClickException(f"--save-to: {path} cannot be written: {reason(error)}") from error
-
-
-@click.command()
-@click.argument("topic", type=TOPIC)
-@click.option(
-    "--count",
-    default=10,
-    show_default=True,
-    type=Whole(0, 1000),
-    help="Start with the last N of each queue.",
-)
-@click.option("--follow/--no-follow", default=True, show_default=True, help="Keep watching.")
-@admin_option
-@json_option
-def tail(topic: str, count: int, follow: bool, admin: HostPort, as_json: bool) -> None:
-    """Show what is stored in TOPIC as it comes; takes nothing from anyone."""
-    client = AdminClient(admin)
-    detail = client.get("topics", topic)
-    at = {row["queue"]: max(row["min"], row["next"] - count) for row in detail["by_queue"]}
-    while True:
-        rows = [row for queue in at for row in _newer(client, topic, queue, at)]
-        for row in sorted(rows, key=lambda row: (row["stored_ms"], row["position"])):
-            print_json(row) if as_json else _show_row(row)
-        if not rows and not follow:
-            return
-        if not rows:
-            time.sleep(TAIL_PAUSE_S)
-
-
-def _newer(client: AdminClient, topic: str, queue: int, at: dict[int, int]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = client.get(
-        "topics", topic, "messages", queue=queue, offset=at[queue], count=100
-    )
-    if rows:
-        at[queue] = rows[-1]["offset"] + 1
-    return rows
-
-
-def _show_row(row: dict[str, Any]) -> None:
-    known = {name: row[name] for name in ("key", "tags") if row[name]}
-    say_message(f"{shown(row['stored_ms'])} {row['queue']}/{row['offset']}", known, show_row_body(row))

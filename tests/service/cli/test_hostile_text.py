@@ -167,6 +167,18 @@ def test_json_is_harmless_too(
         json.loads(line)
 
 
+@pytest.mark.parametrize("case", [*READS["tail"], READS["pull"][0]])
+def test_hostile_properties_are_shown_as_text(
+    case: Case, hostile: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = [word.replace("hostile-pull", "hostile-properties") for word in case.line]
+    _, written = Terminal(monkeypatch)(*line)
+    assert acts(written) == []
+    properties = re.findall(r" properties=\{(.*?)\}  ", written)
+    assert len(properties) == 2
+    assert all(shown.count(SEEN) == 3 for shown in properties), properties
+
+
 def test_json_means_what_was_sent(hostile: str, shell: Shell) -> None:
     row = shell.json("message", TOPIC, "--queue", "0", "--offset", "0", "--count", "1")[0]
     assert (row["key"], row["tags"], row["properties"]["b"]) == (NASTY, NASTY, NASTY)

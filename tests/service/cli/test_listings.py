@@ -57,7 +57,7 @@ def test_binary_and_control_characters(shell: Shell, topic: str, tmp_path: Path)
         first, second = shell(*line.split()).splitlines()
         assert "(76,800 bytes, binary: 00 01 02" in first
         assert len(first) < 200
-        assert second.endswith("key=ключ  two\\nlines \\x1b[31mred")
+        assert second.endswith("key=ключ properties={путь=ü}  two\\nlines \\x1b[31mred")
     for line in (f"pull {topic} --group j --count 2", f"tail {topic} --no-follow"):
         whole, text = shell.lines(*line.split())
         assert base64.b64decode(whole["body_base64"]) == BINARY
@@ -135,3 +135,21 @@ def test_doctor_knows_a_running_server(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
 def test_completion(shell: Shell, shell_name: str) -> None:
     assert "_DDMQ_COMPLETE" in shell("completion", shell_name)
+
+
+def test_properties_are_shown_where_there_are_any(shell: Shell, topic: str) -> None:
+    shell("send", topic, "plain", "--queue", "0")
+    shell(
+        "send", topic, "more", "--queue", "0", "--property", "kind=box", "--property", "long=" + "x" * 3_000
+    )
+    for line in (f"pull {topic} --no-ack --count 2 --group p", f"tail {topic} --no-follow"):
+        first, second = shell(*line.split()).splitlines()
+        assert first.endswith("0/0  plain")
+        assert " properties={kind=box, long=xxx" in second
+        assert second.endswith("x…}  more")
+        assert len(second) < 2_100
+    for line in (f"pull {topic} --no-ack --count 2 --group q", f"tail {topic} --no-follow"):
+        assert [row["properties"] for row in shell.lines(*line.split())] == [
+            {},
+            {"kind": "box", "long": "x" * 3_000},
+        ]
