@@ -43,7 +43,11 @@ READS = {
         Case(("message", TOPIC, "--key", NASTY)),
         Case(("message", TOPIC, "--group", GROUP)),
     ],
-    "tail": [Case(("tail", TOPIC, "--no-follow"))],
+    "tail": [
+        Case(("tail", TOPIC, "--no-follow")),
+        Case(("tail", TOPIC, "--no-follow", "--key", NASTY, "--grep", NASTY)),
+        Case(("tail", TOPIC, "--no-follow", "--grep", "absent" + NASTY), seen=False),
+    ],
     "pull": [
         Case(("pull", TOPIC, "--group", "hostile-pull")),
         Case(("pull", f"%DLQ%{GROUP}", "--group", "hostile-pull-letters", "--no-ack")),
@@ -167,7 +171,7 @@ def test_json_is_harmless_too(
         json.loads(line)
 
 
-@pytest.mark.parametrize("case", [*READS["tail"], READS["pull"][0]])
+@pytest.mark.parametrize("case", [*READS["tail"][:2], READS["pull"][0]])
 def test_hostile_properties_are_shown_as_text(
     case: Case, hostile: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

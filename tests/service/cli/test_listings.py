@@ -153,3 +153,22 @@ def test_properties_are_shown_where_there_are_any(shell: Shell, topic: str) -> N
             {},
             {"kind": "box", "long": "x" * 3_000},
         ]
+
+
+def test_tail_shows_only_what_is_asked_for(shell: Shell, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff box \x00")
+    shell("send", topic, "two boxes", "--key", "17", "--queue", "0")
+    shell("send", topic, "a Box", "--key", "boxer", "--queue", "1")
+    shell("send", topic, "nothing", "--key", "17", "--queue", "1")
+    shell("send", topic, "--file", str(tmp_path / "binary"), "--queue", "0")
+    chosen = {
+        ("--key", "17"): {(0, 0), (1, 1)},
+        ("--key", "1"): set(),
+        ("--grep", "box"): {(0, 0), (1, 0), (0, 1)},
+        ("--grep", "17"): {(0, 0), (1, 1)},
+        ("--key", "17", "--grep", "box"): {(0, 0)},
+        ("--grep", "box", "--count", "1"): {(0, 1)},
+    }
+    for options, places in chosen.items():
+        rows = shell.lines("tail", topic, "--no-follow", *options)
+        assert {(row["queue"], row["offset"]) for row in rows} == places, options

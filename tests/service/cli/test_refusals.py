@@ -99,6 +99,7 @@ def test_a_wrong_command_line(shell: Shell, line: str, parts: tuple[str, ...]) -
         "group delete _ --yes", "group keys _", "group park _ k", "offset show _", "offset show g --topic _",
         "offset reset g --topic _ --to first", "lag _", "dlq show _", "dlq list _", "message _",
         "message owned --key _", "message owned --group _", "pull _", "pull owned --group _", "tail _",
+        "tail owned --key _", "tail owned --grep _",
         "send _ x", "delay list _", "delay show _",
     ],
 )  # fmt: skip
