@@ -79,8 +79,7 @@ def import_graph(files: Mapping[str, Path]) -> dict[str, list[str]]:
             {
                 name
                 for _, found in imports(path)
-                for name in (found, found.rpartition(".")[0])
-                if name in files and name != module
+                if (name := found if found in files else found.rpartition(".")[0]) in files and name != module
             }
         )
         for module, path in files.items()
