@@ -11,6 +11,7 @@ import click
 from ddmq.address import ADDRESS, PRODUCER, HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.messages.delayed import add_all, client_of, outcome_json, say_outcome
+from ddmq.cli.messages.patience import Patience
 from ddmq.cli.messages.when import first_options, when, when_options
 from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import (
@@ -112,7 +113,7 @@ def cancel(
         raise click.UsageError("name the messages: IDS, or --topic TOPIC for all that wait for it")
     if topic is not None:
         return _cancel_topic(topic, timeout_ms, producer, AdminClient(admin), as_json)
-    outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.cancel(one))
+    outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.cancel(one), as_json)
     _tell(ids, outcomes, as_json, DelayStatus.CANCELLED)
     return None
 
@@ -123,7 +124,9 @@ def _cancel_topic(topic: str, timeout_ms: int, producer: HostPort, admin: AdminC
     while True:
         page = admin.get("delay", "messages", topic=topic, count=BULK, after=after)
         ids = tuple(row["id"] for row in page["messages"] if row["id"])
-        outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.cancel(one)) if ids else []
+        outcomes = (
+            _each(producer, timeout_ms, ids, lambda client, one: client.cancel(one), as_json) if ids else []
+        )
         gone = sum(not isinstance(one, str) and one.status is DelayStatus.CANCELLED for one in outcomes)
         cancelled, failed, after = cancelled + gone, failed + len(outcomes) - gone, page["next"]
         if after is None:
@@ -155,7 +158,9 @@ def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool
     wanted = when(given)
     if not wanted:
         raise click.UsageError("say when: --delay DURATION or --at TIME")
-    outcomes = _each(producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **wanted))
+    outcomes = _each(
+        producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **wanted), as_json
+    )
     _tell((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
 
 
@@ -169,22 +174,26 @@ def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: boo
 
     Exit code 1 when one is neither delivered by this nor before it.
     """
-    outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.fire_now(one))
+    outcomes = _each(producer, timeout_ms, ids, lambda client, one: client.fire_now(one), as_json)
     _tell(ids, outcomes, as_json, DelayStatus.FIRED)
 
 
-def _each(producer: HostPort, timeout_ms: int, ids: tuple[str, ...], ask: Any) -> list[CancelOutcome | str]:
+def _each(
+    producer: HostPort, timeout_ms: int, ids: tuple[str, ...], ask: Any, as_json: bool
+) -> list[CancelOutcome | str]:
     """An outcome for each, or why there is none."""
     found: list[CancelOutcome | str] = []
+    patience = Patience(producer, timeout_ms, quiet=as_json)
     with client_of(producer, timeout_ms) as client:
         for one in ids:
-            found.append(_asked(client, one, ask))
+            found.append(_asked(client, one, ask, patience))
     return found
 
 
-def _asked(client: Producer, one: str, ask: Any) -> CancelOutcome | str:
+def _asked(client: Producer, one: str, ask: Any, patience: Patience) -> CancelOutcome | str:
     try:
-        outcome: CancelOutcome = ask(client, one)
+        with patience.waiting():
+            outcome: CancelOutcome = ask(client, one)
         return outcome
     except ClientError as error:
         return str(error)

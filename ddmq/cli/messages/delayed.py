@@ -11,6 +11,7 @@ import click
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, NotThere, admin_address
+from ddmq.cli.messages.patience import Patience
 from ddmq.cli.messages.when import shown, zone_of
 from ddmq.cli.output import hint, print_json, say
 from ddmq.cli.values import known_host
@@ -58,9 +59,10 @@ def add_all(
     """Send them; say when they are due and what their ids are. Exit code 1 when one is not stored."""
     stored = failed = 0
     rows: list[dict[str, Any]] = []
+    patience = Patience(producer, timeout_ms, quiet=as_json)
     with new_topic_told(topic), client_of(producer, timeout_ms) as client:
         for message in messages:
-            row = _added(client, message, wanted)
+            row = _added(client, message, wanted, patience)
             stored, failed = stored + (row["error"] is None), failed + (row["error"] is not None)
             if len(rows) < SHOWN_MAX or (row["error"] is not None and failed <= SHOWN_MAX):
                 rows.append({"message": stored + failed} | row)
@@ -72,12 +74,15 @@ def add_all(
         raise click.exceptions.Exit(1)
 
 
-def _added(client: Producer, message: OutgoingMessage, wanted: dict[str, Any]) -> dict[str, Any]:
+def _added(
+    client: Producer, message: OutgoingMessage, wanted: dict[str, Any], patience: Patience
+) -> dict[str, Any]:
     try:
-        result = client.send(
-            message.topic, message.body, key=message.key, tags=message.tags, properties=message.properties,
-            shard_key=message.shard_key, queue=message.queue, **wanted,
-        )  # fmt: skip
+        with patience.waiting():
+            result = client.send(
+                message.topic, message.body, key=message.key, tags=message.tags,
+                properties=message.properties, shard_key=message.shard_key, queue=message.queue, **wanted,
+            )  # fmt: skip
     except ClientError as error:
         return {"id": None, "due_ms": None, "error": str(error)}
     due_ms = result.due_ms if isinstance(result, DelayResult) else None

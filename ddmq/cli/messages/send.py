@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,13 +20,13 @@ from rich.progress import (
 
 from ddmq.address import ADDRESS, PRODUCER, HostPort
 from ddmq.cli.messages.delayed import add_all, client_of, new_topic_told
+from ddmq.cli.messages.patience import Patience
 from ddmq.cli.messages.when import when, when_options
 from ddmq.cli.output import console, hint, json_option, print_json, say
 from ddmq.cli.values import TOPIC, Whole
 from ddmq_client import OutgoingMessage, Producer, SendResult, UnknownOutcomeError
 from ddmq_client.idl.codes import DELAY_PROPERTY
 
-PATIENCE_S = 1.0  # then people are told that the first request has no answer yet
 WINDOW = 500  # messages a request when many are sent
 
 
@@ -101,16 +100,13 @@ def send(
     if wanted:
         add_all(producer, timeout_ms, topic, messages, wanted, as_json)
         return
-    waiting = threading.Timer(
-        PATIENCE_S, hint, [f"no answer from {producer} yet; trying for {timeout_ms:,} ms"]
-    )
-    waiting.daemon = True
+    patience = Patience(producer, timeout_ms, quiet=as_json)
     with new_topic_told(topic), client_of(producer, timeout_ms) as client:
-        report = _send_all(client, messages, known, as_json, waiting)
+        report = _send_all(client, messages, known, as_json, patience)
     if as_json:
         print_json(report.as_json())
     else:
-        report.tell()
+        report.tell(patience)
     if report.failed:
         raise click.exceptions.Exit(1)
 
@@ -153,7 +149,7 @@ class SendReport:
             "results": results,
         }
 
-    def tell(self) -> None:
+    def tell(self, patience: Patience) -> None:
         """For people."""
         total = self.stored + self.failed
         for place, result in self.failures:
@@ -162,8 +158,8 @@ class SendReport:
             hint(f"{what}{which}: {result.error}")
         if self.failed > len(self.failures):
             hint(f"… and {self.failed - len(self.failures):,} more that were not stored")
-        if total and not self.stored and all(one.error and one.code < 0 for one in self.results):
-            hint("`ddmq serve` starts a server; --producer HOST:PORT names another")
+        if total and not self.stored:
+            patience.over(one.error for one in self.results)
         if not total:
             hint("nothing to send: the input has no lines")
         elif self.stored == 1 and not self.failed:
@@ -190,9 +186,8 @@ def _send_all(
     messages: Iterable[OutgoingMessage],
     known: int | None,
     as_json: bool,
-    waiting: threading.Timer,
+    patience: Patience,
 ) -> SendReport:
-    """`waiting` says that there is no answer yet, while the first request is under way."""
     report = SendReport()
     columns = (SpinnerColumn(), TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     screen = console(err=True)
@@ -200,10 +195,8 @@ def _send_all(
     with Progress(*columns, console=screen, disable=quiet, transient=True) as progress:
         task = progress.add_task("sending", total=known)
         for window in _windows(messages):
-            if not (as_json or report.results):
-                waiting.start()
-            results = client.send_batch(window)
-            waiting.cancel()
+            with patience.waiting():
+                results = client.send_batch(window)
             for message, result in zip(window, results, strict=True):
                 report.add(result, len(message.body))
             progress.advance(task, len(window))

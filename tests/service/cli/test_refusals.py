@@ -11,6 +11,8 @@ import pytest
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient
+from ddmq.cli.messages import patience
+from ddmq.cli.messages.patience import HELP
 from tests.scenarios.real_server import ddmq
 from tests.service.cli.conftest import Shell
 
@@ -176,6 +178,33 @@ def test_no_producer_proxy(shell: Shell, nobody: str) -> None:
     assert "ddmq serve" in second
     report = shell.json("send", "t", "hello", "--producer", nobody, "--timeout-ms", "300", code=1)
     assert (report["stored"], report["failed"], report["results"][0]["id"]) == (0, 1, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "send t x",
+        "delay add t x --delay 1h",
+        "delay cancel ID",
+        "delay fire ID",
+        "delay reschedule ID --delay 1h",
+    ],
+)
+def test_that_no_producer_proxy_answers_is_said_soon_and_what_may_help(
+    shell: Shell, nobody: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ident = f"{'0' * 8}-{'0' * 4}-{'0' * 4}-{'0' * 4}-{'0' * 12}"
+    command = [*line.replace("ID", ident).split(), "--producer", nobody, "--timeout-ms"]
+    shell(*command, "300", code=1)
+    assert shell.error.count(HELP) == 1
+    assert "yet" not in shell.error, "it was over sooner"
+    assert all(HELP not in str(found) for found in shell.lines(*command, "300", code=1))
+    assert shell.error == "", "programs are told in the document"
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.02)
+    shell(*command, "300", code=1)
+    first, second, *_ = shell.error.splitlines()
+    assert (first, second) == (f"no answer from {nobody} yet; trying for 300 ms", HELP)
+    assert shell.error.count(HELP) == 1
 
 
 def test_no_consumer_proxy(shell: Shell, nobody: str) -> None:
