@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import select
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,6 +88,14 @@ def _writing() -> Iterator[None]:
 def close_stdout() -> None:
     """Drop what is still to be written there, so that the end of the process does not fail on it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def pause(seconds: float) -> None:
+    """Wait while nothing is to be said. Raises BrokenPipeError once nobody reads standard output any more."""
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)  # of its end one is told without asking
+    if watched.poll(seconds * 1000):
+        raise BrokenPipeError
 
 
 def console(*, err: bool = False, wide: bool = False) -> Console:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import time
 from typing import Any
 
 import click
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.output import json_option, print_json, say_message, show_row_body
+from ddmq.cli.output import json_option, pause, print_json, say_message, show_row_body
 from ddmq.cli.values import NAME, TOPIC, Whole
 from ddmq.moments import shown
 
@@ -58,7 +57,7 @@ def tail(
         if not rows and not follow:
             return
         if not rows:
-            time.sleep(PAUSE_S)
+            pause(PAUSE_S)
 
 
 def _newer(client: AdminClient, topic: str, queue: int, at: dict[int, int]) -> list[dict[str, Any]]:

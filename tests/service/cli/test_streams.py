@@ -67,6 +67,20 @@ def test_a_closed_pipe_ends_it(server: RealServer, shell: Shell, topic: str, lin
     assert b"Broken" not in error
 
 
+@pytest.mark.parametrize("line", ["tail {}", "tail {} --json"])
+def test_a_closed_pipe_ends_it_while_nothing_comes(
+    server: RealServer, shell: Shell, topic: str, line: str
+) -> None:
+    shell("send", topic, "hello")
+    with running_command(server, *line.format(topic).split()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert b"hello" in process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 0
+        assert b"Error" not in process.stderr.read()
+
+
 def test_tail_sees_what_comes(server: RealServer, shell: Shell, topic: str) -> None:
     shell("send", topic, "before")
     with running_command(server, "tail", topic, "--count", "0") as process:
