@@ -21,6 +21,7 @@ from ddmq.server.delays.backup import OpenShard, backup_folder, copy_shards, mak
 from ddmq.server.http.forwarding import FORWARDED, ask_other
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import AdminRequest
+from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
 from ddmq_common.delays.command import DelayCommand, decode_command
@@ -37,6 +38,7 @@ PAGE_BYTES = 4 << 20
 SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
 FOREVER_MS = 1 << 62
+CHRONOS = FROM_CHRONOS.encode()
 _STATES = {IdKind.TOMBSTONE: "cancelled before it was known", IdKind.DEAD: "dead letter"}
 
 
@@ -250,6 +252,7 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     row["properties"] = {
         name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
         for name, value in content.properties.items()
+        if name != CHRONOS  # not the sender's: it is put on where consumers of old clients look for it
     }
     return row | body_fields(content.value)
 

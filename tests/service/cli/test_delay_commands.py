@@ -64,6 +64,8 @@ def test_show_says_everything_about_one(shell, topic):
     said = shell("delay", "show", row["id"])
     assert re.search(r"^state +pending$", said, re.MULTILINE)
     assert re.search(r"^body +tea$", said, re.MULTILINE)
+    assert found["properties"] == {}, "only what the sender gave"
+    assert "from_chronos" not in said
 
 
 def test_reschedule_and_fire(shell, topic):
