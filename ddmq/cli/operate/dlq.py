@@ -182,12 +182,29 @@ def purge(
         raise click.UsageError("say which: either --all or --before")
     body = {"all": True} if before is None else {"before_ms": parse_moment(before, "--before")}
     client = AdminClient(admin)
-    if not yes:
-        waiting = client.get("dlq", group, count=1)["letters"]
-        which = f"all {waiting:,}" if everything else f"those of its {waiting:,} from before {before}"
-        confirm(f"Purge dead letters of {group}, {which}? They are not sent again.")
-    answer = client.post("dlq", group, "purge", body=body)
-    print_json(answer) if as_json else say(f"purged {answer['purged']:,} dead letters of {group}")
+    answer = {"group": group, "purged": 0}
+    waiting = 0 if yes else client.get("dlq", group, count=1)["letters"]
+    if waiting:
+        confirm(_question(group, waiting, before))
+    if yes or waiting:
+        answer = client.post("dlq", group, "purge", body=body)
+    purged = answer["purged"]
+    print_json(answer) if as_json else say(f"purged {_letters(purged)} of {group}")
+
+
+def _question(group: str, waiting: int, before: str | None) -> str:
+    """Ask about all that wait, or those of them from `before`; how many those are is not known yet."""
+    if waiting == 1:
+        bound = "" if before is None else f", if it was stored before {before}"
+        return f"Purge the only dead letter of {group}{bound}? It is not sent again."
+    if before is None:
+        return f"Purge dead letters of {group}, all {waiting:,}? They are not sent again."
+    which = f"those of the {waiting:,} dead letters of {group} stored before {before}"
+    return f"Purge {which}? They are not sent again."
+
+
+def _letters(count: int) -> str:
+    return f"{count:,} dead letter{'' if count == 1 else 's'}"
 
 
 def _since(text: str | None) -> int | None:

@@ -130,6 +130,29 @@ def test_purge_asks_and_is_done_with_them(shell: Shell, bury: Bury) -> None:
     assert bodies(shell, f"%DLQ%{group}") == ["one", "two"]
 
 
+def test_the_question_of_a_purge_says_what_it_is_about(shell: Shell, bury: Bury) -> None:
+    def asked(group: str, *which: str, code: int = 1) -> str:
+        admin = f"127.0.0.1:{shell.server.ports['admin']}"
+        done = ddmq("dlq", "purge", group, *which, "--admin", admin, stdin=b"")
+        assert done.returncode == code
+        return done.stderr if code else done.stdout + done.stderr
+
+    group = bury("one")
+    assert f"Purge the only dead letter of {group}? It is not sent again." in asked(group, "--all")
+    question = f"Purge the only dead letter of {group}, if it was stored before +1h? It is not sent again."
+    assert question in asked(group, "--before", "+1h")
+    assert _row(shell, group)["letters"] == 1
+    assert bury("two") == group
+    until(lambda: _row(shell, group)["letters"] == 2, "there are two")
+    assert f"Purge dead letters of {group}, all 2? They are not sent again." in asked(group, "--all")
+    question = f"Purge those of the 2 dead letters of {group} stored before 1000? They are not sent again."
+    assert question in asked(group, "--before", "1000")
+    assert shell("dlq", "purge", group, "--all", "--yes") == f"purged 2 dead letters of {group}\n"
+    for which in (("--all",), ("--before", "1000")):
+        said = asked(group, *which, code=0)
+        assert said == f"purged 0 dead letters of {group}\n", "nothing is asked about nothing"
+
+
 def test_command_lines_that_are_wrong(shell: Shell) -> None:
     assert "has no dead letters" in shell.refused("dlq", "show", "nobody")
     assert "has no dead letters" in shell.refused("dlq", "resend", "nobody", "--all")
