@@ -16,6 +16,7 @@ from ddmq.settings import BY_NAME
 from ddmq_common import names
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError
+from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.changes import Change, owned
 from proxy_consumer.service import ConsumerService
 
@@ -88,11 +89,15 @@ def _notes(group: str, topic: str, settings: Mapping[str, Any], done: Change) ->
             "start only says where a new subscription begins: offsets do not move; "
             f"`ddmq offset reset {group} --topic {topic} --to {settings['start']}` moves them"
         )
-    if done.after.scope == "group":
+    if done.after.scope == "group" and _order(done.before) != _order(done.after):
         notes.append(
             "order over the whole group: all queues of all its ordered topics belong to one proxy at a time"
         )
     return notes
+
+
+def _order(config: SubscriptionDefaults | None) -> tuple[str, str] | None:
+    return None if config is None else (config.order_key, config.scope)
 
 
 def _held_back(consumer: ConsumerService, group: str, topic: str) -> list[str]:

@@ -47,6 +47,23 @@ def test_a_changed_start_says_that_offsets_do_not_move(shell: Shell, topic: str)
     assert f"ddmq offset reset {topic} --topic {topic} --to first" in shell.error
 
 
+def test_what_an_order_over_the_group_means_is_said_when_the_order_changes(shell: Shell, topic: str) -> None:
+    note = "order over the whole group"
+    shell("topic", "create", topic)
+    for options, told in (
+        ("--order-key KEY", True),
+        ("--concurrency 5", False),
+        ("--order-key KEY", False),
+        ("--order-key $.id", True),
+        ("--order-scope topic", False),
+        ("--order-scope group", True),
+        ("--tags a", False),
+        ("--unset order-key", False),
+    ):
+        shell("group", "set", topic, "--topic", topic, *options.split())
+        assert (note in shell.error) is told, options
+
+
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
