@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import shlex
 import socket
 from typing import Any
 
@@ -12,6 +14,8 @@ from click.shell_completion import CompletionItem
 
 from ddmq.address import HostPort
 from ddmq.cli.output import reason
+
+KEYS_MAX = 1_000  # of one group, looked at for completion
 
 
 class Name(click.ParamType[str]):
@@ -34,14 +38,43 @@ class KnownName(Name):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        from ddmq.cli.admin_client import AdminClient, admin_address
-
-        client = AdminClient(ctx.params.get("admin") or admin_address(), timeout_s=1.0)
-        try:
-            names = {row[self._kind] for row in client.get(self._kind + "s")}
-        except click.ClickException:
-            return []
+        names = {row[self._kind] for row in _rows(ctx, self._kind + "s")}
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+def blocked_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a key of the GROUP before it: those the server lists, without quotes.
+
+    A key is anybody's text: what a shell, or the command, would take for something else is left out.
+    """
+    rows = _rows(ctx, "groups", ctx.params.get("name") or "", "keys", limit=KEYS_MAX)
+    keys = {_unquoted(row["key"]) for row in rows}
+    return [
+        CompletionItem(key)
+        for key in sorted(keys)
+        if key.startswith(incomplete) and not key.startswith("-") and shlex.quote(key) == key
+    ]
+
+
+def _unquoted(key: str) -> str:
+    """`ddmq group park` takes the text of a JSON string without its quotes."""
+    try:
+        value = json.loads(key)
+    except ValueError:
+        return key
+    return value if isinstance(value, str) else key
+
+
+def _rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, Any]]:
+    """What the server lists there; nothing when it does not answer within a second."""
+    from ddmq.cli.admin_client import AdminClient, admin_address
+
+    client = AdminClient(ctx.params.get("admin") or admin_address(), timeout_s=1.0)
+    try:
+        rows: list[dict[str, Any]] = client.get(*path, **query)
+    except click.ClickException:
+        return []
+    return rows
 
 
 class Whole(click.IntRange):

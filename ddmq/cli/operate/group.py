@@ -15,7 +15,7 @@ from ddmq.cli.operate import group_show
 from ddmq.cli.operate.lag import retry_path
 from ddmq.cli.operate.settings import given, setting_name, settings_options
 from ddmq.cli.output import confirm, hint, json_option, print_json, print_table, say
-from ddmq.cli.values import GROUP, TOPIC, Whole
+from ddmq.cli.values import GROUP, TOPIC, Whole, blocked_keys
 from ddmq.settings import differences
 
 COLUMNS = (
@@ -186,7 +186,7 @@ def key_command(command: Any) -> Any:
     """Make the command that acts on one key: park, skip or replay."""
     arguments = (
         click.argument("name", type=GROUP, metavar="GROUP"),
-        click.argument("key"),
+        click.argument("key", shell_complete=blocked_keys),
         admin_option,
         json_option,
     )

@@ -7,7 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 
+from ddmq.cli.admin_client import AdminClient
+from ddmq.cli.root import root
 from ddmq_client.consumer import Consumer
 from tests.scenarios.real_server import until
 from tests.service.cli.conftest import Shell
@@ -68,6 +71,25 @@ def test_show_says_which_key_is_blocked_and_why(stuck: Stuck) -> None:
     assert "ddmq group skip" in stuck.shell.error
     states = [row["state"] for row in stuck.shell.json("message", stuck.name, "--group", stuck.name)]
     assert states == ["retrying", "done", "behind its key", "done"]
+
+
+@pytest.mark.parametrize("action", ["park", "skip", "replay"])
+def test_the_shell_completes_blocked_keys(stuck: Stuck, action: str) -> None:
+    def completed(group: str, key: str) -> list[str]:
+        shell = ShellComplete(root, {}, "ddmq", "_DDMQ_COMPLETE")
+        return [item.value for item in shell.get_completions(["group", action, group], key)]
+
+    assert completed(stuck.name, "") == completed(stuck.name, "ba") == ["bad"]
+    assert completed(stuck.name, "good") == []
+    assert completed("no-such-group", "") == []
+
+
+def test_only_keys_that_a_shell_takes_as_they_are_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ('"a-1"', "17", '"$(x)"', '"a b"', '"--yes"', '["a"]', '"a\\nb"', "orders/0")
+    monkeypatch.setattr(AdminClient, "get", lambda *_, **__: [{"key": text} for text in texts])
+    shell = ShellComplete(root, {}, "ddmq", "_DDMQ_COMPLETE")
+    found = [item.value for item in shell.get_completions(["group", "park", "g"], "")]
+    assert found == ["17", "a-1", "orders/0"]
 
 
 def test_replay_delivers_at_once(stuck: Stuck) -> None:
