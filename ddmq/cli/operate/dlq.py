@@ -182,7 +182,7 @@ def purge(
         raise click.UsageError("say which: either --all or --before")
     body = {"all": True} if before is None else {"before_ms": parse_moment(before, "--before")}
     client = AdminClient(admin)
-    answer = {"group": group, "purged": 0}
+    answer: dict[str, Any] = {"group": group, "purged": 0}
     waiting = 0 if yes else client.get("dlq", group, count=1)["letters"]
     if waiting:
         confirm(_question(group, waiting, before))
