@@ -46,9 +46,14 @@ class KitClock:
 
 
 class Engine(ABC):
-    """One engine under test. `persists`: what it stored is there again after `reopen`."""
+    """One engine under test. `persists`: what it stored is there again after `reopen`.
+
+    `batches_whole`: a batch ends only where the caller's limits or the queue do. The port does not promise
+    that: who reads files that another process writes answers with what they hold, and then goes on.
+    """
 
     persists: ClassVar[bool]
+    batches_whole: ClassVar[bool] = True
     backend: Backend
 
     def __init__(self, directory: Path) -> None:
@@ -133,6 +138,16 @@ class Kit:
         self, queue: QueueRef, offset: int = 0, count_max: int = 1000, bytes_max: int = 1 << 24
     ) -> ReadBatch:
         return done(self.backend.read(queue, offset, count_max, bytes_max))
+
+    def batches(self, queue: QueueRef, offset: int = 0, count_max: int = 1000) -> list[ReadBatch]:
+        """What one read brings, and where batches may end early, what further reads do."""
+        batches: list[ReadBatch] = []
+        while count_max > 0 and (batch := self.read(queue, offset, count_max)).status is ReadStatus.DATA:
+            batches.append(batch)
+            offset, count_max = batch.next_offset, count_max - len(batch.offsets)
+            if self.engine.batches_whole:
+                break
+        return batches
 
     def stored(self, queue: QueueRef, offset: int = 0) -> list[StoredRecord]:
         """All records from `offset` on: a batch may end before the queue does."""

@@ -76,7 +76,8 @@ def test_appends_called_in_order_are_stored_in_order(kit: Kit) -> None:
     kit.make("orders")
     calls = [kit.backend.append([kit.new("orders", body=b"%d" % n)], kit.soon) for n in range(500)]
     assert [done(call)[0].offset for call in calls] == list(range(500))
-    bodies = [bytes(delivery) for delivery in kit.read(kit.queue("orders")).deliveries]
+    batches = kit.batches(kit.queue("orders"))
+    bodies = [bytes(delivery) for batch in batches for delivery in batch.deliveries]
     assert bodies == [kit.new("orders", body=b"%d" % n).delivery for n in range(500)]
 
 

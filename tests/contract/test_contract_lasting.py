@@ -97,10 +97,12 @@ def test_offsets_positions_and_times_go_on(lasting: Kit) -> None:
         assert lasting.send("orders", b"x") == [n]
         lasting.clock.now_ms -= 60_000
         lasting.engine.reopen()
-    batch = lasting.read(queue)
-    times = [batch.record(index).stored_ms for index in range(5)]
-    assert list(batch.offsets) == list(range(5))
-    assert list(batch.positions) == sorted(set(batch.positions))
+    batches = lasting.batches(queue)
+    positions = [position for batch in batches for position in batch.positions]
+    records = lasting.stored(queue)
+    times = [record.stored_ms for record in records]
+    assert [record.offset for record in records] == list(range(5))
+    assert positions == [record.position for record in records] == sorted(set(positions))
     assert times == sorted(times)
     assert lasting.backend.clock_ms() >= times[-1]
 

@@ -124,6 +124,7 @@ class Supervisor:
     def __init__(self, parts: list[PartProcess]) -> None:
         self.parts = parts
         self.stopping = False
+        self._hangups = 0
         self._telling = threading.Lock()
         for part in parts:
             part.when_ready = self._introduce
@@ -141,8 +142,7 @@ class Supervisor:
         for part in self.parts:
             if self.stopping:
                 return
-            part.start()
-            self._stop_late(part)
+            self._start(part)
             self._await(part)
 
     def _await(self, part: PartProcess) -> None:
@@ -173,19 +173,28 @@ class Supervisor:
                 part.pause_s = min(part.pause_s * 2, PAUSE_MAX_S)
         elif now >= part.again_at and not self.stopping:
             part.again_at = NEVER
-            part.start()
-            self._stop_late(part)
+            self._start(part)
 
-    def _stop_late(self, part: PartProcess) -> None:
-        """The signal to stop may have come while the part was being started."""
-        if self.stopping and part.child is not None:
+    def _start(self, part: PartProcess) -> None:
+        """Start it, and tell it of signals that came while it was no child of ours yet."""
+        hangups = self._hangups
+        part.start()
+        assert part.child is not None
+        if self.stopping:
             part.child.terminate()
+        elif self._hangups > hangups:
+            part.child.send_signal(signal.SIGHUP)  # it may have read its configuration before that
 
     def stop(self, *_: Any) -> None:
         """SIGTERM to every part; SIGKILL the second time."""
         number = signal.SIGKILL if self.stopping else signal.SIGTERM
         self.stopping = True
         self.pass_on(number)
+
+    def hang_up(self) -> None:
+        """SIGHUP to every part; to one that is being started right afterwards."""
+        self._hangups += 1
+        self.pass_on(signal.SIGHUP)
 
     def pass_on(self, number: signal.Signals) -> None:
         """Send a signal to every part that lives."""
@@ -213,7 +222,7 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
         supervisor.stop()
 
     def on_hangup(number: int, frame: FrameType | None) -> None:
-        supervisor.pass_on(signal.SIGHUP)
+        supervisor.hang_up()
 
     signal.signal(signal.SIGHUP, on_hangup)
     signal.signal(signal.SIGTERM, on_signal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -75,3 +76,28 @@ def test_no_part_waits_for_the_pause_of_another() -> None:
     supervisor.stopping = True
     supervisor.tend(failing, failing.again_at)
     assert failing.starts == 11, "nothing is started any more"
+
+
+class InterruptedPart(PartProcess):
+    """A signal comes while its child is being started."""
+
+    supervisor: Supervisor
+    meanwhile: str
+
+    def start(self) -> None:
+        child = subprocess.Popen(["sleep", "600"], text=True)
+        getattr(self.supervisor, self.meanwhile)()
+        self.child = child
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("meanwhile", "number"), [("hang_up", signal.SIGHUP), ("stop", signal.SIGTERM)])
+def test_a_signal_that_comes_while_a_part_is_started_reaches_it(
+    meanwhile: str, number: signal.Signals
+) -> None:
+    part = InterruptedPart("late", [])
+    part.supervisor, part.meanwhile = Supervisor([part]), meanwhile
+    part.again_at = 1.0
+    part.supervisor.tend(part, 1.0)
+    assert part.child is not None
+    assert part.child.wait(60) == -number
