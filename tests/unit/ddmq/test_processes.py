@@ -85,7 +85,10 @@ class InterruptedPart(PartProcess):
     meanwhile: str
 
     def start(self) -> None:
-        child = subprocess.Popen(["sleep", "600"], text=True)
+        code = "from signal import *; signal(SIGHUP, SIG_DFL); print(flush=True); pause()"
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        child.stdout.readline()  # whoever started us may have ignored hang-ups, and a child inherits that
         getattr(self.supervisor, self.meanwhile)()
         self.child = child
 
