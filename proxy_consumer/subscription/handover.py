@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from backend.claims import LOST_S
 from backend.progress.ack_map import OFFSET_END
 from backend.records import QueueRef
 from proxy_consumer.config import SubscriptionDefaults
@@ -25,7 +26,6 @@ from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import held_of
 
 LEASES_PREFIX = "leases/"
-LOST_S = 3.0  # a queue that was lost is mostly ours again by then: a writer is replaced in 3 s
 RUNS_MAX = 4_096  # of one queue that are told; what is beyond may be delivered again
 
 

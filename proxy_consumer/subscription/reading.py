@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from backend.claims import RETRY_S
 from backend.completion import Completion
 from backend.port import Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
@@ -21,7 +22,6 @@ from proxy_consumer.core.ranges import ranges_of
 from proxy_consumer.core.steps import Loaded, Purpose, QueueState, ReadRequest
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.membership import RETRY_S
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 SOON_S = 0.001  # at the next tick

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from backend.claims import LOST_S, RETRY_S
 from backend.port import Sharing
 from backend.records import Bounds, ProgressView, QueueRef
 from ddmq_common.errors import FencedError
@@ -25,9 +26,9 @@ from proxy_consumer.retries.move import MoveSettings
 from proxy_consumer.retries.publisher import RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.handover import LOST_S, Handover
+from proxy_consumer.subscription.handover import Handover
 from proxy_consumer.subscription.held_queue import HeldQueue, held_of
-from proxy_consumer.subscription.membership import RETRY_S, SubscriptionMembership
+from proxy_consumer.subscription.membership import SubscriptionMembership
 from proxy_consumer.subscription.message_filter import filter_of, same_filter
 from proxy_consumer.subscription.next_offsets import NextOffsets
 from proxy_consumer.subscription.order import SubscriptionOrder, same_order, sharing_of

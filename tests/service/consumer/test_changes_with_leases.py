@@ -181,7 +181,7 @@ class House(Rig):
         for service, _ in self.proxies():
             for subscription in service._directory.subscriptions():
                 for membership in (subscription.membership, subscription.retry_membership):
-                    membership.lost(
+                    membership.claims.lost(
                         [queue for queue in subscription.buffer.queues if queue.topic == membership.topic]
                     )
                     membership.leave()

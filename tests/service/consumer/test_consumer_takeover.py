@@ -25,7 +25,7 @@ def subscription(rig: Rig) -> Subscription:
 
 def lose(rig: Rig) -> None:
     """The session is over: its queues are lost, and joined anew with the next pull."""
-    subscription(rig).membership.lost(list(subscription(rig).buffer.queues))
+    subscription(rig).membership.claims.lost(list(subscription(rig).buffer.queues))
     subscription(rig).leave()
 
 
@@ -140,7 +140,7 @@ def test_what_lies_ready_in_its_chain_and_is_acknowledged_is_not_delivered_again
     assert rig.pull(topic=b"U", count=5).offsets == [0]
     both = rig.service._directory.groups[b"G"].subscriptions.values()
     for each in both:
-        each.membership.lost(list(each.buffer.queues))
+        each.membership.claims.lost(list(each.buffer.queues))
         each.leave()
     for each in both:
         each.use(rig.clock.monotonic())

@@ -133,7 +133,7 @@ def in_order(rig: Rig, topics: str) -> list[int]:
 def lose(rig: Rig, topic: str) -> None:
     """The queues of a topic are taken from us without a word."""
     subscription = group(rig).subscriptions[topic.encode()]
-    subscription.membership.lost(list(subscription.buffer.queues))
+    subscription.membership.claims.lost(list(subscription.buffer.queues))
 
 
 def lies_ready(rig: Rig) -> bool:

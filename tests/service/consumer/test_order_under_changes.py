@@ -155,7 +155,7 @@ class Changes:
         """A session is over; the next pull joins again."""
         groups = self.rig.service._directory.groups
         subscription = groups[b"G"].subscriptions[self.random.choice(list(TOPICS)).encode()]
-        subscription.membership.lost(list(subscription.buffer.queues))
+        subscription.membership.claims.lost(list(subscription.buffer.queues))
         subscription.membership.leave()
 
     def park_or_replay(self) -> None:

@@ -46,9 +46,9 @@ class Two(Rig):
         for proxy in (self.first, self.second):
             subscription = self.at(proxy)
             if told_late and proxy is self.first:
-                subscription.membership._membership.leave()  # type: ignore[union-attr]
+                subscription.membership.claims._membership.leave()  # type: ignore[union-attr]
                 continue
-            subscription.membership.lost(list(subscription.buffer.queues))
+            subscription.membership.claims.lost(list(subscription.buffer.queues))
             subscription.membership.leave()
         self.at(self.second).use(self.clock.monotonic())
 
@@ -85,7 +85,7 @@ def test_word_that_comes_a_little_later_is_waited_for(two: Two) -> None:
     two.lose_the_writer(told_late=True)
     assert two.offsets(two.second) == []
     late = two.at(two.first)
-    late.membership.lost(list(late.buffer.queues))
+    late.membership.claims.lost(list(late.buffer.queues))
     assert not set(two.offsets(two.second)) & set(two.had)
 
 
@@ -100,7 +100,7 @@ def test_word_that_comes_too_late_is_not_kept(two: Two) -> None:
     two.advance(NOTES_S)
     two.offsets(two.second)
     late = two.at(two.first)
-    late.membership.lost(list(late.buffer.queues))
+    late.membership.claims.lost(list(late.buffer.queues))
     two.settle()
     assert two.backend.setting(leases_key("G", two.ref())) is None
 
@@ -140,7 +140,7 @@ def test_handover_wait_ms_waits_for_a_proxy_that_was_killed_and_for_no_other(rig
     assert rig.pull(count=1).offsets == [0], "nobody had it before: no wait"
     if killed:
         found: Subscription = rig.service._directory.groups[b"G"].subscriptions[b"T"]
-        found.membership._membership.leave()  # type: ignore[union-attr]
+        found.membership.claims._membership.leave()  # type: ignore[union-attr]
     else:
         rig.service._directory.stop()
     rig.settle()
