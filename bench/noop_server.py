@@ -10,10 +10,9 @@ from ddmq_client.idl import producer
 from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
-from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.codec import constant_result, structs
 from ddmq_rpc.server import RpcServer
-from ddmq_rpc.wire.structs import structs
-from ddmq_rpc.wire.templates import constant_result
+from ddmq_rpc.traffic import RpcLimits
 
 SERVICE = "ProducerService"
 

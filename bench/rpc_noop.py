@@ -22,8 +22,7 @@ from typing import Any
 from ddmq_client.idl import producer
 from ddmq_rpc.api import Call, Service, Wire
 from ddmq_rpc.client_side import decode_reply, encode_call
-from ddmq_rpc.wire.structs import structs
-from ddmq_rpc.wire.templates import constant_result
+from ddmq_rpc.codec import constant_result, structs
 
 SERVICE = "ProducerService"
 
@@ -36,8 +35,8 @@ def serve(ready: Connection, core: int | None, profile: str) -> None:
 
     from ddmq_common.clock import SystemClock
     from ddmq_common.metrics.registry import Registry
-    from ddmq_rpc.limits import RpcLimits
     from ddmq_rpc.server import RpcServer
+    from ddmq_rpc.traffic import RpcLimits
 
     answer = constant_result(
         producer, SERVICE, "sendSync", success=structs(producer).Result(code=0, msg="OK")

@@ -12,10 +12,9 @@ from bench import frames, groups, load
 from bench.harness import CLIENT_CORE, CORES, SERVER_CORE, Series, percentiles, pin, run, sized
 from bench.servers import Running, ddmq
 from ddmq_client.idl import producer
-from ddmq_rpc.limits import RpcLimits
-from ddmq_rpc.wire.codec import Codec
-from ddmq_rpc.wire.envelope import read_header
-from ddmq_rpc.wire.structs import methods
+from ddmq_rpc.codec import Codec, methods
+from ddmq_rpc.envelope import read_header
+from ddmq_rpc.traffic import RpcLimits
 
 CONNECTIONS = 8
 CALLS = sized(3_000, 40)

@@ -1,50 +1,128 @@
-"""One open call.
+"""One open call, and the sending half of its connection.
 
 A call is answered once. When its client goes first, `on_abandoned` runs if there is one, and the
 call's bytes are free at once; without one the handler still works on it, so they are free when it
 answers. An answer after that is counted and dropped; a second answer is a bug and raises.
+
+An answer is sent at once; a write watcher takes what the socket does not.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import socket
+from abc import ABC, abstractmethod
+from typing import Any
 
 from ddmq_rpc.api import Call, Fault, Wire
-from ddmq_rpc.wire.codec import encode_fault, encode_result
-from ddmq_rpc.wire.envelope import EXCEPTION, REPLY, Envelope
-from ddmq_rpc.wire.structs import ENCODERS, Method
+from ddmq_rpc.codec import ENCODERS, encode_fault, encode_result
+from ddmq_rpc.envelope import Envelope
+from ddmq_rpc.traffic import OpenMethod, Traffic
+
+UNSENT = 1  # the bit of `busy` while an answer is not out
+_WRITE = 2
 
 
-class OpenMethod:
-    """A method with its handler and envelopes."""
+class AnswerSender(ABC):
+    """Sends answers in order, one at a time: nothing is written while `busy` has UNSENT."""
 
-    __slots__ = ("answers", "faults", "handler", "method")
+    __slots__ = ("_send", "_socket", "_traffic", "_unsent", "_writer", "busy", "peer")
 
-    def __init__(self, method: Method, handler: Any) -> None:
-        self.method = method
-        self.handler = handler
-        self.answers = Envelope(method.name.encode(), REPLY)
-        self.faults = Envelope(method.name.encode(), EXCEPTION)
+    _unsent: memoryview | None
+    _writer: Any
 
+    def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str) -> None:
+        self._traffic = traffic
+        self._socket = accepted
+        self._send = accepted.send
+        self._unsent = None
+        self._writer = None
+        self.busy = 0
+        self.peer = peer
 
-class Caller(Protocol):
-    """What a call asks of its connection."""
-
-    @property
-    def peer(self) -> str: ...
-
+    @abstractmethod
     def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
-        """Send it; the call's bytes are free."""
+        """Called by an open call, once: its bytes are free."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection."""
+
+    @abstractmethod
+    def sent_at_last(self) -> None:
+        """What had to wait is out now; `busy` still has UNSENT."""
+
+    def write(self, data: bytes) -> None:
+        """Send a whole frame."""
+        try:
+            sent = self._send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.answer_lost()
+            return
+        if sent != len(data):
+            self._keep_unsent(memoryview(data)[sent:])
+
+    def write_beside(self, head: bytes, result: bytes) -> None:
+        """Send a frame in two pieces, so that a large result is not copied behind its header."""
+        try:
+            sent = self._socket.sendmsg((head, result))
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.answer_lost()
+            return
+        if sent < len(head):
+            self._keep_unsent(memoryview(head[sent:] + result))
+        elif sent != len(head) + len(result):
+            self._keep_unsent(memoryview(result)[sent - len(head) :])
+
+    def _keep_unsent(self, rest: memoryview) -> None:
+        self._unsent = rest
+        self.busy |= UNSENT
+        if self._writer is None:
+            self._writer = self._traffic.loop.io(self._socket.fileno(), _WRITE)
+        self._writer.start(self._on_writable)
+        self._traffic.keep_unsent(self, len(rest))
+
+    def _on_writable(self) -> None:
+        rest = self._unsent
+        if rest is None:
+            return
+        try:
+            sent = self._send(rest)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.answer_lost()
+            return
+        if sent != len(rest):
+            self._unsent = rest[sent:]
+            self._traffic.unsent.put(self, len(rest) - sent, 0.0)
+            return
+        self._unsent = None
+        self._writer.stop()
+        self._traffic.unsent.discard(self)
+        self.sent_at_last()
+
+    def answer_lost(self) -> None:
+        """The client went before an answer was out."""
+        self.count_abandoned()
+        self.close()
 
     def release(self, frame_bytes: int) -> None:
-        """The call will not be answered; its bytes are free."""
-
-    def count_fault(self, kind: Fault) -> None: ...
-
-    def count_abandoned(self) -> None: ...
+        """A call that will not be answered holds its frame's bytes no longer."""
+        self._traffic.release(frame_bytes)
 
     def report(self, text: str, *args: object) -> None:
-        """Log the exception under way."""
+        """Log the exception under way, a few per interval."""
+        self._traffic.faults.report(text, *args)
+
+    def count_abandoned(self) -> None:
+        self._traffic.counts.abandoned.value += 1
+
+    def count_fault(self, kind: Fault) -> None:
+        self._traffic.counts.faults[kind].value += 1
 
 
 _OPEN, _ANSWERED, _GONE = 0, 1, 2
@@ -57,7 +135,7 @@ class OpenCall(Call):
 
     def __init__(
         self,
-        connection: Caller,
+        connection: AnswerSender,
         method: OpenMethod,
         wire: Wire,
         sequence: bytes,

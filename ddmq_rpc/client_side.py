@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_rpc.api import Wire
-from ddmq_rpc.wire.codec import APPLICATION_EXCEPTION, Codec
-from ddmq_rpc.wire.envelope import CALL, EXCEPTION, Envelope, read_header, sequence_bytes, sequence_number
-from ddmq_rpc.wire.structs import ENCODERS, methods
+from ddmq_rpc.codec import APPLICATION_EXCEPTION, ENCODERS, Codec, methods
+from ddmq_rpc.envelope import CALL, EXCEPTION, Envelope, read_header, sequence_bytes, sequence_number
 
 ELEMENTS_MAX = 1 << 20
 

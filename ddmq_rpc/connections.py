@@ -14,13 +14,21 @@ from collections.abc import Callable
 
 from ddmq_common.hub_timer import HubTimer
 from ddmq_rpc.api import Fault, Wire
-from ddmq_rpc.calls import OpenCall
-from ddmq_rpc.sender import UNSENT, AnswerSender
+from ddmq_rpc.calls import UNSENT, AnswerSender, OpenCall
+from ddmq_rpc.codec import CHUNK_BYTES, DecodeError, encode_fault
+from ddmq_rpc.envelope import (
+    CALL,
+    EXCEPTION,
+    ONEWAY,
+    Envelope,
+    FrameRefusedError,
+    Frames,
+    Header,
+    HeaderError,
+    read_header,
+)
 from ddmq_rpc.traffic import Traffic
 from ddmq_rpc.turns import NOT_MEASURED, SLICE_S
-from ddmq_rpc.wire.codec import CHUNK_BYTES, DecodeError, encode_fault
-from ddmq_rpc.wire.envelope import CALL, EXCEPTION, ONEWAY, Envelope, Header, HeaderError, read_header
-from ddmq_rpc.wire.framing import FrameRefusedError, Frames
 
 RECV_BYTES = 16 << 10  # when the size of what comes is not known
 RECV_BYTES_MAX = 256 << 10
@@ -39,13 +47,12 @@ class RpcConnection(AnswerSender):
 
     __slots__ = (
         "_asked_at", "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes",
-        "_serving", "_share", "_silent", "_timer", "_waiting_frame", "closed", "idle_since", "peer",
+        "_serving", "_share", "_silent", "_timer", "_waiting_frame", "closed", "idle_since",
     )  # fmt: skip
 
     def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str, address: str) -> None:
-        super().__init__(traffic, accepted)
+        super().__init__(traffic, accepted, peer)
         self._recv = accepted.recv
-        self.peer = peer
         self.closed = False
         self.idle_since = traffic.now()
         self._frames = Frames(traffic.limits.frame_bytes_max)
@@ -319,7 +326,6 @@ class RpcConnection(AnswerSender):
     # --- answering
 
     def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
-        """Called by an open call, once."""
         self._traffic.release(call.frame_bytes)
         if call is not self._call:
             self._oneway_done()
@@ -334,6 +340,9 @@ class RpcConnection(AnswerSender):
             self.write(envelope.wrap(call.wire, sequence, result))
         if not self._serving and self._frames.held_bytes:
             self._traffic.loop.run_callback(self._go_on)
+
+    def sent_at_last(self) -> None:
+        self._clear(UNSENT)
 
     def _answer_fault(self, wire: Wire, sequence: bytes, name: bytes, kind: Fault, text: str) -> None:
         """Answer a request that never became a call."""
@@ -371,24 +380,3 @@ class RpcConnection(AnswerSender):
         call, self._call = self._call, None
         if call is not None:
             call.abandon()
-
-    def release(self, frame_bytes: int) -> None:
-        """A call that will not be answered holds its frame's bytes no longer."""
-        self._traffic.release(frame_bytes)
-
-    def report(self, text: str, *args: object) -> None:
-        """Log the exception under way, a few per interval."""
-        self._traffic.faults.report(text, *args)
-
-    def sent_at_last(self) -> None:
-        self._clear(UNSENT)
-
-    def answer_lost(self) -> None:
-        self.count_abandoned()
-        self.close()
-
-    def count_abandoned(self) -> None:
-        self._traffic.counts.abandoned.value += 1
-
-    def count_fault(self, kind: Fault) -> None:
-        self._traffic.counts.faults[kind].value += 1

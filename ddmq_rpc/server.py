@@ -19,13 +19,10 @@ from ddmq_common.errors import ConfigError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Service
-from ddmq_rpc.calls import OpenMethod
+from ddmq_rpc.codec import methods
 from ddmq_rpc.connections import RpcConnection
-from ddmq_rpc.counts import RpcCounts, log
-from ddmq_rpc.limits import RpcLimits
-from ddmq_rpc.traffic import Traffic
+from ddmq_rpc.traffic import OpenMethod, RpcCounts, RpcLimits, Traffic, log
 from ddmq_rpc.turns import Shared
-from ddmq_rpc.wire.structs import methods
 
 __all__ = ["RpcLimits", "RpcServer"]
 

@@ -1,4 +1,4 @@
-"""What the connections of one server share: the bounds, the sums they are held against, and turns.
+"""What the connections of one server share: the bounds, the sums they are held against, and what is counted.
 
 Three sums, each with its own answer at the bound, so that no one of them can starve another:
 * open bytes, frames of unanswered calls: the next call waits, first come first served, nothing is read;
@@ -10,19 +10,155 @@ The processor's time is shared by address (turns.py).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Protocol, TypeVar
 
+from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_common.clock import Clock
 from ddmq_common.hub_timer import HubTimer
-from ddmq_rpc.backlog import Backlog
-from ddmq_rpc.calls import OpenMethod
-from ddmq_rpc.counts import FaultLog, RpcCounts
-from ddmq_rpc.limits import RpcLimits
+from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FAULTS, RPC_REFUSED
+from ddmq_common.metrics.registry import Registry
+from ddmq_rpc.api import Fault
+from ddmq_rpc.codec import Codec, Method
+from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
 from ddmq_rpc.turns import Shared, Turns
-from ddmq_rpc.wire.codec import Codec
+
+_MAY_BE_0 = ("idle_s", "connections_max_per_address")
+
+
+@dataclass(frozen=True, slots=True)
+class RpcLimits:
+    """What a server takes. Raises ValueError naming the limit and what is allowed.
+
+    At a bound: a longer frame, a slow frame, an unread answer close that connection; for a connection above
+    the bound another one gives way, or it is accepted and closed; at the byte bounds the server stops reading
+    (back-pressure).
+    """
+
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    connections_max: int = 10_000
+    connections_max_per_address: int = 0  # of one client address; 0 = no bound of its own
+    in_flight_bytes_max: int = 256 << 20  # frames of calls that are not answered yet
+    partial_bytes_max: int = 64 << 20  # frames that have not arrived whole
+    unsent_bytes_max: int = 256 << 20  # answers that clients do not read; the oldest connection is closed
+    frame_read_s: float = 10.0  # from the first byte of a frame to its last
+    answer_write_s: float = 10.0  # for the client to read an answer
+    idle_s: float = 0.0  # no request for that long closes the connection; 0 = never
+    container_elements_max: int = 16_384  # elements of one list or map of a request
+    decode_cpu_s: float = 0.05  # processor time that one request's arguments may take to decode
+    frames_per_wakeup: int = 16  # of one connection, before others get their turn
+    oneway_open_max: int = 256  # unanswered oneway calls of one connection
+    accepts_per_wakeup: int = 64
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            lowest = 0 if field.name in _MAY_BE_0 else 1e-3 if field.name.endswith("_s") else 1
+            if not value >= lowest:
+                raise ValueError(f"{field.name} is {value}; allowed: at least {lowest:g}")
+        if self.frame_bytes_max >= 1 << 31:
+            raise ValueError(f"frame_bytes_max is {self.frame_bytes_max}; allowed: at most 2,147,483,647")
+
+
+log = logging.getLogger("ddmq.rpc")
+LOGGED_FAULTS_MAX = 10  # in LOGGED_FAULTS_S; the counts go on
+LOGGED_FAULTS_S = 10.0
+
+
+class FaultLog:
+    """Logs faults of ours with their traceback, a few per interval: clients cannot fill the disk."""
+
+    __slots__ = ("_logged", "_now", "_since")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._since = now()
+        self._logged = 0
+
+    def report(self, text: str, *args: object) -> None:
+        """Log the exception under way."""
+        now = self._now()
+        if now - self._since >= LOGGED_FAULTS_S:
+            self._since, self._logged = now, 0
+        self._logged += 1
+        if self._logged <= LOGGED_FAULTS_MAX:
+            log.exception(text, *args)
+
+
+class RpcCounts:
+    """The server's metric cells, looked up once."""
+
+    __slots__ = ("_registry", "_service", "abandoned", "connections", "faults")
+
+    def __init__(self, registry: Registry, service: str) -> None:
+        self._registry = registry
+        self._service = service
+        self.connections = registry.cell(RPC_CONNECTIONS, service)
+        self.abandoned = registry.cell(RPC_ABANDONED, service)
+        self.faults = {kind: registry.cell(RPC_FAULTS, service, kind.name.lower()) for kind in Fault}
+
+    def refused(self, reason: str) -> None:
+        """One frame or connection refused. `reason` is one of a fixed few."""
+        self._registry.cell(RPC_REFUSED, self._service, reason).value += 1
+
+
+H = TypeVar("H")
+
+
+class Backlog(Generic[H]):
+    """Holders with their bytes and since when; `total` is the sum of their bytes."""
+
+    __slots__ = ("_entries", "total")
+
+    def __init__(self) -> None:
+        self._entries: dict[H, tuple[float, int]] = {}  # insertion order is age
+        self.total = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, holder: H) -> bool:
+        return holder in self._entries
+
+    def put(self, holder: H, held_bytes: int, now: float) -> None:
+        """The holder has `held_bytes` now; its age counts from its first `put`."""
+        since, before = self._entries.get(holder, (now, 0))
+        self._entries[holder] = (since, held_bytes)
+        self.total += held_bytes - before
+
+    def discard(self, holder: H) -> bool:
+        """The holder has nothing any more; False when it had nothing."""
+        entry = self._entries.pop(holder, None)
+        if entry is None:
+            return False
+        self.total -= entry[1]
+        return True
+
+    def oldest(self) -> H | None:
+        return next(iter(self._entries), None)
+
+    def since_before(self, moment: float) -> Iterator[H]:
+        """Holders older than `moment`, oldest first; they may be discarded while iterating."""
+        for holder, (since, _) in list(self._entries.items()):
+            if since >= moment:
+                return
+            yield holder
+
+
+class OpenMethod:
+    """A method with its handler and envelopes."""
+
+    __slots__ = ("answers", "faults", "handler", "method")
+
+    def __init__(self, method: Method, handler: Any) -> None:
+        self.method = method
+        self.handler = handler
+        self.answers = Envelope(method.name.encode(), REPLY)
+        self.faults = Envelope(method.name.encode(), EXCEPTION)
 
 
 class Closable(Protocol):

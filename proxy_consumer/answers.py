@@ -15,8 +15,7 @@ from typing import Any
 from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, decode, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
-from ddmq_rpc.wire.structs import structs
-from ddmq_rpc.wire.templates import constant_result
+from ddmq_rpc.codec import constant_result, structs
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.retries.headers import attempts_before
 

@@ -12,8 +12,7 @@ from ddmq_client.idl import producer
 from ddmq_client.idl.codes import OK_TEXT
 from ddmq_common.delays.command import ADDED, CommandOutcome
 from ddmq_rpc.api import Call, Wire
-from ddmq_rpc.wire.structs import structs
-from ddmq_rpc.wire.templates import constant_result
+from ddmq_rpc.codec import constant_result, structs
 from proxy_producer.core.refusal import SendRefusal
 
 _structs = structs(producer)

@@ -8,7 +8,7 @@ from typing import Any
 from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
-from ddmq_rpc.wire.templates import constant_result
+from ddmq_rpc.codec import constant_result
 from proxy_consumer.answers import IDL, SERVICE, list_header, message_of
 from proxy_consumer.fetches.gathering import Target
 

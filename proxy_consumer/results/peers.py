@@ -21,7 +21,7 @@ from ddmq_client.idl import consumer
 from ddmq_common.errors import BoundReachedError, DrainingError, TryLaterError
 from ddmq_common.metrics.catalogue import FORWARDED
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
-from ddmq_rpc.wire.framing import FrameRefusedError, Frames
+from ddmq_rpc.envelope import FrameRefusedError, Frames
 from proxy_consumer.answers import IDL, SERVICE
 from proxy_consumer.runtime import Runtime
 

@@ -26,11 +26,10 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service, Wire
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
-from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.codec import ENCODERS, Codec, DecodeError, Method, methods, structs
+from ddmq_rpc.envelope import CALL, ONEWAY, Envelope, Header, HeaderError, read_header
 from ddmq_rpc.server import RpcServer
-from ddmq_rpc.wire.codec import Codec, DecodeError
-from ddmq_rpc.wire.envelope import CALL, ONEWAY, Envelope, Header, HeaderError, read_header
-from ddmq_rpc.wire.structs import ENCODERS, Method, methods, structs
+from ddmq_rpc.traffic import RpcLimits
 
 SLICE_FRAMES = 5_000
 SOCKET_EVERY = 20  # of the slices

@@ -14,8 +14,8 @@ import gevent.event
 from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Service
-from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.server import RpcServer
+from ddmq_rpc.traffic import RpcLimits
 from tests.played_memory import PlayedMemory
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import resource
 from dataclasses import replace
 from typing import NamedTuple
 
-from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.traffic import RpcLimits
 
 log = logging.getLogger("ddmq.server")
 RESERVE_MIN, RESERVE_MAX = 128, 2_048  # of log, stores, admin API and push; in between half of all

@@ -16,8 +16,7 @@ from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Fault, Wire
-from ddmq_rpc.wire.codec import Codec, encode_result
-from ddmq_rpc.wire.structs import methods, structs
+from ddmq_rpc.codec import Codec, encode_result, methods, structs
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 from tests.played_memory import PlayedMemory

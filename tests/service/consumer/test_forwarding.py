@@ -13,8 +13,8 @@ from backend.records import QueueRef
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.limits import RpcLimits
 from ddmq_rpc.server import RpcServer
+from ddmq_rpc.traffic import RpcLimits
 from proxy_consumer.results import peers
 
 

@@ -12,7 +12,7 @@ from thriftpy2.thrift import TType
 
 from ddmq_client.idl import consumer, producer
 from ddmq_rpc.client_side import encode_call
-from ddmq_rpc.wire.structs import structs
+from ddmq_rpc.codec import structs
 from tests.scenarios.real_server import RealServer
 from tests.service.hostile.attack import Attacker
 from tests.service.hostile.test_hostile_frames import anonymous_bytes

@@ -10,7 +10,7 @@ import pytest
 from ddmq.cli.doctor import OK, WARNING, open_files
 from ddmq.server.config import Configuration
 from ddmq.server.process.open_files import OpenFilesShare, share, within
-from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.traffic import RpcLimits
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ddmq_common.clock import ManualClock
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Fault, Wire
-from ddmq_rpc.wire.structs import methods, structs
+from ddmq_rpc.codec import methods, structs
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
 from tests.played_memory import PlayedMemory
@@ -127,7 +127,7 @@ class FakeCall(Call):
 
 
 def _decoded(method: str, wire: Wire, result: bytes) -> Any:
-    from ddmq_rpc.wire.codec import Codec
+    from ddmq_rpc.codec import Codec
 
     found = Codec(1 << 20, 1 << 16, 1.0).decode(wire, result, 0, _METHODS[method].result)
     found.success.msg = found.success.msg.decode()

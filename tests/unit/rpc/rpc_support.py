@@ -19,9 +19,9 @@ from ddmq_common.metrics.catalogue import RPC_ABANDONED, RPC_CONNECTIONS, RPC_FA
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service, Wire
 from ddmq_rpc.client_side import DecodedReply, decode_reply, encode_call
-from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.codec import structs
 from ddmq_rpc.server import RpcServer
-from ddmq_rpc.wire.structs import structs
+from ddmq_rpc.traffic import RpcLimits
 
 PRODUCER, CONSUMER = "ProducerService", "ConsumerService"
 WAIT_S = 20.0  # a deadline for a loaded machine, never a pause

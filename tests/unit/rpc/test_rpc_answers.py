@@ -31,10 +31,10 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Fault, Service, Wire
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
-from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.codec import constant_result
+from ddmq_rpc.envelope import CALL, EXCEPTION, ONEWAY, REPLY, Envelope, read_header, sequence_bytes
 from ddmq_rpc.server import RpcServer
-from ddmq_rpc.wire.envelope import CALL, EXCEPTION, ONEWAY, REPLY, Envelope, read_header, sequence_bytes
-from ddmq_rpc.wire.templates import constant_result
+from ddmq_rpc.traffic import RpcLimits
 
 WIRES = list(Wire)
 

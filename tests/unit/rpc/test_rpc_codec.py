@@ -19,8 +19,7 @@ from thriftpy2.transport.memory import TMemoryBuffer as OtherBuffer
 
 from ddmq_client.idl import consumer, producer
 from ddmq_rpc.api import Wire
-from ddmq_rpc.wire.codec import CHUNK_BYTES, Codec, DecodeError
-from ddmq_rpc.wire.structs import ENCODERS, methods, structs, type_args
+from ddmq_rpc.codec import CHUNK_BYTES, ENCODERS, Codec, DecodeError, methods, structs, type_args
 from tests.examples import examples
 
 WIRES = list(Wire)

@@ -11,7 +11,8 @@ from thrift.transport.TTransport import TMemoryBuffer
 from ddmq_client.idl import producer
 from ddmq_rpc.api import Wire
 from ddmq_rpc.client_side import decode_reply
-from ddmq_rpc.wire.envelope import (
+from ddmq_rpc.codec import constant_result
+from ddmq_rpc.envelope import (
     CALL,
     REPLY,
     Envelope,
@@ -20,7 +21,6 @@ from ddmq_rpc.wire.envelope import (
     sequence_bytes,
     sequence_number,
 )
-from ddmq_rpc.wire.templates import constant_result
 
 numbers = st.integers(0, (1 << 31) - 1)
 names = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=300)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_rpc.wire.framing import FrameRefusedError, Frames
+from ddmq_rpc.envelope import FrameRefusedError, Frames
 
 LIMIT = 300
 payloads = st.lists(st.binary(max_size=LIMIT), max_size=12)

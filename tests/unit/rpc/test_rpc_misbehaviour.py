@@ -29,7 +29,7 @@ from ddmq_common.errors import ConfigError
 from ddmq_rpc import server
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
-from ddmq_rpc.limits import RpcLimits
+from ddmq_rpc.traffic import RpcLimits
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from rpc_support import Recorded, recordings
 
 from ddmq_rpc.api import Wire
 from ddmq_rpc.client_side import decode_reply
-from ddmq_rpc.wire.codec import Codec
-from ddmq_rpc.wire.envelope import CALL, REPLY, Envelope, read_header
-from ddmq_rpc.wire.structs import ENCODERS, methods
+from ddmq_rpc.codec import ENCODERS, Codec, methods
+from ddmq_rpc.envelope import CALL, REPLY, Envelope, read_header
 
 ALL = recordings()
 

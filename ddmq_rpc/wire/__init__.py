@@ -1,1 +1,0 @@
-"""Thrift's bytes: frames, envelopes, structs, and templates of answers."""
