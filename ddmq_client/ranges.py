@@ -27,7 +27,7 @@ from ddmq_client.idl.codes import CONSUMER_PORT, Code
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.home import Home
 from ddmq_client.net.resolver import in_time, resolve
-from ddmq_client.received import DeliveryContext, FetchedQueue, Message, Origin, Outcome
+from ddmq_client.received import DeliveryContext, FetchedQueue, Message, NothingToSettle, Origin
 from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
 from ddmq_client.wire.producing import ProxyFault
 
@@ -112,9 +112,8 @@ class RangeReader:
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
         for found in self._fetch({topic: {queue: offset}}, max_messages, linger_ms):
             if (found.topic, found.queue) == (topic, queue):
-                delivery = DeliveryContext(
-                    Origin(self._settings.group, topic, queue), time.monotonic(), None, _settle, _extend
-                )
+                origin = Origin(self._settings.group, topic, queue)
+                delivery = DeliveryContext(origin, time.monotonic(), None, NothingToSettle())
                 for message in found.messages:
                     message.delivery = delivery
                 return found
@@ -214,13 +213,3 @@ def _exact(queues: list[FetchedQueue]) -> list[FetchedQueue]:
     if any(one.first_offset is None for one in queues):
         raise PullError("the proxy is too old: it does not know exact fetches")
     return queues
-
-
-def _settle(message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
-    """Who reads ranges has nothing to acknowledge."""
-    return False
-
-
-def _extend(message: Message) -> bool:
-    """There is no lease."""
-    return False

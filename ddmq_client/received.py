@@ -1,18 +1,18 @@
 """What a consumer gets: Message, and how the application says what became of it.
 
-Every message is settled once: acked, skipped or failed; later calls return False and change nothing. What is
-settled travels to the proxy with the next pull, or by itself when no pull comes soon. A message that is not
-settled before the group's ack time-out is given to some consumer again (`extend` starts that time anew).
-All methods may be called from any thread.
+Every message is settled once: acked, skipped, failed or handed back; later calls return False and change
+nothing. What is settled travels to the proxy with the next pull, or by itself when no pull comes soon. A
+message that is not settled before the group's ack time-out is given to some consumer again (`extend` starts
+that time anew). All methods may be called from any thread.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 REASON_CHARS_MAX = 200  # of a fail's reason; the rest is cut
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -26,6 +26,7 @@ class Outcome(Enum):
     ACKED = "acked"
     SKIPPED = "skipped"
     FAILED = "failed"
+    HANDED_BACK = "handed back"
 
 
 class Origin(NamedTuple):
@@ -49,21 +50,49 @@ class LateResult(NamedTuple):
     finished: bool
 
 
+class Settling(Protocol):
+    """Takes what messages say became of them, from any thread."""
+
+    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
+        """A message is acked, skipped or failed."""
+
+    def extend(self, message: Message) -> bool:
+        """A message needs more time."""
+
+    def hand_back(self, message: Message) -> bool:
+        """A message is for others."""
+
+
+class NothingToSettle:
+    """Of messages that were fetched by offset: they have no lease, and are not acknowledged one by one."""
+
+    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
+        """Changes nothing."""
+        return False
+
+    def extend(self, message: Message) -> bool:
+        """Changes nothing."""
+        return False
+
+    def hand_back(self, message: Message) -> bool:
+        """Changes nothing."""
+        return False
+
+
 class DeliveryContext:
     """What the messages of one answer share: where they came from and where their results go.
 
     `lease_s`: how long the lease lasts, and each extension; `told`: the proxy has said so.
     """
 
-    __slots__ = ("arrived_at", "extend", "lease_s", "origin", "settle", "source", "told")
+    __slots__ = ("arrived_at", "lease_s", "origin", "settling", "source", "told")
 
     def __init__(
         self,
         origin: Origin,
         arrived_at: float,
         source: object,
-        settle: Callable[[Message, Outcome, int | None, str], bool],
-        extend: Callable[[Message], bool],
+        settling: Settling,
         lease_s: float = math.inf,
         told: bool = False,
     ) -> None:
@@ -72,8 +101,7 @@ class DeliveryContext:
         self.origin = origin
         self.arrived_at = arrived_at  # monotonic seconds
         self.source = source
-        self.settle = settle
-        self.extend = extend
+        self.settling = settling
 
 
 class Message:
@@ -166,10 +194,17 @@ class Message:
 
     def extend(self) -> bool:
         """Start the ack time-out anew: the work takes longer. False where settled, or without a lease."""
-        return self.delivery.extend(self)
+        return self.delivery.settling.extend(self)
+
+    def hand_back(self) -> bool:
+        """Not looked at after all: it is free for other consumers at once, and this was no attempt.
+
+        False, and it is as before, where it was settled, or cannot go back (an older proxy, a broadcast).
+        """
+        return self.delivery.settling.hand_back(self)
 
     def _settle(self, outcome: Outcome, delay_ms: int | None = None, reason: str = "") -> bool:
-        return self.delivery.settle(self, outcome, delay_ms, reason)
+        return self.delivery.settling.settle(self, outcome, delay_ms, reason)
 
     def __repr__(self) -> str:
         where = f"{self.topic}/{self.queue}/{self.offset}"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddmq_client.core.places import Offsets
 from ddmq_client.errors import PullError
-from ddmq_client.received import DeliveryContext, FetchedQueue, Message, Origin, Outcome
+from ddmq_client.received import DeliveryContext, FetchedQueue, NothingToSettle, Origin
 
 Queue = tuple[str, str]  # topic, queue
 SETTLE_S = 0.02  # a proxy that has messages answers within this time
@@ -151,9 +151,7 @@ class Assignments:
             self._wishes.pop(queue, None)
             if each.messages:
                 self._handed[queue] = each.next_offset
-                delivery = DeliveryContext(
-                    Origin(self._group, *queue), now, None, _not_settled, _not_extended
-                )
+                delivery = DeliveryContext(Origin(self._group, *queue), now, None, NothingToSettle())
                 for message in each.messages:
                     message.delivery = delivery
                 found.append(each)
@@ -207,13 +205,3 @@ def by_topic(offsets: Mapping[Queue, int]) -> Offsets:
     for (topic, queue), offset in offsets.items():
         found.setdefault(topic, {})[queue] = offset
     return found
-
-
-def _not_settled(message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
-    """Fetched messages are acknowledged by offset, not one by one."""
-    return False
-
-
-def _not_extended(message: Message) -> bool:
-    """Fetched messages have no lease."""
-    return False

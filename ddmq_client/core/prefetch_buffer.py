@@ -22,7 +22,7 @@ from math import inf
 
 from ddmq_client.core.acks import AckBatch, PendingAcks
 from ddmq_client.core.places import Places
-from ddmq_client.received import DeliveryContext, FetchedQueue, Message, Origin, Outcome
+from ddmq_client.received import DeliveryContext, FetchedQueue, Message, Origin, Outcome, Settling
 
 WAIT_S = 1.0  # what nobody here takes in so long, or in a third of its lease, is for others
 LEASE_PART = 1 / 3
@@ -176,8 +176,7 @@ class PrefetchBuffer:
         source: Source,
         origin: Origin,
         messages: Sequence[Message],
-        settle: Callable[[Message, Outcome, int | None, str], bool],
-        extend: Callable[[Message], bool],
+        settling: Settling,
         lease_ms: int | None = None,
     ) -> None:
         """The pull was answered; `lease_ms` as the proxy tells it."""
@@ -185,9 +184,7 @@ class PrefetchBuffer:
         if not messages:
             return
         lease_s = self._lease_s if lease_ms is None else lease_ms / 1000
-        delivery = DeliveryContext(
-            origin, self._clock(), source, settle, extend, lease_s, lease_ms is not None
-        )
+        delivery = DeliveryContext(origin, self._clock(), source, settling, lease_s, lease_ms is not None)
         for message in messages:
             message.delivery = delivery
         self._waiting.extend(messages)
@@ -195,14 +192,7 @@ class PrefetchBuffer:
         source.open += len(messages)
         self.counts.pulled += len(messages)
 
-    def fetched(
-        self,
-        source: Source,
-        group: str,
-        queues: Sequence[FetchedQueue],
-        settle: Callable[[Message, Outcome, int | None, str], bool],
-        extend: Callable[[Message], bool],
-    ) -> int:
+    def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue], settling: Settling) -> int:
         """A broadcast fetch was answered; how many messages came."""
         assert self.places is not None
         source.parked = False
@@ -210,7 +200,7 @@ class PrefetchBuffer:
         for each in queues:
             offsets = [message.offset for message in each.messages]
             self.places.arrived(each.topic, each.queue, offsets, each.next_offset)
-            self.arrived(source, Origin(group, each.topic, each.queue), each.messages, settle, extend)
+            self.arrived(source, Origin(group, each.topic, each.queue), each.messages, settling)
             count += len(offsets)
         return count
 
@@ -237,7 +227,7 @@ class PrefetchBuffer:
                 taken.append(message)
         return taken
 
-    def hand_back(self, now: float | None = None) -> list[ProxyConnection]:
+    def return_waiting(self, now: float | None = None) -> list[ProxyConnection]:
         """Return what waits here to the proxies: what has waited too long by `now`, or everything.
 
         Proxies that do not say how long their leases last take nothing back. Returns whom to tell.
@@ -248,6 +238,7 @@ class PrefetchBuffer:
         for message in self._waiting:
             if message.delivery.told and (now is None or wait_until(message) <= now):
                 source = self._return(message)
+                source.waiting -= 1
                 proxies.add(source.proxy.present())
                 late.add(source)
             else:
@@ -258,11 +249,18 @@ class PrefetchBuffer:
             self._sources.add(source)
         return list(proxies)
 
+    def hand_back(self, message: Message) -> bool:
+        """Return one that was handed out; False where it is settled, or cannot go back."""
+        if message.outcome is not None or not message.delivery.told:
+            return False
+        message.outcome = Outcome.HANDED_BACK
+        self._return(message)
+        return True
+
     def _return(self, message: Message) -> Source:
         source = message.delivery.source
         assert isinstance(source, Source)
         assert message.lease_id is not None
-        source.waiting -= 1
         source.open -= 1
         self.counts.returned += 1
         pending = source.proxy.present().pending
@@ -270,7 +268,7 @@ class PrefetchBuffer:
         return source
 
     def next_overdue(self) -> float:
-        """When `hand_back` has something to do, if nobody takes it before."""
+        """When `return_waiting` has something to do, if nobody takes it before."""
         return min((wait_until(message) for message in self._waiting if message.delivery.told), default=inf)
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:

@@ -82,7 +82,7 @@ class Coordinator:
         with self._lock:
             self._buffer.paused = paused
             if paused:
-                self._hand_back()
+                self._return_waiting()
             self._room.notify_all()
 
     # Pullers.
@@ -105,11 +105,9 @@ class Coordinator:
         """A pull was answered."""
         with self._lock:
             self._answered()
-            self._buffer.arrived(
-                source, answer.origin, answer.messages, self.settle, self.extend, answer.lease_ms
-            )
+            self._buffer.arrived(source, answer.origin, answer.messages, self, answer.lease_ms)
             if self.pulling_stopped or self._buffer.paused:
-                self._hand_back()
+                self._return_waiting()
             if answer.messages:
                 self._arrived.notify(len(answer.messages))
                 if wait_until(answer.messages[0]) < self._keep_at:
@@ -119,7 +117,7 @@ class Coordinator:
         """A broadcast fetch was answered; how many messages came."""
         with self._lock:
             self._answered()
-            count = self._buffer.fetched(source, group, queues, self.settle, self.extend)
+            count = self._buffer.fetched(source, group, queues, self)
             if count:
                 self._arrived.notify(count)
             return count
@@ -190,7 +188,7 @@ class Coordinator:
             if not self._keeping_stopped:
                 self._keeping.wait(max(0.0, self._keep_at - self._clock()))
             now = self._clock()
-            self._hand_back(now)
+            self._return_waiting(now)
             for message in self._held.due(now):
                 self._extend(message)
             self._keep_at = min(self._buffer.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
@@ -222,7 +220,7 @@ class Coordinator:
         """A caller that took messages one by one takes no more: what waits is for others."""
         with self._lock:
             if not self._buffer.askers:
-                self._hand_back()
+                self._return_waiting()
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """What became of a message."""
@@ -234,6 +232,16 @@ class Coordinator:
             if not source.open:
                 self._room.notify_all()
             self._due.wake(source.proxy.present())
+            return not self._buffer.is_over(message)
+
+    def hand_back(self, message: Message) -> bool:
+        """A message is for others."""
+        with self._lock:
+            if not self._buffer.hand_back(message):
+                return False
+            assert isinstance(message.delivery.source, Source)
+            self._room.notify_all()
+            self._due.wake(message.delivery.source.proxy.present())
             return not self._buffer.is_over(message)
 
     def extend(self, message: Message) -> bool:
@@ -282,7 +290,7 @@ class Coordinator:
         with self._lock:
             self.pulling_stopped = True
             self._room.notify_all()
-            self._hand_back()
+            self._return_waiting()
             self._due.wake_all()
 
     def end(self, source: Source) -> None:
@@ -348,8 +356,8 @@ class Coordinator:
         self.first.came = True
         self._parked -= 1
 
-    def _hand_back(self, now: float | None = None) -> None:
-        proxies = self._buffer.hand_back(now)
+    def _return_waiting(self, now: float | None = None) -> None:
+        proxies = self._buffer.return_waiting(now)
         for proxy in proxies:
             self._due.wake(proxy)
         if proxies:

@@ -195,12 +195,17 @@ def _take(
             lost = _judge(client, proxy, lost, follow)
             if not follow:
                 break
-        for message in messages:
-            taken += 1
-            _show(message, as_json)
-            if save_to is not None:
-                _save(message, save_to)
-            ending.does(message)
+        settled = taken
+        try:
+            for message in messages:
+                _show(message, as_json)
+                if save_to is not None:
+                    _save(message, save_to)
+                ending.does(message)
+                taken += 1
+        finally:  # as when nobody reads standard output any more
+            for message in messages[taken - settled :]:
+                message.hand_back()
     return taken
 
 

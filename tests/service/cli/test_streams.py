@@ -67,6 +67,23 @@ def test_a_closed_pipe_ends_it(server: RealServer, shell: Shell, topic: str, lin
     assert b"Broken" not in error
 
 
+def test_what_pull_took_and_did_not_show_is_free_at_once(
+    server: RealServer, shell: Shell, topic: str
+) -> None:
+    body = "hello" * 500  # a pipe does not hold a hundred of them
+    shell("send", topic, body, "--repeat", "300", "--queue", "0")
+    with running_command(server, "pull", topic, "--group", f"{topic}-cut", "--json") as process:
+        assert process.stdout is not None
+        assert b"hello" in process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 0
+    shown = shell.lines("pull", topic, "--group", f"{topic}-cut")
+    offsets = sorted(row["offset"] for row in shown)
+    assert offsets == list(range(offsets[0], 300)), "nothing in between is kept until its ack timeout"
+    assert offsets[0] < 100
+    assert {row["attempt"] for row in shown} == {1}
+
+
 @pytest.mark.parametrize("line", ["tail {}", "tail {} --json"])
 def test_a_closed_pipe_ends_it_while_nothing_comes(
     server: RealServer, shell: Shell, topic: str, line: str

@@ -66,6 +66,7 @@ class Standin:
         self.delayed: dict[str, Any] = {}  # uuid -> DelayMessage that waits
         self.past: dict[str, int] = {}  # uuid -> outcome of one that waits no more
         self.acked: dict[str, int] = {}  # topic -> next offset, by ack
+        self.lease_ms: int | None = None  # which a proxy of the first release does not tell
         self.assigned = True  # whether a fetch gets any queues
         self.heartbeats = 0
         self.connections = 0
@@ -261,7 +262,7 @@ class Standin:
                     break
                 self.changed.wait(left)
         context = consumer_idl.Context(request.groupId, topic, "q0") if found else consumer_idl.Context()
-        return consumer_idl.PullResponse(context=context, messages=found)
+        return consumer_idl.PullResponse(context=context, messages=found, leaseMs=self.lease_ms)
 
     def _lease(self, request: Any) -> tuple[str, list[Any]]:
         leased = set(self.leases.values())
@@ -353,6 +354,8 @@ class Standin:
                 for lease, delay_ms in zip(result.failLeases or (), delays, strict=True):
                     if delay_ms < LONG_MS:  # others stay away for longer than any test lasts
                         self.leases.pop(lease, None)
+                for lease in result.returnLeases or ():
+                    self.leases.pop(lease, None)
                 result = result.nextResult
             self.changed.notify_all()
 

@@ -288,6 +288,22 @@ def test_pull_asks_for_no_more_than_wanted(proxy: Standin) -> None:
         consumer.pull()
 
 
+def test_what_a_caller_of_pull_hands_back_is_free_at_once(proxy: Standin) -> None:
+    proxy.lease_ms = 30_000
+    proxy.put("t", *bodies(3))
+    with Consumer(proxy.address, "g", "t", ack_flush_ms=60_000) as first:
+        one, two, three = first.pull(3, 20_000)
+        assert one.ack()
+        assert (two.hand_back(), three.hand_back(), two.ack(), one.hand_back()) == (True, True, False, False)
+        with Consumer(proxy.address, "g", "t") as second:
+            again = second.pull(3, 20_000)
+            assert [message.body for message in again] == [b"m1", b"m2"]
+            for message in again:
+                message.ack()
+    assert (first.counts().returned, first.counts().acked) == (2, 1)
+    assert {offset for _, offset in proxy.done} == {0, 1, 2}
+
+
 def test_iterating(proxy: Standin) -> None:
     proxy.put("t", *bodies(6))
     consumer = Consumer(proxy.address, "g", "t")

@@ -149,6 +149,39 @@ def test_what_is_handed_back_is_at_others_at_once(
     rig.close()
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_the_application_hands_back_is_at_others_at_once(
+    ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = ready(5, ordered)
+    handlers = Handlers(ordered)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        first = AsyncConsumer(PROXY, "G", "T", client_id="first")
+        mine: list[Message] = []
+        while len(mine) < 5:
+            mine += await first.pull(5 - len(mine))
+        assert mine[0].ack()
+        second = AsyncConsumer(
+            PROXY, "G", "T", handler=lambda message: handlers.handle(message, 0.0), linger_ms=30_000
+        )
+        await second.start()
+        await asyncio.sleep(0.2)
+        assert not handlers.done
+        left_at = loop.time()
+        assert [message.hand_back() for message in mine] == [False, True, True, True, True]
+        while len(handlers.done) < 4:
+            await asyncio.sleep(0.01)
+            assert loop.time() - left_at < 0.3
+        assert first.counts().returned == 4
+        assert await second.stop()
+        assert await first.stop()
+
+    run(rig, work(), monkeypatch)
+    rig.close()
+
+
 def test_a_slow_message_does_not_hold_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = ready(20, False, ack_timeout_ms=3_000)
     handlers = Handlers(False)

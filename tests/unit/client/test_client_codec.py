@@ -18,7 +18,7 @@ from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.idl import consumer as consumer_idl
 from ddmq_client.idl import producer as producer_idl
 from ddmq_client.outbox import oneway_frame
-from ddmq_client.received import DeliveryContext, Origin
+from ddmq_client.received import DeliveryContext, NothingToSettle, Origin
 from ddmq_client.wire import consuming, producing
 from ddmq_client.wire.producing import ProxyFault, encode_message
 from tests.examples import examples
@@ -124,7 +124,7 @@ def test_pull_and_submit_requests() -> None:
     pending.failure(Origin("g", "t", "q0"), 4, 40, 500, 0.0)
     extended = Message()
     extended.offset, extended.lease_id = 5, 50
-    extended.delivery = DeliveryContext(Origin("g", "t", "q0"), 0.0, None, lambda *_: True, lambda _: True)
+    extended.delivery = DeliveryContext(Origin("g", "t", "q0"), 0.0, None, NothingToSettle())
     pending.extension(extended, 0.0)
     pending.success(Origin("g", "u", "q1"), 9, None, 0.0)  # from an old proxy: no lease
     acks = pending.take()

@@ -17,7 +17,7 @@ from ddmq_client.core.acks import (
 )
 from ddmq_client.core.pacing import Pace
 from ddmq_client.core.prefetch_buffer import PrefetchBuffer, Source
-from ddmq_client.received import DeliveryContext, Origin
+from ddmq_client.received import DeliveryContext, NothingToSettle, Origin
 from tests.examples import examples
 
 FIXED = settings(deadline=None, derandomize=True)
@@ -41,7 +41,7 @@ def content(acks: AckBatch | None) -> Counter[tuple[object, ...]]:
 def message(origin: Origin, offset: int, lease: int) -> Message:
     made = Message()
     made.offset, made.lease_id = offset, lease
-    made.delivery = DeliveryContext(origin, 0.0, None, lambda *_: True, lambda _: True)
+    made.delivery = DeliveryContext(origin, 0.0, None, NothingToSettle())
     return made
 
 
@@ -170,12 +170,11 @@ class Table:
         self.proxy = self.buffer.proxy("a:1")
         self.source = Source(self.proxy, "t")
 
-    def arrive(self, count: int, source: Source | None = None) -> None:
+    def arrive(self, count: int, source: Source | None = None, lease_ms: int | None = None) -> None:
         messages = [Message() for _ in range(count)]
         for at, message in enumerate(messages):
             message.offset, message.lease_id = at, at + 1
-        buffer = self.buffer
-        buffer.arrived(source or self.source, ORIGINS[0], messages, buffer.settle, buffer.extend)
+        self.buffer.arrived(source or self.source, ORIGINS[0], messages, self.buffer, lease_ms)
 
 
 def test_handlers_are_fed_whole_batches_while_they_fit() -> None:
@@ -238,6 +237,30 @@ def test_settled_once() -> None:
     assert found == Counter([("s", where, 0, 1), ("s", where, 2, 3), ("f", where, 1, 2, 70)])
     counts = table.buffer.counts
     assert (counts.acked, counts.failed, counts.skipped, counts.extended) == (1, 1, 1, 1)
+
+
+def test_handed_back_once() -> None:
+    table = Table()
+    table.arrive(3, lease_ms=5_000)
+    one, two, three = table.buffer.take(3)
+    assert one.hand_back()
+    assert [one.hand_back(), one.ack(), one.fail(), one.extend()] == [False] * 4
+    assert two.ack()
+    assert not two.hand_back()
+    assert [m.outcome for m in (one, two, three)] == [Outcome.HANDED_BACK, Outcome.ACKED, None]
+    assert table.buffer.submit_due(table.proxy) == 0.0, "others wait for it"
+    (results,) = table.buffer.take_results(table.proxy) or ()
+    assert (results.successes, results.fails, results.returns) == ([1], [], [0])
+    assert (table.buffer.counts.returned, table.source.open, table.source.waiting) == (1, 1, 0)
+
+
+def test_what_an_older_proxy_leased_cannot_go_back() -> None:
+    table = Table()
+    table.arrive(1)
+    (one,) = table.buffer.take(1)
+    assert not one.hand_back()
+    assert one.outcome is None
+    assert one.ack(), "it is as before"
 
 
 def test_results_wait_for_a_pull_but_not_for_long() -> None:
@@ -310,7 +333,7 @@ def test_what_a_full_book_drops_is_counted() -> None:
     buffer = PrefetchBuffer(2_000, 30.0, 0.05, 1_000, lambda: 0.0)
     source = Source(buffer.proxy("a:1"), None)
     messages = [Message() for _ in range(1_500)]
-    buffer.arrived(source, ORIGINS[0], messages, lambda *_: True, lambda _: True)
+    buffer.arrived(source, ORIGINS[0], messages, NothingToSettle())
     for message in messages:
         assert buffer.settle(message, Outcome.ACKED, None)
     assert len(source.proxy.pending) == 1_000
