@@ -41,6 +41,7 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(PY) tools/check_rooms.py
+	$(PY) tools/check_names.py
 	$(PY) tools/metrics_page.py --check
 	$(PY) tools/states_page.py --check
 	$(PY) tools/dashboard.py --check
