@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from backend.capabilities import Capabilities
 from backend.completion import Completion
 from backend.records import (
     AppendResult,
     Bounds,
+    Capabilities,
     CommitBatch,
     NewRecord,
     ProgressView,
@@ -200,9 +200,9 @@ class Backend(ABC):
         """Up to `count_max` records from `offset`; at least one, then until `bytes_max` of delivery bytes.
 
         A batch may hold fewer than there are; what follows is read from its `next_offset`.
-        With `tags`, records whose tag hash (backend.tag_hash) is not among them are passed over without
+        With `tags`, records whose tag hash (records.tag_hash) is not among them are passed over without
         reading their bodies; `next_offset` lies behind those, also where the answer is NONE. One call
-        passes over at most tag_hash.PASSED_MAX records, so that nobody waits for a long search: it then
+        passes over at most PASSED_MAX records, so that nobody waits for a long search: it then
         answers DATA with empty columns and a `next_offset` to go on from. NONE still means that there is
         nothing at or after `next_offset` yet.
         """

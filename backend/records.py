@@ -8,12 +8,21 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+import google_crc32c
 import msgspec
 
-from backend.capabilities import Durability
 from ddmq_common.errors import DamagedError
 
 FLAG_PRESSURE = 1  # property isPressureTraffic=true; reaches only subscriptions that accept it
+PASSED_MAX = 1 << 16  # records that one read may pass over because of their tags
+
+
+class Durability(IntEnum):
+    """What an answered append has reached. The numbers are Result field 103 on the wire."""
+
+    WRITTEN = 0  # handed to the operating system
+    DURABLE = 1  # fsync has returned
+    REPLICATED = 2  # on several machines
 
 
 class QueueRef(NamedTuple):
@@ -227,3 +236,29 @@ class CommitBatch:
     progress: Sequence[ProgressDelta] = ()
     settings: Mapping[str, bytes | None] = field(default_factory=dict)
     absent: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """One engine's limits and abilities."""
+
+    engine: str
+    atomic: bool  # commit() of several queues and progress, all or nothing
+    idempotent: bool  # appends recognised as resent
+    find_by_key: bool  # find() by key or message id
+    topic_order: bool  # one position orders all topics: queues can be merged by it
+    durability: frozenset[Durability]  # classes it can answer with
+    body_bytes_max: int
+    properties_bytes_max: int
+    forbidden_bytes: bytes  # never inside names, keys, property text
+    empty_body: bool
+    queues_can_grow: bool
+
+
+def tag_hash(tags: bytes) -> int:
+    """What stands beside an offset, so that filtering reads no properties; 0 for no tags, else above.
+
+    CRC-32C, so every engine and every process says the same. Two tags may share a hash: a match is checked
+    again on the text.
+    """
+    return google_crc32c.value(tags) or 1 if tags else 0

@@ -17,7 +17,7 @@ from typing import Any
 
 import gevent
 
-from backend import dead_letters as dead
+from backend import internal_topics as dead
 from backend.completion import Completion
 from backend.port import Wait
 from backend.records import CommitBatch, NewRecord, ReadBatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from backend.levels import schedule_record
+from backend.internal_topics import schedule_record
 from backend.port import Backend
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import Levels

@@ -13,8 +13,8 @@ from typing import Any
 
 import gevent
 
-from backend.checks import check_find, check_read, check_topic
 from backend.completion import Completion
+from backend.engine import Watchers, check_find, check_read, check_topic
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.retention import DiskAdmission, Hold
@@ -39,7 +39,6 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
-from backend.watchers import Watchers
 from ddmq_common.clock import Clock
 from ddmq_common.errors import (
     DdmqError,

@@ -15,6 +15,7 @@ from typing import Any
 
 import gevent
 
+from backend.engine import StoreClock
 from backend.file_log.commit.committer import WritePlace
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.tails import Tails
@@ -34,7 +35,6 @@ from backend.file_log.start.last_limits import note_limits
 from backend.file_log.start.recovery import Recovered, Recovery
 from backend.file_log.state import QueueState
 from backend.file_log.storage import Storage
-from backend.store_clock import StoreClock
 from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
 from ddmq_common.metrics import catalogue

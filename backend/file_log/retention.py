@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 import gevent
 from gevent.lock import Semaphore
 
+from backend.engine import StoreClock
 from backend.file_log.core.retention import (
     Deletion,
     DiskAdmission,
@@ -36,7 +37,6 @@ from backend.file_log.core.retention import (
     show_bytes,
 )
 from backend.file_log.storage import Storage
-from backend.store_clock import StoreClock
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, DiskFullError
 from ddmq_common.metrics.catalogue import (

@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from backend.capabilities import Capabilities, Durability
 from backend.file_log.options import FileLogOptions
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
-from backend.records import ProgressDelta, QueueRef, TopicInfo
+from backend.records import Capabilities, Durability, ProgressDelta, QueueRef, TopicInfo
 from ddmq_common.errors import DamagedError, FencedError
 
 DURABILITIES = frozenset((Durability.WRITTEN, Durability.DURABLE))

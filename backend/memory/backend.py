@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 
 import gevent
 
-from backend.capabilities import Capabilities, Durability
-from backend.checks import check_find, check_read, check_topic
 from backend.completion import Completion
+from backend.engine import StoreClock, Watchers, check_find, check_read, check_topic
 from backend.memory.members import MemberTable
 from backend.memory.options import MemoryOptions
 from backend.memory.store import MemoryStore
@@ -30,7 +29,9 @@ from backend.records import (
     AppendResult,
     AppendStatus,
     Bounds,
+    Capabilities,
     CommitBatch,
+    Durability,
     NewRecord,
     ProgressView,
     QueueRef,
@@ -38,8 +39,6 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
-from backend.store_clock import StoreClock
-from backend.watchers import Watchers
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, NoSuchTopicError
 from ddmq_common.hub_timer import HubTimer

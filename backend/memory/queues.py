@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from backend.records import Bounds, NewRecord, ReadBatch, ReadStatus, StoredRecord
-from backend.tag_hash import PASSED_MAX, tag_hash
+from backend.records import PASSED_MAX, Bounds, NewRecord, ReadBatch, ReadStatus, StoredRecord, tag_hash
 
 NO_SYSTEM: Mapping[str, str] = {}
 

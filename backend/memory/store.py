@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backend.capabilities import Durability
-from backend.checks import check_absent, check_change, check_settings
+from backend.engine import check_absent, check_change, check_settings
 from backend.memory.queues import Entry, MemoryBatch, MemoryQueue
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
@@ -18,6 +17,7 @@ from backend.records import (
     AppendStatus,
     Bounds,
     CommitBatch,
+    Durability,
     NewRecord,
     ProgressDelta,
     QueueRef,

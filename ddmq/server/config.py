@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from backend.capabilities import Durability
 from backend.file_log import FileLogOptions
+from backend.records import Durability
 from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, HostPort, is_loopback, parse
 from ddmq_common import names
 from ddmq_common.config.loader import load, resolved, rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from backend import dead_letters as dead
+from backend import internal_topics as dead
 from backend.records import NewRecord
 from ddmq_common.delays.command import ONCE, SCHEDULE, DelayCommand, decode_command
 from ddmq_common.delivery import decode, encode, varint

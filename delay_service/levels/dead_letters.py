@@ -13,8 +13,8 @@ message id, born time, the application's and the internal properties, and gains:
 
 from __future__ import annotations
 
-from backend import dead_letters as dead
-from backend.levels import REAL_QUEUE, REAL_TOPIC
+from backend import internal_topics as dead
+from backend.internal_topics import REAL_QUEUE, REAL_TOPIC
 from backend.records import NewRecord
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DamagedError

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.internal_topics import ready_topic
-from backend.levels import real_record, schedule_record
+from backend.internal_topics import ready_topic, real_record, schedule_record
 from backend.port import Backend
 from backend.records import NewRecord, ProgressDelta
 from ddmq_common.clock import Clock

@@ -1,7 +1,7 @@
 """What Spark calls to write: rows of a DataFrame become messages, at least once.
 
 Spark repeats a task, or after a crash a whole batch. No engine of this release recognises a repeated append
-(backend/capabilities.py, `idempotent`), so a repetition stores messages again; each says in property
+(backend/records.py, `idempotent`), so a repetition stores messages again; each says in property
 `spark-batch` which row it was: QUERY/BATCH/PARTITION/ROW, the same in every repetition as long as the query
 itself gives its rows in the same order. For a batch write QUERY is made anew by each write and BATCH is 0.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.tag_hash import tag_hash
+from backend.records import tag_hash
 from ddmq_common.delivery_parts import key_of, properties_of, tag_of
 from ddmq_common.errors import DamagedError
 from proxy_consumer.config import SubscriptionDefaults

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from backend.completion import Completion, succeeded
-from backend.levels import REAL_TOPIC
+from backend.internal_topics import REAL_TOPIC
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, RETRY_PREFIX, SCHEDULE_TOPIC

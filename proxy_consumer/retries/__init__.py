@@ -12,6 +12,6 @@ durable first. Until that is done the message stays unfinished and is delivered 
     move.py             one message: read, decide, store and finish
     publisher.py        a subscription's moves, a few at a time
 
-What a dead letter says of itself, and how it becomes a message again, is backend/dead_letters.py: the delay
-service makes some, too.
+What a dead letter says of itself, and how it becomes a message again, is backend/internal_topics.py: the
+delay service makes some, too.
 """

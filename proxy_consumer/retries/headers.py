@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from backend import dead_letters as dead
+from backend import internal_topics as dead
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delivery import key_and_tags
 from ddmq_common.names import RETRY_PREFIX, dlq_topic, retry_topic
@@ -129,7 +129,7 @@ def dead_letter(
     *,
     bare: bool = False,
 ) -> NewRecord:
-    """The dead letter of a spent message. `bare`: its bytes are left alone (backend/dead_letters.py)."""
+    """The dead letter of a spent message. `bare`: its bytes are left alone (backend/internal_topics.py)."""
     facts = {
         dead.REASON: reason,
         dead.ERROR: headers.error,

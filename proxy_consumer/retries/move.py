@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from backend.completion import Completion
-from backend.internal_topics import ready_topic
-from backend.levels import schedule_record
+from backend.internal_topics import ready_topic, schedule_record
 from backend.records import (
     AppendResult,
     AppendStatus,

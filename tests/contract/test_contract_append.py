@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from contract_kit import Kit, done
 
-from backend.capabilities import Durability
 from backend.completion import Completion
-from backend.records import FLAG_PRESSURE, AppendResult, AppendStatus, ReadStatus
-from backend.tag_hash import tag_hash
+from backend.records import FLAG_PRESSURE, AppendResult, AppendStatus, Durability, ReadStatus, tag_hash
 from ddmq_common.errors import CallerError, NoSuchTopicError
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from contract_kit import Kit, Member, done, until
 
-from backend.capabilities import Durability
-from backend.records import Bounds, ProgressDelta, ProgressView, ReadStatus
+from backend.records import Bounds, Durability, ProgressDelta, ProgressView, ReadStatus
 from ddmq_common.errors import FencedError
 
 

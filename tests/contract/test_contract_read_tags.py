@@ -8,8 +8,7 @@ from contract_kit import Kit, done
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.records import QueueRef, ReadBatch, ReadStatus
-from backend.tag_hash import PASSED_MAX, tag_hash
+from backend.records import PASSED_MAX, QueueRef, ReadBatch, ReadStatus, tag_hash
 from tests.examples import examples
 
 RED, BLUE, NEVER = tag_hash(b"red"), tag_hash(b"blue"), tag_hash(b"never")

@@ -12,8 +12,7 @@ from random import Random
 import pytest
 
 from backend.file_log import FileLogOptions, open_log
-from backend.internal_topics import ready_topic
-from backend.levels import schedule_record
+from backend.internal_topics import ready_topic, schedule_record
 from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.levels import Levels

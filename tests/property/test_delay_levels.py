@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from backend.levels import REAL_QUEUE, REAL_TOPIC
+from backend.internal_topics import REAL_QUEUE, REAL_TOPIC
 from backend.records import QueueRef, StoredRecord
 from ddmq_common.names import SCHEDULE_TOPIC
 from delay_service.due.target_topic import TargetTopic

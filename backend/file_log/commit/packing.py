@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 
-from backend.capabilities import Durability
 from backend.file_log.core.frame import FRAME_BYTES, Frame, pack_frame
 from backend.file_log.core.record import (
     ENTRY,
@@ -33,8 +32,7 @@ from backend.file_log.core.record import (
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState, QueueState
 from backend.progress.group_progress import Fence, Key
-from backend.records import AppendResult, AppendStatus, NewRecord, TopicInfo
-from backend.tag_hash import tag_hash
+from backend.records import AppendResult, AppendStatus, Durability, NewRecord, TopicInfo, tag_hash
 from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError
 from ddmq_common.names import is_internal
 

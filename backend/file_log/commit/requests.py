@@ -10,15 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from backend.capabilities import Durability
-from backend.checks import check_absent, check_change, check_settings
 from backend.completion import Completion
+from backend.engine import check_absent, check_change, check_settings
 from backend.file_log.commit.packing import FramePacker, Results, refused
 from backend.file_log.core.record import FLAG_DELETED, RecordKind
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState, TopicState, encode_topic
 from backend.progress.codec import encode_delta
-from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo
+from backend.records import (
+    AppendResult,
+    AppendStatus,
+    CommitBatch,
+    Durability,
+    NewRecord,
+    ProgressDelta,
+    TopicInfo,
+)
 from ddmq_common.errors import (
     BoundReachedError,
     DdmqError,

@@ -18,6 +18,7 @@ from typing import Any
 
 import gevent
 
+from backend.engine import StoreClock
 from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
 from backend.file_log.commit.filling import fill
 from backend.file_log.commit.gather import Gathering
@@ -28,7 +29,6 @@ from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState
 from backend.file_log.storage import is_full
 from backend.records import AppendStatus
-from backend.store_clock import StoreClock
 from ddmq_common.clock import Clock
 from ddmq_common.errors import (
     BoundReachedError,

@@ -22,8 +22,7 @@ from backend.file_log.read.picking import HUB_ENTRIES, Ask, Picked, pick, search
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
 from backend.file_log.segments import SegmentSet
 from backend.file_log.state import LogState, QueueState
-from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
-from backend.tag_hash import PASSED_MAX
+from backend.records import PASSED_MAX, Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import CallerError, DdmqError, DrainingError, NoSuchTopicError, StorageError
 from ddmq_common.native_threads import off_hub
 

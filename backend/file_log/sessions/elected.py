@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from backend.completion import Completion
-from backend.file_log.sessions.member.mirror import ChangeListeners, differences
+from backend.engine import Watchers, at_once
+from backend.file_log.sessions.member.mirror import differences
 from backend.file_log.sessions.member.requests import SessionRequest
 from backend.port import Assignment, Backend, Join, Membership, MembershipListener
 from backend.records import QueueRef
@@ -111,7 +112,7 @@ class ElectedBackend(Backend):
         self.current = current
         self._on_close = on_close
         self._on_drain = on_drain
-        self._watchers = ChangeListeners()
+        self._watchers = Watchers(at_once)
         self._memberships: dict[ElectedMembership, None] = {}
         self._adopt(current)
 
@@ -121,7 +122,7 @@ class ElectedBackend(Backend):
         self.cluster, self.broker = backend.cluster, backend.broker
         for name in BOUND:
             setattr(self, name, getattr(backend, name))
-        self._unwatch = backend.watch_settings(self._watchers.tell)
+        self._unwatch = backend.watch_settings(self._watchers.changed)
 
     def switch(self, backend: Backend, leftovers: Sequence[SessionRequest]) -> None:
         """From now on `backend` is asked; also for `leftovers`, which the old one did not send."""
@@ -134,7 +135,7 @@ class ElectedBackend(Backend):
         commits = [request.reissue(backend) for request in leftovers if not request.done]
         self._join_after([commit for commit in commits if commit is not None])
         for key in changed:
-            self._watchers.tell(key)
+            self._watchers.changed(key)
 
     def _join_after(self, commits: Sequence[Completion[Any]]) -> None:
         """Join again once progress under the old epochs is in: a grant would fence it."""
@@ -167,7 +168,7 @@ class ElectedBackend(Backend):
         self._memberships.pop(membership, None)
 
     def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        return self._watchers.add(listener)
+        return self._watchers.watch(listener)
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         membership = ElectedMembership(self, join, listener)

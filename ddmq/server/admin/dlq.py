@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from backend.dead_letters import PREFIX, DeadLetter, read_dead_letter
+from backend.internal_topics import PREFIX, DeadLetter, read_dead_letter
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.dead_letters import DeadLetter, resent_record
+from backend.internal_topics import DeadLetter, resent_record
 from backend.port import Backend
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, ProgressView, QueueRef
 from ddmq.server.admin.dlq import (

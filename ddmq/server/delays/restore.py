@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from backend.capabilities import Durability
 from backend.file_log import open_shared
 from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.file_log.options import FileLogOptions
 from backend.port import Backend
-from backend.records import AppendStatus, NewRecord, TopicInfo
+from backend.records import AppendStatus, Durability, NewRecord, TopicInfo
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.backup import MANIFEST
 from ddmq.server.delays.belongs import foreign, pages

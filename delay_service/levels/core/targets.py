@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from backend.levels import REAL_QUEUE, REAL_TOPIC
+from backend.internal_topics import REAL_QUEUE, REAL_TOPIC
 from backend.records import StoredRecord
 from delay_service.due.target_topic import TargetTopic
 

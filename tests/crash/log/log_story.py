@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import gevent
 from faulty_storage import FaultyStorage
 
-from backend.capabilities import Durability
 from backend.completion import Completion
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.records import (
     AppendResult,
     AppendStatus,
     CommitBatch,
+    Durability,
     NewRecord,
     ProgressDelta,
     QueueRef,

@@ -12,9 +12,9 @@ import pytest
 from faulty_storage import FaultyStorage
 from log_story import Story, Told, check, open_story
 
-from backend.capabilities import Durability
 from backend.file_log import FileLog
 from backend.file_log.storage import File
+from backend.records import Durability
 
 ROUNDS = 2
 DSYNC = getattr(os, "RWF_DSYNC", 0)

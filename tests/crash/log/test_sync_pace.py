@@ -13,9 +13,8 @@ from faulty_storage import FaultyStorage
 from log_story import new_record, open_story, soon, wait
 from test_failed_sync import Failing
 
-from backend.capabilities import Durability
 from backend.file_log import FileLog
-from backend.records import AppendStatus, TopicInfo
+from backend.records import AppendStatus, Durability, TopicInfo
 
 APPENDS = 30
 HOUR_MS = 3_600_000  # no timer of that length rings within the test

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from backend.dead_letters import read_dead_letter
 from backend.file_log import FileLogOptions, open_log
 from backend.file_log.core.frame import Frame
 from backend.file_log.core.names import parse_segment
@@ -20,6 +19,7 @@ from backend.file_log.core.scan import walk
 from backend.file_log.log import FileLog
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
+from backend.internal_topics import read_dead_letter
 from backend.progress.ack_map import AckMap
 from backend.progress.codec import decode_delta
 from backend.records import QueueRef, ReadStatus, StoredRecord

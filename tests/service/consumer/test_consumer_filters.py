@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from consumer_rig import Rig, result
 
-from backend.records import NewRecord
-from backend.tag_hash import PASSED_MAX
+from backend.records import PASSED_MAX, NewRecord
 from ddmq_common.config.loader import load
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError

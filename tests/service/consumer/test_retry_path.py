@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from consumer_rig import IDL, Rig, until
 
-from backend.dead_letters import read_dead_letter
+from backend.internal_topics import read_dead_letter
 from backend.records import StoredRecord
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Wire

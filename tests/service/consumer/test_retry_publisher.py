@@ -10,7 +10,7 @@ import pytest
 from consumer_rig import METHODS, Rig, result, until
 
 from backend.completion import Completion, failed
-from backend.dead_letters import read_dead_letter
+from backend.internal_topics import read_dead_letter
 from backend.records import AppendStatus, CommitBatch, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.delivery import decode
 from ddmq_common.errors import CallerError, DdmqError, RemoteError, StorageError, TryLaterError

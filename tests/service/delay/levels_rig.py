@@ -8,7 +8,7 @@ from itertools import count
 
 import gevent
 
-from backend.levels import schedule_record
+from backend.internal_topics import schedule_record
 from backend.port import Backend
 from backend.records import AppendStatus, NewRecord, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock

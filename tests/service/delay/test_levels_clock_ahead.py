@@ -103,7 +103,7 @@ def test_store_times_never_go_back_and_never_stand(kit: LogRig) -> None:
 
 def test_it_is_warned_of_once_and_shown(kit: LogRig, caplog: pytest.LogCaptureFixture) -> None:
     kit.rig.make("orders")
-    with caplog.at_level(logging.WARNING, logger="backend.store_clock"):
+    with caplog.at_level(logging.WARNING, logger="backend.engine"):
         kit.glitch(600)
         for _ in range(3):
             kit.log._retention.run_once()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.levels import REAL_QUEUE, REAL_TOPIC, real_record, schedule_record
+from backend.internal_topics import REAL_QUEUE, REAL_TOPIC, real_record, schedule_record
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels, parse_wait, shown
 from ddmq_common.delivery import encode

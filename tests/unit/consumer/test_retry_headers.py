@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.dead_letters import read_dead_letter, resent_record
-from backend.levels import real_record, schedule_record
+from backend.internal_topics import read_dead_letter, real_record, resent_record, schedule_record
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.delivery import decode, encode

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from backend.dead_letters import read_dead_letter, resent_record
+from backend.internal_topics import read_dead_letter, resent_record
 from backend.progress.ack_map import AckMap
 from backend.records import StoredRecord
 from ddmq_common.delays.command import (

@@ -24,7 +24,7 @@ from backend.file_log.core.record import (
     unpack_record,
 )
 from backend.file_log.core.scan import Bad, frames, is_whole, walk
-from backend.tag_hash import tag_hash
+from backend.records import tag_hash
 
 U32, U64 = (1 << 32) - 1, (1 << 64) - 1
 I63 = (1 << 63) - 1

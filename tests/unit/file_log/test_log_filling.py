@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from log_rig import Rig, done, record, until
 
-from backend.capabilities import Durability
-from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, TopicInfo
+from backend.records import AppendStatus, CommitBatch, Durability, NewRecord, ProgressDelta, TopicInfo
 from ddmq_common.errors import StorageError
 
 

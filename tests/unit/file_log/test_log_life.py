@@ -10,12 +10,19 @@ from pathlib import Path
 import pytest
 from log_rig import Rig, done, record, until
 
-from backend.capabilities import Durability
 from backend.completion import Completion
 from backend.file_log import FileLogOptions, open_log
 from backend.file_log.lock import DirectoryInUseError
 from backend.port import Assignment, Join
-from backend.records import AppendStatus, CommitBatch, ProgressDelta, QueueRef, ReadStatus, TopicInfo
+from backend.records import (
+    AppendStatus,
+    CommitBatch,
+    Durability,
+    ProgressDelta,
+    QueueRef,
+    ReadStatus,
+    TopicInfo,
+)
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import (
     BoundReachedError,

@@ -18,8 +18,7 @@ from backend.file_log.core.record import (
     unpack_record,
 )
 from backend.file_log.read.picking import HUB_ENTRIES, Ask, all_sound, pick, search
-from backend.records import QueueRef
-from backend.tag_hash import tag_hash
+from backend.records import QueueRef, tag_hash
 from tests.examples import examples
 
 QUEUE = QueueRef("t", 1, 0)

@@ -6,7 +6,7 @@ import string
 
 import pytest
 
-from backend.tag_hash import tag_hash
+from backend.records import tag_hash
 from ddmq_common.delivery import encode
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.message_filter import FILTERED, Filter

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import gevent
 from thrift.protocol import fastbinary
 
-from backend.capabilities import Durability
 from backend.completion import Completion
-from backend.records import AppendResult, AppendStatus, NewRecord, TopicInfo
+from backend.records import AppendResult, AppendStatus, Durability, NewRecord, TopicInfo
 from ddmq_client.idl import producer
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics import catalogue

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from producer_rig import FakeTimer, Rig, until
 
-from backend.levels import real_record
+from backend.internal_topics import real_record
 from backend.records import AppendStatus, NewRecord, StoredRecord, TopicInfo
 from ddmq_common.delays.levels import Levels
 from ddmq_common.delivery import decode

@@ -5,6 +5,7 @@ from typing import cast
 
 import gevent
 
+from backend.engine import StoreClock
 from backend.file_log.core.retention import (
     GIB,
     HOUR_MS,
@@ -16,7 +17,6 @@ from backend.file_log.core.retention import (
 )
 from backend.file_log.retention import Retention, local_hour
 from backend.file_log.storage import Space, Storage
-from backend.store_clock import StoreClock
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.catalogue import (
     LOG_BYTES,

@@ -7,7 +7,6 @@ import random
 import msgspec
 import pytest
 
-from backend.capabilities import Capabilities, Durability
 from backend.file_log.lock import DirectoryInUseError
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.protocol import deadline_of, timeout_ms
@@ -15,7 +14,9 @@ from backend.port import Join, Sharing
 from backend.records import (
     AppendResult,
     AppendStatus,
+    Capabilities,
     CommitBatch,
+    Durability,
     NewRecord,
     ProgressDelta,
     ProgressView,

@@ -16,8 +16,7 @@ from backend.file_log.sessions.election import ElectedLog, Election
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.member.local import LocalReads, local_reads
 from backend.file_log.sessions.wire.protocol import SessionLimits
-from backend.records import QueueRef, ReadStatus, StoredRecord, TopicInfo
-from backend.tag_hash import tag_hash
+from backend.records import QueueRef, ReadStatus, StoredRecord, TopicInfo, tag_hash
 from ddmq_common.metrics.registry import Registry
 
 OPTIONS = FileLogOptions(segment_bytes=64 << 10, allocate_bytes=64 << 10)

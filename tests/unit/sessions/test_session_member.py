@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from session_kit import CLOCK, Engine, Heard, RawServer, done, house, queue, record, soon, until
 
-from backend.capabilities import Durability
 from backend.completion import Completion
 from backend.file_log.sessions.member.backend import MemberBackend
 from backend.file_log.sessions.wire import codec, place
 from backend.file_log.sessions.wire.protocol import FrameKind, SessionLimits, frame
 from backend.port import Join, Sharing
-from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, TopicInfo
+from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
 from ddmq_common.metrics.registry import Registry
 

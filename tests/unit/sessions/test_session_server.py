@@ -12,10 +12,9 @@ import gevent
 import pytest
 from session_kit import RawClient, done, house, queue, record, soon, until
 
-from backend.capabilities import Capabilities
 from backend.file_log.sessions.wire import codec, place
 from backend.file_log.sessions.wire.protocol import HEAD, MAGIC, VERSION, FrameKind
-from backend.records import TopicInfo
+from backend.records import Capabilities, TopicInfo
 from ddmq_common.errors import BoundReachedError, NoSuchTopicError, RemoteError
 from ddmq_common.metrics import catalogue
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from backend.capabilities import Capabilities
-from backend.checks import check_find, check_read, check_topic
 from backend.completion import Completion
+from backend.engine import StoreClock, check_find, check_read, check_topic
 from backend.file_log.read.picking import Ask
 from backend.file_log.sessions.member.joining import MembershipTable
 from backend.file_log.sessions.member.link import Link
@@ -38,6 +37,7 @@ from backend.progress.group_progress import check_delta
 from backend.records import (
     AppendResult,
     Bounds,
+    Capabilities,
     CommitBatch,
     NewRecord,
     ProgressView,
@@ -46,7 +46,6 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
-from backend.store_clock import StoreClock
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DrainingError
 from ddmq_common.metrics.registry import Registry
@@ -117,7 +116,7 @@ class MemberBackend(Backend):
         return {key: value for key, value in self.mirror.settings.items() if key.startswith(prefix)}
 
     def watch_settings(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        return self.mirror.watchers.add(listener)
+        return self.mirror.watchers.watch(listener)
 
     # --- writing
 

@@ -30,8 +30,7 @@ from backend.file_log.sessions.wire.protocol import FrameKind
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 from backend.port import Wait
-from backend.records import QueueRef, ReadBatch, ReadStatus
-from backend.tag_hash import PASSED_MAX
+from backend.records import PASSED_MAX, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.errors import StorageError
 from ddmq_common.native_threads import off_hub
 

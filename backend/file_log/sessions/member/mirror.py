@@ -6,30 +6,11 @@ told to the watchers. A push that changes nothing is told to nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
+from backend.engine import Watchers, at_once
 from backend.file_log.sessions.wire.snapshot import TOPIC_KEY
 from backend.records import TopicInfo
-
-
-class ChangeListeners:
-    """Who is told of changed keys."""
-
-    def __init__(self) -> None:
-        self._listeners: dict[int, Callable[[str], None]] = {}
-        self._count = 0
-
-    def add(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Tell `listener` from now on; returns how to stop."""
-        self._count += 1
-        number = self._count
-        self._listeners[number] = listener
-        return lambda: void(self._listeners.pop(number, None))
-
-    def tell(self, key: str) -> None:
-        """`key` has changed."""
-        for listener in list(self._listeners.values()):
-            listener(key)
 
 
 class Mirror:
@@ -38,7 +19,7 @@ class Mirror:
     def __init__(self) -> None:
         self.topics: dict[str, TopicInfo] = {}
         self.settings: dict[str, bytes] = {}
-        self.watchers = ChangeListeners()
+        self.watchers = Watchers(at_once)
         self._coming: tuple[dict[str, TopicInfo], dict[str, bytes]] | None = None
 
     def begin(self) -> None:
@@ -53,7 +34,7 @@ class Mirror:
         changed = differences(self.topics, topics, self.settings, settings)
         self.topics, self.settings = topics, settings
         for key in changed:
-            self.watchers.tell(key)
+            self.watchers.changed(key)
 
     def take_topics(self, present: Iterable[TopicInfo], gone: Iterable[str]) -> None:
         """Topics as they stand now."""
@@ -63,10 +44,10 @@ class Mirror:
         for info in present:
             if self.topics.get(info.name) != info:
                 self.topics[info.name] = info
-                self.watchers.tell(TOPIC_KEY + info.name)
+                self.watchers.changed(TOPIC_KEY + info.name)
         for name in gone:
             if self.topics.pop(name, None) is not None:
-                self.watchers.tell(TOPIC_KEY + name)
+                self.watchers.changed(TOPIC_KEY + name)
 
     def take_settings(self, values: Mapping[str, bytes | None]) -> None:
         """Settings as they stand now; None for one that is no more."""
@@ -79,7 +60,7 @@ class Mirror:
             else:
                 shown[key] = value
             if self._coming is None:
-                self.watchers.tell(key)
+                self.watchers.changed(key)
 
 
 def differences(
@@ -94,7 +75,3 @@ def differences(
     ]
     changed += [key for key in {**old_settings, **settings} if old_settings.get(key) != settings.get(key)]
     return changed
-
-
-def void(_: object) -> None:
-    """Throw a value away."""

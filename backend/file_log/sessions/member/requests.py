@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from backend.capabilities import Durability
 from backend.completion import Completion
 from backend.file_log.sessions.wire import codec
 from backend.file_log.sessions.wire.protocol import FrameKind, timeout_ms
@@ -25,6 +24,7 @@ from backend.records import (
     AppendResult,
     AppendStatus,
     CommitBatch,
+    Durability,
     NewRecord,
     QueueRef,
 )

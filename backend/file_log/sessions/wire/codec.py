@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from backend.capabilities import Capabilities, Durability
 from backend.port import Join, Sharing
 from backend.records import (
     AppendResult,
     AppendStatus,
     Bounds,
+    Capabilities,
     CommitBatch,
+    Durability,
     NewRecord,
     ProgressDelta,
     ProgressView,
