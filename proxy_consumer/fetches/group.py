@@ -127,7 +127,7 @@ def read_target(
     """What a fetch of `wanted` messages from `offset` of one queue reads; see gathering.Target."""
     config = group.subscriptions[queue.topic.encode()].config
     count = max(1, min(wanted or 0, config.batch_max))
-    tagged = filter_for(config) if config.model == BROADCASTING else None
+    tagged = filter_for(config.tags, config.sql) if config.model == BROADCASTING else None
     return Target(queue, runtime.qid(queue), offset, asked, count, config.pressure_traffic, tagged)
 
 

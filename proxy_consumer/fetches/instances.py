@@ -156,7 +156,7 @@ class Instances:
             count = min(wanted, config.batch_max, config.concurrency - instance.outstanding)
             if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
                 qid, cursor = self._runtime.qid(queue), instance.cursor(queue)
-                chosen = filter_for(config)
+                chosen = filter_for(config.tags, config.sql)
                 targets.append(Target(queue, qid, cursor, False, count, config.pressure_traffic, chosen))
         return targets, []
 

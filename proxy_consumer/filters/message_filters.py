@@ -1,26 +1,100 @@
-"""Filters: what the pull buffer asks of each message it read (core/message_filter.py)."""
+"""The filter of a subscription: what is wrong with its expression, and what it says to each message.
+
+A tag expression is `A || B`, or `*` for all. A message has one tag, compared whole, `A||B` too. A `*`
+anywhere in the expression means all, and so does an empty one; spaces around a tag do not count; two bars
+stand between two tags, so no tag with two bars in it can be named here (SQL can).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
 from backend.records import tag_hash
 from ddmq_common.delivery_parts import key_of, properties_of, tag_of
-from ddmq_common.errors import DamagedError
-from proxy_consumer.config import SubscriptionDefaults
+from ddmq_common.errors import CallerError, DamagedError
 from proxy_consumer.core.message_filter import FILTERED, Filter, Refusal
-from proxy_consumer.filters.expressions import compile_sql
-from proxy_consumer.filters.tags import parse_tags
+from proxy_consumer.filters.sql_matcher import Matcher, matcher, names_in
+from proxy_consumer.filters.sql_parser import ExpressionError, check_size, parse_sql
 
+ALLOWED = "allowed: TAG || TAG …, or * for all"
+COMPILED_MAX = 1024  # expressions kept; others are compiled again
 TAGS, KEYS = "TAGS", "KEYS"  # names in SQL for the message's tag and key
 HASHES_MAX = 1024  # tags pushed down; with more, all are read and then looked at
 
 
-def filter_for(config: SubscriptionDefaults) -> Filter | None:
+def parse_tags(text: str) -> frozenset[str] | None:
+    """The tags wanted; None = all. Raises ExpressionError."""
+    if "*" in text or not text.strip():
+        return None
+    check_size(text)
+    found: set[str] = set()
+    at = 0
+    for part in text.split("||"):
+        tag = part.strip()
+        if not tag:
+            raise ExpressionError(f"a tag is missing; {ALLOWED}", at + 1)
+        if part.startswith("|"):
+            raise ExpressionError(f"three bars; {ALLOWED}", at - 1)
+        found.add(tag)
+        at += len(part) + 2
+    return frozenset(found)
+
+
+class Compiled(NamedTuple):
+    """An SQL expression ready to use, and the properties it looks at."""
+
+    match: Matcher
+    names: frozenset[str]
+
+
+@lru_cache(maxsize=COMPILED_MAX)
+def compile_sql(sql: str) -> Compiled:
+    """Raises ExpressionError."""
+    condition = parse_sql(sql)
+    return Compiled(matcher(condition), frozenset(names_in(condition)))
+
+
+def expression_fault(tags: str, sql: str) -> str | None:
+    """What is wrong with a pair of settings, with key, value and place; None = nothing.
+
+    `tags` "" and "*" are no filter; `sql` "" is none. Both together are refused.
+    """
+    key, text = "tags", tags
+    try:
+        wanted = parse_tags(tags)
+        if sql:
+            key, text = "sql", sql
+            compile_sql(sql)
+    except ExpressionError as error:
+        return f"{key} is {_short(text)}: {error}"
+    if wanted is not None and sql:
+        return (
+            f"tags is {_short(tags)} and sql is {_short(sql)}; allowed is one of them "
+            "(tags: \"*\" with sql; in sql, a tag is TAGS = 'A')"
+        )
+    return None
+
+
+def check_stated(sql: str) -> None:
+    """Raises CallerError for a filter that may not be stated anew; one in the settings is understood."""
+    try:
+        if sql:
+            parse_sql(sql, strict=True)
+    except ExpressionError as error:
+        raise CallerError(f"sql is {_short(sql)}: {error}") from error
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:99]}…")
+
+
+def filter_for(tags: str, sql: str) -> Filter | None:
     """The filter of these settings; None when everything is delivered. Raises ExpressionError."""
-    if config.sql:
-        return SqlFilter(config.sql)
-    wanted = parse_tags(config.tags)
+    if sql:
+        return SqlFilter(sql)
+    wanted = parse_tags(tags)
     return None if wanted is None else TagFilter(wanted)
 
 

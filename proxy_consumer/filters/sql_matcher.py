@@ -24,8 +24,8 @@ from proxy_consumer.filters.sql_parser import (
     Not,
     Operand,
     Property,
+    read_number,
 )
-from proxy_consumer.filters.sql_tokens import read_number
 
 Row = Mapping[str, str]  # properties that are there
 Truth = bool | None

@@ -18,7 +18,7 @@ from ddmq_common.config.loader import ConfigPlace, Overlay, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.completions import all_of, followed
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults
-from proxy_consumer.filters.expressions import check_stated
+from proxy_consumer.filters.message_filters import check_stated
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import (
     SOURCE_LOG,

@@ -18,9 +18,8 @@ from ddmq_common.metrics.catalogue import INCONSISTENT
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs.leases import Recipient
 from proxy_consumer.core.timer_queue import NEVER
-from proxy_consumer.filters.expressions import expression_fault
+from proxy_consumer.filters.message_filters import expression_fault, parse_tags
 from proxy_consumer.filters.sql_parser import parse_sql
-from proxy_consumer.filters.tags import parse_tags
 from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime, log
 

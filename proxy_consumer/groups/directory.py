@@ -11,7 +11,7 @@ from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, Fenc
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.filters.expressions import check_stated
+from proxy_consumer.filters.message_filters import check_stated
 from proxy_consumer.groups.creation import Creation
 from proxy_consumer.groups.group import (
     GROUP_PREFIX,

@@ -4,6 +4,9 @@ Rules: it is JSON without spaces and with sorted keys; strings as they are, with
 normalisation; numbers by their exact value, however they were written (1, 1.0, 1e0; -0 is 0), never
 through a 64-bit float. Above TEXT_CHARS_MAX characters the text is replaced by its SHA-256, marked so
 that it is no JSON text; that two such keys meet is beyond chance.
+
+A hostile body must not hold up the other clients, so its values are counted from the bytes before anything
+is decoded: commas and opening brackets, also those in strings, so never too few.
 """
 
 from __future__ import annotations
@@ -14,13 +17,38 @@ from typing import Any
 
 import msgspec
 
-from proxy_consumer.order_keys.work import Allowance, check_work
-
+VALUES_MAX = 4096  # that a path goes through, to the power of `..`; and again, that a key's text is made of
 TEXT_CHARS_MAX = 4096
 DIGITS_MAX = 4300  # of one number
 _PLAIN_DIGITS = 20  # numbers up to this long are written without an exponent
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 _dump = msgspec.json.Encoder().encode
+
+
+class TooMuchWork(ValueError):
+    """More values than one message may have looked through."""
+
+
+def check_work(data: bytes, deep: int = 1) -> None:
+    """`deep`: how often everything is gone through. Raises TooMuchWork."""
+    values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
+    if values**deep > VALUES_MAX:
+        raise TooMuchWork(f"about {values} values, {deep} times `..`; allowed: {VALUES_MAX} in all")
+
+
+class Allowance:
+    """What is left while something is made whose size does not show in the bytes."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = VALUES_MAX
+
+    def take(self, values: int) -> None:
+        """Raises TooMuchWork."""
+        self._left -= values
+        if self._left < 0:
+            raise TooMuchWork(f"the key is made of more than {VALUES_MAX} values")
 
 
 class WrittenFloat(float):

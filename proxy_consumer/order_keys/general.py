@@ -1,7 +1,7 @@
 """All of the dialect, by jsonpath-ng. Steps become its expressions one by one, so nothing is quoted twice.
 
 Rules: a name applied to an array is applied to each of its elements; several hits make one list, which is
-the key; one hit is the key itself. A body with more values than work.py allows is not looked into.
+the key; one hit is the key itself. A body with more values than VALUES_MAX is not looked into.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from jsonpath_ng.ext.filter import Expression
 from jsonpath_ng.ext.iterable import Len
 from jsonpath_ng.ext.parser import parse
 
-from proxy_consumer.order_keys.canonical import decode, text_of
+from proxy_consumer.order_keys.canonical import check_work, decode, text_of
 from proxy_consumer.order_keys.path import PathError, PathKind, PathStep, descents
-from proxy_consumer.order_keys.work import check_work
 
 _SET_OPERATORS = ("_Intersect", "_Union")  # what & and | mean between paths; importing them warns
 

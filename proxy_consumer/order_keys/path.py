@@ -1,7 +1,7 @@
 """The JSONPath dialect of order keys, parsed into steps with places for errors.
 
 `$` optional; `.a` or `/a`, `['a-b']`, `['a','b']`, `[-1]`, `[0,1]`, `[0:2]`, `[*]` and `.*`, `..a`,
-`[?(@.c>1)]`, `[c=1]`, `.size()` at the end. Pure text work: what steps mean is in plain.py and general.py.
+`[?(@.c>1)]`, `[c=1]`, `.size()` at the end. Pure text work: what steps mean is in reader.py and general.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,10 @@ _NAMES = ("tags", "sql", "actions", "push")
 
 def filter_of(config: SubscriptionDefaults) -> Filter | None:
     """Everything that may keep a message from being delivered; None: nothing does."""
-    wanted, actions = filter_for(config), filter_for_actions(config) if config.actions else None
+    wanted, actions = (
+        filter_for(config.tags, config.sql),
+        filter_for_actions(config) if config.actions else None,
+    )
     if wanted is None or actions is None:
         return wanted or actions
     return _Both(wanted, actions)

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy_consumer.filters.expressions import compile_sql, expression_fault
+from proxy_consumer.filters.message_filters import compile_sql, expression_fault
 from tests.examples import examples
 
 NAMES = ["a", "b", "c"]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from proxy_consumer.order_keys.general import general_reader
 from proxy_consumer.order_keys.path import parse_path
-from proxy_consumer.order_keys.plain import Unshaped, plain_reader
-from proxy_consumer.order_keys.reader import path_fault
+from proxy_consumer.order_keys.reader import Unshaped, path_fault, plain_reader
 from tests.examples import examples
 
 NAMES = st.sampled_from(["a", "b", "k-k", "é", ""])

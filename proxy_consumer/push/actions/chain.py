@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from proxy_consumer.order_keys.work import TooMuchWork
+from proxy_consumer.order_keys.canonical import TooMuchWork
 from proxy_consumer.push.actions import json_body
 from proxy_consumer.push.actions.commands import Commands
 from proxy_consumer.push.actions.config import PushConfig

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from proxy_consumer.order_keys.work import TooMuchWork
+from proxy_consumer.order_keys.canonical import TooMuchWork
 from proxy_consumer.push.actions.config import RedisConfig
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, plain, readable
 from proxy_consumer.push.actions.paths import compile_path

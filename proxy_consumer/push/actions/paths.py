@@ -10,10 +10,9 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from proxy_consumer.order_keys.canonical import WrittenFloat, written
+from proxy_consumer.order_keys.canonical import TooMuchWork, WrittenFloat, written
 from proxy_consumer.order_keys.general import expression
 from proxy_consumer.order_keys.path import PathKind, PathStep, descents, parse_path
-from proxy_consumer.order_keys.work import TooMuchWork
 from proxy_consumer.push.actions.job import ABSENT, ActionJob
 
 VALUES_MAX = 16_384  # that a path that is not plain may go through, to the power of `..`

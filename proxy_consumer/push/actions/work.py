@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from proxy_consumer.order_keys.work import TooMuchWork
+from proxy_consumer.order_keys.canonical import TooMuchWork
 
 VALUES_MAX = 32_768  # looked through by paths that are not plain
 RESULT_BYTES_MAX = 8 << 20  # found by all paths, beside twice the body

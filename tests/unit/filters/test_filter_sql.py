@@ -6,8 +6,7 @@ import pytest
 
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
-from proxy_consumer.filters.expressions import check_stated, compile_sql, expression_fault
-from proxy_consumer.filters.message_filters import SqlFilter
+from proxy_consumer.filters.message_filters import SqlFilter, check_stated, compile_sql, expression_fault
 from proxy_consumer.filters.sql_parser import DEPTH_MAX
 
 ROW = {"n": "5", "f": "2.50", "neg": "-3", "e": "1e3", "s": "abc", "t": "true", "F": "FALSE", "q": "it's"}

@@ -10,17 +10,15 @@ from backend.records import tag_hash
 from ddmq_common.delivery import encode
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.message_filter import FILTERED, Filter
-from proxy_consumer.filters.expressions import expression_fault
-from proxy_consumer.filters.message_filters import HASHES_MAX, filter_for
-from proxy_consumer.filters.tags import parse_tags
+from proxy_consumer.filters.message_filters import HASHES_MAX, expression_fault, filter_for, parse_tags
 
 
 def message(tag: bytes = b"", key: bytes = b"", properties: dict[bytes, bytes] | None = None) -> bytes:
     return encode(key, b"body", tag, properties)
 
 
-def tag_filter(**settings: str) -> Filter:
-    found = filter_for(SubscriptionDefaults(**settings))  # type: ignore[arg-type]
+def tag_filter(*, tags: str = "*", sql: str = "") -> Filter:
+    found = filter_for(tags, sql)
     assert found is not None
     return found
 
@@ -28,7 +26,7 @@ def tag_filter(**settings: str) -> Filter:
 @pytest.mark.parametrize("text", ["*", "", "  ", "A || *", "*||B", "A*"])
 def test_a_star_anywhere_and_nothing_are_all(text: str) -> None:
     assert parse_tags(text) is None
-    assert filter_for(SubscriptionDefaults(tags=text)) is None
+    assert filter_for(text, "") is None
 
 
 @pytest.mark.parametrize(
