@@ -30,7 +30,7 @@ AGAIN_S = 60.0  # a test that goes on after its limit, or hangs in its clean-up,
 SLOWEST = ("tests/spark/", "tests/scenarios/test_bench", "tests/crash/", "tests/scenarios/")
 
 ONE_BY_ONE = "tests/scenarios/test_bench_smoke.py"  # shares nothing between its tests, and is the longest
-SLOW_FOLDERS = ("crash", "interop", "scenarios", "spark", "service/cli", "service/hostile")
+SLOW_FOLDERS = ("crash", "interop", "recorded", "scenarios", "spark", "service/cli", "service/hostile")
 HERE = Path(__file__).parent
 PROCESS_STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 

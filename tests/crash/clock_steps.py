@@ -59,8 +59,8 @@ class Sent:
 class SteppedServer(RealServer):
     """`ddmq COMMAND` with a clock that steps."""
 
-    def __init__(self, folder: Path, clock: Path, command: str) -> None:
-        super().__init__(folder, command=command)
+    def __init__(self, folder: Path, clock: Path, command: str = "serve", config: Path | None = None) -> None:
+        super().__init__(folder, config, command=command)
         self._clock = clock
 
     def _command(self) -> list[str]:

@@ -86,7 +86,9 @@ def lasting_port() -> int:
 
 
 class RealServer:
-    """One `ddmq serve` (or one part) over one directory."""
+    """One `ddmq serve` (or one part) over one directory. `tree`: the source tree that it runs from."""
+
+    tree = _REPOSITORY
 
     def __init__(
         self, folder: Path, config: Path | None = None, processes: bool = False, command: str = "serve"
@@ -125,7 +127,7 @@ class RealServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command(), stdout=subprocess.PIPE, stderr=log, cwd=_REPOSITORY, start_new_session=True
+                self._command(), stdout=subprocess.PIPE, stderr=log, cwd=self.tree, start_new_session=True
             )
         self._groups.add(self.process.pid)
 
