@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from proxy_consumer.core.jobs.job_states import TRANSITIONS, JobEvent, JobState
+from proxy_consumer.core.jobs import TRANSITIONS, JobEvent, JobState
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 HEAD = """# States of a job
 
-Made from `proxy_consumer/core/jobs/job_states.py` by `python tools/states_page.py`.
+Made from `proxy_consumer/core/jobs.py` by `python tools/states_page.py`.
 
 A message that goes well has no state of its own: it is read ahead, handed to a client as part of a run of
 offsets under one lease, acknowledged, and its offset is finished. Only what happens to few messages makes

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy_consumer.core.jobs.leases import by_lease
-from proxy_consumer.core.rate import Rate
-from proxy_consumer.core.ready_queues import ReadyQueues
+from proxy_consumer.core.leases import by_lease
+from proxy_consumer.core.ready_queues import Rate, ReadyQueues
 from proxy_consumer.core.steps import QueueState
 
 

@@ -19,21 +19,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.arrivals import Arrivals
-from proxy_consumer.core.gathered import gather
-from proxy_consumer.core.jobs.leases import Lease
-from proxy_consumer.core.jobs.queue_jobs import LeasedRun, QueueJobs
-from proxy_consumer.core.jobs.retry import policy_of
-from proxy_consumer.core.jobs.upstream_job import UpstreamJob
-from proxy_consumer.core.message_filter import Filter
+from proxy_consumer.core.arrivals import Arrivals, Redelivery
+from proxy_consumer.core.jobs import UpstreamJob, policy_of
+from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.order.queue_stream import KeyReader, QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.outcomes import Outcomes
-from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
-from proxy_consumer.core.ranges import Range
-from proxy_consumer.core.rate import Rate
-from proxy_consumer.core.ready_queues import ReadyQueues
-from proxy_consumer.core.redelivery import Redelivery
+from proxy_consumer.core.progress import Range
+from proxy_consumer.core.queue_feed import FeedState, Filter, QueueFeed, Slice, gather
+from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
+from proxy_consumer.core.ready_queues import Rate, ReadyQueues
 from proxy_consumer.core.steps import Delivery, Loaded, Purpose, QueueState, ReadPlan, ReadRequest
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
 

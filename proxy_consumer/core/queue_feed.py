@@ -1,4 +1,4 @@
-"""What was read of one queue and where reading goes on.
+"""What was read of one queue, what of it is delivered, and where reading goes on.
 
 A feed is at one of five points:
 
@@ -9,19 +9,44 @@ A feed is at one of five points:
     GONE      the topic was deleted
 
 `pick` decides what of a read is delivered: finished messages, pressure traffic that the subscription
-refuses, what its filter keeps back, and gaps are not.
+refuses, what its filter keeps back, and gaps are not. A filter is everything that decides about a message
+before it is delivered: tags, SQL, actions. It is pure and quick; it sees the stored delivery bytes
+(ddmq_common.delivery) and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from backend.records import FLAG_PRESSURE, ReadBatch
-from proxy_consumer.core.message_filter import Filter
-from proxy_consumer.core.ranges import Range, ascending_ranges, between
+from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, StoredRecord
+from proxy_consumer.core.progress import Range, ascending_ranges, between
 from proxy_consumer.core.tally import Counter
+
+
+class Refusal:
+    """A message that is not delivered. `fault` empty: filtered, it counts as finished.
+
+    Otherwise it is a failed job with that reason: it is retried like any other and ends as a dead letter.
+    """
+
+    __slots__ = ("fault",)
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+
+
+FILTERED = Refusal()
+
+
+class Filter(Protocol):
+    """Decides message by message. `tags`: the only tag hashes worth reading, None = all."""
+
+    tags: frozenset[int] | None
+
+    def judge(self, delivery: bytes) -> Refusal | None:
+        """None: deliver it. Never raises."""
 
 
 class FeedState(Enum):
@@ -208,3 +233,36 @@ def _judged(
             kept.append(index)
             faulty.append(batch.offsets[index])
     return kept, faulty
+
+
+class Gathered(ReadBatch):
+    """Columns picked out of other batches; only what a delivery needs."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, offsets: Sequence[int], parts: Sequence[tuple[ReadBatch, int]]) -> None:
+        self._parts = parts
+        self.status = ReadStatus.DATA
+        self.offsets = offsets
+        self.deliveries = [batch.deliveries[index] for batch, index in parts]
+        self.positions = self.flags = self.tag_hashes = ()
+        self.next_offset = offsets[-1] + 1 if offsets else 0
+        self.bounds = None
+
+    def record(self, index: int) -> StoredRecord:
+        batch, at = self._parts[index]
+        return batch.record(at)
+
+    def stored_ms(self, index: int) -> int:
+        batch, at = self._parts[index]
+        return batch.stored_ms(at)
+
+
+def gather(offsets: Sequence[int], parts: Sequence[tuple[ReadBatch, int]]) -> Slice:
+    """A slice of `parts`, ascending by offset; no copy when all are of one batch."""
+    first = parts[0][0]
+    if all(batch is first for batch, _ in parts):
+        indexes = [index for _, index in parts]
+        return Slice(first, offsets, [first.deliveries[index] for index in indexes], indexes)
+    batch = Gathered(offsets, parts)
+    return Slice(batch, offsets, batch.deliveries, range(len(offsets)))

@@ -8,11 +8,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from backend.records import ReadBatch
-from proxy_consumer.core.jobs.leases import Lease
-from proxy_consumer.core.jobs.queue_jobs import QueueJobs
+from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.order.queue_stream import QueueStream, ReadyMessage
+from proxy_consumer.core.progress import ascending_ranges
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
-from proxy_consumer.core.ranges import ascending_ranges
+from proxy_consumer.core.queue_jobs import QueueJobs
 
 
 class Purpose(Enum):

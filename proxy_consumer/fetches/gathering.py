@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import FLAG_PRESSURE, Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
-from proxy_consumer.core.message_filter import Filter
+from proxy_consumer.core.queue_feed import Filter
 from proxy_consumer.runtime import log
 
 ROUNDS_MAX = 8  # reads of one queue that brought only messages to pass over

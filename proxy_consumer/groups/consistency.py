@@ -16,7 +16,7 @@ from typing import Any
 
 from ddmq_common.metrics.catalogue import INCONSISTENT
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs.leases import Recipient
+from proxy_consumer.core.leases import Recipient
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.filters.message_filters import expression_fault, parse_tags
 from proxy_consumer.filters.sql_parser import parse_sql

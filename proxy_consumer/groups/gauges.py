@@ -21,7 +21,7 @@ from backend.completion import Completion
 from backend.records import Bounds, QueueRef
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
-from proxy_consumer.core.jobs.job_states import JobState
+from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.oldest import Oldest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from backend.records import QueueRef
-from proxy_consumer.core.jobs.job_states import JobState
+from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.subscription.subscription import Subscription
 

@@ -15,8 +15,7 @@ from backend.completion import Completion
 from backend.records import AppendResult, CommitBatch
 from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.completions import all_of
-from proxy_consumer.core.jobs.job_states import JobState
-from proxy_consumer.core.jobs.upstream_job import UpstreamJob
+from proxy_consumer.core.jobs import JobState, UpstreamJob
 from proxy_consumer.core.order.chains import Chain
 from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.order.scope import OrderScope

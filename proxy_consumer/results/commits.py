@@ -87,11 +87,11 @@ class ProgressCommit(Completion[list[AppendResult]]):
         error = self.error
         if error is None:
             for part in self._parts:
-                part.state.jobs.committed()
+                part.state.jobs.uncommitted.committed()
             self._finish(None)
             return
         for part in self._parts:
-            part.state.jobs.restore(part.delta)
+            part.state.jobs.uncommitted.restore(part.delta, part.state.jobs.table.jobs)
         if isinstance(error, FencedError) and self._tries > 1:
             self._refence()
             return

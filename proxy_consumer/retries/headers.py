@@ -24,7 +24,7 @@ from backend import internal_topics as dead
 from backend.records import NewRecord, StoredRecord
 from ddmq_common.delivery import key_and_tags
 from ddmq_common.names import RETRY_PREFIX, dlq_topic, retry_topic
-from proxy_consumer.core.jobs.upstream_job import UpstreamJob
+from proxy_consumer.core.jobs import UpstreamJob
 
 STEPS = "RECONSUME_TIME"
 TOPIC = "RETRY_TOPIC"

@@ -27,7 +27,7 @@ from backend.records import (
 )
 from ddmq_common.errors import CallerError, FencedError, NoSuchTopicError, RemoteError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs.upstream_job import UpstreamJob
+from proxy_consumer.core.jobs import UpstreamJob
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.retries.headers import RetryHeaders, dead_letter, headers_after, retry_record
 from proxy_consumer.retries.next_hop import DEAD_LETTER, level_of, next_hop

@@ -1,14 +1,13 @@
 """Where a message goes that its subscription could not finish: a step of the retry path, or the dead letters.
 
 Step n waits delay level n + 2: the first 10 s, the sixteenth 2 h. How often and how soon a message is tried
-before it is spent, and comes here, is core/jobs/retry.py. Pure.
+before it is spent, and comes here, is core/jobs.py. Pure.
 """
 
 from __future__ import annotations
 
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs.retry import policy_of
-from proxy_consumer.core.jobs.upstream_job import UpstreamJob
+from proxy_consumer.core.jobs import UpstreamJob, policy_of
 from proxy_consumer.retries.headers import RetryHeaders
 
 DEAD_LETTER = 0

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from backend.completion import Completion
 from ddmq_common.metrics.catalogue import DEAD_LETTERS, RETRY_STEPS
-from proxy_consumer.core.jobs.upstream_job import UpstreamJob
+from proxy_consumer.core.jobs import UpstreamJob
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.move import MessageMove, MoveSettings

@@ -17,9 +17,9 @@ from backend.claims import LOST_S
 from backend.progress.ack_map import OFFSET_END
 from backend.records import QueueRef
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs.leases import Lease
-from proxy_consumer.core.jobs.queue_jobs import LeasedRun
-from proxy_consumer.core.ranges import Range
+from proxy_consumer.core.leases import Lease
+from proxy_consumer.core.progress import Range
+from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.results.commits import store_settings
 from proxy_consumer.runtime import Runtime
@@ -173,5 +173,11 @@ class Handover:
         return {
             leases_key(self._group, state.queue): note_of(state, now, wall_ms, pushed=pushed)
             for state in states
-            if self.lives(state.queue) and (always or state.jobs.holds_more(leases=not pushed))
+            if self.lives(state.queue) and (always or _holds_more(state.jobs, leases=not pushed))
         }
+
+
+def _holds_more(jobs: QueueJobs, *, leases: bool) -> bool:
+    """Whether they know what the backend does not: acknowledgements that are not durable, `leases`."""
+    progress = jobs.uncommitted
+    return bool(progress) or progress.in_commit or bool(leases and jobs.leases.jobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.message_filter import Filter, Refusal
+from proxy_consumer.core.queue_feed import Filter, Refusal
 from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.push.actions.pull_filter import filter_for_actions
 

@@ -17,8 +17,8 @@ from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.errors import DrainingError
 from ddmq_common.metrics.catalogue import SKIPPED
 from proxy_consumer.core.order.scope import EndsRequest
+from proxy_consumer.core.progress import ranges_of
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.ranges import ranges_of
 from proxy_consumer.core.steps import Loaded, Purpose, QueueState, ReadRequest
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log

@@ -15,7 +15,7 @@ from ddmq_common.errors import FencedError
 from ddmq_common.names import retry_qid, retry_topic
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs.upstream_job import UpstreamJob
+from proxy_consumer.core.jobs import UpstreamJob
 from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.pull_buffer import PullBuffer

@@ -22,11 +22,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.message_filter import FILTERED, Refusal
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
+from proxy_consumer.core.queue_feed import FILTERED, Refusal
 from proxy_consumer.core.steps import Delivery, Loaded, ReadRequest
 from proxy_consumer.core.tally import Tally
 from proxy_consumer.groups.gauges import blocked
@@ -411,7 +411,7 @@ class OrderMachine(RuleBasedStateMachine):
             delta = state.jobs.collect("G")
             if delta is not None:
                 self.durable[number].apply(delta)
-                state.jobs.committed()
+                state.jobs.uncommitted.committed()
 
     @invariant()
     def only_what_the_model_finished_is_finished(self) -> None:

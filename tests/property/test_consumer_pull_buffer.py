@@ -412,9 +412,10 @@ class PullBufferMachine(RuleBasedStateMachine):
         if outcome != "failed":
             self.durable[number].apply(delta)
         if outcome == "stored":
-            self.state(number).jobs.committed()
+            self.state(number).jobs.uncommitted.committed()
         else:
-            self.state(number).jobs.restore(delta)
+            jobs = self.state(number).jobs
+            jobs.uncommitted.restore(delta, jobs.table.jobs)
 
     @rule()
     def flush(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_consumer.core.order.merge import ReadAhead, merged
+from proxy_consumer.core.order.placing import ReadAhead, merged
 
 positions = st.sets(st.integers(0, 200), min_size=3, max_size=80)
 

@@ -1,7 +1,7 @@
 """One queue of an ordered scope: which of its jobs are out of their chains, and which may be delivered.
 
 A job that is let out stands in `busy` until it is finished. On its first way it lies in `deliverable`
-with its bytes; one that waited in its chain is read again (core/redelivery.py).
+with its bytes; one that waited in its chain is read again (core/arrivals.py).
 
 A stream knows the chains of its scope and nothing above it. What a finished job lets out, perhaps in another
 queue, it writes into the ledger that all streams of the scope share; OrderScope.go_on acts on it.

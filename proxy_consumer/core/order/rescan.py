@@ -14,7 +14,7 @@ from typing import NamedTuple
 from backend.records import ReadBatch, ReadStatus
 from proxy_consumer.core.order.chains import Chain, ChainTable
 from proxy_consumer.core.order.queue_stream import QueueStream
-from proxy_consumer.core.ranges import Range
+from proxy_consumer.core.progress import Range
 from proxy_consumer.core.steps import Purpose, QueueState, ReadRequest
 
 READ_COUNT = 128

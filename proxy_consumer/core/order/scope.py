@@ -34,8 +34,7 @@ from typing import NamedTuple
 
 from backend.records import Bounds, ReadBatch
 from proxy_consumer.core.order.chains import Chain, ChainTable
-from proxy_consumer.core.order.merge import ReadAhead, alone, merged
-from proxy_consumer.core.order.placing import place
+from proxy_consumer.core.order.placing import ReadAhead, alone, merged, place
 from proxy_consumer.core.order.queue_stream import QueueStream, ScopeLedger
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState

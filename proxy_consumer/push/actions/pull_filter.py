@@ -8,7 +8,7 @@ from __future__ import annotations
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.message_filter import FILTERED, Filter, Refusal
+from proxy_consumer.core.queue_feed import FILTERED, Filter, Refusal
 from proxy_consumer.push.actions.chain import ActionChain, build_chain
 from proxy_consumer.push.actions.job import Ending, job_of
 from proxy_consumer.push.actions.names import push_sink

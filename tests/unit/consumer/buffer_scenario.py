@@ -11,10 +11,10 @@ from typing import Any
 from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadStatus
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.message_filter import FILTERED, Refusal
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
+from proxy_consumer.core.queue_feed import FILTERED, Refusal
 from proxy_consumer.core.steps import Delivery, QueueState, ReadRequest
 from proxy_consumer.core.tally import Tally
 
@@ -134,7 +134,7 @@ class Scenario:
                 told.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")
             if (delta := state.jobs.collect("G")) is not None:
                 durable.apply(delta)
-                state.jobs.committed()
+                state.jobs.uncommitted.committed()
         return "spent: " + (", ".join(told) or "none")
 
     def hand_over(self) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from backend.records import FLAG_PRESSURE, ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.core.held_pulls import HeldPull, HeldPulls, LingerWheel
-from proxy_consumer.core.jobs.leases import Lease, LeaseTable, by_lease
-from proxy_consumer.core.jobs.retry import RetryPolicy
-from proxy_consumer.core.jobs.upstream_job import pack_attempts, unpack_attempts
+from proxy_consumer.core.jobs import RetryPolicy, pack_attempts, unpack_attempts
+from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
+from proxy_consumer.core.progress import ascending_ranges, between, ranges_of
 from proxy_consumer.core.queue_feed import Slice, pick
-from proxy_consumer.core.ranges import ascending_ranges, between, ranges_of
+from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER, TimerQueue
 
 # --- ranges
@@ -46,28 +46,30 @@ def test_between_is_what_is_left() -> None:
 # --- leases
 
 
-def table(*runs: tuple[int, int, int, float]) -> LeaseTable:
+def table(*runs: tuple[int, int, int, float], budget: Budget | None = None) -> LeaseTable:
     """Runs as (start, end, lease id, deadline), 10 bytes a message."""
-    made = LeaseTable()
+    made = LeaseTable(budget or Budget())
     for start, end, lease_id, deadline in runs:
         made.add(start, end, 10 * (end - start), Lease(lease_id, deadline))
     return made
 
 
 def test_a_whole_run_goes_in_one_piece() -> None:
-    leases = table((0, 100, 1, 5.0), (100, 200, 2, 5.0))
+    budget = Budget()
+    leases = table((0, 100, 1, 5.0), (100, 200, 2, 5.0), budget=budget)
     assert leases.take(100, 200, None) == [(100, 200, 1000)]
-    assert (leases.jobs, leases.size) == (100, 1000)
+    assert (leases.jobs, budget.leased, budget.leased_bytes) == (100, 100, 1000)
 
 
 def test_parts_of_runs_are_cut_out_and_the_bytes_add_up() -> None:
-    leases = table((0, 10, 1, 5.0), (20, 30, 2, 5.0))
+    budget = Budget()
+    leases = table((0, 10, 1, 5.0), (20, 30, 2, 5.0), budget=budget)
     taken = leases.take(3, 25, None)
     assert [(start, end) for start, end, _ in taken] == [(3, 10), (20, 25)]
     rest = leases.take(0, 100, None)
     assert [(start, end) for start, end, _ in rest] == [(0, 3), (25, 30)]
     assert sum(size for _, _, size in taken + rest) == 200
-    assert (leases.jobs, leases.size) == (0, 0)
+    assert (leases.jobs, budget.leased, budget.leased_bytes) == (0, 0, 0)
 
 
 def test_only_the_named_lease_is_taken_from() -> None:
@@ -91,7 +93,8 @@ def test_expiry_takes_whole_leases_and_only_when_due() -> None:
 
 def test_leases_against_one_entry_per_message() -> None:
     random = Random(3)
-    leases, model = LeaseTable(), {}
+    budget = Budget()
+    leases, model = LeaseTable(budget), {}
     for round_ in range(2000):
         start = random.randrange(200)
         end = start + random.randrange(1, 30)
@@ -105,7 +108,7 @@ def test_leases_against_one_entry_per_message() -> None:
             assert [o for first, after, _ in taken for o in range(first, after)] == hit
             for offset in hit:
                 del model[offset]
-        assert leases.jobs == len(model)
+        assert leases.jobs == budget.leased == len(model)
 
 
 def test_offsets_are_grouped_by_lease() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy_consumer.core.jobs.job_states import TRANSITIONS, IllegalJobEventError, JobEvent, JobState
-from proxy_consumer.core.jobs.job_table import JobTable
+from proxy_consumer.core.jobs import TRANSITIONS, IllegalJobEventError, JobEvent, JobState, JobTable
 from proxy_consumer.core.tally import Budget
 
 ILLEGAL = [(state, event) for state, row in TRANSITIONS.items() for event in JobEvent if event not in row]

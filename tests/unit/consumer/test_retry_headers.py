@@ -13,8 +13,7 @@ from backend.records import NewRecord, StoredRecord
 from ddmq_common.delays.levels import DEFAULT_LEVELS
 from ddmq_common.delivery import decode, encode
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs.job_states import JobState
-from proxy_consumer.core.jobs.upstream_job import UpstreamJob
+from proxy_consumer.core.jobs import JobState, UpstreamJob
 from proxy_consumer.retries.headers import (
     attempts_before,
     dead_letter,

@@ -9,7 +9,7 @@ import pytest
 from backend.records import tag_hash
 from ddmq_common.delivery import encode
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.message_filter import FILTERED, Filter
+from proxy_consumer.core.queue_feed import FILTERED, Filter
 from proxy_consumer.filters.message_filters import HASHES_MAX, expression_fault, filter_for, parse_tags
 
 

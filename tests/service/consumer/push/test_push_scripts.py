@@ -18,7 +18,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.metrics.catalogue import SCRIPTS_ENDED
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.message_filter import Refusal
+from proxy_consumer.core.queue_feed import Refusal
 from proxy_consumer.push import script_workers
 from proxy_consumer.push.actions.config import HttpConfig, PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending

@@ -17,7 +17,7 @@ from ddmq_common.config.loader import ConfigPlace, build
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.message_filter import FILTERED
+from proxy_consumer.core.queue_feed import FILTERED
 from proxy_consumer.groups.group import decode_subscription, encode_subscription
 from proxy_consumer.push.actions.chain import build_chain
 from proxy_consumer.push.actions.commands import Commands, NoValueError

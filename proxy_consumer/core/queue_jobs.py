@@ -18,14 +18,10 @@ from collections.abc import Iterable, Sequence
 
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
-from proxy_consumer.core.jobs.job_states import JobEvent, JobState
-from proxy_consumer.core.jobs.job_table import JobTable
-from proxy_consumer.core.jobs.leases import Lease, LeaseTable, Piece
-from proxy_consumer.core.jobs.retry import RetryPolicy
-from proxy_consumer.core.jobs.uncommitted import UncommittedProgress
-from proxy_consumer.core.jobs.upstream_job import UpstreamJob, unpack_attempts
+from proxy_consumer.core.jobs import JobEvent, JobState, JobTable, RetryPolicy, UpstreamJob, unpack_attempts
+from proxy_consumer.core.leases import Lease, LeaseTable
 from proxy_consumer.core.order.queue_stream import QueueStream
-from proxy_consumer.core.ranges import Range, ranges_of
+from proxy_consumer.core.progress import Range, UncommittedProgress, ranges_of
 from proxy_consumer.core.tally import Budget, Tally
 
 REASON_FAILED = "failed"
@@ -42,7 +38,7 @@ class QueueJobs:
     """
 
     __slots__ = (
-        "_budget", "_tally", "ack_map", "epoch", "generation", "handed_out", "leases", "out", "overtaken",
+        "_tally", "ack_map", "epoch", "generation", "handed_out", "leases", "out", "overtaken",
         "policy", "queue", "stream", "table", "uncommitted",
     )  # fmt: skip
 
@@ -57,7 +53,6 @@ class QueueJobs:
     ) -> None:
         self.queue = queue
         self.table = JobTable(budget)
-        self._budget = budget
         self.epoch = view.epoch
         self.generation = view.generation
         self.overtaken = False  # something was finished that may have been read ahead
@@ -66,10 +61,8 @@ class QueueJobs:
         self.stream: QueueStream | None = None
         self.ack_map = AckMap(start)
         self.ack_map.finish(view.finished)
-        self.leases = LeaseTable()
-        self.out: set[int] = (
-            set()
-        )  # leased since before the queue came here; in an ordered stream: not placed as a head
+        self.leases = LeaseTable(budget)
+        self.out: set[int] = set()  # leased since before the queue came; in an ordered stream: not placed
         self.uncommitted = UncommittedProgress()
         self._tally = tally
         self._load_attempts(view)
@@ -89,16 +82,11 @@ class QueueJobs:
 
     def lease(self, start: int, end: int, size: int, lease: Lease) -> None:
         """`[start, end)` is handed to a client."""
-        self._hand_out(start, end, size, lease)
+        self.leases.add(start, end, size, lease)
         if self.table.jobs:
             for job in self.table.within(start, end):
                 self._tally.redelivered.value += job.tried
                 self.table.change(job, JobEvent.DELIVERED)
-
-    def _hand_out(self, start: int, end: int, size: int, lease: Lease) -> None:
-        self.leases.add(start, end, size, lease)
-        self._budget.leased += end - start
-        self._budget.leased_bytes += size
 
     def adopt(self, runs: Iterable[LeasedRun], acked: Iterable[Range], now: float) -> int:
         """Clients have these, or have acknowledged them, since before the queue came here; returns the
@@ -110,14 +98,10 @@ class QueueJobs:
         for start, end, size, lease in runs:
             if lease.deadline <= now:
                 continue
-            open_offsets = [
-                offset
-                for offset in range(start, end)
-                if not self.ack_map.is_finished(offset) and not self.table.is_spent(offset)
-            ]
+            open_offsets = self._open(start, end)
             for first, after in ranges_of(open_offsets):
                 share = size * (after - first) // (end - start)
-                self._hand_out(first, after, share, lease)
+                self.leases.add(first, after, share, lease)
                 last = max(last, after)
                 for job in self.table.within(first, after):
                     self.table.change(job, JobEvent.DELIVERED)
@@ -152,8 +136,7 @@ class QueueJobs:
 
     def dead_letter(self, offset: int, reason: str) -> None:
         """Dead letter at once, whatever the job's state; a client that has it is late from now on."""
-        for _, _, size in self.leases.take(offset, offset + 1, None):
-            self._release(1, size)
+        self.leases.take(offset, offset + 1, None)
         self.back(offset, offset + 1)
         job = self.table.jobs.get(offset) or self.table.add(offset, JobState.PLAIN)
         if job.state is not JobState.SPENT:
@@ -176,8 +159,10 @@ class QueueJobs:
 
     def _finish_range(self, start: int, end: int, lease_id: int | None) -> int:
         done = 0
-        for piece in self.leases.take(start, end, lease_id):
-            done += self._complete(piece)
+        for first, after, _ in self.leases.take(start, end, lease_id):
+            self.back(first, after)
+            self._finish(first, after)
+            done += after - first
         if lease_id is None and self.table.jobs and done < end - start:
             done += self._finish_retrying(start, end)
         if lease_id is None and start < self.handed_out and done < end - start:
@@ -185,13 +170,6 @@ class QueueJobs:
         if done < end - start and self.uncommitted.in_commit:
             self.uncommitted.repeat(start, end, self.ack_map)
         return done
-
-    def _complete(self, piece: Piece) -> int:
-        start, end, size = piece
-        self._release(end - start, size)
-        self.back(start, end)
-        self._finish(start, end)
-        return end - start
 
     def _finish(self, start: int, end: int) -> None:
         self.ack_map.finish(((start, end),))
@@ -216,56 +194,66 @@ class QueueJobs:
 
     def _finish_handed_out(self, start: int, end: int) -> int:
         """What a client got under an earlier epoch of ours and nobody has got since."""
-        finished = self.ack_map.is_finished
-        open_offsets = [
-            offset for offset in range(start, end) if not finished(offset) and not self.table.is_spent(offset)
-        ]
+        open_offsets = self._open(start, end)
         if self.stream is not None:
             self.stream.pass_over(open_offsets)
         for first, after in ranges_of(open_offsets):
             self._finish(first, after)
         return len(open_offsets)
 
+    def _open(self, start: int, end: int) -> list[int]:
+        """Those that are neither finished nor on their way to another topic."""
+        finished, is_spent = self.ack_map.is_finished, self.table.is_spent
+        return [offset for offset in range(start, end) if not finished(offset) and not is_spent(offset)]
+
     def fail(
         self, offset: int, lease_id: int | None, delay_ms: int | None, now: float, error: str = ""
     ) -> bool:
         """One failed message: wait (`delay_ms`, or the next retry interval) or give up; False if ignored."""
-        pieces = self.leases.take(offset, offset + 1, lease_id)
-        if not pieces:
-            self._count_ignored(1, lease_id)
+        job = self._take_job(offset, lease_id)
+        if job is None:
             if self.uncommitted.in_commit and (known := self.table.jobs.get(offset)) is not None:
                 self.uncommitted.mark(offset, known.packed)
             return False
-        self._tally.failed.value += 1
-        self._failed(self._returned(pieces[0][0], pieces[0][2]), delay_ms, now, error)
+        self._failed(job, delay_ms, now, error)
         return True
+
+    def _take_job(self, offset: int, lease_id: int | None) -> UpstreamJob | None:
+        """The job of a message that a client gives back; None, and counted, where it does not have it."""
+        pieces = self.leases.take(offset, offset + 1, lease_id)
+        if pieces:
+            return self._returned(offset, pieces[0][2])
+        self._count_ignored(1, lease_id)
+        return None
+
+    def _returned(self, offset: int, size: int) -> UpstreamJob:
+        job = self.table.jobs.get(offset) or self.table.add(offset, JobState.LEASED)
+        job.size = size
+        return job
 
     def give_up(self, offset: int, lease_id: int | None, reason: str, error: str = "") -> bool:
         """One failed message that is not to be tried again: dead letter; False if ignored."""
-        pieces = self.leases.take(offset, offset + 1, lease_id)
-        if not pieces:
-            self._count_ignored(1, lease_id)
+        job = self._take_job(offset, lease_id)
+        if job is None:
             return False
-        self._tally.failed.value += 1
-        job = self._returned(pieces[0][0], pieces[0][2])
-        job.fails += 1
-        job.error = error or job.error
-        self.uncommitted.mark(offset, job.packed)
+        self._count_failure(job, error)
         self.step_back(offset)
         self.dead_letter(offset, reason)
         return True
 
     def refuse(self, offset: int, now: float, error: str) -> None:
         """A job that is due fails before it is delivered."""
-        job = self.table.jobs[offset]
-        self._tally.failed.value += 1
-        self._failed(job, None, now, error)
+        self._failed(self.table.jobs[offset], None, now, error)
 
-    def _failed(self, job: UpstreamJob, delay_ms: int | None, now: float, error: str) -> None:
+    def _count_failure(self, job: UpstreamJob, error: str) -> None:
+        self._tally.failed.value += 1
         job.fails += 1
         job.error = error or job.error
-        job.since = job.since or now
         self.uncommitted.mark(job.offset, job.packed)
+
+    def _failed(self, job: UpstreamJob, delay_ms: int | None, now: float, error: str) -> None:
+        self._count_failure(job, error)
+        job.since = job.since or now
         interval = self.policy.after_fail(job.fails, job.timeouts)
         if interval is None and delay_ms is not None and self.policy.waits_in_place(job.fails):
             interval = delay_ms
@@ -285,30 +273,21 @@ class QueueJobs:
             self.out.discard(offset)
             return False
         if offset in self.out:
-            self._wait_in_line(offset)
+            self.back(offset, offset + 1)  # it was not placed yet, or waits in its chain: its turn comes
+            self.table.go_back(self.table.jobs[offset])
             return True
         for follower in stream.failing(offset):
-            for _, _, size in self.leases.take(follower, follower + 1, None):
-                self._release(1, size)
+            self.leases.take(follower, follower + 1, None)
             self.send_back(follower)
         if stream.leads(offset):
             return False
         self.send_back(offset)
         return True
 
-    def _wait_in_line(self, offset: int) -> None:
-        """A client gave back what was not placed yet, or waits in its chain: its turn comes."""
-        self.back(offset, offset + 1)
-        self.table.go_back(self.table.jobs[offset])
-
-    def extend(self, lease_ids: Iterable[int], now: float) -> int:
+    def extend(self, lease_ids: Sequence[int], now: float) -> int:
         """Start the time of live leases anew; returns how many there were."""
-        extended = 0
-        for lease_id in lease_ids:
-            if self.leases.extend(lease_id, now):
-                extended += 1
-            else:
-                self._tally.late.value += 1
+        extended = sum(self.leases.extend(lease_id, now) for lease_id in lease_ids)
+        self._tally.late.value += len(lease_ids) - extended
         return extended
 
     def extend_part(self, offsets: Sequence[int], lease_id: int, now: float) -> list[int]:
@@ -320,12 +299,10 @@ class QueueJobs:
 
     def take_back(self, offset: int, lease_id: int) -> bool:
         """A client has not looked at a message: it is delivered again at once; False if ignored."""
-        pieces = self.leases.take(offset, offset + 1, lease_id)
-        if not pieces:
-            self._tally.late.value += 1
+        job = self._take_job(offset, lease_id)
+        if job is None:
             return False
         self._tally.returned.value += 1
-        job = self._returned(offset, pieces[0][2])
         if self.step_back(offset):
             return True
         if self.stream is not None and self.stream.parked(offset):
@@ -347,13 +324,11 @@ class QueueJobs:
 
     def _time_out(self, offset: int, size: int, now: float) -> None:
         if self.stream is not None and not self.stream.leads(offset):
-            self._release(1, size)
             self.send_back(offset)
             return
         if self.stream is not None:
             for follower in self.stream.failing(offset):
-                if pieces := self.leases.take(follower, follower + 1, None):  # extended for itself
-                    self._release(1, pieces[0][2])
+                if self.leases.take(follower, follower + 1, None):  # extended for itself
                     self.send_back(follower)
         job = self._returned(offset, size)
         job.timeouts += 1
@@ -381,15 +356,13 @@ class QueueJobs:
         """What clients had before the queue came here is finished undelivered."""
         for offset in [offset for offset in self.out if start <= offset < end]:
             self.out.discard(offset)
-            for _, _, size in self.leases.take(offset, offset + 1, None):
-                self._release(1, size)
+            self.leases.take(offset, offset + 1, None)
 
     def expire_ranges(self, ranges: Iterable[Range]) -> None:
         """Finish what retention took."""
         for start, end in ranges:
             self._tally.expired.value += end - start
-            self._withdraw(start, end)
-            self._finish(start, end)
+            self.skip(((start, end),))
 
     def _count_ignored(self, count: int, lease_id: int | None) -> None:
         if count:
@@ -414,39 +387,12 @@ class QueueJobs:
 
     # --- progress on its way to the backend
 
-    def holds_more(self, *, leases: bool) -> bool:
-        """Whether it knows what the backend does not: acknowledgements that are not durable, `leases`."""
-        progress = self.uncommitted
-        return bool(progress) or progress.in_commit or bool(leases and self.leases.jobs)
-
     def collect(self, group: str) -> ProgressDelta | None:
         """Uncommitted progress as one delta, which is then under way; None when there is none."""
         return self.uncommitted.collect(group, self.queue, self.epoch, self.generation)
 
-    def committed(self) -> None:
-        """A collected delta is durable."""
-        self.uncommitted.committed()
-
-    def restore(self, delta: ProgressDelta) -> None:
-        """A collected delta is not (or not certainly) durable: it has to be committed again."""
-        self.uncommitted.restore(delta, self.table.jobs)
-
     def abandon(self) -> None:
         """The queue is not ours any more: give everything back to the subscription's budget."""
-        self._release(self.leases.jobs, self.leases.size)
         self.leases.clear()
         self.out.clear()
         self.table.clear()
-
-    # --- the subscription's budget
-
-    def _returned(self, offset: int, size: int) -> UpstreamJob:
-        """The job of a message that came back from a client."""
-        self._release(1, size)
-        job = self.table.jobs.get(offset) or self.table.add(offset, JobState.LEASED)
-        job.size = size
-        return job
-
-    def _release(self, jobs: int, size: int) -> None:
-        self._budget.leased -= jobs
-        self._budget.leased_bytes -= size

@@ -15,7 +15,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from proxy_consumer.core.ranges import ranges_of
+from proxy_consumer.core.progress import ranges_of
+from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER
 
 Piece = tuple[int, int, int]  # start, end, bytes
@@ -79,16 +80,16 @@ class LeaseRun:
 
 
 class LeaseTable:
-    """All leased runs of one queue. `jobs` and `size` are their sums, in messages and bytes."""
+    """All leased runs of one queue, counted in the subscription's budget. `jobs`: messages of this queue."""
 
-    __slots__ = ("_leases", "_runs", "_starts", "jobs", "next_deadline", "size")
+    __slots__ = ("_budget", "_leases", "_runs", "_starts", "jobs", "next_deadline")
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self._starts: list[int] = []
         self._runs: list[LeaseRun] = []
         self._leases: dict[int, list[Lease]] = {}  # by id: the parts of one that have deadlines of their own
         self.jobs = 0
-        self.size = 0
         self.next_deadline = NEVER  # a lower bound; exact after `expire`
 
     def add(self, start: int, end: int, size: int, lease: Lease) -> None:
@@ -108,7 +109,8 @@ class LeaseTable:
         if lease.recipient is not None:
             lease.recipient.in_flight += end - start
         self.jobs += end - start
-        self.size += size
+        self._budget.leased += end - start
+        self._budget.leased_bytes += size
         if lease.deadline < self.next_deadline:
             self.next_deadline = lease.deadline
 
@@ -155,7 +157,8 @@ class LeaseTable:
 
     def _give_back(self, lease: Lease, jobs: int, size: int) -> None:
         self.jobs -= jobs
-        self.size -= size
+        self._budget.leased -= jobs
+        self._budget.leased_bytes -= size
         lease.left -= jobs
         if lease.recipient is not None:
             lease.recipient.in_flight -= jobs

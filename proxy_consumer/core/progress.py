@@ -1,6 +1,6 @@
-"""Uncommitted progress of one queue: finished offsets and attempts that are not durable yet.
+"""What of a queue is finished: offsets as ranges `[start, end)`, and the progress that is not durable yet.
 
-Every change that must survive a restart goes in here first. `collect` makes one
+Every change that must survive a restart goes into UncommittedProgress first. `collect` makes one
 ProgressDelta of it for the shell to commit; `committed` or `restore` says how that went. So a commit that
 failed is repeated with the next one, and a client that sends an acknowledgement again while the first
 commit is still under way has it written again before it is answered.
@@ -8,12 +8,53 @@ commit is still under way has it written again before it is answered.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from itertools import takewhile
 
 from backend.progress.ack_map import OFFSET_END, AckMap
 from backend.records import ProgressDelta, QueueRef
-from proxy_consumer.core.ranges import Range, ranges_of
+
+Range = tuple[int, int]
+
+
+def ranges_of(offsets: Sequence[int]) -> list[Range]:
+    """Ascending disjoint ranges that hold exactly `offsets`, which may repeat and come in any order."""
+    if not offsets:
+        return []
+    first, count = offsets[0], len(offsets)
+    if offsets[-1] - first == count - 1 and list(offsets) == list(range(first, first + count)):
+        return [(first, first + count)]
+    return ascending_ranges(sorted(set(offsets)))
+
+
+def ascending_ranges(offsets: Sequence[int]) -> list[Range]:
+    """The same for offsets that ascend without repeating; a straight run costs one comparison."""
+    if not offsets:
+        return []
+    start, last = offsets[0], offsets[-1]
+    if last - start == len(offsets) - 1:
+        return [(start, last + 1)]
+    found: list[Range] = []
+    end = start
+    for offset in offsets:
+        if offset != end:
+            found.append((start, end))
+            start = offset
+        end = offset + 1
+    found.append((start, end))
+    return found
+
+
+def between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
+    """What of `[start, end)` lies outside `kept`, ascending disjoint ranges inside it."""
+    found: list[Range] = []
+    for first, after in kept:
+        if first > start:
+            found.append((start, first))
+        start = after
+    if start < end:
+        found.append((start, end))
+    return found
 
 
 class UncommittedProgress:

@@ -1,0 +1,385 @@
+"""Jobs: what has a state of its own, the states, which of a queue's jobs are due, and when one comes again.
+
+Most messages never become a job: they are read, leased as part of a run of offsets (leases.py) and
+acknowledged. A job is made for one that fails or times out, waits in a chain and is read again, is parked or
+skipped, or was any of it before a restart. It begins PLAIN (it was only read so far), RECORDED (group
+progress knows it) or LEASED (a client gave it back), and ends GONE. What may happen to it in each state is a
+table, TRANSITIONS, shown in docs/states.md. What it does not hold cannot happen: `after` raises and nothing
+has changed.
+
+Fails and time-outs are counted apart, because each has its own limit. Progress keeps one number a
+message: `packed`, which rises with either count.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from heapq import heapify, heappop, heappush
+
+from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.tally import Budget
+from proxy_consumer.core.timer_queue import NEVER
+
+
+class JobState(Enum):
+    """The value is what the state means."""
+
+    PLAIN = "read, and nothing else known of it"
+    RECORDED = "known from group progress, or back in its chain after a try"
+    RELEASED = "its chain came to it, or it is to be judged again: read and delivered next"
+    LEASED = "a client has it"
+    WAITING = "failed; a retry interval is on"
+    READY = "to be read and delivered again"
+    PARKED = "an operator has set its key aside"
+    SPENT = "on its way to the retry topic or the dead letters"
+    GONE = "no job any more"
+
+    __hash__ = object.__hash__  # members are singletons
+
+
+class JobEvent(Enum):
+    """The value is what happened."""
+
+    DELIVERED = "handed to a client"
+    FAILED = "failed, or timed out, and has to wait"
+    TIMED_OUT = "timed out and comes again at once"
+    DUE = "its retry interval is over"
+    LET_OUT = "its chain came to it, a client gave it back unread, or it is to be judged again"
+    SENT_BACK = "waits in its chain again, tried before"
+    FORGOTTEN = "waits in its chain again, never tried"
+    PARKED = "its key was set aside"
+    REPLAYED = "an operator wants it delivered now"
+    SPENT = "its tries are used up, or a client or an operator gave it up"
+    FINISHED = "acknowledged, skipped, expired, or stored in its next topic"
+
+    __hash__ = object.__hash__
+
+
+class IllegalJobEventError(Exception):
+    """A bug: this cannot happen to a job in its state. Nothing was changed."""
+
+    def __init__(self, state: JobState, event: JobEvent) -> None:
+        super().__init__(f"a job that is {state.name} was {event.name}")
+
+
+_S, _E = JobState, JobEvent
+_BACK = {_E.SENT_BACK: _S.RECORDED, _E.FORGOTTEN: _S.GONE}
+_END = {_E.SPENT: _S.SPENT, _E.FINISHED: _S.GONE}
+_AGAIN = {_E.DELIVERED: _S.LEASED, _E.PARKED: _S.PARKED, **_BACK, **_END}
+
+TRANSITIONS: Mapping[JobState, Mapping[JobEvent, JobState]] = {
+    _S.PLAIN: {_E.LET_OUT: _S.RELEASED, _E.PARKED: _S.PARKED, _E.SPENT: _S.SPENT},
+    _S.RECORDED: {_E.LET_OUT: _S.RELEASED, **_AGAIN},
+    _S.RELEASED: {_E.FAILED: _S.WAITING, **_AGAIN},
+    _S.LEASED: {
+        _E.FAILED: _S.WAITING,
+        _E.TIMED_OUT: _S.READY,
+        _E.LET_OUT: _S.RELEASED,
+        _E.PARKED: _S.PARKED,
+        **_BACK,
+        **_END,
+    },
+    _S.WAITING: {_E.DUE: _S.READY, _E.PARKED: _S.PARKED, _E.REPLAYED: _S.READY, **_END},
+    _S.READY: {_E.FAILED: _S.WAITING, **_AGAIN},
+    _S.PARKED: {_E.REPLAYED: _S.READY, **_BACK, **_END},
+    _S.SPENT: {_E.FINISHED: _S.GONE},
+    _S.GONE: {},
+}
+
+
+def after(state: JobState, event: JobEvent) -> JobState:
+    """The state that follows; IllegalJobEventError where the event cannot happen."""
+    following = TRANSITIONS[state].get(event)
+    if following is None:
+        raise IllegalJobEventError(state, event)
+    return following
+
+
+FAILS_MAX = (1 << 16) - 1
+
+
+class UpstreamJob:
+    """One message travelling through one subscription whose way is not the plain one."""
+
+    __slots__ = ("due", "error", "fails", "final", "offset", "reason", "since", "size", "state", "timeouts")
+
+    def __init__(self, offset: int, state: JobState, fails: int = 0, timeouts: int = 0) -> None:
+        self.offset = offset
+        self.fails = fails
+        self.timeouts = timeouts
+        self.state = state
+        self.due = 0.0  # monotonic seconds; while WAITING
+        self.since = 0.0  # monotonic seconds of the first failure seen here; 0: none yet
+        self.size = 0  # bytes, as accounted while leased
+        self.reason = ""  # why it is spent
+        self.error = ""  # what the client said last
+        self.final = False  # dead letter at once, no further retry
+
+    @property
+    def tried(self) -> bool:
+        """Whether it was delivered, and came back, at least once."""
+        return bool(self.fails or self.timeouts)
+
+    @property
+    def attempt(self) -> int:
+        """The number of the next (or present) delivery, from 1."""
+        return self.fails + self.timeouts + 1
+
+    @property
+    def packed(self) -> int:
+        """Both counters in the one number that progress keeps."""
+        return pack_attempts(self.fails, self.timeouts)
+
+
+def pack_attempts(fails: int, timeouts: int) -> int:
+    """What ProgressDelta.attempts holds: time-outs above 16 bits of fails, so that it only rises."""
+    return timeouts << 16 | min(fails, FAILS_MAX)
+
+
+def unpack_attempts(packed: int) -> tuple[int, int]:
+    """(fails, time-outs)."""
+    return packed & FAILS_MAX, packed >> 16
+
+
+_RETRYING = (JobState.WAITING, JobState.READY, JobState.SPENT)
+_DUE = (JobState.READY, JobState.RELEASED)
+_STALE_ENTRIES_MAX = 1_024
+
+
+class JobTable:
+    """Every job is in it until it is GONE. `retrying`, `recorded`, `released`: jobs in those states."""
+
+    __slots__ = ("_budget", "_waiting", "jobs", "ready", "recorded", "released", "retrying", "spent")
+
+    def __init__(self, budget: Budget) -> None:
+        self.jobs: dict[int, UpstreamJob] = {}
+        self.ready: list[int] = []  # offsets that are due, ascending
+        self.spent: list[UpstreamJob] = []  # not yet taken by the shell
+        self.retrying = self.recorded = self.released = 0
+        self._budget = budget
+        self._waiting: list[tuple[float, int]] = []
+
+    # --- looking
+
+    def attempt(self, offset: int) -> int:
+        """The number of the present (or next) delivery of `offset`, from 1."""
+        job = self.jobs.get(offset)
+        return 1 if job is None else job.attempt
+
+    def is_due(self, offset: int) -> bool:
+        """Whether `offset` is to be read and delivered now."""
+        job = self.jobs.get(offset)
+        return job is not None and job.state in _DUE
+
+    def is_spent(self, offset: int) -> bool:
+        """Whether `offset` is on its way to its next topic."""
+        job = self.jobs.get(offset)
+        return job is not None and job.state is JobState.SPENT
+
+    def due(self, count: int) -> list[int]:
+        """Up to `count` offsets that are due, ascending; call `move_due` first."""
+        found: list[int] = []
+        for offset in self.ready:
+            if self.is_due(offset) and not (found and found[-1] == offset):
+                found.append(offset)
+                if len(found) == count:
+                    break
+        return found
+
+    def within(self, start: int, end: int) -> list[UpstreamJob]:
+        """The jobs of `[start, end)`."""
+        jobs = self.jobs
+        if end - start < len(jobs):
+            return [jobs[offset] for offset in range(start, end) if offset in jobs]
+        return [job for offset, job in jobs.items() if start <= offset < end]
+
+    def next_due(self) -> float:
+        """Not later than the end of the next retry interval; NEVER when none is on."""
+        return self._waiting[0][0] if self._waiting else NEVER
+
+    # --- what happens to jobs
+
+    def add(self, offset: int, state: JobState, fails: int = 0, timeouts: int = 0) -> UpstreamJob:
+        """A message becomes a job."""
+        job = self.jobs[offset] = UpstreamJob(offset, state, fails, timeouts)
+        self._count(state, 1)
+        return job
+
+    def change(self, job: UpstreamJob, event: JobEvent) -> None:
+        """Something happened to a job; IllegalJobEventError, and nothing changed, where it cannot."""
+        following = after(job.state, event)
+        self._count(job.state, -1)
+        self._count(following, 1)
+        job.state = following
+        if following is JobState.GONE:
+            del self.jobs[job.offset]
+
+    def wait(self, job: UpstreamJob, due: float) -> None:
+        """It failed and comes again at `due`, in monotonic seconds."""
+        self.change(job, JobEvent.FAILED)
+        job.due = due
+        heappush(self._waiting, (due, job.offset))
+        if len(self._waiting) > 2 * self.retrying + _STALE_ENTRIES_MAX:
+            self._waiting = [entry for entry in self._waiting if self._waits(entry) is not None]
+            heapify(self._waiting)
+
+    def make_ready(self, job: UpstreamJob, event: JobEvent) -> None:
+        """It is to be read and delivered: timed out, due, let out or replayed."""
+        self.change(job, event)
+        insort(self.ready, job.offset)
+
+    def move_due(self, now: float) -> bool:
+        """Make jobs ready whose retry interval is over; True when any is due."""
+        waiting, ready = self._waiting, self.ready
+        while waiting and waiting[0][0] <= now:
+            job = self._waits(heappop(waiting))
+            if job is not None:
+                self.make_ready(job, JobEvent.DUE)
+        stale = 0
+        while stale < len(ready) and not self.is_due(ready[stale]):
+            stale += 1
+        if stale:
+            del ready[:stale]
+        return bool(ready)
+
+    def release(self, offset: int) -> None:
+        """The job's chain came to it (or it is to be read again): deliver it."""
+        job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
+        if job.state in (JobState.PLAIN, JobState.LEASED, JobState.RECORDED):
+            self.make_ready(job, JobEvent.LET_OUT)
+
+    def park(self, offset: int) -> None:
+        """An operator set the key aside: not delivered until `replay`. It must not be leased."""
+        job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
+        if job.state not in (JobState.LEASED, JobState.SPENT, JobState.PARKED):
+            self.change(job, JobEvent.PARKED)
+
+    def replay(self, offset: int) -> None:
+        """Deliver a parked or waiting job now, with its attempts counted anew."""
+        job = self.jobs.get(offset)
+        if job is not None and job.state in (JobState.PARKED, JobState.WAITING):
+            job.fails = job.timeouts = 0
+            self.make_ready(job, JobEvent.REPLAYED)
+
+    def spend(self, job: UpstreamJob, reason: str) -> None:
+        """Its tries are used up, or it was given up: the shell moves it to its next topic."""
+        self.change(job, JobEvent.SPENT)
+        job.reason = reason
+        self.spent.append(job)
+
+    def go_back(self, job: UpstreamJob) -> None:
+        """It waits in its chain again."""
+        self.change(job, JobEvent.SENT_BACK if job.tried else JobEvent.FORGOTTEN)
+
+    def take_spent(self) -> list[UpstreamJob]:
+        """Jobs to be stored elsewhere; each stays unfinished until that is durable."""
+        taken, self.spent = self.spent, []
+        return taken
+
+    def clear(self) -> None:
+        """The queue is not ours any more."""
+        self._budget.retrying -= self.retrying
+        self.retrying = self.recorded = self.released = 0
+        self.jobs.clear()
+        self.ready.clear()
+        self._waiting.clear()
+        self.spent.clear()
+
+    def _waits(self, entry: tuple[float, int]) -> UpstreamJob | None:
+        """The job that an entry of the heap stands for; None when it is stale."""
+        job = self.jobs.get(entry[1])
+        waits = job is not None and job.state is JobState.WAITING and job.due == entry[0]
+        return job if waits else None
+
+    def _count(self, state: JobState, change: int) -> None:
+        if state in _RETRYING:
+            self.retrying += change
+            self._budget.retrying += change
+        elif state is JobState.RELEASED:
+            self.released += change
+        elif state is JobState.RECORDED:
+            self.recorded += change
+
+
+class RetryPolicy:
+    """The waits of one queue of a subscription, in milliseconds; None = spent.
+
+    Unordered: the quick intervals after failures, time-outs again at once, each with its own limit.
+    `steps_max`: so many failures beyond the quick ones still wait in place when they name their own delay.
+    Ordered (`interval_ms` set): after those the job stays at the head of its chain and comes every
+    `interval_ms`, `deliveries_max` deliveries in all (−1 = for ever).
+    """
+
+    __slots__ = (
+        "_deliveries_max",
+        "_for_ever",
+        "_interval_ms",
+        "_intervals_ms",
+        "_steps_max",
+        "_timeouts_max",
+    )
+
+    def __init__(
+        self,
+        intervals_ms: Sequence[int],
+        max_timeout_redeliveries: int,
+        interval_ms: int | None = None,
+        deliveries_max: int = -1,
+        steps_max: int = 0,
+    ) -> None:
+        plain = list(intervals_ms)
+        if plain and plain[0] == -1:
+            plain = []
+        self._for_ever = bool(plain) and plain[-1] == -1
+        self._intervals_ms = plain[:-1] if self._for_ever else plain
+        self._steps_max = steps_max
+        self._timeouts_max = max_timeout_redeliveries
+        self._interval_ms = interval_ms
+        self._deliveries_max = deliveries_max
+
+    def after_fail(self, fails: int, timeouts: int) -> int | None:
+        """How long to wait after the `fails`-th failure (from 1)."""
+        if self._for_ever:
+            return self._intervals_ms[min(fails, len(self._intervals_ms)) - 1]
+        if self._all_delivered(fails + timeouts):
+            return None
+        if fails <= len(self._intervals_ms):
+            return self._intervals_ms[fails - 1]
+        return self._interval_ms
+
+    def after_timeout(self, fails: int, timeouts: int) -> int | None:
+        """How long to wait after the `timeouts`-th time-out (from 1); 0 = at once."""
+        if self._all_delivered(fails + timeouts):
+            return None
+        if self._timeouts_max < 0 or timeouts <= self._timeouts_max:
+            return 0
+        return self._interval_ms
+
+    def waits_in_place(self, fails: int) -> bool:
+        """Whether the `fails`-th failure, past the quick retries, may wait for a delay of its own."""
+        return self.steps_beyond(fails) <= self._steps_max
+
+    def steps_beyond(self, fails: int) -> int:
+        """How many of so many failures took the place of steps of the retry path, the last one included."""
+        return max(0, fails - len(self._intervals_ms))
+
+    def _all_delivered(self, deliveries: int) -> bool:
+        return self._interval_ms is not None and 0 <= self._deliveries_max <= deliveries
+
+
+def policy_of(config: SubscriptionDefaults, *, retry_queue: bool = False) -> RetryPolicy:
+    """The policy of a subscription's queue. A queue of `%RETRY%group` gives each message one delivery."""
+    if retry_queue:
+        return RetryPolicy((), config.max_timeout_redeliveries, steps_max=config.retry_steps)
+    if config.scope:
+        return RetryPolicy(
+            config.retry_intervals_ms,
+            config.max_timeout_redeliveries,
+            config.ordered_interval_ms,
+            config.ordered_deliveries_max,
+        )
+    return RetryPolicy(
+        config.retry_intervals_ms, config.max_timeout_redeliveries, steps_max=config.retry_steps
+    )
