@@ -85,10 +85,11 @@ class InterruptedPart(PartProcess):
     meanwhile: str
 
     def start(self) -> None:
-        code = "from signal import *; signal(SIGHUP, SIG_DFL); print(flush=True); pause()"
+        heed = "signal(SIGHUP, SIG_DFL); pthread_sigmask(SIG_SETMASK, ())"  # whatever was inherited
+        code = f"from signal import *; {heed}; print(flush=True); pause()"
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
-        child.stdout.readline()  # whoever started us may have ignored hang-ups, and a child inherits that
+        child.stdout.readline()
         getattr(self.supervisor, self.meanwhile)()
         self.child = child
 
