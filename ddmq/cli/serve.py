@@ -103,10 +103,9 @@ def delay_service(config_dir: Path | None, **flags: Any) -> None:
 def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...]) -> None:
     from ddmq.server.config import load_folder, with_flags
     from ddmq.server.process import logs
-    from ddmq.server.process.hangup import hold_hangup
-    from ddmq.server.process.parent import when_parent_ends
     from ddmq.server.process.parts import ServerProcess
-    from ddmq.server.process.signals import install_signals
+    from ddmq.server.process.processes import hold_hangup
+    from ddmq.server.process.signals import install_signals, when_parent_ends
 
     os.umask(UMASK)
     hold_hangup()

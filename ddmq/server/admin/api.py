@@ -19,9 +19,8 @@ from ddmq.server.admin.queries import WAIT_S
 from ddmq.server.admin.rates import Rates
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.queries import DelayQueries
-from ddmq.server.http.forwarding import FORWARDED
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import AdminRequest, AdminRouter, Text
+from ddmq.server.http.routing import FORWARDED, AdminRequest, AdminRouter, Text
 from ddmq_common.clock import Clock
 from ddmq_common.errors import CallerError, DdmqError, UnsupportedError
 from ddmq_common.metrics.registry import Registry

@@ -15,9 +15,8 @@ from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.admin.queries import ANSWER_BYTES_MAX, READ_BYTES_MAX, WAIT_S, queues_of
-from ddmq.server.http.errors import NoSuchGroupError
 from ddmq.server.http.pace import paced
-from ddmq.server.http.page import WHOLE, Page
+from ddmq.server.http.routing import WHOLE, NoSuchGroupError, Page
 from ddmq_common.errors import CallerError
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, dlq_topic
 from proxy_consumer.groups.group import group_key

@@ -18,7 +18,7 @@ from ddmq.server.admin.dlq import rows as dead_letter_rows
 from ddmq.server.admin.queries import WAIT_S
 from ddmq.server.admin.rates import Rates
 from ddmq.server.http.pace import paced
-from ddmq.server.http.page import COUNT_MAX
+from ddmq.server.http.routing import COUNT_MAX
 from ddmq.settings import BY_NAME
 from ddmq_common import names
 from ddmq_common.clock import Clock

@@ -9,9 +9,8 @@ from backend.port import Backend
 from ddmq.server.admin.group_view import RetryPathView, open_letters, row, values
 from ddmq.server.admin.keys import known
 from ddmq.server.admin.queries import WAIT_S
-from ddmq.server.http.errors import NoSuchGroupError
 from ddmq.server.http.pace import paced
-from ddmq.server.http.page import WHOLE, Page
+from ddmq.server.http.routing import WHOLE, NoSuchGroupError, Page
 from ddmq.settings import BY_NAME
 from ddmq_common import names
 from ddmq_common.clock import Clock

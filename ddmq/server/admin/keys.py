@@ -18,7 +18,7 @@ import msgspec
 
 from backend.completion import Completion
 from ddmq.server.admin.queries import WAIT_S
-from ddmq.server.http.errors import NoSuchGroupError
+from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.errors import CallerError
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.groups.stats import GroupSummary

@@ -13,7 +13,7 @@ from backend.port import Backend
 from backend.records import ProgressView, QueueRef, StoredRecord
 from ddmq.server.admin.offsets import is_broadcast
 from ddmq.server.admin.queries import WAIT_S
-from ddmq.server.http.errors import NoSuchGroupError
+from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common import names
 from ddmq_common.errors import CallerError, UnsupportedError
 from proxy_consumer.groups.group import group_key, subscription_key

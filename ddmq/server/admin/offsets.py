@@ -17,8 +17,8 @@ from backend.port import Backend
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq.moments import WALL_MS_MIN, moment, shown
 from ddmq.server.admin.queries import WAIT_S, known_topic, queues_of
-from ddmq.server.http.errors import NoSuchGroupError
 from ddmq.server.http.pace import paced
+from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import Clock
 from ddmq_common.config.loader import ConfigPlace, build
 from ddmq_common.errors import CallerError, FencedError

@@ -15,7 +15,7 @@ import msgspec
 from gevent import socket
 
 from ddmq.address import HostPort, parse
-from ddmq.server.http.forwarding import FORWARDED
+from ddmq.server.http.routing import FORWARDED
 from ddmq_common.metrics.catalogue import CATALOGUE
 
 ASK_S = 1.0  # for all of them together

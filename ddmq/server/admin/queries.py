@@ -16,7 +16,7 @@ from backend.port import Backend
 from backend.records import Bounds, QueueRef, ReadStatus, StoredRecord, TopicInfo
 from ddmq.server.config import DURABILITY_WORDS
 from ddmq.server.http.pace import breathe, paced
-from ddmq.server.http.page import WHOLE, Page
+from ddmq.server.http.routing import WHOLE, Page
 from ddmq_common import delivery, names
 from ddmq_common.errors import CallerError, NoSuchTopicError
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddmq.server.http.forwarding import ask_other
-from ddmq.server.http.routing import AdminRequest
+from ddmq.server.http.routing import AdminRequest, ask_other
 from ddmq_common.errors import CallerError, TryLaterError
 from ddmq_common.private_folder import make_private
 from delay_service.store.port import DelayStore

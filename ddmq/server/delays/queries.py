@@ -18,9 +18,8 @@ from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.queries import WAIT_S, body_fields
 from ddmq.server.delays.backup import OpenShard, backup_folder, copy_shards, make_backup
-from ddmq.server.http.forwarding import FORWARDED, ask_other
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import AdminRequest
+from ddmq.server.http.routing import FORWARDED, AdminRequest, ask_other
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common import delivery
 from ddmq_common.clock import Clock

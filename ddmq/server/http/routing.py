@@ -1,30 +1,33 @@
-"""A small JSON-over-HTTP shell for the admin API: routes, errors to status codes, nothing else.
+"""A small JSON-over-HTTP shell for the admin API: routes, pages of listings, errors to status codes.
 
 A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`; the value is sent as JSON,
 None as {}.
 CallerError → 400 (NoSuchTopicError and NoSuchGroupError → 404), TryLaterError → 503, StorageError and
 RemoteError → 500, each as {"error": text}. Bodies are bounded. Runs in a greenlet per request, so
 handlers may wait on completions; a long answer is encoded in pieces, between which others run, and whose
-turn it is to get one pace.py says. What checks.py refuses reaches no handler.
+turn it is to get one pace.py says. What `connection.refusal` finds reaches no handler. What another process
+has to answer is passed on to it (`ask_other`).
 """
 
 from __future__ import annotations
 
+import http.client
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qs, quote, unquote, urlencode
 
 import gevent
 import msgspec
 
-from ddmq.server.http.checks import JSON, RefusedRequest, refusal
-from ddmq.server.http.errors import NoSuchGroupError
+from ddmq.address import parse
+from ddmq.server.http.connection import JSON, RefusedRequest, refusal
 from ddmq.server.http.pace import Account, breathe
-from ddmq.server.http.page import COUNT_MAX, Page
 from ddmq_common.errors import CallerError, DdmqError, NoSuchTopicError, TryLaterError
 
+COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
 BODY_S = 30.0  # for a whole body to come
 PIECE_BYTES = 256 << 10  # of an answer
@@ -36,7 +39,32 @@ _STATUS = {
     413: "413 Content Too Large", 415: "415 Unsupported Media Type", 500: "500 Internal Server Error",
     503: "503 Service Unavailable",
 }  # fmt: skip
+FORWARDED = "forwarded"  # in the query: it is never passed on again
+OTHER_S = 600.0  # for the answer of another process: a backup may take long
+T = TypeVar("T")
 log = logging.getLogger("ddmq.admin")
+
+
+class NoSuchGroupError(CallerError):
+    """The consumer group (or its subscription, or its dead letters) does not exist."""
+
+
+class Page(NamedTuple):
+    """A part of a long listing, by name: those behind one name, so many at most.
+
+    Who reads on names the last one that came, so nothing is told twice or passed over when others come or go.
+    `after`: a name, which need not be there any more; "": from the first on.
+    """
+
+    after: str = ""
+    most: int = COUNT_MAX
+
+    def of(self, items: Iterable[T], name: Callable[[T], str]) -> list[T]:
+        """Return the items that stand on this page, by name."""
+        return sorted((each for each in items if name(each) > self.after), key=name)[: self.most]
+
+
+WHOLE = Page()
 
 
 class AdminRequest(NamedTuple):
@@ -264,3 +292,22 @@ def _said(status: int, text: str) -> tuple[int, str, Sequence[bytes]]:
 def _log_refused(environ: Mapping[str, Any], refused: RefusedRequest) -> None:
     facts = {"peer": environ.get("REMOTE_ADDR", ""), "path": environ.get("PATH_INFO", "")[:100]}
     log.warning("admin request refused", extra=facts | {"why": refused.text})
+
+
+def ask_other(address: str, request: AdminRequest) -> Text:
+    """The answer of the process at that admin address, as it is; blocks, for a native thread.
+
+    Raises TryLaterError when there is none.
+    """
+    filled = re.sub(r"\{(\w+)\}", lambda found: quote(request.path[found[1]], safe=""), request.pattern)
+    target = f"{filled}?{urlencode({**request.query, FORWARDED: '1'})}"
+    connection = http.client.HTTPConnection(*parse(address), timeout=OTHER_S)
+    try:
+        body: Any = msgspec.json.encode(dict(request.body)) if request.body else None
+        connection.request(request.method, target, body, {"Content-Type": JSON})
+        response = connection.getresponse()
+        return Text(JSON, response.read(), response.status)
+    except (OSError, http.client.HTTPException) as error:
+        raise TryLaterError(f"the delay service at {address} does not answer ({error}); try again") from error
+    finally:
+        connection.close()

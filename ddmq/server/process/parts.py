@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import gevent
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
@@ -31,14 +32,14 @@ from ddmq.server.admin.other_parts import OtherParts
 from ddmq.server.config import FILES, Configuration, changed, shown
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.process.hub import HubWatch
-from ddmq.server.process.levels import SchedulerWatch
 from ddmq.server.process.open_files import raise_open_files, within
-from ddmq.server.samples.writer import SampleWriter, sample_writer
+from ddmq.server.process.samples import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, SystemClock
-from ddmq_common.errors import ConfigError
+from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.metrics.samples.deltas import Deltas
+from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
@@ -49,7 +50,44 @@ from proxy_producer.service import ProducerService
 log = logging.getLogger("ddmq.server")
 DECLARE_WAIT_S = 15.0
 LEVELS_WAIT_S = 3.0
+ASK_S = 1.0  # how long health waits for who holds the levels
+FRESH_S = 1.0  # such an answer is good for so long
 PARTS = ("producer", "consumer", "delay", "admin")
+
+
+class SchedulerWatch:
+    """Asks the backend who holds the levels. What cannot be found out counts as well."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._asked_at = float("-inf")
+        self._last = Health(True, "")
+
+    def health(self) -> Health:
+        """Return the health as it is now, in a greenlet; on the hub, where nothing may wait, as it was
+        when last asked."""
+        now = self._clock.monotonic()
+        if now - self._asked_at >= FRESH_S and gevent.getcurrent() is not gevent.get_hub():
+            self._asked_at = now
+            self._last = self._ask(now)
+        return self._last
+
+    def _ask(self, now: float) -> Health:
+        if self._backend.topic(SCHEDULE_TOPIC) is None:
+            return NO_SCHEDULER
+        try:
+            held = self._backend.holders(LEVELS_GROUP, SCHEDULE_TOPIC, now + ASK_S).wait(ASK_S)
+        except (DdmqError, TimeoutError):
+            return Health(True, "")
+        return Health(True, "") if held else NO_SCHEDULER
+
+
+NO_SCHEDULER = Health(
+    False,
+    "no level scheduler: delayed messages and retries are stored and wait; run `ddmq delay-service` over "
+    "this directory",
+)
 
 
 class ServerProcess:

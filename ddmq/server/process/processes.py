@@ -4,7 +4,7 @@ The consumer proxy's process holds the public admin port, because the live state
 others' own admin ports are 100 and 200 above it, or free ones, said in the log and to that process, which
 asks them for what they count. A part that dies is
 started again after a pause that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed on
-to all, a second one kills. When this one is killed the parts drain and end (parent.py).
+to all, a second one kills. When this one is killed the parts drain and end (signals.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from ddmq.address import HostPort, parse, ready_line
 from ddmq.server.admin.other_parts import told_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
-from ddmq.server.process.hangup import hold_hangup, let_hangup
 from ddmq_common.clock import NEVER
 from ddmq_common.private_folder import UMASK
 
@@ -40,6 +39,17 @@ PAUSE_MAX_S = 5.0
 ADMIN_ABOVE = {"producer": 100, "delay-service": 200}  # so that what scrapes them can know them beforehand
 EPHEMERAL_FROM = 32_768  # from here on a port may become any connection's at any time
 log = logging.getLogger("ddmq.processes")
+
+
+def hold_hangup() -> None:
+    """Let no SIGHUP through from now on, here and in processes that are started: one that comes while a
+    process starts waits until it can be answered; else it would end the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def let_hangup() -> None:
+    """Let hang-ups through again; one that came meanwhile comes now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 class PartProcess:
@@ -81,7 +91,7 @@ class PartProcess:
                 self.ready.set()
 
     def tell(self, lines: str) -> None:
-        """Write to its standard input, where parent.py reads."""
+        """Write to its standard input, where signals.py reads."""
         assert self.child is not None
         assert self.child.stdin is not None
         with suppress(BrokenPipeError):  # it died: its next life is told when it is ready

@@ -1,14 +1,37 @@
-"""The signals of a server process."""
+"""What reaches a running server process from outside: signals, and lines from the process that started it.
+
+SIGTERM and SIGINT stop it. SIGHUP: the files of --config as they are now, in force without a restart where
+that can be. Everything is read and checked before anything changes; a wrong file changes nothing. Topics and
+groups of their files are made and changed; limits, rates and subscriptions' defaults of both proxies, and the
+log level, take effect at once. Other keys wait for the next start, and the log line names them.
+
+A part of `ddmq serve --processes` does not outlive the process that started it. That one holds the other end
+of the part's standard input: it ends however its holder ends, kill -9 too. Else the parts of one that was
+killed would keep the ports, and it could not be started again. What it writes there are lines, for `hear`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import os
 import signal
+from collections.abc import Callable
 
 import gevent
+from gevent.socket import wait_read
 
-from ddmq.server.process.hangup import let_hangup
+from ddmq.server.admin import topics
+from ddmq.server.config import FILES, Configuration, load_folder, shown
 from ddmq.server.process.parts import ServerProcess
-from ddmq.server.process.reload import reload
+from ddmq.server.process.processes import let_hangup
+from ddmq_common.config.reloading import Reloaded, reloaded
+from ddmq_common.errors import DdmqError
+
+log = logging.getLogger("ddmq.server")
+SERVE_LIVE = frozenset({"log_level", "drain_ms"})
+RESTART_PARTS = ("rpc", "log", "delay")
+STDIN = 0
 
 
 def install_signals(process: ServerProcess) -> None:
@@ -21,3 +44,77 @@ def install_signals(process: ServerProcess) -> None:
         gevent.signal_handler(signal.SIGINT, process.request_stop)
     gevent.signal_handler(signal.SIGHUP, reload, process)
     let_hangup()
+
+
+def reload(process: ServerProcess) -> None:
+    """Apply the folder; what went wrong is one line in the log."""
+    folder = process.config.folder
+    if folder is None or process.backend is None:
+        log.warning("nothing to reload: started without --config")
+        return
+    try:
+        fresh = load_folder(folder)
+        path = folder / FILES["topics"][0]
+        names = topics.apply_file(process.backend, process.clock, fresh.topics.topics, path)
+        changed, waiting = _apply(process, fresh)
+        process.declare_groups(fresh)
+    except (DdmqError, TimeoutError) as error:
+        log.error("not reloaded", extra={"error": str(error)})
+        return
+    said = {"topics": ",".join(names) or "none changed", "changed": ",".join(changed) or "nothing else"}
+    if waiting:
+        said["at_the_next_start"] = ",".join(waiting)
+    log.info("reloaded", extra=said)
+
+
+def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], list[str]]:
+    """The keys that took effect, and those that wait for the next start."""
+    config, changed, waiting = process.config, list[str](), list[str]()
+
+    def note(part: str, done: Reloaded) -> None:
+        changed.extend(f"{part}.{key}" for key in done.changed)
+        waiting.extend(f"{part}.{key}" for key in done.waiting)
+
+    serve = _serve(config, fresh)
+    note("serve", serve)
+    logging.getLogger().setLevel(serve.config.log_level.upper())
+    config = dataclasses.replace(config, serve=serve.config, topics=fresh.topics, groups=fresh.groups)
+    if process.consumer is not None:
+        done = process.consumer.reconfigure(fresh.consumer)
+        note("consumer", done)
+        config = dataclasses.replace(config, consumer=done.config)
+    if process.producer is not None:
+        done = process.producer.reconfigure(fresh.producer)
+        note("producer", done)
+        config = dataclasses.replace(config, producer=done.config)
+    before, now = shown(config), shown(fresh)
+    for part in RESTART_PARTS:
+        waiting.extend(f"{part}.{key}" for key, value in now[part].items() if before[part][key] != value)
+    process.config = config
+    return changed, waiting
+
+
+def _serve(config: Configuration, fresh: Configuration) -> Reloaded:
+    """Flags of the command line stay over the file."""
+    kept = {name: getattr(config.serve, name) for name in config.flags}
+    return reloaded(config.serve, dataclasses.replace(fresh.serve, **kept), SERVE_LIVE)
+
+
+def when_parent_ends(stop: Callable[[], None], hear: Callable[[str], None], descriptor: int = STDIN) -> None:
+    """Call `hear` with each line that `descriptor` reads, and `stop` once, when that has come to its end."""
+
+    def follow() -> None:
+        text = b""
+        while more := _more(descriptor):
+            *lines, text = (text + more).split(b"\n")
+            for line in lines:
+                hear(line.decode())
+        log.warning("the process that started this one has ended")
+        stop()
+
+    gevent.spawn(follow)
+
+
+def _more(descriptor: int) -> bytes:
+    wait_read(descriptor)
+    return os.read(descriptor, 4096)

@@ -19,7 +19,7 @@ from ddmq.server.admin.api import AdminApi
 from ddmq.server.admin.metrics_page import PAGE_CHEAP_S, PAGE_KEPT_S, PAGE_RESTS
 from ddmq.server.admin.other_parts import OtherParts, merge, told_line
 from ddmq.server.http.connection import AdminServer
-from ddmq.server.process.parent import when_parent_ends
+from ddmq.server.process.signals import when_parent_ends
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.catalogue import LOG_GATE, SEND_INFLIGHT, SEND_LATENCY, SESSIONS_ENDED
 from ddmq_common.metrics.registry import Registry

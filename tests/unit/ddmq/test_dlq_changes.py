@@ -14,7 +14,7 @@ from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, StoredRecord, TopicInfo
 from ddmq.server.admin import dlq, dlq_changes
 from ddmq.server.admin.dlq import Choice, Open, choice_of
-from ddmq.server.http.errors import NoSuchGroupError
+from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError, RemoteError

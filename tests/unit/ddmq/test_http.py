@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddmq.server.http.checks import refusal
-from ddmq.server.http.errors import NoSuchGroupError
-from ddmq.server.http.routing import BODY_BYTES_MAX, AdminRequest, AdminRouter, Text
+from ddmq.server.http.connection import refusal
+from ddmq.server.http.routing import BODY_BYTES_MAX, AdminRequest, AdminRouter, NoSuchGroupError, Text
 from ddmq_common.errors import CallerError, NoSuchTopicError, StorageError, TryLaterError
 
 

@@ -9,7 +9,7 @@ import pytest
 from backend.completion import Completion, succeeded
 from ddmq.server.admin import keys
 from ddmq.server.admin.rates import Rates
-from ddmq.server.http.errors import NoSuchGroupError
+from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.errors import CallerError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.blocked_keys import BlockedKey

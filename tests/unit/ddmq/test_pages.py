@@ -10,7 +10,7 @@ import pytest
 from backend.memory import MemoryBackend
 from backend.records import TopicInfo
 from ddmq.server.admin.api import AdminApi
-from ddmq.server.http.page import WHOLE, Page
+from ddmq.server.http.routing import WHOLE, Page
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
 

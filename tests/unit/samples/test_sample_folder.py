@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.server.samples.folder import MERGE_AFTER_MS, FolderCalls, SampleFolder, reason
+from ddmq.server.process.sample_folder import MERGE_AFTER_MS, FolderCalls, SampleFolder, reason
 from ddmq_common.metrics.samples import names
 from ddmq_common.metrics.samples.names import HOUR_MS, SampleName
 
@@ -165,7 +165,7 @@ def test_an_hour_that_ended_long_ago_becomes_one_file_and_its_parts_go_at_the_ne
 
 
 def test_merged_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddmq.server.samples.folder.MERGED_BYTES_MAX", 7)
+    monkeypatch.setattr("ddmq.server.process.sample_folder.MERGED_BYTES_MAX", 7)
     fill(tmp_path, MINE, range(1, 6))  # 3 bytes each
     before = lines(tmp_path)
     sweep(tmp_path)

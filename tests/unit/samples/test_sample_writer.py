@@ -13,9 +13,9 @@ import gevent
 import pytest
 
 from ddmq.server.config import SamplesConfig
-from ddmq.server.samples import writer as writer_module
-from ddmq.server.samples.folder import FolderCalls, SampleFolder
-from ddmq.server.samples.writer import SampleWriter, sample_writer
+from ddmq.server.process import samples as writer_module
+from ddmq.server.process.sample_folder import FolderCalls, SampleFolder
+from ddmq.server.process.samples import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, ManualClock, SystemClock
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry

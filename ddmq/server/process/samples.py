@@ -18,7 +18,7 @@ from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from ddmq.server.config import SamplesConfig
-from ddmq.server.samples.folder import SampleFolder, reason
+from ddmq.server.process.sample_folder import SampleFolder, reason
 from ddmq_common.clock import Clock
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
