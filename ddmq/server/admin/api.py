@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from backend.port import Backend, Health
-from ddmq.server.admin import dlq, dlq_changes, groups, keys, offsets, queries, topics
-from ddmq.server.admin.group_view import GroupView
+from ddmq.server.admin import dlq, dlq_changes, groups, keys, offsets, topics
+from ddmq.server.admin.figures import MetricsPage, OtherParts
+from ddmq.server.admin.groups import GroupView, Rates
 from ddmq.server.admin.messages import MessageSearch
-from ddmq.server.admin.metrics_page import MetricsPage
-from ddmq.server.admin.other_parts import OtherParts
-from ddmq.server.admin.queries import WAIT_S
-from ddmq.server.admin.rates import Rates
+from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.pace import paced
@@ -62,7 +60,7 @@ class AdminApi:
             self.router.add(route.method, route.path, partial(route.handler, self))
 
     def sample(self) -> None:
-        """Note how far the counters of groups are; call it every rates.PERIOD_S seconds."""
+        """Note how far the counters of groups are; call it every groups.PERIOD_S seconds."""
         self._rates.sample(self.clock.monotonic(), self.consumer().counts())
 
     def consumer(self) -> ConsumerService:
@@ -83,7 +81,7 @@ class AdminApi:
         if FORWARDED in request.query:
             return {"counters": self._metrics.snapshot(paced)}
         found: dict[str, Any] = {"health": self.health()._asdict(), "at_ms": self.clock.wall_ms()}
-        found["topics"] = queries.topics(self.backend, internal=True)
+        found["topics"] = topics.rows(self.backend, internal=True)
         if self._consumer is not None:
             found["groups"] = groups.rows(self.backend, self._consumer, self.clock)
         found["counters"], found["silent_parts"] = self._others.merged(self._metrics.snapshot(paced))
@@ -92,7 +90,7 @@ class AdminApi:
     def post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
         change = topics.create if settings.pop("create", True) else topics.update
-        return queries.topic_row(change(self.backend, self.clock, request.path["topic"], settings))
+        return topics.row(change(self.backend, self.clock, request.path["topic"], settings))
 
     def post_group(self, request: AdminRequest) -> Any:
         group = request.path["group"]
@@ -146,11 +144,11 @@ ROUTES = (
     Route("GET", "/stats", "everything `ddmq stats` shows", AdminApi.stats),
     Route(
         "GET", "/topics", "rows by name; internal, count, after",
-        lambda api, r: queries.topics(api.backend, internal=r.flag("internal"), page=r.page()),
+        lambda api, r: topics.rows(api.backend, internal=r.flag("internal"), page=r.page()),
     ),
     Route(
         "GET", "/topics/{topic}", "one with its queues",
-        lambda api, r: queries.topic_detail(api.backend, r.path["topic"]),
+        lambda api, r: topics.detail(api.backend, r.path["topic"]),
     ),
     Route("POST", "/topics/{topic}", "the topic, made or changed", AdminApi.post_topic),
     Route(

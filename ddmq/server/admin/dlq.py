@@ -14,7 +14,8 @@ from backend.internal_topics import PREFIX, DeadLetter, read_dead_letter
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
-from ddmq.server.admin.queries import ANSWER_BYTES_MAX, READ_BYTES_MAX, WAIT_S, queues_of
+from ddmq.server.admin.messages import ANSWER_BYTES_MAX, READ_BYTES_MAX
+from ddmq.server.admin.topics import WAIT_S, queues_of
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import WHOLE, NoSuchGroupError, Page
 from ddmq_common.errors import CallerError

@@ -23,7 +23,7 @@ from ddmq.server.admin.dlq import (
     look,
     read_letters,
 )
-from ddmq.server.admin.queries import WAIT_S
+from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
 from ddmq_common.names import DONE_GROUP, TURN_GROUP

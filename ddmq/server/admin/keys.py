@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from backend.completion import Completion
-from ddmq.server.admin.queries import WAIT_S
+from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.errors import CallerError
 from proxy_consumer.groups.blocked_keys import BlockedKey

@@ -1,22 +1,43 @@
-"""Requests for messages: by id, key, offset or time, and what became of each for a group."""
+"""Messages as an operator finds them: by id, key, offset or time, and what became of them for one group.
+
+Nothing here changes anything. A message's state for a group: progress says what is finished. A finished
+message may have gone on: to the retry path or to the dead letters, where its id finds it. Of an unfinished
+one the proxy that holds its queue knows more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gevent.lock import BoundedSemaphore
 
 from backend.port import Backend
-from backend.records import StoredRecord
-from ddmq.server.admin import queries
-from ddmq.server.admin.message_state import Live, MessageStates
-from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import AdminRequest
+from backend.records import ProgressView, QueueRef, ReadStatus, StoredRecord
+from ddmq.server.admin.offsets import is_broadcast
+from ddmq.server.admin.topics import WAIT_S, known_topic, queues_of
+from ddmq.server.http.pace import breathe, paced
+from ddmq.server.http.routing import AdminRequest, NoSuchGroupError
+from ddmq_common import delivery, names
+from ddmq_common.errors import CallerError, NoSuchTopicError, UnsupportedError
+from proxy_consumer.groups.group import group_key, subscription_key
+from proxy_consumer.groups.message_states import DONE, NOT_YET, RETRYING, LiveState
+
+FIND_MAX = 1_000  # messages in one answer
+READ_BYTES_MAX = 4 << 20
+READ_S_PER_BYTE = 1.5e-9  # processor time that the backend takes
+FIND_S = 2e-4  # the same, for one topic
+ANSWER_BYTES_MAX = 4 << 20  # of messages in one answer; a single one comes whole
+LOOK_BYTES_MAX = 64 << 20  # that are held to choose those of a listing from
+STATES_MAX = 100  # messages whose state one request may ask for
+DEAD = "dead"
+EACH_ITS_OWN = "broadcast: every instance has its own place"
+Live = Callable[[str, str, QueueRef, int], LiveState | None]
 
 
 class MessageSearch:
-    """`live`: what the consumer proxy of this process knows of a message; None where it runs elsewhere."""
+    """Finds messages. `live`: what the consumer proxy knows of one; None where that runs elsewhere."""
 
     def __init__(self, backend: Backend, live: Live | None) -> None:
         self._backend = backend
@@ -25,7 +46,7 @@ class MessageSearch:
 
     def by_id(self, request: AdminRequest) -> Any:
         """The message with the id in the path, in whatever topic: a list of one or none."""
-        return self._rows(queries.find_by_id(self._backend, None, request.path["id"]), request.query)
+        return self._rows(find_by_id(self._backend, None, request.path["id"]), request.query)
 
     def in_topic(self, request: AdminRequest) -> Any:
         """Messages of a topic. Searches take turns: each may hold many messages."""
@@ -34,26 +55,298 @@ class MessageSearch:
 
     def _in_topic(self, request: AdminRequest) -> list[dict[str, Any]]:
         topic, query = request.path["topic"], request.query
-        count = min(request.number("count", 10), queries.FIND_MAX)
+        count = min(request.number("count", 10), FIND_MAX)
         if "id" in query:
-            found = queries.find_by_id(self._backend, topic, query["id"])
+            found = find_by_id(self._backend, topic, query["id"])
         elif "key" in query:
-            found = queries.find_by_key(self._backend, topic, query["key"], count)
+            found = find_by_key(self._backend, topic, query["key"], count)
         elif "offset" in query:
-            found = queries.find_by_offset(
+            found = find_by_offset(
                 self._backend, topic, request.number("queue", 0), request.number("offset", 0), count
             )
         elif "time_ms" in query:
-            found = queries.find_by_time(self._backend, topic, request.number("time_ms", 0), count)
+            found = find_by_time(self._backend, topic, request.number("time_ms", 0), count)
         else:
-            found = queries.newest(self._backend, topic, count)
+            found = newest(self._backend, topic, count)
         return self._rows(found, query)
 
     def _rows(self, found: Sequence[StoredRecord], query: Mapping[str, str]) -> list[dict[str, Any]]:
         """Rows, which share what an answer may hold; with `group=` each says what became of it there."""
-        share = queries.ANSWER_BYTES_MAX // max(len(found), 1)
+        share = ANSWER_BYTES_MAX // max(len(found), 1)
         whole = len(found) == 1 or "offset" in query
-        rows = [queries.message_row(record, None if whole else share) for record in paced(found)]
+        rows = [message_row(record, None if whole else share) for record in paced(found)]
         if "group" not in query:
             return rows
         return MessageStates(self._backend, query["group"], self._live).add(rows, found)
+
+
+def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str, Any]:
+    """Return a stored message as people and programs read it; a body that is not UTF-8 comes in base64.
+
+    With `bytes_max` key, tags, properties and body together are cut to that, which `cut` says.
+    """
+    content = delivery.decode(record.delivery)
+    left = _ByteBudget(bytes_max)
+    row: dict[str, Any] = {
+        "id": record.message_id.hex(),
+        "topic": record.topic,
+        "queue": record.queue_id,
+        "offset": record.offset,
+        "position": record.position,
+        "key": left.text(content.key),
+        "tags": left.text(content.tag),
+        "properties": {
+            left.text(name): left.text(value) for name, value in content.properties.items() if left.is_left
+        },
+        "born_ms": record.born_ms,
+        "stored_ms": record.stored_ms,
+        "body_bytes": len(content.value),
+    }
+    row |= body_fields(left.body(content.value))
+    return row | ({"cut": True} if left.cut else {})
+
+
+class _ByteBudget:
+    """The bytes of a message that a row may still hold; None: all."""
+
+    def __init__(self, bytes_max: int | None) -> None:
+        self._left = bytes_max
+        self.cut = False
+
+    @property
+    def is_left(self) -> bool:
+        self.cut = self.cut or self._left == 0
+        return self._left != 0
+
+    def text(self, value: bytes) -> str:
+        return self._taken(value).decode("utf-8", "replace")
+
+    def body(self, value: bytes) -> bytes:
+        """A text is cut between two characters."""
+        taken = self._taken(value)
+        if len(taken) == len(value):
+            return value
+        start = len(taken)
+        while start and len(taken) - start < 3 and value[start] & 0xC0 == 0x80:
+            start -= 1
+        return taken[:start]
+
+    def _taken(self, value: bytes) -> bytes:
+        if self._left is None:
+            return value
+        taken = value[: self._left]
+        self._left -= len(taken)
+        self.cut = self.cut or len(taken) < len(value)
+        return taken
+
+
+def body_fields(value: bytes) -> dict[str, str]:
+    """Return a whole body: `body`, or `body_base64` where it is not UTF-8."""
+    try:
+        return {"body": value.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(value).decode()}
+
+
+def read(
+    backend: Backend, queue: QueueRef, offset: int, count: int, bytes_max: int, *, held: int | None = None
+) -> list[StoredRecord]:
+    """Read up to `count` records of one queue from `offset` on (clamped to what is readable).
+
+    Ends at `bytes_max`, with one record at least; with `held`, bytes of others, it raises CallerError there.
+    """
+    bounds = backend.bounds([queue]).wait(WAIT_S)[0]
+    if bounds is None:
+        return []
+    found: list[StoredRecord] = []
+    at, size = max(offset, bounds.min), held or 0
+    while len(found) < count:
+        batch = backend.read(queue, at, count - len(found), READ_BYTES_MAX).wait(WAIT_S)
+        if batch.status is not ReadStatus.DATA:
+            break
+        for index in range(len(batch.offsets)):
+            record = batch.record(index)
+            size += len(record.delivery)
+            if size > bytes_max and held is not None:
+                raise too_much()
+            if size > bytes_max and found:
+                return found
+            found.append(record)
+        breathe(sum(map(len, batch.deliveries)) * READ_S_PER_BYTE)
+        at = batch.next_offset
+    return found
+
+
+def too_much() -> CallerError:
+    """Return the error that says how to ask for less."""
+    return CallerError(
+        f"these messages have more than {LOOK_BYTES_MAX >> 20} MiB together; ask for fewer with count, or "
+        "for a part of them with queue and offset"
+    )
+
+
+def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[StoredRecord]:
+    """Find a message by the 32 hex digits of its id; without a topic in all, those of the system last."""
+    try:
+        raw = bytes.fromhex(message_id)
+    except ValueError:
+        raw = b""
+    if len(raw) != 16:
+        raise CallerError(f"{message_id!r} is not a message id (32 hex digits)")
+    if topic is not None:
+        known_topic(backend, topic)
+        return backend.find(topic, message_id=raw).wait(WAIT_S)
+    for name in sorted(backend.topics(), key=lambda name: (names.is_internal(name), name)):
+        found = backend.find(name, message_id=raw).wait(WAIT_S)
+        breathe(FIND_S)
+        if found:
+            return found
+    return []
+
+
+def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[StoredRecord]:
+    """Find messages by their key, newest first."""
+    known_topic(backend, topic)
+    if not count:
+        return []
+    most, wanted = backend.capabilities.body_bytes_max, 0
+    found: list[StoredRecord] = []
+    while wanted < min(count, FIND_MAX) and len(found) == wanted:
+        room = LOOK_BYTES_MAX - sum(len(record.delivery) for record in found)
+        if room < most and found:
+            raise too_much()
+        wanted = min(count, FIND_MAX, wanted + max(1, room // most))
+        found = backend.find(topic, key=key.encode(), count_max=wanted).wait(WAIT_S)
+    return found
+
+
+def find_by_offset(
+    backend: Backend, topic: str, queue_id: int, offset: int, count: int
+) -> list[StoredRecord]:
+    """Read on from one offset of one queue, as much as fits into an answer; the next one is where to go
+    on."""
+    info = known_topic(backend, topic)
+    if not 0 <= queue_id < info.queues:
+        raise NoSuchTopicError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {info.queues - 1}")
+    return read(backend, queues_of(info)[queue_id], offset, min(count, FIND_MAX), ANSWER_BYTES_MAX)
+
+
+def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list[StoredRecord]:
+    """Find the first messages stored at or after `wall_ms`, over all queues, oldest first."""
+    count = min(count, FIND_MAX)
+    found: list[StoredRecord] = []
+    for queue in queues_of(known_topic(backend, topic)):
+        offset = backend.offset_for_time(queue, wall_ms).wait(WAIT_S)
+        found += read(backend, queue, offset, count, LOOK_BYTES_MAX, held=_bytes(found))
+        found = sorted(found, key=_when)[:count]
+    return found
+
+
+def newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
+    """Read the last `count` messages (at most FIND_MAX) of a topic, oldest first."""
+    count = min(count, FIND_MAX)
+    queues: Sequence[QueueRef] = queues_of(known_topic(backend, topic))
+    bounds = backend.bounds(queues).wait(WAIT_S)
+    found: list[StoredRecord] = []
+    for queue, b in zip(queues, bounds, strict=True):
+        if b is not None and count:
+            first = max(b.min, b.next - count)
+            found += read(backend, queue, first, count, LOOK_BYTES_MAX, held=_bytes(found))
+            found = sorted(found, key=_when)[-count:]
+    return found
+
+
+def _when(record: StoredRecord) -> tuple[int, int]:
+    return record.stored_ms, record.position
+
+
+def _bytes(records: Sequence[StoredRecord]) -> int:
+    return sum(len(record.delivery) for record in records)
+
+
+class MessageStates:
+    """The answers to one request about one group. `live`: what the proxy here knows; None elsewhere."""
+
+    def __init__(self, backend: Backend, group: str, live: Live | None) -> None:
+        if backend.setting(group_key(group)) is None:
+            raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
+        self._backend = backend
+        self._group = group
+        self._live = live
+        self._views: dict[tuple[str, QueueRef], ProgressView] = {}
+
+    def add(self, rows: Sequence[dict[str, Any]], records: Sequence[StoredRecord]) -> list[dict[str, Any]]:
+        """The rows with `state`, and what is known besides."""
+        if len(rows) > STATES_MAX:
+            raise CallerError(f"{len(rows)} messages with their state are asked for; allowed: {STATES_MAX}")
+        return [row | self._of(record) for row, record in zip(rows, records, strict=True)]
+
+    def _of(self, record: StoredRecord) -> dict[str, Any]:
+        key = subscription_key(self._group, record.topic)
+        if self._backend.setting(key) is None:
+            return {"state": f"{self._group} does not consume {record.topic}"}
+        if is_broadcast(self._backend, self._group, record.topic):
+            return {"state": EACH_ITS_OWN}
+        info = self._backend.topic(record.topic)
+        if info is None:
+            return {"state": "gone with its topic"}
+        queue = QueueRef(info.name, info.incarnation, record.queue_id)
+        view = self._view(self._group, queue)
+        if _finished(view, record.offset):
+            return self._moved_on(record) or {"state": DONE}
+        return self._unfinished(record.topic, queue, record.offset, view)
+
+    def _unfinished(self, topic: str, queue: QueueRef, offset: int, view: ProgressView) -> dict[str, Any]:
+        live = None if self._live is None else self._live(self._group, topic, queue, offset)
+        if live is not None:
+            said = {"state": live.state, "deliveries": live.deliveries}
+            return said | ({"last_error": live.error} if live.error else {})
+        if offset in view.attempts:
+            return {"state": RETRYING}
+        return {
+            "state": NOT_YET,
+            "note": "its queue is not held by this proxy: another may have it in flight",
+        }
+
+    def _moved_on(self, record: StoredRecord) -> dict[str, Any] | None:
+        """Finished here because it went to the dead letters or along the retry path."""
+        for topic, state in (
+            (names.dlq_topic(self._group), DEAD),
+            (names.retry_topic(self._group), RETRYING),
+        ):
+            for found in self._find(topic, record.message_id):
+                queue = self._queue(found)
+                if state == DEAD:
+                    return {"state": DEAD, "dead_letter_offset": found.offset}
+                if queue is not None and not _finished(self._view(self._group, queue), found.offset):
+                    view = self._view(self._group, queue)
+                    return self._unfinished(record.topic, queue, found.offset, view) | {"on_retry_path": True}
+        for found in self._find(names.SCHEDULE_TOPIC, record.message_id):
+            queue = self._queue(found)
+            if queue is not None and not _finished(self._view(names.LEVELS_GROUP, queue), found.offset):
+                return {"state": RETRYING, "on_retry_path": True, "due_ms": found.due_ms}
+        return None
+
+    def _find(self, topic: str, message_id: bytes) -> list[StoredRecord]:
+        if self._backend.topic(topic) is None:
+            return []
+        try:
+            return self._backend.find(topic, message_id=message_id).wait(WAIT_S)
+        except UnsupportedError:
+            return []
+
+    def _queue(self, record: StoredRecord) -> QueueRef | None:
+        info = self._backend.topic(record.topic)
+        return None if info is None else QueueRef(info.name, info.incarnation, record.queue_id)
+
+    def _view(self, group: str, queue: QueueRef) -> ProgressView:
+        view = self._views.get((group, queue))
+        if view is None:
+            view = self._views[group, queue] = self._backend.progress(group, [queue]).wait(WAIT_S)[0]
+        return view
+
+
+def _finished(view: ProgressView, offset: int) -> bool:
+    if offset < (view.committed or 0):
+        return True
+    return any(start <= offset < end for start, end in view.finished)

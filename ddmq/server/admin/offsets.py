@@ -16,7 +16,7 @@ import msgspec
 from backend.port import Backend
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq.moments import WALL_MS_MIN, moment, shown
-from ddmq.server.admin.queries import WAIT_S, known_topic, queues_of
+from ddmq.server.admin.topics import WAIT_S, known_topic, queues_of
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import Clock

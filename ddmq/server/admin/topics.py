@@ -1,23 +1,92 @@
-"""Topics as an operator changes them: from the admin API and from conf/topics.yaml.
+"""Topics as an operator sees and changes them: from the admin API and from conf/topics.yaml.
 
-What stands in a file belongs to the file: the command line may not change it and is told its name.
+What stands in a file belongs to the file: the command line may not change it and is told its name. Times are
+wall-clock milliseconds, sizes bytes. Each call may wait on the backend, so it runs in a greenlet, never on
+the hub.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from backend.port import Backend
-from backend.records import TopicInfo
-from ddmq.server.admin.queries import WAIT_S, known_topic
+from backend.records import Bounds, QueueRef, TopicInfo
 from ddmq.server.config import DURABILITY, DURABILITY_WORDS, TopicEntry
+from ddmq.server.http.pace import paced
+from ddmq.server.http.routing import WHOLE, Page
 from ddmq_common import names
 from ddmq_common.clock import Clock
 from ddmq_common.config.loader import ConfigPlace, build
-from ddmq_common.errors import CallerError, TopicExistsError
+from ddmq_common.errors import CallerError, NoSuchTopicError, TopicExistsError
+
+WAIT_S = 10.0  # for an answer of the backend
+TOPICS_AT_ONCE = 16
+
+
+def queues_of(info: TopicInfo) -> list[QueueRef]:
+    """Return all queues of one topic."""
+    return [QueueRef(info.name, info.incarnation, queue_id) for queue_id in range(info.queues)]
+
+
+def known_topic(backend: Backend, name: str) -> TopicInfo:
+    """Return the topic. Raises NoSuchTopicError that says how to see what there is."""
+    info = backend.topic(name)
+    if info is None:
+        raise NoSuchTopicError(f"topic {name!r} does not exist; `ddmq topic list` shows those that do")
+    return info
+
+
+def row(info: TopicInfo) -> dict[str, Any]:
+    """Return a topic's settings."""
+    return {
+        "topic": info.name,
+        "queues": info.queues,
+        "durability": DURABILITY_WORDS[info.durability],
+        "readable": info.readable,
+        "writable": info.writable,
+        "delay": info.delay,
+        "delay_dialects": list(info.delay_dialects),
+        "body_bytes_max": info.body_bytes_max,
+        "incarnation": info.incarnation,
+        "source": info.source,
+        "internal": names.is_internal(info.name),
+    }
+
+
+def rows(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[str, Any]]:
+    """Return every topic with its message count, by name."""
+    some = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
+    infos = page.of(some, lambda info: info.name)
+    found: list[dict[str, Any]] = []
+    for start in paced(range(0, len(infos), TOPICS_AT_ONCE)):
+        some = infos[start : start + TOPICS_AT_ONCE]
+        bounds = iter(backend.bounds([queue for info in some for queue in queues_of(info)]).wait(WAIT_S))
+        found += [_with_messages(info, list(islice(bounds, info.queues))) for info in some]
+    return found
+
+
+def _with_messages(info: TopicInfo, bounds: Sequence[Bounds | None]) -> dict[str, Any]:
+    known = [b for b in bounds if b is not None]
+    return row(info) | {
+        "messages": sum(b.next - b.min for b in known),
+        "stored": sum(b.next for b in known),
+    }
+
+
+def detail(backend: Backend, name: str) -> dict[str, Any]:
+    """Return one topic with each queue's bounds."""
+    info = known_topic(backend, name)
+    queues = queues_of(info)
+    rows = [
+        {"queue": queue.queue_id, "min": b.min, "next": b.next, "messages": b.next - b.min}
+        for queue, b in zip(queues, backend.bounds(queues).wait(WAIT_S), strict=True)
+        if b is not None
+    ]
+    return row(info) | {"messages": sum(int(row["messages"]) for row in rows), "by_queue": rows}
 
 
 def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from backend.port import Backend
 from backend.progress.ack_map import OFFSET_END
-from ddmq.server.admin.queries import WAIT_S, body_fields
+from ddmq.server.admin.messages import body_fields
+from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, copy_shards, make_backup
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import FORWARDED, AdminRequest, ask_other

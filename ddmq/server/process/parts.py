@@ -26,9 +26,9 @@ from gevent.pywsgi import WSGIServer
 from backend.file_log import open_shared
 from backend.port import Backend, Health
 from ddmq.address import LOOPBACK, HostPort
-from ddmq.server.admin import rates, topics
+from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi
-from ddmq.server.admin.other_parts import OtherParts
+from ddmq.server.admin.figures import OtherParts
 from ddmq.server.config import FILES, Configuration, changed, shown
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.process.hub import HubWatch
@@ -255,7 +255,7 @@ class ServerProcess:
             self.others,
         )
         if self.consumer is not None:
-            HubTimer(ref=False).every(rates.PERIOD_S, api.sample)
+            HubTimer(ref=False).every(groups.PERIOD_S, api.sample)
         where = tuple(address) if self._admin_socket is None else self._admin_socket
         self._admin = AdminServer(where, api.router)
         try:

@@ -27,7 +27,7 @@ from typing import IO, Any
 import click
 
 from ddmq.address import HostPort, parse, ready_line
-from ddmq.server.admin.other_parts import told_line
+from ddmq.server.admin.figures import told_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
 from ddmq_common.clock import NEVER

@@ -14,10 +14,9 @@ from backend.memory import MemoryBackend
 from ddmq.address import HostPort
 from ddmq.cli.operate.stats import view
 from ddmq.cli.output import console
-from ddmq.server.admin import metrics_page
+from ddmq.server.admin import figures
 from ddmq.server.admin.api import AdminApi
-from ddmq.server.admin.metrics_page import PAGE_CHEAP_S, PAGE_KEPT_S, PAGE_RESTS
-from ddmq.server.admin.other_parts import OtherParts, merge, told_line
+from ddmq.server.admin.figures import PAGE_CHEAP_S, PAGE_KEPT_S, PAGE_RESTS, OtherParts, merge, told_line
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.process.signals import when_parent_ends
 from ddmq_common.clock import ManualClock
@@ -63,7 +62,7 @@ def test_a_costly_page_is_given_again_for_a_while() -> None:
 
 
 def test_a_page_is_not_kept_for_longer_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_page, "PAGE_RESTS", 1_000)
+    monkeypatch.setattr(figures, "PAGE_RESTS", 1_000)
     costly = Costly(PAGE_CHEAP_S + 0.01)
     assert costly.page() == 1
     costly.clock.advance(PAGE_KEPT_S * 0.99)

@@ -8,7 +8,7 @@ import pytest
 
 from backend.completion import Completion, succeeded
 from ddmq.server.admin import keys
-from ddmq.server.admin.rates import Rates
+from ddmq.server.admin.groups import Rates
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.errors import CallerError
 from proxy_consumer.config import SubscriptionDefaults

@@ -11,7 +11,7 @@ import pytest
 from gevent import socket
 
 from backend.memory import MemoryBackend
-from ddmq.server.admin import queries, topics
+from ddmq.server.admin import topics
 from ddmq.server.http import connection as http_connection
 from ddmq.server.http import pace
 from ddmq.server.http.connection import AdminServer
@@ -88,14 +88,14 @@ def test_a_listing_of_topics_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     gave_way: list[float] = []
     clock = ManualClock()
     backend = MemoryBackend(clock)
-    for number in range(3 * queries.TOPICS_AT_ONCE):
+    for number in range(3 * topics.TOPICS_AT_ONCE):
         topics.create(backend, clock, f"t{number}", {"queues": 2})
     monkeypatch.setattr(pace.gevent, "sleep", gave_way.append)
-    made = PacedGreenlet(lambda: queries.topics(backend, internal=False))
+    made = PacedGreenlet(lambda: topics.rows(backend, internal=False))
     made.account = Account()
     made.start()
     made.join(30)
-    assert [row["queues"] for row in made.value] == [2] * 3 * queries.TOPICS_AT_ONCE
+    assert [row["queues"] for row in made.value] == [2] * 3 * topics.TOPICS_AT_ONCE
     assert len(gave_way) == 3
 
 

@@ -8,14 +8,14 @@ import msgspec
 
 from backend.memory import MemoryBackend
 from backend.records import NewRecord, TopicInfo
-from ddmq.server.admin import queries
+from ddmq.server.admin import messages
 from ddmq.server.admin.api import AdminApi
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
 
 FAR = 1e12
-STORED = queries.FIND_MAX + 10
+STORED = messages.FIND_MAX + 10
 
 
 def test_counts_of_messages_are_bounded() -> None:
@@ -24,11 +24,11 @@ def test_counts_of_messages_are_bounded() -> None:
     body = encode(b"k", b"x", b"", {})
     records = [NewRecord("orders", 0, bytes(16), 1, body, b"k") for _ in range(STORED)]
     backend.append(records, FAR).wait(5)
-    for count, shown in ((0, 0), (1, 1), (10**9, queries.FIND_MAX)):
-        assert len(queries.find_by_key(backend, "orders", "k", count)) == shown
-        assert len(queries.find_by_offset(backend, "orders", 0, 0, count)) == shown
-        assert len(queries.find_by_time(backend, "orders", 0, count)) == shown
-        newest = queries.newest(backend, "orders", count)
+    for count, shown in ((0, 0), (1, 1), (10**9, messages.FIND_MAX)):
+        assert len(messages.find_by_key(backend, "orders", "k", count)) == shown
+        assert len(messages.find_by_offset(backend, "orders", 0, 0, count)) == shown
+        assert len(messages.find_by_time(backend, "orders", 0, count)) == shown
+        newest = messages.newest(backend, "orders", count)
         assert [record.offset for record in newest] == list(range(STORED - shown, STORED))
     backend.close()
 
@@ -49,7 +49,7 @@ def test_an_answer_has_so_many_bytes_whatever_is_asked_for() -> None:
         rows = ask(api, f"/topics/large/messages?count=20{query}")
         assert len(rows) == 20
         assert all(row["cut"] and row["body_bytes"] == 1 << 20 for row in rows)
-        assert sum(len(row["body"].encode()) for row in rows) <= queries.ANSWER_BYTES_MAX
+        assert sum(len(row["body"].encode()) for row in rows) <= messages.ANSWER_BYTES_MAX
         assert "error" in ask(api, f"/topics/large/messages?count=1000{query}") or query == "&key=k"
     rows = ask(api, "/topics/large/messages?count=1000&queue=1&offset=0")
     assert [row["offset"] for row in rows] == [0, 1, 2]  # the next is where to go on
