@@ -38,7 +38,7 @@ COMMANDS = {
     "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, resend, purge."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
-    "demo": ("ddmq.cli.demo", "demo", "The main job, end to end, with a kill -9 in the middle."),
+    "demo": ("ddmq.demo.story", "demo", "The main job, end to end, with a kill -9 in the middle."),
     "completion": ("ddmq.cli.completion", "completion", "Print the shell completion script."),
 }
 

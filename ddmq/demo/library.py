@@ -1,19 +1,27 @@
-"""The demo's material: every file of the running Python's standard library, and what proves it intact."""
+"""The demo's material: the files of Python's standard library, sent until each is acknowledged."""
 
 from __future__ import annotations
 
 import hashlib
 import sysconfig
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from ddmq_client import NotStoredError, Producer, UnknownOutcomeError
+
 BODY_BYTES_MAX = 2 << 20
 _LEFT_OUT = {"__pycache__", "site-packages", "dist-packages"}
+SENDERS = 8
+GIVE_UP_S = 120.0
+AGAIN_AFTER_S = 0.05
 
 
 class LibraryFile(NamedTuple):
-    """A file: `module` is its top-level module, `path` relative to the library."""
+    """A file of the library: `module` is its top-level module, `path` relative to the library."""
 
     module: str
     path: str
@@ -49,3 +57,97 @@ def _walk() -> Iterator[LibraryFile]:
 def checksum(body: bytes) -> str:
     """SHA-256, hex."""
     return hashlib.sha256(body).hexdigest()
+
+
+class FileMessage(NamedTuple):
+    """A file as a message: `number` is its place within its module."""
+
+    topic: str
+    file: LibraryFile
+    number: int
+
+
+@dataclass
+class Sent:
+    """The senders' common knowledge, guarded by `lock`."""
+
+    acknowledged: dict[str, str] = field(default_factory=dict)  # path → checksum
+    latencies_ms: list[float] = field(default_factory=list)
+    answered_ms: list[int] = field(default_factory=list)  # wall clock
+    sent_again: int = 0
+    body_bytes: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    failure: Exception | None = None
+
+    def note(self, file: LibraryFile, digest: str, began: float) -> None:
+        with self.lock:
+            self.acknowledged[file.path] = digest
+            self.latencies_ms.append((time.monotonic() - began) * 1000)
+            self.answered_ms.append(time.time_ns() // 1_000_000)
+            self.body_bytes += file.size
+
+
+def send_all(
+    address: str,
+    runs: Iterable[list[FileMessage]],
+    sent: Sent,
+    when_at: Callable[[int], None] = lambda _: None,
+) -> float:
+    """Send from SENDERS threads, the messages of one run one after the other; returns the seconds it took.
+
+    `when_at(count)` hears how many are acknowledged. Raises what a sender could not get over.
+    """
+    began = time.monotonic()
+    pending = iter(runs)
+    lock = threading.Lock()
+
+    def work(producer: Producer) -> None:
+        while sent.failure is None:
+            with lock:
+                run = next(pending, None)
+            if run is None:
+                return
+            try:
+                for message in run:
+                    send_one(producer, message, sent)
+                    when_at(len(sent.acknowledged))
+            except Exception as error:
+                sent.failure = error
+                return
+
+    with Producer(address, timeout_ms=5_000) as producer:
+        run_threads([lambda: work(producer)] * SENDERS)
+    if sent.failure is not None:
+        raise sent.failure
+    return time.monotonic() - began
+
+
+def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
+    """Send until it is acknowledged. A lost answer means: send again, maybe twice stored, never lost."""
+    file = message.file
+    body = file.read()
+    digest = checksum(body)
+    properties = {"path": file.path, "sha256": digest, "number": str(message.number)}
+    give_up = time.monotonic() + GIVE_UP_S
+    while True:
+        began = time.monotonic()
+        try:
+            producer.send(message.topic, body, key=file.module, properties=properties)
+        except (UnknownOutcomeError, NotStoredError):
+            if time.monotonic() > give_up:
+                raise
+            with sent.lock:
+                sent.sent_again += 1
+            time.sleep(AGAIN_AFTER_S)  # the server is being started again; nothing to wait for but time
+            continue
+        sent.note(file, digest, began)
+        return
+
+
+def run_threads(works: list[Callable[[], None]]) -> None:
+    """Run each in a thread of its own, and wait for all."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ddmq.cli.report import NEEDED, make_report, show, tables_folder
-from ddmq.demo.telling import say
+from ddmq.demo.server import say
 from ddmq_common.errors import DdmqError
 
 if TYPE_CHECKING:

@@ -1,12 +1,21 @@
-"""The demo's server: the real `ddmq serve` as a process that can be killed and started again."""
+"""The demo's server, and its way to speak: what is typed at the server, what happens, what was counted.
+
+The server is the real `ddmq serve` as a process that can be killed and started again. Commands are printed as
+a user would type them, then run just as they were printed.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+
+import click
 
 from ddmq.address import HostPort, parse
 from ddmq_common.errors import RemoteError
@@ -71,3 +80,40 @@ class DemoServer:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+class Typed:
+    """Runs `ddmq LINE` in this process against one server, whose addresses stand in the environment."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def at(self, addresses: Mapping[str, HostPort]) -> None:
+        """From now on this server; says what to type once, before everything else."""
+        where = {f"DDMQ_{part.upper()}": str(address) for part, address in addresses.items()}
+        os.environ.update(where)
+        export = "export " + " ".join(f"{name}={value}" for name, value in where.items())
+        if export != self._shown:
+            click.echo(f"$ {export}")
+            self._shown = export
+
+    def __call__(self, line: str) -> None:
+        """Print the command and run it. Raises ClickException when it fails."""
+        from ddmq.cli.root import run
+
+        click.echo(f"$ ddmq {line}")
+        code = run(shlex.split(line))
+        sys.stdout.flush()
+        if code != 0:
+            raise click.ClickException(f"`ddmq {line}` ended with exit code {code}")
+
+
+def say(text: str) -> None:
+    """A step of the story."""
+    click.echo(f"[demo] {text}")
+
+
+def tell(facts: Mapping[str, str]) -> None:
+    """Tell what was counted, one fact a line."""
+    for name, value in facts.items():
+        click.echo(f"  {name:<14} {value}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ddmq.demo.library import LibraryFile
-from ddmq.demo.module_order import ModuleOrder
-from ddmq.demo.ordered import BROKEN, by_module
+from ddmq.demo.ordered import BROKEN, ModuleOrder, by_module
 
 
 def deliver(
