@@ -14,8 +14,7 @@ from ddmq_common import names
 from ddmq_common.config.loader import Overlay, rules
 from proxy_consumer.filters.message_filters import expression_fault
 from proxy_consumer.order_keys.reader import path_fault
-from proxy_consumer.push.actions.config import PushConfig
-from proxy_consumer.push.actions.names import push_sink
+from proxy_consumer.push.actions.config import PushConfig, push_sink
 from proxy_consumer.push.actions.targets import AllowList
 
 MIB = 1 << 20
@@ -99,7 +98,7 @@ class SubscriptionDefaults:
             )
 
     def _check_actions(self) -> None:
-        from proxy_consumer.push.actions.chain import build_chain  # CEL is loaded where actions are used
+        from proxy_consumer.push.chain import build_chain  # CEL is loaded where actions are used
 
         build_chain(self.actions, self.push)
         if self.pushed and self.model == "broadcasting":

@@ -20,8 +20,7 @@ from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ActionJob, ActionOutcome
 from proxy_consumer.push.actions.targets import AllowList
 from proxy_consumer.push.runner import PushRunner
-from proxy_consumer.push.sinks.file import FileSink
-from proxy_consumer.push.sinks.files_folder import FilesFolder
+from proxy_consumer.push.sinks.file import FilesFolder, FileSink
 from proxy_consumer.push.sinks.http import HttpSink
 from proxy_consumer.push.sinks.redis import RedisSink
 from proxy_consumer.push.verdict import Sink
@@ -122,7 +121,7 @@ class Pushers:
         log.error("push subscription held back", extra=names | {"error": fault})
 
     def _begin(self, subscription: Subscription, made: Made) -> None:
-        from proxy_consumer.push.actions.chain import build_chain  # loads CEL, where actions are used
+        from proxy_consumer.push.chain import build_chain  # loads CEL, where actions are used
 
         try:
             chain = build_chain(*made, heavy=self._heavy)
@@ -154,7 +153,8 @@ class Pushers:
         if name == "AsyncHttp":
             return HttpSink(self._runtime, lambda: subscription.config.rate_max, push, allowed, self._random)
         if name == "Redis":
-            return RedisSink(subscription.config, push.redis, allowed, self._random)
+            after_json = "Json" in subscription.config.actions
+            return RedisSink(push.redis, allowed, self._random, after_json=after_json)
         if self._folder is None:
             self._folder = FilesFolder(config.push_files_dir, config.push_files_bytes_max)
         return FileSink(subscription.config.push.file, self._folder, self._runtime.clock)

@@ -33,7 +33,7 @@ from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.held_queue import QueueHolder, held_of
 
 if TYPE_CHECKING:
-    from proxy_consumer.push.actions.chain import ActionChain
+    from proxy_consumer.push.chain import ActionChain
 
 EXTENSIONS_PER_LEASE = 4  # how often a lease is extended within one ack time-out
 REMEMBERED_MAX = 10_000  # failed messages whose tries are remembered; beyond, the oldest start again

@@ -18,8 +18,8 @@ import msgspec
 
 from proxy_consumer.push.actions.config import ScriptConfig
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, compact
-from proxy_consumer.push.actions.json_body import parse
 from proxy_consumer.push.actions.script import Script, ScriptError
+from proxy_consumer.push.actions.steps import parse
 
 MEMORY_BYTES_MAX = 1 << 30
 CPU_S_MAX = 1.0  # of one task
@@ -53,7 +53,7 @@ def evaluate(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> Sc
     job = ActionJob(task.key, task.tag, task.body, task.properties)
     try:
         if task.json is not None:
-            job.json = _parsed(task.json)
+            job.json = parsed(task.json)
         name = (task.filter, task.transform, task.after_json)
         if name not in known:
             if len(known) >= SCRIPTS_MAX:
@@ -67,7 +67,8 @@ def evaluate(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> Sc
     return ScriptAnswer(kept, "", made)
 
 
-def _parsed(text: bytes) -> Any:
+def parsed(text: bytes) -> Any:
+    """A JSON text that crossed between the processes, as the action Json has it."""
     holder = ActionJob(b"", b"", text, {})
     parse(holder)
     return None if holder.json is ABSENT else holder.json

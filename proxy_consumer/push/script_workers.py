@@ -23,9 +23,15 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.push.actions.config import ScriptConfig
 from proxy_consumer.push.actions.job import ABSENT, CONTINUE, ActionJob, ActionOutcome, compact
-from proxy_consumer.push.actions.json_body import parse
 from proxy_consumer.push.actions.script import FILTERED, ScriptError
-from proxy_consumer.push.script_worker import CPU_S_MAX, LENGTH, MEMORY_BYTES_MAX, ScriptAnswer, ScriptTask
+from proxy_consumer.push.script_worker import (
+    CPU_S_MAX,
+    LENGTH,
+    MEMORY_BYTES_MAX,
+    ScriptAnswer,
+    ScriptTask,
+    parsed,
+)
 
 WORKERS_MAX = 2
 TRIES_MAX = 2  # of a task whose process is killed by others
@@ -108,9 +114,7 @@ class ScriptWorkers:
         if not answer.kept:
             return FILTERED
         if answer.json is not None:
-            made = ActionJob(b"", b"", answer.json, {})
-            parse(made)
-            job.json = None if made.json is ABSENT else made.json
+            job.json = parsed(answer.json)
         return CONTINUE
 
     def _ask(self, task: bytes) -> ScriptAnswer:

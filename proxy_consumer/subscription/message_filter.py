@@ -5,17 +5,15 @@ from __future__ import annotations
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.queue_feed import Filter, Refusal
 from proxy_consumer.filters.message_filters import filter_for
-from proxy_consumer.push.actions.pull_filter import filter_for_actions
+from proxy_consumer.push.chain import filter_for_actions
 
 _NAMES = ("tags", "sql", "actions", "push")
 
 
 def filter_of(config: SubscriptionDefaults) -> Filter | None:
     """Everything that may keep a message from being delivered; None: nothing does."""
-    wanted, actions = (
-        filter_for(config.tags, config.sql),
-        filter_for_actions(config) if config.actions else None,
-    )
+    wanted = filter_for(config.tags, config.sql)
+    actions = filter_for_actions(config.actions, config.push)
     if wanted is None or actions is None:
         return wanted or actions
     return _Both(wanted, actions)

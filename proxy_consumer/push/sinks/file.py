@@ -3,12 +3,20 @@
 A message is done when its line is durable. One greenlet per file gathers, a native thread writes and
 syncs. After a failed write or sync the file is left as it is and a new one is begun: what failed is
 written again by the retry, so a line may stand twice, and the last line of a file may be torn.
+
+A file is NAME.NUMBER.jsonl, NAME never a path, made with the next free number and with the promise that it
+was not there (O_EXCL): several proxies may share a folder, and after a crash a new file is begun, so that a
+torn last line is never written on.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import threading
+from base64 import b64encode
 from collections import OrderedDict
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +27,149 @@ from gevent.threadpool import ThreadPool
 
 from ddmq_common.clock import Clock
 from proxy_consumer.push.actions.config import FileConfig
-from proxy_consumer.push.actions.file_lines import NotALineError, file_name, line
-from proxy_consumer.push.sinks.files_folder import FilesFolder
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, compact, readable
 from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
 
+NAME_CHARS_MAX = 128
+_NAME = re.compile(
+    r"(?:[A-Za-z0-9_-]|\{topic\}|\{group\}|\{date\})(?:[A-Za-z0-9_.-]|\{topic\}|\{group\}|\{date\})*\Z"
+)
+SUFFIX = ".jsonl"
+_NUMBER_DIGITS = 8
+_TRIES_MAX = 1_000
 OPEN_MAX = 64  # files of one sink; the one used longest ago is closed
+
+
+class NotALineError(Exception):
+    """The message cannot stand on one line."""
+
+
+def check_file(config: FileConfig) -> None:
+    """Raises ValueError when File cannot work with these settings."""
+    if len(config.name) > NAME_CHARS_MAX or not _NAME.match(config.name):
+        raise ValueError(
+            f"push.file.name is {config.name!r}; allowed: letters, digits, _ - . (not first) and "
+            f"{{topic}}, {{group}}, {{date}}, at most {NAME_CHARS_MAX} characters; it is never a path"
+        )
+
+
+def file_name(config: FileConfig, job: ActionJob, date: str) -> str:
+    """The stem of the file for one message; topics and groups have no dot and no slash."""
+    return (
+        config.name.replace("{topic}", job.place.topic)
+        .replace("{group}", job.place.group)
+        .replace("{date}", date)
+    )
+
+
+def line(config: FileConfig, job: ActionJob) -> bytes:
+    """One line with its end. Raises NotALineError for a body with a line break of its own."""
+    if config.content == "record":
+        return compact(_record(job)).encode() + b"\n"
+    body = job.body if job.json is ABSENT else job.text().encode()
+    if b"\n" in body:
+        raise NotALineError(
+            "the body has a line break; set push.file.content: record, or put Json before File"
+        )
+    return body + b"\n"
+
+
+def _record(job: ActionJob) -> dict[str, object]:
+    place = job.place
+    made: dict[str, object] = {"topic": place.topic, "qid": place.qid, "offset": place.offset}
+    if job.key:
+        made["key"] = readable(job.key)
+    if job.tag:
+        made["tag"] = readable(job.tag)
+    if job.properties:
+        made["properties"] = job.properties_text()
+    if job.json is not ABSENT:
+        made["body"] = job.json
+        return made
+    try:
+        made["body"] = job.body.decode()
+    except UnicodeDecodeError:
+        made["body_base64"] = b64encode(job.body).decode()
+    return made
+
+
+class FilesFolder:
+    """One folder, its bytes counted at the first file and kept up with by those who write."""
+
+    def __init__(self, path: str, bytes_max: int) -> None:
+        self.path = Path(path) if path else None
+        self.bytes_max = bytes_max
+        self._bytes: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def fault(self) -> str | None:
+        """Why File may not be used here."""
+        if self.path is None:
+            return "push_files_dir is not set in proxy_consumer.yaml of the proxy; File writes nowhere"
+        return None
+
+    def begin(self, name: str) -> tuple[int, Path]:
+        """A new file, its entry durable; returns its descriptor and path. Raises OSError."""
+        assert self.path is not None
+        self.path.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((_number(known.name, name) for known in self.path.iterdir()), default=0)
+        for candidate in range(number, number + _TRIES_MAX):
+            path = self.path / f"{name}.{candidate:0{_NUMBER_DIGITS}}{SUFFIX}"
+            try:
+                made = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            except FileExistsError:
+                continue
+            try:
+                self._sync_entry()
+            except OSError:
+                self.drop_empty(made, path)
+                os.close(made)
+                raise
+            return made, path
+        raise FileExistsError(f"{_TRIES_MAX} files of {name} were made by others meanwhile")
+
+    def drop_empty(self, descriptor: int, path: Path) -> None:
+        """After a fault: remove the file if it has no byte; else a full disk gets more and more of them."""
+        with suppress(OSError):
+            if os.fstat(descriptor).st_size == 0:
+                path.unlink()
+
+    def room(self, size: int) -> bool:
+        """Whether `size` more bytes fit; what was deleted meanwhile is seen before the answer is no."""
+        with self._lock:
+            if self._bytes is None or self._bytes + size > self.bytes_max:
+                self._bytes = self._count()
+            return self._bytes + size <= self.bytes_max
+
+    def add(self, size: int) -> None:
+        """So many bytes were written."""
+        with self._lock:
+            self._bytes = (self._bytes or 0) + size
+
+    def _count(self) -> int:
+        assert self.path is not None
+        if not self.path.is_dir():
+            return 0
+        total = 0
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if entry.name.endswith(SUFFIX):
+                    total += entry.stat(follow_symlinks=False).st_size
+        return total
+
+    def _sync_entry(self) -> None:
+        folder = os.open(str(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _number(file: str, name: str) -> int:
+    """The number of one of the files of `name`, 0 for any other."""
+    middle = file.removeprefix(name + ".").removesuffix(SUFFIX)
+    return int(middle) if file == f"{name}.{middle}{SUFFIX}" and middle.isdecimal() else 0
 
 
 class _WaitingLine(NamedTuple):

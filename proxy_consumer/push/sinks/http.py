@@ -1,35 +1,230 @@
-"""AsyncHttp: one request per try, and what follows from its answer.
+"""AsyncHttp: a request from a job to bytes, what its answer means, and what follows from that.
 
-Which URL: (a random start + errors) modulo n. What is no answer (another status than 200, a redirect, a
-time-out) is an error: again after 1 s × 2^min(errors, 7), `max_retry` times, then dead letter. Targets,
+The body is application/x-www-form-urlencoded in UTF-8 with `+` for a space, with GET too; a value None is
+a bare name. Query values are percent-encoded and appended to the URL's own query. carrera_req_cnt comes
+last, always. The property carrera_headers brings headers, carrera_http_callback_url other targets. Targets,
 also those that a message names itself, must be in push_targets of the proxy.
+
+Only status 200 is an answer. Its body says with `errno` what became of the message; a body that says
+nothing (blank, no JSON, no object, errno absent, null or "") means done. What is no answer (another status,
+a redirect, a time-out) is an error: again after 1 s × 2^min(errors, 7), `max_retry` times, then dead letter.
+Which URL: (a random start + errors) modulo n.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import lru_cache
 from random import Random
+from typing import Any, NamedTuple
+from urllib.parse import quote, quote_plus
+
+import msgspec
 
 from ddmq_common.metrics import catalogue
 from proxy_consumer.push.actions.config import PushConfig
-from proxy_consumer.push.actions.job import ActionJob
+from proxy_consumer.push.actions.job import ActionJob, plain, readable
 from proxy_consumer.push.actions.targets import AllowList, Url, parse_url
-from proxy_consumer.push.permits import Permits
-from proxy_consumer.push.sinks import http_request
-from proxy_consumer.push.sinks.http_answer import HttpReading, Meaning, read_answer
 from proxy_consumer.push.sinks.http_pool import HttpPool, NoAnswerError
 from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
 from proxy_consumer.runtime import Runtime
 
+CONTENT_TYPE = "application/x-www-form-urlencoded; charset=UTF-8"
+HEADERS_PROPERTY = b"carrera_headers"
+CALLBACK_PROPERTY = b"carrera_http_callback_url"
+CALLBACK_URLS_MAX = 16
+HEADERS_MAX = 64
+HEADER_CHARS_MAX = 8192
+KEPT_CHARS_MAX = 64
+OURS = {  # headers that frame the message or belong to the connection
+    "host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te",
+    "trailer", "upgrade", "expect", "accept-encoding", "proxy-authorization", "proxy-connection",
+    "ddmq-signature",
+}  # fmt: skip
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*\Z")
+_LOOP_ID = re.compile(rb"\d{10}-[34]-\d{10}-\d+-(\d{1,18})-\d+-\d+-[0-9a-z]+(?:-[0-9a-z]+){4}\Z")
+DONE_SLOWER, DONE_REFUSED, AGAIN_LATER = 1_000_000, 1_000_001, 1_000_002
+_NUMBER = re.compile(r"[ \t\r\n]*[+-]?\d{1,18}(?:\.0*)?[ \t\r\n]*\Z")
+_SILENT = (None, "")
+COST = 10  # permits of a send after errno 1000000
 BACKOFF_S = 1.0
 DOUBLINGS_MAX = 7
 LATER_S = 1.0
 OUR_HEADERS = {
-    "Content-Type": http_request.CONTENT_TYPE,
+    "Content-Type": CONTENT_TYPE,
     "Accept": "*/*",
     "Accept-Encoding": "identity",
     "User-Agent": "ddmq-proxy",
 }
+
+
+def form(params: Sequence[tuple[str, str | None]], requests: int) -> bytes:
+    """The body; `requests`: what carrera_req_cnt says."""
+    fields = [_plus(name) if value is None else f"{_plus(name)}={_plus(value)}" for name, value in params]
+    fields.append(f"carrera_req_cnt={requests}")
+    return "&".join(fields).encode()
+
+
+def _plus(text: str) -> str:
+    return _plus_kept(text) if len(text) <= KEPT_CHARS_MAX else quote_plus(text)
+
+
+@lru_cache(maxsize=4096)
+def _plus_kept(text: str) -> str:
+    """Names, topics, groups: the same in every message."""
+    return quote_plus(text)
+
+
+def request_target(url: Url, query: Sequence[tuple[str, str]]) -> str:
+    """Path and query of the request line."""
+    if not query:
+        return url.target
+    added = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query)
+    if "?" not in url.target:
+        return f"{url.target}?{added}"
+    return url.target + ("" if url.target.endswith(("?", "&")) else "&") + added
+
+
+def signature(key: str, at_s: int, body: bytes) -> str:
+    """What Ddmq-Signature says: when, and HMAC-SHA256 over `at_s.body`."""
+    made = hmac.new(key.encode(), b"%d." % at_s + body, hashlib.sha256).hexdigest()
+    return f"t={at_s},v1={made}"
+
+
+def request_count(job: ActionJob, requests: int) -> int:
+    """What carrera_req_cnt says: earlier requests for this job; for a loop message which occurrence it is."""
+    if b"from_chronos" in job.properties:
+        match = _LOOP_ID.match(job.key)
+        if match is not None:
+            return int(match[1])
+    return requests
+
+
+def given_headers(job: ActionJob) -> tuple[dict[str, str], int]:
+    """The headers of the property carrera_headers, and how many of them cannot be sent."""
+    raw = job.properties.get(HEADERS_PROPERTY)
+    if not raw:
+        return {}, 0
+    try:
+        given = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}, 1
+    if not isinstance(given, Mapping):
+        return {}, 1
+    kept = {name: plain(value) for name, value in given.items() if _may_be_sent(name, value)}
+    kept = dict(list(kept.items())[:HEADERS_MAX])
+    return kept, len(given) - len(kept)
+
+
+def _may_be_sent(name: str, value: Any) -> bool:
+    if value is None or name.lower() in OURS or not _TOKEN.match(name):
+        return False
+    text = plain(value)
+    return len(text) <= HEADER_CHARS_MAX and _VALUE.match(text) is not None
+
+
+def callback_urls(job: ActionJob) -> list[str]:
+    """The targets that the message names itself, at most CALLBACK_URLS_MAX; empty: none."""
+    raw = readable(job.properties.get(CALLBACK_PROPERTY, b""))
+    return [url.strip() for url in raw.split("<>") if url.strip()][:CALLBACK_URLS_MAX]
+
+
+class Meaning(Enum):
+    """What to do."""
+
+    DONE = "done"
+    SLOWER = "done, and the next sends slower"
+    ERROR = "not an answer: again after a growing wait"
+    LATER = "again in a second, not counted"
+    FAIL = "a failed job"
+    GIVE_UP = "dead letter"
+
+
+class HttpReading(NamedTuple):
+    """`text`: why, for what is not done."""
+
+    meaning: Meaning
+    text: str = ""
+
+
+_DONE = HttpReading(Meaning.DONE)
+
+
+def read_answer(status: int, body: bytes) -> HttpReading:
+    """Reads what a whole answer means."""
+    if status != 200:
+        return HttpReading(Meaning.ERROR, f"status {status}; 200 is wanted")
+    try:
+        content = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _DONE
+    if not isinstance(content, dict) or content.get("errno") in _SILENT:
+        return _DONE
+    return _errno(content["errno"])
+
+
+def _errno(errno: object) -> HttpReading:
+    if isinstance(errno, bool) or not isinstance(errno, int | float | str):
+        return HttpReading(Meaning.GIVE_UP, f"errno is {errno!r:.60}, not a number")
+    if isinstance(errno, str):
+        if not _NUMBER.match(errno):
+            return HttpReading(Meaning.GIVE_UP, f"errno is {errno!r:.60}, not a number")
+        errno = float(errno) if "." in errno else int(errno)
+    if errno in (0, DONE_REFUSED):
+        return _DONE
+    if errno == DONE_SLOWER:
+        return HttpReading(Meaning.SLOWER)
+    if errno == AGAIN_LATER:
+        return HttpReading(Meaning.LATER, f"errno {AGAIN_LATER}")
+    return HttpReading(Meaning.FAIL, f"errno {errno}")
+
+
+class Permits:
+    """When the next send may go. Time is monotonic seconds.
+
+    A receiver that answers errno 1000000 asks for less: its next R sends take COST permits each. R is the
+    present rate: the limit of the subscription where it has one, else what was sent in the last full second.
+    Without such an answer a send takes one permit, which the subscription's own rate has given already.
+    """
+
+    __slots__ = ("_next", "_rate", "_second", "_seen", "_seen_before", "_slow_left")
+
+    def __init__(self) -> None:
+        self._slow_left = 0
+        self._rate = 1
+        self._next = 0.0
+        self._second = 0
+        self._seen = 0
+        self._seen_before = 0
+
+    def slot(self, now: float) -> float:
+        """The moment of one more send; never before now."""
+        self._roll(now)
+        self._seen += 1
+        if self._slow_left == 0:
+            return now
+        self._slow_left -= 1
+        self._next = max(now, self._next + COST / self._rate)
+        return self._next
+
+    def slow_down(self, now: float, rate_max: int) -> None:
+        """The receiver asked for it; `rate_max` of the subscription, 0 = none."""
+        self._roll(now)
+        if self._slow_left == 0:
+            self._rate = rate_max or max(self._seen_before, self._seen, 1)
+            self._next = now
+        self._slow_left = self._rate
+
+    def _roll(self, now: float) -> None:
+        second = int(now)
+        if second != self._second:
+            self._seen_before = self._seen if second == self._second + 1 else 0
+            self._second, self._seen = second, 0
 
 
 class HttpSink:
@@ -84,7 +279,7 @@ class HttpSink:
 
     def _url(self, pushed: Pushed) -> Url:
         """Where this try goes. Raises ValueError for a target that is none, or is not allowed."""
-        named = http_request.callback_urls(pushed.job) if self._config.allow_callback else []
+        named = callback_urls(pushed.job) if self._config.allow_callback else []
         urls = [parse_url(text) for text in named] if named else self._urls
         for url in urls:
             fault = self._allowed().url_fault(url)
@@ -96,12 +291,12 @@ class HttpSink:
 
     def _send(self, pushed: Pushed, url: Url) -> HttpReading:
         job, config = pushed.job, self._config
-        body = http_request.form(job.params, http_request.request_count(job, pushed.requests))
-        target = http_request.target(url, job.query)
+        body = form(job.params, request_count(job, pushed.requests))
+        target = request_target(url, job.query)
         headers = self._headers(job)
         if config.signing_key:
             at_s = self._clock.wall_ms() // 1000
-            headers["Ddmq-Signature"] = http_request.signature(config.signing_key, at_s, body)
+            headers["Ddmq-Signature"] = signature(config.signing_key, at_s, body)
         try:
             status, answer = self._pool.request(
                 url, config.method, target, body, headers, config.timeout_ms / 1000
@@ -114,7 +309,7 @@ class HttpSink:
     def _headers(self, job: ActionJob) -> dict[str, str]:
         given: dict[str, str] = {}
         if self._with_headers:
-            given, ignored = http_request.headers(job)
+            given, ignored = given_headers(job)
             self._ignored.value += ignored
         theirs = {name.lower() for name in given}
         ours = {name: value for name, value in OUR_HEADERS.items() if name.lower() not in theirs}

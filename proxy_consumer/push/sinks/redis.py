@@ -1,16 +1,285 @@
-"""Redis: the commands of a message, in order, at one of the hosts; the first error fails the job."""
+"""Redis: the commands of a message, in order, at one of the hosts; the first error fails the job.
+
+DEL, SET [NX|XX] [EX|PX n], MSET, HSET, HMSET and HDEL: templates that are checked once and filled in per
+message. An argument that begins with `$` is a path into the JSON; in any other, `{key}`, `{tag}`, `{topic}`,
+`{body}` and `{$.path}` are replaced. None of these commands is answered with an array: one that comes is an
+error before anything of it is read. Connections are gevent's own sockets, one stack per host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import select
+import time
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
-from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.push.actions.commands import Commands, NoValueError
+import gevent
+from gevent import socket
+from gevent.lock import BoundedSemaphore
+
+from proxy_consumer.order_keys.canonical import TooMuchWork
 from proxy_consumer.push.actions.config import RedisConfig
-from proxy_consumer.push.actions.targets import AllowList
-from proxy_consumer.push.sinks.redis_pool import CommandError, RedisPool
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, plain
+from proxy_consumer.push.actions.paths import compile_path
+from proxy_consumer.push.actions.targets import AllowList, parse_address
+from proxy_consumer.push.sinks.receiving import Receiving, UnboundedError
 from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
+
+_HOLE = re.compile(r"\{([^{}]+)\}")
+_SHAPES = {
+    "DEL": "key …",
+    "SET": "key value [NX|XX] [EX|PX number]",
+    "MSET": "key value …",
+    "HSET": "key field value …",
+    "HMSET": "key field value …",
+    "HDEL": "key field …",
+}
+Filler = Callable[[ActionJob], bytes]
+LINE_BYTES_MAX = 4_096
+BULK_BYTES_MAX = 64 << 10
+REPLY_BYTES_MAX = LINE_BYTES_MAX + BULK_BYTES_MAX
+PIECES_MAX = 8
+Address = tuple[str, int]
+
+
+class NoValueError(Exception):
+    """An argument has no value in this message; the text says which."""
+
+
+class Commands:
+    """All commands of a subscription, in order."""
+
+    def __init__(self, config: RedisConfig, *, after_json: bool) -> None:
+        """Raises ValueError that names the command and what is allowed."""
+        if not config.hosts:
+            raise ValueError("push.redis.hosts is empty; Redis needs at least one HOST:PORT")
+        self.hosts = [_host(text) for text in config.hosts]
+        if not config.commands:
+            raise ValueError(
+                "push.redis.commands is empty; give it lists such as [SET, 'user:{$.id}', '{body}']"
+            )
+        self._templates = [_template(command, after_json) for command in config.commands]
+
+    def fill(self, job: ActionJob) -> list[list[bytes]]:
+        """The commands for one message. Raises NoValueError."""
+        try:
+            return [[filler(job) for filler in template] for template in self._templates]
+        except TooMuchWork as error:
+            raise NoValueError(f"too much work: {error}") from error
+
+
+def _host(text: str) -> tuple[str, int]:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise ValueError(f"push.redis.hosts: {error}") from error
+
+
+def _template(command: Sequence[str], after_json: bool) -> list[Filler]:
+    name = command[0].upper() if command else ""
+    if name not in _SHAPES:
+        raise ValueError(f"push.redis.commands: {name or 'an empty list'}; allowed: {', '.join(_SHAPES)}")
+    arguments = list(command[1:])
+    if not _fits(name, arguments):
+        raise ValueError(f"push.redis.commands: {' '.join(command)}; allowed: {name} {_SHAPES[name]}")
+    return [_constant(name), *(_filler(argument, after_json) for argument in arguments)]
+
+
+def _fits(name: str, arguments: list[str]) -> bool:
+    count = len(arguments)
+    if name == "SET":
+        return count >= 2 and _set_options([argument.upper() for argument in arguments[2:]])
+    if name == "MSET":
+        return count >= 2 and count % 2 == 0
+    if name in ("HSET", "HMSET"):
+        return count >= 3 and count % 2 == 1
+    return count >= (1 if name == "DEL" else 2)
+
+
+def _set_options(options: list[str]) -> bool:
+    if options[:1] in (["NX"], ["XX"]):
+        options = options[1:]
+    if not options:
+        return True
+    return len(options) == 2 and options[0] in ("EX", "PX") and options[1].isdecimal() and int(options[1]) > 0
+
+
+def _constant(text: str) -> Filler:
+    raw = text.encode()
+    return lambda job: raw
+
+
+def _filler(argument: str, after_json: bool) -> Filler:
+    if argument.startswith("$"):
+        return _piece(argument, after_json)
+    pieces: list[Filler] = []
+    at = 0
+    for match in _HOLE.finditer(argument):
+        pieces.append(_constant(argument[at : match.start()]))
+        pieces.append(_piece(match[1], after_json))
+        at = match.end()
+    pieces.append(_constant(argument[at:]))
+    if len(pieces) == 1:
+        return pieces[0]
+    return lambda job: b"".join([piece(job) for piece in pieces])
+
+
+def _piece(what: str, after_json: bool) -> Filler:
+    known: dict[str, Filler] = {
+        "key": lambda job: job.key,
+        "tag": lambda job: job.tag,
+        "topic": lambda job: job.place.topic.encode(),
+        "body": _body,
+    }
+    if what in known:
+        return known[what]
+    if not what.startswith("$"):
+        raise ValueError(
+            f"push.redis.commands: {{{what}}}; allowed: {', '.join(known)}, or a path that begins with $"
+        )
+    if not after_json:
+        raise ValueError(f"push.redis.commands: {what} is a path into the JSON; put Json before Redis")
+    lookup = compile_path(what)
+
+    def find(job: ActionJob) -> bytes:
+        value = lookup(job)
+        if value is ABSENT or value is None:
+            raise NoValueError(f"there is nothing at {what}")
+        return plain(value).encode()
+
+    return find
+
+
+def _body(job: ActionJob) -> bytes:
+    body = job.body if job.json is ABSENT else job.text().encode()
+    job.work.made(len(body))
+    return body
+
+
+class RefusedError(Exception):
+    """The server answered with an error; the connection is sound."""
+
+
+class WrongReplyError(Exception):
+    """What came is no reply to one of our commands."""
+
+
+def encode_command(words: Sequence[bytes]) -> bytes:
+    """A command as it goes over the wire."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        parts += (b"$%d\r\n" % len(word), word, b"\r\n")
+    return b"".join(parts)
+
+
+def read_reply(receiving: Receiving) -> None:
+    """Read one reply to its end. Raises RefusedError, WrongReplyError, UnboundedError, EOFError, OSError."""
+    line = receiving.line(LINE_BYTES_MAX)
+    kind, rest = line[:1], line[1:]
+    if kind == b"-":
+        raise RefusedError(rest.decode("utf-8", "replace"))
+    if kind == b"$" and rest != b"-1":
+        if not rest.isdigit() or len(rest) > 9 or int(rest) > BULK_BYTES_MAX:
+            raise WrongReplyError(f"a text of {rest[:20]!r} bytes; allowed: {BULK_BYTES_MAX}")
+        receiving.exactly(int(rest) + 2)
+    elif kind not in (b"+", b":", b"$"):
+        raise WrongReplyError(f"{line[:40]!r} is no reply to a command of ours")
+    if receiving.left_over:
+        raise WrongReplyError("more came than the reply")
+
+
+class CommandError(Exception):
+    """Redis refused a command, or did not answer; the text says which and why."""
+
+
+class _RedisConnection:
+    """One connection, made and authenticated at its first command."""
+
+    def __init__(self, address: Address, password: str) -> None:
+        self._address = address
+        self._password = password
+        self._sock: Any = None
+
+    def run(self, commands: Sequence[Sequence[bytes]], until: float) -> None:
+        """The commands in order, until the first error. Raises RefusedError and what `read_reply` does."""
+        if self._sock is None:
+            self._sock = socket.create_connection(self._address)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._password:
+                self._run((b"AUTH", self._password.encode()), until)
+        for command in commands:
+            self._run(command, until)
+
+    def _run(self, command: Sequence[bytes], until: float) -> None:
+        self._sock.sendall(encode_command(command))
+        try:
+            read_reply(Receiving(self._sock, REPLY_BYTES_MAX, PIECES_MAX, until))
+        except RefusedError as error:
+            raise RefusedError(f"{command[0].decode()}: {error}") from error
+
+    def close(self) -> None:
+        """Harmless when it never was open."""
+        if self._sock is not None:
+            self._sock.close()
+
+    def is_quiet(self) -> bool:
+        """Nothing has arrived on it since: neither its end nor bytes nobody asked for."""
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLIN)
+        return not poll.poll(0)
+
+
+class RedisPool:
+    """At most `connections_max` connections per host."""
+
+    def __init__(self, password: str, timeout_s: float, connections_max: int) -> None:
+        self._password = password
+        self._timeout_s = timeout_s
+        self._connections_max = connections_max
+        self._hosts: dict[Address, tuple[BoundedSemaphore, list[_RedisConnection]]] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """Close what is kept; commands under way end by themselves."""
+        self._closed = True
+        for _, kept in self._hosts.values():
+            while kept:
+                kept.pop().close()
+
+    def run(self, address: Address, commands: Sequence[Sequence[bytes]]) -> None:
+        """The commands in order, until the first error. Raises CommandError."""
+        permits, kept = self._hosts.setdefault(address, (BoundedSemaphore(self._connections_max), []))
+        with permits:
+            connection = self._connection(address, kept)
+            whole = False
+            try:
+                with gevent.Timeout(self._timeout_s):
+                    connection.run(commands, time.monotonic() + self._timeout_s)
+                whole = True
+            except gevent.Timeout:
+                raise CommandError(f"no answer within {self._timeout_s:g} s") from None
+            except RefusedError as error:
+                whole = not str(error).startswith("AUTH: ")  # an answer, though a bad one
+                raise CommandError(str(error)) from error
+            except (WrongReplyError, UnboundedError, EOFError) as error:
+                raise CommandError(str(error)) from error
+            except OSError as error:
+                raise CommandError(f"{type(error).__name__}: {error}") from error
+            finally:
+                if whole and not self._closed:
+                    kept.append(connection)
+                else:
+                    connection.close()
+
+    def _connection(self, address: Address, kept: list[_RedisConnection]) -> _RedisConnection:
+        while kept:
+            connection = kept.pop()
+            if connection.is_quiet():
+                return connection
+            connection.close()
+        return _RedisConnection(address, self._password)
 
 
 class RedisSink:
@@ -18,15 +287,16 @@ class RedisSink:
 
     def __init__(
         self,
-        config: SubscriptionDefaults,
-        settings: RedisConfig,
+        config: RedisConfig,
         allowed: Callable[[], AllowList],
         random: Random,
+        *,
+        after_json: bool,
     ) -> None:
-        self._commands = Commands(settings, after_json="Json" in config.actions)
+        self._commands = Commands(config, after_json=after_json)
         self._allowed = allowed
         self._random = random
-        self._pool = RedisPool(settings.password, settings.timeout_ms / 1000, settings.connections_max)
+        self._pool = RedisPool(config.password, config.timeout_ms / 1000, config.connections_max)
 
     @property
     def fault(self) -> str | None:

@@ -22,9 +22,9 @@ from proxy_consumer.core.queue_feed import Refusal
 from proxy_consumer.push import script_workers
 from proxy_consumer.push.actions.config import HttpConfig, PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending
-from proxy_consumer.push.actions.json_body import parse
-from proxy_consumer.push.actions.pull_filter import filter_for_actions
 from proxy_consumer.push.actions.script import CHEAP_WORK_MAX, Script, ScriptError
+from proxy_consumer.push.actions.steps import parse
+from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.push.script_worker import ScriptAnswer
 from proxy_consumer.push.script_workers import WORKERS_MAX, ScriptWorkers, _Worker
 
@@ -207,7 +207,7 @@ def test_in_front_of_a_pull_it_is_refused(what: str) -> None:
     config = SubscriptionDefaults(
         actions=("Json", "Script", "PullServer"), push=PushConfig(script=ScriptConfig(filter=source))
     )
-    refusing = filter_for_actions(config)
+    refusing = filter_for_actions(config.actions, config.push)
     assert refusing is not None
     refusal = refusing.judge(encode(b"k", msgspec.json.encode(body), b"", {}))
     assert isinstance(refusal, Refusal)

@@ -19,8 +19,6 @@ from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.queue_feed import FILTERED
 from proxy_consumer.groups.group import decode_subscription, encode_subscription
-from proxy_consumer.push.actions.chain import build_chain
-from proxy_consumer.push.actions.commands import Commands, NoValueError
 from proxy_consumer.push.actions.config import (
     CONTEXT_FIELDS,
     FileConfig,
@@ -31,9 +29,9 @@ from proxy_consumer.push.actions.config import (
     ScriptConfig,
 )
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, MessagePlace, compact
-from proxy_consumer.push.actions.json_body import parse
-from proxy_consumer.push.actions.pull_filter import filter_for_actions
-from proxy_consumer.push.actions.transit import transit
+from proxy_consumer.push.actions.steps import parse, transit
+from proxy_consumer.push.chain import build_chain, filter_for_actions
+from proxy_consumer.push.sinks.redis import Commands, NoValueError
 
 HTTP = HttpConfig(urls=("http://127.0.0.1:1/x",))
 PLACE = MessagePlace("T", "G", "R_default_a_0", 7)
@@ -314,7 +312,7 @@ def test_an_error_in_a_file_names_its_place() -> None:
 
 
 def pull_filter(config: SubscriptionDefaults) -> Any:
-    found = filter_for_actions(config)
+    found = filter_for_actions(config.actions, config.push)
     assert found is not None
     return found
 
@@ -334,7 +332,7 @@ def test_a_filter_of_actions_before_a_pull() -> None:
 
 @pytest.mark.parametrize("actions", [(), ("PullServer",), ("Async", "PullServer"), ("Json", "AsyncHttp")])
 def test_no_filter_where_nothing_is_kept_back(actions: tuple[str, ...]) -> None:
-    assert filter_for_actions(SubscriptionDefaults(actions=actions, push=PushConfig(http=HTTP))) is None
+    assert filter_for_actions(actions, PushConfig(http=HTTP)) is None
 
 
 def test_bodies_too_wide_for_a_path_fail() -> None:

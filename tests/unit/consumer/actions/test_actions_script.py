@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_consumer.push.actions.chain import build_chain
 from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ActionJob, Ending
+from proxy_consumer.push.chain import build_chain
 
 BODY = b'{"a":2,"price":1.50,"s":"Text","l":[1,2,3],"items":[{"sku":"x","n":2}],"o":{"n":null}}'
 

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_consumer.push.actions import json_body
-from proxy_consumer.push.actions.commands import Commands, NoValueError
 from proxy_consumer.push.actions.config import FileConfig, RedisConfig
-from proxy_consumer.push.actions.file_lines import NotALineError, check_file, file_name, line
 from proxy_consumer.push.actions.job import ActionJob, MessagePlace
+from proxy_consumer.push.actions.steps import parse
+from proxy_consumer.push.sinks.file import NotALineError, check_file, file_name, line
+from proxy_consumer.push.sinks.redis import Commands, NoValueError
 
 
 def job(body: bytes = b'{"id":7,"name":"a b","o":{"x":1},"n":null}', *, parsed: bool = True) -> ActionJob:
     made = ActionJob(b"k", b"t", body, {b"p": b"v"}, MessagePlace("T", "G", "q_0", 5))
     if parsed:
-        json_body.parse(made)
+        parse(made)
     return made
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from proxy_consumer.push.actions.job import ActionJob
 from proxy_consumer.push.actions.targets import parse_url
-from proxy_consumer.push.permits import Permits
-from proxy_consumer.push.sinks import http_request
-from proxy_consumer.push.sinks.http_answer import Meaning, read_answer
+from proxy_consumer.push.sinks import http
+from proxy_consumer.push.sinks.http import Meaning, Permits, read_answer
 
 
 def job(properties: dict[bytes, bytes] | None = None, key: bytes = b"k") -> ActionJob:
@@ -26,7 +25,7 @@ def job(properties: dict[bytes, bytes] | None = None, key: bytes = b"k") -> Acti
 
 def test_the_body_is_a_form() -> None:
     params = [("params", "a b&ü"), ("carrera_msg_key", None), ("empty", "")]
-    assert http_request.form(params, 3) == b"params=a+b%26%C3%BC&carrera_msg_key&empty=&carrera_req_cnt=3"
+    assert http.form(params, 3) == b"params=a+b%26%C3%BC&carrera_msg_key&empty=&carrera_req_cnt=3"
 
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)))
@@ -34,7 +33,7 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)))
 
 @given(st.lists(st.tuples(TEXT.filter(bool), TEXT)), st.integers(0, 9))
 def test_a_form_is_read_back_as_it_was(params: list[tuple[str, str]], requests: int) -> None:
-    body = http_request.form(params, requests).decode()
+    body = http.form(params, requests).decode()
     found = parse_qsl(body, keep_blank_values=True, strict_parsing=True)
     assert found == [*params, ("carrera_req_cnt", str(requests))]
 
@@ -49,13 +48,13 @@ def test_a_form_is_read_back_as_it_was(params: list[tuple[str, str]], requests: 
     ],
 )
 def test_query_values_go_behind_those_of_the_url(url: str, target: str) -> None:
-    assert http_request.target(parse_url(url), [("n", "a b/&")]) == target
-    assert http_request.target(parse_url(url), []) == parse_url(url).target
+    assert http.request_target(parse_url(url), [("n", "a b/&")]) == target
+    assert http.request_target(parse_url(url), []) == parse_url(url).target
 
 
 @given(st.lists(st.tuples(TEXT.filter(bool), TEXT), min_size=1))
 def test_a_query_is_read_back_as_it_was(query: list[tuple[str, str]]) -> None:
-    target = http_request.target(parse_url("http://h/p"), query)
+    target = http.request_target(parse_url("http://h/p"), query)
     assert parse_qsl(urlsplit(target).query, keep_blank_values=True) == query
 
 
@@ -71,14 +70,14 @@ def test_a_query_is_read_back_as_it_was(query: list[tuple[str, str]]) -> None:
     ],
 )
 def test_headers_that_a_message_brings(given_headers: bytes, sent: dict[str, str], ignored: int) -> None:
-    assert http_request.headers(job({b"carrera_headers": given_headers})) == (sent, ignored)
-    assert http_request.headers(job()) == ({}, 0)
+    assert http.given_headers(job({b"carrera_headers": given_headers})) == (sent, ignored)
+    assert http.given_headers(job()) == ({}, 0)
 
 
 def test_targets_that_a_message_names() -> None:
     named = {b"carrera_http_callback_url": b"http://a/<> http://b/ <>"}
-    assert http_request.callback_urls(job(named)) == ["http://a/", "http://b/"]
-    assert http_request.callback_urls(job()) == []
+    assert http.callback_urls(job(named)) == ["http://a/", "http://b/"]
+    assert http.callback_urls(job()) == []
 
 
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -96,7 +95,7 @@ UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 )
 def test_a_loop_message_says_which_occurrence_it_is(key: str, chronos: bool, said: int) -> None:
     properties = {b"from_chronos": b"from_chronos"} if chronos else {}
-    assert http_request.request_count(job(properties, key.encode()), 7) == said
+    assert http.request_count(job(properties, key.encode()), 7) == said
 
 
 # --- the answer

@@ -3,23 +3,42 @@
 Rules: every name is known, none stands twice; the last one is the sink and the only one; what works on JSON
 comes after Json; what builds a request comes before AsyncHttp. Async and NonBlockAsync are taken and mean
 nothing more: order keys hold from the read on.
+
+Actions before PullServer are a filter: they decide whether a message is pulled, never what of it. A pull
+always delivers the stored body, so what Transit or Script make of it is not seen by anybody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ddmq_common.delivery import decode
+from ddmq_common.errors import DamagedError
+from proxy_consumer.core.queue_feed import FILTERED, Filter, Refusal
 from proxy_consumer.order_keys.canonical import TooMuchWork
-from proxy_consumer.push.actions import json_body
-from proxy_consumer.push.actions.commands import Commands
-from proxy_consumer.push.actions.config import PushConfig
-from proxy_consumer.push.actions.file_lines import check_file
-from proxy_consumer.push.actions.job import ASYNCHRONIZED, CONTINUE, ActionJob, ActionOutcome, Ending, fail
-from proxy_consumer.push.actions.names import KNOWN, MARKERS, PUSH_SINKS, SINKS, unknown
-from proxy_consumer.push.actions.params import form_params, form_params2, query_params
+from proxy_consumer.push.actions.config import (
+    KNOWN,
+    MARKERS,
+    PUSH_SINKS,
+    SINKS,
+    PushConfig,
+    push_sink,
+    unknown,
+)
+from proxy_consumer.push.actions.job import (
+    ASYNCHRONIZED,
+    CONTINUE,
+    ActionJob,
+    ActionOutcome,
+    Ending,
+    fail,
+    job_of,
+)
 from proxy_consumer.push.actions.script import Heavy, script
+from proxy_consumer.push.actions.steps import form_params, form_params2, parse, query_params, transit
 from proxy_consumer.push.actions.targets import check_http
-from proxy_consumer.push.actions.transit import transit
+from proxy_consumer.push.sinks.file import check_file
+from proxy_consumer.push.sinks.redis import Commands
 
 NEED_JSON = ("Transit", "QueryParams")
 NEED_HTTP = ("QueryParams", "FormParams", "FormParams2")
@@ -96,7 +115,7 @@ def _check_order(actions: Sequence[str]) -> None:
 
 def _step(name: str, push: PushConfig, heavy: Heavy | None, *, after_json: bool) -> Step:
     if name == "Json":
-        return json_body.parse
+        return parse
     if name == "Transit":
         return transit(push.transit)
     if name == "QueryParams":
@@ -115,3 +134,35 @@ def _check_sink(sink: str, push: PushConfig, *, after_json: bool) -> None:
         Commands(push.redis, after_json=after_json)
     elif sink == "File":
         check_file(push.file)
+
+
+class ActionFilter:
+    """The steps of a pull chain, message by message."""
+
+    tags: frozenset[int] | None = None
+
+    def __init__(self, chain: ActionChain) -> None:
+        self._chain = chain
+
+    def judge(self, delivery: bytes) -> Refusal | None:
+        """None: deliver it. Never raises."""
+        try:
+            outcome = self._chain.run(job_of(decode(delivery)))
+        except DamagedError as error:
+            return Refusal(str(error))
+        except Exception as error:  # an action must not take the queue with it
+            return Refusal(f"{type(error).__name__}: {error}")
+        if outcome.ending is Ending.CONTINUE:
+            return None
+        return FILTERED if outcome.ending is Ending.FINISH else Refusal(outcome.reason)
+
+
+def filter_for_actions(actions: tuple[str, ...], push: PushConfig) -> Filter | None:
+    """The filter that a subscription's actions are; None when they keep nothing back from a pull.
+
+    A pushed subscription has none: its runner goes through the chain itself.
+    """
+    if not actions or push_sink(actions) is not None:
+        return None
+    chain = build_chain(actions, push)
+    return None if chain.idle else ActionFilter(chain)

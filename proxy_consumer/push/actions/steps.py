@@ -1,0 +1,195 @@
+"""The actions that work on a message by paths: Json, Transit, QueryParams, FormParams, FormParams2.
+
+Json parses the stored body. Transit builds a new JSON out of paths of the present one: target path ← source
+path. Targets are names joined by dots; nodes on the way are made. A source that leads nowhere is left out.
+The target `$` names the object everything is built upon; without it that is an empty one. Nothing is copied
+but the objects on the way to a target.
+
+QueryParams and FormParams make what the request of AsyncHttp is made of. Context fields follow the
+parameters in the order of `append_context`. carrera_req_cnt is not one of them: the sink appends it, because
+it changes from request to request.
+
+Settings are checked when the subscription is made: each function here that makes an action raises ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
+from hashlib import md5
+from typing import Any
+
+import msgspec
+
+from proxy_consumer.push.actions.config import FormConfig
+from proxy_consumer.push.actions.job import (
+    ABSENT,
+    CONTINUE,
+    ActionJob,
+    ActionOutcome,
+    Work,
+    compact,
+    fail,
+    finish,
+    plain,
+    readable,
+)
+from proxy_consumer.push.actions.paths import compile_path
+
+_DECODER = msgspec.json.Decoder(float_hook=Decimal)  # 1.50 stays 1.50 on its way through
+BASE = "$"
+BODY_FIELD = "params"
+
+
+def parse(job: ActionJob) -> ActionOutcome:
+    """The action Json: parse the stored body. Not JSON = failed; empty or `null` = done."""
+    if not job.body.strip(b" \t\r\n"):
+        return finish("empty body")
+    try:
+        value = _DECODER.decode(job.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return fail(f"Json: the body is not JSON: {error}")
+    except InvalidOperation:
+        return fail("Json: a number in the body has an exponent beyond all bounds")
+    except RecursionError:
+        return fail("Json: the body is nested too deeply")
+    if value is None:
+        return finish("body is null")
+    job.json = value
+    return CONTINUE
+
+
+def transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
+    """The action Transit. Raises ValueError that names the bad path."""
+    if not mapping:
+        raise ValueError("push.transit is empty; give it target: source, or take Transit out of actions")
+    base = compile_path(mapping[BASE]) if BASE in mapping else None
+    moves = [
+        (target_names(target), compile_path(source)) for target, source in mapping.items() if target != BASE
+    ]
+
+    def step(job: ActionJob) -> ActionOutcome:
+        given = {} if base is None else base(job)
+        if not isinstance(given, dict):
+            return fail(f"Transit: {mapping[BASE]} is the base and is not an object")
+        made = _Made(given, job.work)
+        for names, source in moves:
+            value = source(job)
+            if value is not ABSENT:
+                made.put(names, value)
+        job.json = made.root
+        return CONTINUE
+
+    return step
+
+
+def target_names(target: str) -> tuple[str, ...]:
+    """The names of a target path. Raises ValueError."""
+    names = tuple(target.removeprefix("$.").split("."))
+    if not all(names) or any(set(name) & set("[]*$/") for name in names):
+        raise ValueError(f"push.transit: target {target!r} is not a path of names such as order.id, nor $")
+    return names
+
+
+class _Made:
+    """The new JSON. Values are those of the old one; only objects on the way to a target are copied, once."""
+
+    def __init__(self, base: dict[str, Any], work: Work) -> None:
+        self._work = work
+        self._own: dict[int, dict[str, Any]] = {}
+        self.root = self._copy(base)
+
+    def put(self, names: tuple[str, ...], value: Any) -> None:
+        node = self.root
+        for name in names[:-1]:
+            inner = node.get(name)
+            own = self._own.get(id(inner))
+            if own is None:
+                own = node[name] = self._copy(inner if isinstance(inner, dict) else {})
+            node = own
+        node[names[-1]] = value
+
+    def _copy(self, node: dict[str, Any]) -> dict[str, Any]:
+        self._work.look(len(node))
+        own = dict(node)
+        self._own[id(own)] = own  # kept, so that no other object takes its identity
+        return own
+
+
+def query_params(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
+    """The action QueryParams, name ← path; missing or null = failed. Raises ValueError for a bad path."""
+    if not mapping:
+        raise ValueError("push.query_params is empty; give it name: path, or take QueryParams out of actions")
+    wanted = [(name, path, compile_path(path)) for name, path in mapping.items()]
+
+    def step(job: ActionJob) -> ActionOutcome:
+        found = []
+        for name, path, lookup in wanted:
+            value = lookup(job)
+            if value is ABSENT or value is None:
+                return fail(f"QueryParams: {name} has no value: there is nothing at {path}")
+            found.append((name, plain(value)))
+        job.query += found
+        return CONTINUE
+
+    return step
+
+
+def form_params(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
+    """The action FormParams: one field with the whole body or JSON, then the context."""
+
+    def step(job: ActionJob) -> ActionOutcome:
+        job.params.append((BODY_FIELD, job.text()))
+        job.params += context_fields(job, config)
+        return CONTINUE
+
+    return step
+
+
+def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
+    """The action FormParams2: one field per top-level key, then the context; no object: the body alone."""
+
+    def step(job: ActionJob) -> ActionOutcome:
+        value = job.json
+        if value is ABSENT and parse(job) == CONTINUE:
+            value, job.json = job.json, ABSENT
+        if not isinstance(value, dict):
+            job.params.append((BODY_FIELD, job.text()))
+            return CONTINUE
+        job.params += [(name, plain(inner)) for name, inner in value.items()]
+        job.params += context_fields(job, config)
+        return CONTINUE
+
+    return step
+
+
+def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | None]]:
+    """The fields of `append_context`, in its order. TOKEN brings carrera_msg_key unless it is there."""
+    key = readable(job.key) if job.key else None
+    place = job.place
+    plain_fields: dict[str, tuple[str, str | None]] = {
+        "TOPIC": ("carrera_topic", place.topic),
+        "GROUP": ("carrera_group", place.group),
+        "OFFSET": ("carrera_offset", str(place.offset)),
+        "QID": ("carrera_qid", place.qid),
+        "SOURCE": ("carrera_source", place.source),
+        "MSG_KEY": ("carrera_msg_key", key),
+    }
+    wanted = list(dict.fromkeys(config.append_context))
+    if "TOKEN" in wanted and "MSG_KEY" not in wanted:
+        wanted.insert(wanted.index("TOKEN"), "MSG_KEY")
+    fields: list[tuple[str, str | None]] = []
+    for name in wanted:
+        if name == "TOKEN":
+            fields.append(("carrera_token", token(key, config.token_key)))
+        elif name == "PROPERTIES":
+            fields.append(("carrera_properties", compact(job.properties_text() or None)))
+        else:
+            fields.append(plain_fields[name])
+    return fields
+
+
+def token(key: str | None, token_key: str) -> str:
+    """What the receiver can check a push with; an absent key counts as `null`."""
+    text = ("null" if key is None else key) + token_key
+    return md5(text.encode(), usedforsecurity=False).hexdigest()
