@@ -23,19 +23,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ddmq_client.core import addresses
+from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_functions, topic_names
 from ddmq_client.errors import ClientError, ClosedError
-from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.broadcast import BroadcastPool
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.home import Home
 from ddmq_client.net.worker_pool import WorkerPool
 from ddmq_client.offsets_file import broadcast_place
+from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
-from ddmq_client.signals import RUN_LOOK_S, Signals
 from ddmq_client.teller import OnError, OnLate, Teller
 from ddmq_client.wire.consuming import pull_settings
 
@@ -126,7 +124,7 @@ class Consumer:
         self._batch_handler = batch_handler
         handlers = handler is not None or batch_handler is not None
         self._coordinator = Coordinator(settings, handlers, Teller(on_late, on_error))
-        parsed = addresses.parse(proxies, CONSUMER_PORT)
+        parsed = parse_addresses(proxies, CONSUMER_PORT)
         place = broadcast_place(settings, instance, offsets_file)
         if place is None:
             self._pool = WorkerPool(self._coordinator, parsed, pull_settings(settings))

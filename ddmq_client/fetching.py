@@ -17,21 +17,18 @@ import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from ddmq_client.core import addresses
-from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress
 from ddmq_client.core.fetching import Assignments, Queue, Round
 from ddmq_client.core.frames import FrameError
+from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text
-from ddmq_client.core.transport import CallFailed
+from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.errors import ClosedError, PullError
-from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.calls import Calls
-from ddmq_client.net.connection import FramedConnection
-from ddmq_client.net.home import Home
-from ddmq_client.net.resolver import AGAIN_S, in_time, resolve
+from ddmq_client.net.connection import AGAIN_S, FramedConnection, in_time, resolve
+from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import FetchedQueue
-from ddmq_client.wire.fetching import (
+from ddmq_client.wire.consuming import (
     FetchSettings,
     ack_frame,
     fetch_frame,
@@ -66,7 +63,7 @@ class FetchConsumer:
         timeout_ms: int = 5_000,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first fetch."""
-        self._proxies = addresses.parse(proxies, CONSUMER_PORT)
+        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._settings = fetch_settings(group, consumer_id, timeout_ms)
         self._timeout_s = timeout_ms / 1000
         self._assignments = Assignments(group)

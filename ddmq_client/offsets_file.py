@@ -2,19 +2,23 @@
 
 One consumer at a time: two would start each other at places that the other one has not been at, and what lies
 between is handled by one of them alone. A lock on `PATH.lock`, which stays there, says who it is.
+
+The file is JSON, one object: `format` 1, `group`, `instance`, and `offsets`: topic → queue → next offset. A
+file of another group or instance, or one that cannot be read, is refused: starting elsewhere in silence would
+leave out messages.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from ddmq_client.core import offsets_file
 from ddmq_client.core.places import Offsets
 from ddmq_client.core.settings import ConsumerSettings, check_text
 from ddmq_client.errors import OptionError
-from ddmq_client.wire.fetching import FetchSettings
+from ddmq_client.wire.consuming import FetchSettings
 
 
 class OffsetsFile:
@@ -67,11 +71,11 @@ class OffsetsFile:
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"offsets_file={str(self._path)!r} cannot be read: {error}") from error
         self._written = text
-        return offsets_file.from_text(text, self._group, self._instance, str(self._path))
+        return _from_text(text, self._group, self._instance, str(self._path))
 
     def save(self, offsets: Offsets) -> None:
         """Store `offsets`: temporary file, fsync, rename, fsync of the folder. OSError when that fails."""
-        text = offsets_file.to_text(self._group, self._instance, offsets)
+        text = _to_text(self._group, self._instance, offsets)
         if not self._ours or text == self._written or not offsets:
             return
         fresh = self._path.with_name(f"{self._path.name}.new")
@@ -102,3 +106,42 @@ def broadcast_place(
     check_text("instance", name)
     fetches = FetchSettings(settings.group, name, settings.client_id, settings.model, settings.topics or None)
     return fetches, None if path is None else OffsetsFile(Path(path), settings.group, name)
+
+
+FORMAT = 1
+
+
+def _to_text(group: str, instance: str, offsets: Offsets) -> str:
+    """What to write."""
+    whole = {"format": FORMAT, "group": group, "instance": instance, "offsets": offsets}
+    return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+
+
+def _from_text(text: str, group: str, instance: str, path: str) -> Offsets:
+    """The offsets of a file. OptionError names the file and what is wrong."""
+    try:
+        whole = json.loads(text)
+    except ValueError as error:
+        raise _refused(path, f"is not JSON ({error})") from error
+    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+        raise _refused(path, f"has not the format {FORMAT}")
+    for name, wanted in (("group", group), ("instance", instance)):
+        if whole.get(name) != wanted:
+            raise _refused(path, f"belongs to {name} {whole.get(name)!r}, not {wanted!r}")
+    offsets: Any = whole.get("offsets")
+    if not _is_offsets(offsets):
+        raise _refused(path, "has no offsets: topic, queue, whole number")
+    return {topic: dict(queues) for topic, queues in offsets.items()}
+
+
+def _is_offsets(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(queues, dict) and all(type(offset) is int and offset >= 0 for offset in queues.values())
+        for queues in value.values()
+    )
+
+
+def _refused(path: str, what: str) -> OptionError:
+    return OptionError(
+        f"offsets_file={path!r} {what}; name another file, or remove this one to start at the newest messages"
+    )

@@ -7,11 +7,10 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from ddmq_client.core import frames
-from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone, has_level
+from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone, has_level, split
 from ddmq_client.core.selectors import placer
 from ddmq_client.core.sending import SEND_DELAYED, SendJob, result_of
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check
-from ddmq_client.core.splitter import split
 from ddmq_client.delays import When
 from ddmq_client.errors import InvalidMessageError, OptionError
 from ddmq_client.idl.codes import Code, DelayAction

@@ -16,20 +16,19 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 from types import TracebackType
 
-from ddmq_client.core import addresses
+from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.pipeline import QueuedSend, goes_alone
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError
-from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.net.background import Background
-from ddmq_client.net.home import Home
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import JobSender
 from ddmq_client.outbox import Outbox, hurry_at, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
+from ddmq_client.process import Home, new_client_id
 from ddmq_client.wire.producing import heartbeat
 
 
@@ -85,7 +84,7 @@ class Producer:
             client_id=client_id or new_client_id(),
         )
         self._outbox = Outbox(self._settings)
-        parsed = addresses.parse(proxies, PRODUCER_PORT)
+        parsed = parse_addresses(proxies, PRODUCER_PORT)
         self._router = ProxyRouter(parsed, connections_max, heartbeat(self._settings.client_id))
         self._sender = JobSender(self._router)
         self._background = Background(self._settings, self._sender)

@@ -16,19 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from ddmq_client.core import addresses
-from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameError
+from ddmq_client.core.nodes import ProxyAddress, parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check, check_text, topic_names
-from ddmq_client.core.transport import CallFailed
+from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.errors import ClosedError, OptionError, PullError
-from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
-from ddmq_client.net.connection import FramedConnection
-from ddmq_client.net.home import Home
-from ddmq_client.net.resolver import in_time, resolve
+from ddmq_client.net.connection import FramedConnection, in_time, resolve
+from ddmq_client.process import Home, new_client_id
 from ddmq_client.received import DeliveryContext, FetchedQueue, Message, NothingToSettle, Origin
-from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
+from ddmq_client.wire.consuming import FetchSettings, fetch_frame, read_fetched
 from ddmq_client.wire.producing import ProxyFault
 
 LINGER_MS_MAX = 30_000
@@ -72,7 +69,7 @@ class RangeReader:
         client_id: str | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first call."""
-        self._proxies = addresses.parse(proxies, CONSUMER_PORT)
+        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         topics = topic_names(topics)

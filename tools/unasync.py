@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "ddmq_client"
-MODULES = ("broadcast", "coordinator", "due_results", "flusher", "puller", "router", "sender", "worker_pool")
+MODULES = ("broadcast", "coordinator", "due_results", "router", "sender", "worker_pool")
 HEADER = "# Generated from ddmq_client/aio/{0}.py by tools/unasync.py: change that one.\n"
 _ASYNC_NAME = re.compile(r"\bAsync(?=[A-Z])")
 

@@ -1,4 +1,4 @@
-"""One asyncio connection to one proxy, one request at a time, everything within a deadline.
+"""One asyncio connection to one proxy, one request at a time, within a deadline; names to addresses.
 
 The twin of `net.connection`: the same failures, the same rule that a connection whose call failed or was
 cancelled is closed. Times are the event loop's.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-from ddmq_client.core import transport
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.net.connection import CONNECT_MAX_S
 
@@ -117,7 +118,7 @@ class AsyncFramedConnection:
                 await connected.drained()
         except OSError as error:  # a time-out is one, too
             self.close()
-            raise transport.not_written(self.name, error) from error
+            raise verdicts.not_written(self.name, error) from error
         except BaseException:
             self.close()
             raise
@@ -141,9 +142,9 @@ class AsyncFramedConnection:
             async with asyncio.timeout_at(deadline):
                 return await answer
         except TimeoutError as error:
-            raise transport.timed_out(self.name, loop.time() - started) from error
+            raise verdicts.timed_out(self.name, loop.time() - started) from error
         except (OSError, FrameError) as error:
-            raise transport.lost(self.name, error) from error
+            raise verdicts.lost(self.name, error) from error
 
     async def _connected(self, deadline: float) -> _Frames:
         if self._frames is not None and self._frames.ended is None:
@@ -158,6 +159,19 @@ class AsyncFramedConnection:
                 )
         except OSError as error:  # a time-out is one, too
             reason = "the time is up" if isinstance(error, TimeoutError) else error
-            raise transport.not_connected(self.name, reason) from error
+            raise verdicts.not_connected(self.name, reason) from error
         self._frames = frames
         return frames
+
+
+async def resolve(
+    addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
+) -> list[ProxyAddress]:
+    """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
+    loop = asyncio.get_running_loop()
+    found: dict[ProxyAddress, None] = {}
+    for address in addresses:
+        with suppress(OSError, UnicodeError):
+            known[address] = from_info(await loop.getaddrinfo(*address, type=1))
+        found.update(dict.fromkeys(known.get(address, ())))
+    return list(found)[:ADDRESSES_MAX]

@@ -24,15 +24,14 @@ from types import TracebackType
 from ddmq_client.aio.broadcast import AsyncBroadcastPool
 from ddmq_client.aio.coordinator import AsyncCoordinator
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
-from ddmq_client.core import addresses
+from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_functions, topic_names
 from ddmq_client.errors import ClientError, ClosedError
-from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.offsets_file import broadcast_place
+from ddmq_client.process import RUN_LOOK_S, Signals, new_client_id
 from ddmq_client.received import Message
-from ddmq_client.signals import RUN_LOOK_S, Signals
 from ddmq_client.teller import OnError, OnLate, Teller
 from ddmq_client.wire.consuming import pull_settings
 
@@ -94,7 +93,7 @@ class AsyncConsumer:
             model=model,
             client_id=client_id or new_client_id(),
         )
-        self._proxies = addresses.parse(proxies, CONSUMER_PORT)
+        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler = handler
         self._batch_handler = batch_handler

@@ -10,18 +10,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from ddmq_client.aio.connection import AsyncFramedConnection
-from ddmq_client.aio.resolver import resolve
-from ddmq_client.core import addresses
-from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress
+from ddmq_client.aio.connection import AsyncFramedConnection, resolve
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
+from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
 from ddmq_client.core.settings import check
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.fetching import ACK_TRIES, FAILURES, LEAVE_S, LINGER_MS_MAX, fetch_settings
 from ddmq_client.idl.codes import CONSUMER_PORT
-from ddmq_client.net.resolver import AGAIN_S
+from ddmq_client.net.connection import AGAIN_S
 from ddmq_client.received import FetchedQueue
-from ddmq_client.wire.fetching import ack_frame, fetch_frame, leave_frame, read_acked, read_fetched
+from ddmq_client.wire.consuming import ack_frame, fetch_frame, leave_frame, read_acked, read_fetched
 
 
 class AsyncFetchConsumer:
@@ -36,7 +34,7 @@ class AsyncFetchConsumer:
         timeout_ms: int = 5_000,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first fetch."""
-        self._proxies = addresses.parse(proxies, CONSUMER_PORT)
+        self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._settings = fetch_settings(group, consumer_id, timeout_ms)
         self._timeout_s = timeout_ms / 1000
         self._assignments = Assignments(group)

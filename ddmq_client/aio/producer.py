@@ -16,15 +16,15 @@ from types import TracebackType
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sender import AsyncJobSender
 from ddmq_client.aio.sync import now
-from ddmq_client.core import addresses
+from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError
-from ddmq_client.identity import new_client_id
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
+from ddmq_client.process import new_client_id
 from ddmq_client.wire.producing import heartbeat
 
 CLOSE_S = 1.0  # for the upkeep to end
@@ -64,7 +64,7 @@ class AsyncProducer:
         )
         self.client_id = settings.client_id
         self._outbox = Outbox(settings)
-        parsed = addresses.parse(proxies, PRODUCER_PORT)
+        parsed = parse_addresses(proxies, PRODUCER_PORT)
         self._router = AsyncProxyRouter(parsed, connections_max, heartbeat(settings.client_id))
         self._sender = AsyncJobSender(self._router)
         self._closed = False

@@ -10,8 +10,7 @@ from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node
 from ddmq_client.core.sending import SendJob
-from ddmq_client.core.transport import CallFailed
-from ddmq_client.core.verdicts import CallVerdict
+from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError
 from ddmq_client.outgoing import SendResult
 from ddmq_client.wire.producing import ProxyFault, read_results

@@ -1,25 +1,44 @@
 """What a consumer runs: per proxy one flusher and a puller for each topic; workers for its handlers.
 
 Names are resolved again every 30 s: new proxies get their pullers, those of vanished ones end, and what is
-still owed to these goes through another proxy.
+still to be told to these goes through another proxy.
+
+A puller is bound to one connection; results ride on its pulls. What no pull carries in time the flusher
+submits, over a connection of its own. A call that failed is followed by a pause and a new connection; the
+results that it carried are sent again: the proxy takes repeated ones as said.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from ddmq_client.aio.connection import AsyncFramedConnection, resolve
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.flusher import AsyncFlusher
-from ddmq_client.aio.puller import AsyncPuller
-from ddmq_client.aio.resolver import resolve
-from ddmq_client.aio.sync import AsyncActivity, Condition, Handle, finish
-from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, is_literal
-from ddmq_client.core.prefetch_buffer import Source
-from ddmq_client.wire.consuming import PullSettings
+from ddmq_client.aio.sync import AsyncActivity, Condition, Handle, clock, finish
+from ddmq_client.core.acks import AckBatch
+from ddmq_client.core.frames import FrameError
+from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, is_literal
+from ddmq_client.core.pacing import Pace
+from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
+from ddmq_client.core.verdicts import CallFailed
+from ddmq_client.errors import PullError
+from ddmq_client.teller import UNKNOWN_METHOD
+from ddmq_client.wire.consuming import (
+    Pulled,
+    PullSettings,
+    pull_frame,
+    read_pulled,
+    read_settled,
+    read_submitted,
+    settle_frame,
+    submit_frame,
+)
+from ddmq_client.wire.producing import ProxyFault
 
 ABORT_S = 0.5  # for a flusher whose connection was closed to end
 _log = logging.getLogger("ddmq_client.consumer")
@@ -168,3 +187,173 @@ class AsyncWorkerPool:
                 errors = await handle(messages)
             finally:
                 self._coordinator.handled(messages, errors)
+
+
+FAILURES = (CallFailed, FrameError, ProxyFault, PullError)
+
+
+class AsyncPuller:
+    """Pulls one topic (or all of the group's) from one proxy."""
+
+    def __init__(
+        self, coordinator: AsyncCoordinator, source: Source, address: ProxyAddress, pulls: PullSettings
+    ) -> None:
+        self._coordinator = coordinator
+        self._source = source
+        self._pulls = pulls
+        self._clock = clock()
+        self._connection = AsyncFramedConnection(address)
+        self._pace = Pace(pulls.linger_ms / 1000, random.random)
+        self.activity = AsyncActivity(self._run, f"ddmq-pull-{address}")
+
+    def end(self) -> None:
+        """End after the pull that is under way."""
+        self._coordinator.end(self._source)
+
+    def abort(self) -> None:
+        """Break off the pull that is under way."""
+        self._coordinator.end(self._source)
+        self._connection.close()
+
+    async def _run(self) -> None:
+        try:
+            while (work := await self._coordinator.wait_room(self._source)) is not None:
+                pause = await self._pull(*work)
+                if pause:
+                    await self._coordinator.pause(self._source, pause)
+        finally:
+            self._connection.close()
+
+    async def _pull(self, batch: int, linger_ms: int, acks: AckBatch | None) -> float:
+        """One pull; seconds to pause after it."""
+        started = self._clock()
+        try:
+            answer = await self._call(batch, linger_ms, acks)
+        except FAILURES as error:
+            if isinstance(error, PullError):
+                error.proxy = self._source.proxy.name
+            else:
+                self._connection.close()
+            self._coordinator.pull_failed(self._source, acks, error)
+            self._log_failure(error)
+            return self._pace.failed()
+        except BaseException as error:
+            self._coordinator.pull_failed(self._source, acks, error)
+            raise
+        self._coordinator.pulled(self._source, answer)
+        self._coordinator.told(acks, answer.told)
+        self._coordinator.teller.notice(self._source.proxy.name, answer.notice)
+        return self._pace.answered(len(answer.messages), self._clock() - started, linger_ms / 1000)
+
+    async def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
+        pulls = self._pulls._replace(linger_ms=linger_ms)
+
+        def frame(now: float, sequence_id: int) -> bytes:
+            return pull_frame(pulls, self._source.topic, batch, acks, sequence_id)
+
+        timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
+        payload, sequence_id = await self._connection.call(frame, self._clock() + timeout_s)
+        return read_pulled(payload, sequence_id)
+
+    def _log_failure(self, error: Exception) -> None:
+        if self._coordinator.pulling_stopped or self._source.ended:
+            return
+        if self._pace.failing:
+            _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
+        else:
+            self._coordinator.teller.failed(self._source.proxy.name, error)
+
+
+CLOSING_TRIES = 3
+
+
+class AsyncFlusher:
+    """Submits to one proxy until the consumer stops; then what is left, within the closing deadline."""
+
+    def __init__(
+        self,
+        coordinator: AsyncCoordinator,
+        proxy: ProxyConnection,
+        address: ProxyAddress,
+        pulls: PullSettings,
+    ) -> None:
+        self._coordinator = coordinator
+        self._pulls = pulls
+        self.proxy = proxy
+        self._clock = clock()
+        self._connection = AsyncFramedConnection(address)
+        self._pace = Pace(0.0, random.random)
+        self.closing_deadline = 0.0  # monotonic seconds; set before flushing is stopped
+        self.activity = AsyncActivity(self._run, f"ddmq-acks-{address}")
+
+    def abort(self) -> None:
+        """Break off the submit that is under way; its results count as not delivered."""
+        self._connection.close()
+
+    async def _run(self) -> None:
+        coordinator, proxy = self._coordinator, self.proxy
+        try:
+            while (acks := await coordinator.wait_due(proxy)) is not None:
+                error = await self._deliver(acks, self._clock() + coordinator.settings.timeout_ms / 1000)
+                if error is None:
+                    self._pace.answered(1, 0.0)
+                else:
+                    self._log_failure(error)
+                    await coordinator.pause_flusher(proxy, self._pace.failed())
+            await self._deliver_rest()
+        finally:
+            self._connection.close()
+
+    async def _deliver_rest(self) -> None:
+        """What is still owed, while the proxy answers and time is left; a failed call is tried again."""
+        failures = 0
+        while self._clock() < self.closing_deadline and failures < CLOSING_TRIES:
+            acks = self._coordinator.take_rest(self.proxy)
+            if acks is None:
+                return
+            error = await self._deliver(acks, self.closing_deadline)
+            if error is not None:
+                failures += 1
+                _log.warning("results not submitted to %s: %s", self.proxy.name, error)
+
+    async def _deliver(self, acks: AckBatch, deadline: float) -> Exception | None:
+        """Submit, and tell the coordinator what came of it."""
+        try:
+            error = await self._submit(acks, deadline)
+        except BaseException as end:
+            self._coordinator.submitted(self.proxy, acks, end)
+            raise
+        self._coordinator.submitted(self.proxy, acks, error)
+        return error
+
+    async def _submit(self, acks: AckBatch, deadline: float) -> Exception | None:
+        try:
+            if self.proxy.settles and await self._settle(acks, deadline):
+                return None
+            payload, sequence_id = await self._connection.call(
+                lambda now, number: submit_frame(acks, number), deadline
+            )
+            if not read_submitted(payload, sequence_id):
+                return PullError("proxy answered false to submit")
+        except FAILURES as error:
+            self._connection.close()
+            return error
+        return None
+
+    async def _settle(self, acks: AckBatch, deadline: float) -> bool:
+        """Submit and hear what came too late; False where the proxy has only `submit`."""
+        leave = self._coordinator.pulling_stopped
+        try:
+            answer = await self._connection.call(
+                lambda now, number: settle_frame(self._pulls, acks, leave, number), deadline
+            )
+            self._coordinator.told(acks, read_settled(*answer))
+        except ProxyFault as fault:
+            if fault.kind != UNKNOWN_METHOD:
+                raise
+            self.proxy.settles = False
+        return self.proxy.settles or not acks
+
+    def _log_failure(self, error: Exception) -> None:
+        level = logging.DEBUG if self._pace.failing else logging.WARNING
+        _log.log(level, "submit to %s failed: %s", self.proxy.name, error)

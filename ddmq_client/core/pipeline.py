@@ -1,4 +1,8 @@
-"""Sends that wait for a worker: bounded, first come first served, gathered into batches. Pure.
+"""Messages into requests: those of a list are cut into batches, those that wait for a worker gathered. Pure.
+
+Order is kept. A batch has at most so many members and encoded bytes (which is an upper bound of their
+bodies). A message that is alone over that gets a batch of its own: whether the frame can take it was
+checked when it was encoded.
 
 A worker takes what is waiting, up to a batch; what arrives meanwhile makes the next one. A message that may
 ask for a delay goes alone (a proxy refuses it inside a batch), as does one whose time is nearly up: a batch
@@ -8,11 +12,27 @@ has its oldest member's deadline, and would otherwise fail for all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from ddmq_client.idl.codes import DELAY_DIALECT_PROPERTIES, DELAY_PROPERTY
 from ddmq_client.outgoing import OutgoingMessage, SendResult
+
+BATCH_BYTES_MAX = 4 * 1024 * 1024
+BATCH_MESSAGES_MAX = 500
+
+
+def split(sizes: Sequence[int], bytes_max: int, messages_max: int) -> Iterator[range]:
+    """Ranges of indexes [start, end), one per batch, that cover all of `sizes` in order."""
+    start = total = 0
+    for at, size in enumerate(sizes):
+        if at > start and (total + size > bytes_max or at - start >= messages_max):
+            yield range(start, at)
+            start, total = at, 0
+        total += size
+    if start < len(sizes):
+        yield range(start, len(sizes))
+
 
 T = TypeVar("T")
 HURRY_SHARE = 4  # less than a quarter of its time is left: goes alone

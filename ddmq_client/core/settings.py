@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ddmq_client.core.pipeline import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.sending import ResendPolicy
-from ddmq_client.core.splitter import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from ddmq_client.errors import OptionError
 
 TIMEOUT_MS_MAX = 600_000

@@ -11,20 +11,17 @@ import logging
 import random
 from collections.abc import Sequence
 
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.nodes import ProxyAddress
 from ddmq_client.core.pacing import Pace
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
-from ddmq_client.net.connection import FramedConnection
+from ddmq_client.net.connection import FramedConnection, resolve
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.puller import FAILURES
-from ddmq_client.net.resolver import resolve
 from ddmq_client.net.sync import Activity, Handle, clock, off_loop
-from ddmq_client.net.worker_pool import WorkerPool
+from ddmq_client.net.worker_pool import FAILURES, WorkerPool
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
-from ddmq_client.wire.consuming import PullSettings
-from ddmq_client.wire.fetching import FetchSettings, fetch_frame, read_fetched
+from ddmq_client.wire.consuming import FetchSettings, PullSettings, fetch_frame, read_fetched
 
 SAVE_EVERY_S = 1.0
 _log = logging.getLogger("ddmq_client.consumer")

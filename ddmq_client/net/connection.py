@@ -1,4 +1,4 @@
-"""One blocking connection to one proxy, one request at a time, everything within a deadline.
+"""One blocking connection to one proxy, one request at a time, within a deadline; names to addresses.
 
 Only the standard library's socket is used, and only at call time: where gevent has patched it, a wait
 parks the greenlet. A connection that failed, or whose call was interrupted, is closed and cannot be used
@@ -8,12 +8,14 @@ again: a late answer would otherwise be taken for the next request's.
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-from ddmq_client.core import transport
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info, is_literal
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 
 CONNECT_MAX_S = 2.0
@@ -84,7 +86,7 @@ class FramedConnection:
         try:
             self._live(deadline).sendall(frame)
         except OSError as error:
-            raise transport.not_written(self.name, error) from error
+            raise verdicts.not_written(self.name, error) from error
         return sequence_id
 
     def _receive(self, deadline: float) -> bytes:
@@ -93,14 +95,14 @@ class FramedConnection:
             while True:
                 data = self._live(deadline).recv(READ_BYTES)
                 if not data:
-                    raise transport.lost(self.name, "connection closed")
+                    raise verdicts.lost(self.name, "connection closed")
                 payload = self._buffer.feed(data)
                 if payload is not None:
                     return payload
         except TimeoutError as error:
-            raise transport.timed_out(self.name, time.monotonic() - started) from error
+            raise verdicts.timed_out(self.name, time.monotonic() - started) from error
         except (OSError, FrameError) as error:
-            raise transport.lost(self.name, error) from error
+            raise verdicts.lost(self.name, error) from error
 
     def _live(self, deadline: float) -> socket.socket:
         """The socket, its time-out set to what is left."""
@@ -116,11 +118,11 @@ class FramedConnection:
     def _connect(self, deadline: float) -> None:
         left = min(deadline - time.monotonic(), CONNECT_MAX_S)
         if left <= 0:
-            raise transport.not_connected(self.name, "the time is up")
+            raise verdicts.not_connected(self.name, "the time is up")
         try:
             fresh = socket.create_connection(self._address, timeout=left)
         except OSError as error:
-            raise transport.not_connected(self.name, error) from error
+            raise verdicts.not_connected(self.name, error) from error
         fresh.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fresh.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._buffer = FrameBuffer(self._frame_bytes_max)
@@ -145,3 +147,35 @@ def _shut(open_socket: socket.socket) -> None:
     except OSError:
         pass
     open_socket.close()
+
+
+AGAIN_S = 0.2  # for what was resolved before: a name server that hangs does not hold up anybody for longer
+T = TypeVar("T")
+
+
+def resolve(
+    addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
+) -> list[ProxyAddress]:
+    """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
+    found: dict[ProxyAddress, None] = {}
+    for address in addresses:
+        try:
+            known[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError):
+            pass
+        found.update(dict.fromkeys(known.get(address, ())))
+    return list(found)[:ADDRESSES_MAX]
+
+
+def in_time(work: Callable[[], T], addresses: Iterable[ProxyAddress], deadline: float) -> T | None:
+    """What `work` makes of these addresses; None when a name server has not answered by then.
+
+    Nothing ends a getaddrinfo that waits: it is left behind, on a thread of its own.
+    """
+    if all(map(is_literal, addresses)):
+        return work()
+    made: list[T] = []
+    thread = threading.Thread(target=lambda: made.append(work()), name="ddmq-resolve", daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    return made[0] if made else None

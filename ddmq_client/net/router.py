@@ -13,15 +13,12 @@ import threading
 from collections.abc import Collection, Sequence
 
 from ddmq_client.core import frames
-from ddmq_client.core.addresses import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress
 from ddmq_client.core.frames import FrameError
-from ddmq_client.core.nodes import Node, Rotation
+from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Node, ProxyAddress, Rotation
 from ddmq_client.core.sending import SEND_ONE
-from ddmq_client.core.transport import CallFailed
-from ddmq_client.core.verdicts import CallVerdict
+from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
-from ddmq_client.net.connection import FramedConnection
-from ddmq_client.net.resolver import resolve
+from ddmq_client.net.connection import FramedConnection, resolve
 from ddmq_client.net.sync import Activity, Condition, finish, now
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 

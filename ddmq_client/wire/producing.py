@@ -15,8 +15,7 @@ from ddmq_client.errors import InvalidMessageError
 from ddmq_client.idl import producer as idl
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, DelayType
 from ddmq_client.outgoing import OutgoingMessage, SendResult
-from ddmq_client.wire.codec import decode, encode
-from ddmq_client.wire.specs import Specs, StructArgs
+from ddmq_client.wire.codec import Specs, StructArgs, decode, encode
 
 HEARTBEAT_TOPIC = "carrera_heartbeat"
 

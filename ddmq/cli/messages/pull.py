@@ -27,9 +27,9 @@ from ddmq.cli.output import (
 )
 from ddmq.cli.values import GROUP, TOPIC, Folder, Whole, known_host
 from ddmq_client import ClientError, Consumer, Message, PullError
-from ddmq_client.core.addresses import ProxyAddress
 from ddmq_client.core.frames import FrameError
-from ddmq_client.core.transport import CallFailed
+from ddmq_client.core.nodes import ProxyAddress
+from ddmq_client.core.verdicts import CallFailed
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.wire.consuming import read_stats, stats_frame
 from ddmq_client.wire.producing import ProxyFault

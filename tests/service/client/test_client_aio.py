@@ -21,7 +21,7 @@ from ddmq_client import (
     UnknownOutcomeError,
 )
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.nodes import ProxyAddress
 
 UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(12)]
 

@@ -8,7 +8,7 @@ import pytest
 from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, PULL_ERROR, Standin, standing_in
 
 from ddmq_client import ClientError, ClosedError, Consumer, Message, OptionError, Outcome, Producer, PullError
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.nodes import ProxyAddress
 
 
 def bodies(count: int) -> list[bytes]:

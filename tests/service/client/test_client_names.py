@@ -20,7 +20,7 @@ from ddmq_client import (
     RangeReader,
 )
 from ddmq_client.aio import AsyncConsumer, AsyncFetchConsumer, AsyncProducer
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.nodes import ProxyAddress
 
 NAME = "slow.example:1"
 

@@ -20,7 +20,7 @@ from ddmq_client import (
     SendResult,
     UnknownOutcomeError,
 )
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core.nodes import ProxyAddress
 
 UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12)]
 

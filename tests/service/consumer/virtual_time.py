@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from consumer_rig import CODEC, METHODS, FakeCall, Rig
 
-from ddmq_client.aio import flusher, puller, worker_pool
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.aio import worker_pool
 from ddmq_client.core.frames import REPLY, call_head, reply_head
+from ddmq_client.core.nodes import ProxyAddress
 from ddmq_rpc.api import Wire
 
 STEP_S = 0.02
@@ -95,8 +95,7 @@ class VirtualConnection:
 
 def run(rig: Rig, work: Coroutine[Any, Any, None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run `work` in moved time."""
-    for module in (flusher, puller):
-        monkeypatch.setattr(module, "AsyncFramedConnection", VirtualConnection)
+    monkeypatch.setattr(worker_pool, "AsyncFramedConnection", VirtualConnection)
     monkeypatch.setattr(worker_pool, "resolve", _resolve)
     loop = VirtualLoop(rig)
     try:

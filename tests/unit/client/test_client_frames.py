@@ -10,11 +10,11 @@ from thriftpy2.protocol.compact import TCompactProtocol
 from thriftpy2.transport import TMemoryBuffer
 
 from ddmq_client import OptionError, OutgoingMessage
-from ddmq_client.core import addresses, frames
-from ddmq_client.core.addresses import ProxyAddress
+from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameBuffer, FrameError
+from ddmq_client.core.nodes import ProxyAddress, parse_addresses
+from ddmq_client.core.pipeline import split
 from ddmq_client.core.selectors import ANY, Placement, hash_of, placer
-from ddmq_client.core.splitter import split
 
 FIXED = settings(deadline=None, derandomize=True)
 
@@ -74,7 +74,7 @@ def test_any_bytes_are_a_head_or_a_frame_error(payload: bytes) -> None:
 
 
 def test_addresses() -> None:
-    found = addresses.parse("a:1, b ,[::1]:7,a:1,::1", 9613)
+    found = parse_addresses("a:1, b ,[::1]:7,a:1,::1", 9613)
     assert found == (
         ProxyAddress("a", 1),
         ProxyAddress("b", 9613),
@@ -82,13 +82,13 @@ def test_addresses() -> None:
         ProxyAddress("::1", 9613),
     )
     assert str(found[2]) == "[::1]:7"
-    assert addresses.parse(["x:2"], 1) == (ProxyAddress("x", 2),)
+    assert parse_addresses(["x:2"], 1) == (ProxyAddress("x", 2),)
 
 
 @pytest.mark.parametrize("text", ["", " , ", "a:0", "a:65536", "a:b", ":5", "[::1]:x"])
 def test_bad_addresses(text: str) -> None:
     with pytest.raises(OptionError):
-        addresses.parse(text, 9613)
+        parse_addresses(text, 9613)
 
 
 def test_placement() -> None:

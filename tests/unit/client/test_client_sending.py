@@ -16,8 +16,7 @@ from ddmq_client import (
     UnknownOutcomeError,
 )
 from ddmq_client.core import verdicts
-from ddmq_client.core.addresses import ProxyAddress
-from ddmq_client.core.nodes import Node, Rotation
+from ddmq_client.core.nodes import Node, ProxyAddress, Rotation
 from ddmq_client.core.pipeline import Pipeline, QueuedSend, goes_alone
 from ddmq_client.core.sending import ResendPolicy, SendJob
 from ddmq_client.core.settings import ProducerSettings
@@ -26,8 +25,7 @@ from ddmq_client.delays import When
 from ddmq_client.idl.codes import Code
 from ddmq_client.outbox import Outbox
 from ddmq_client.wire import producing
-from ddmq_client.wire.codec import encode
-from ddmq_client.wire.specs import StructArgs
+from ddmq_client.wire.codec import StructArgs, encode
 
 FIXED = settings(deadline=None, derandomize=True)
 

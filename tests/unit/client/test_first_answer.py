@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddmq_client.core.transport import CallFailed
-from ddmq_client.core.verdicts import CallVerdict
+from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import PullError
 from ddmq_client.teller import UNKNOWN_METHOD, FirstAnswer
 from ddmq_client.wire.producing import ProxyFault

@@ -1,11 +1,49 @@
-"""SIGTERM and Ctrl-C as something to wait for, while a consumer runs on the main thread."""
+"""The process that a client lives in: the name it takes from it, forks of it, and the signals that end it.
+
+A fork has none of the process's threads, and shares its connections. Two processes on one connection
+would take each other's answers for their own: a send would hear that it is stored when another process's
+message is. So what was used before a fork refuses to be used after it.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
 import signal
+import socket
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+from ddmq_client.errors import ClientError
+
+
+def new_client_id() -> str:
+    """Such as `web-3@4711@9f2c51ab`."""
+    return f"{socket.gethostname()[:64]}@{os.getpid()}@{secrets.token_hex(4)}"
+
+
+class Home:
+    """Where it was used first."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._process: int | None = None
+
+    @property
+    def left(self) -> bool:
+        """This is a fork of that process."""
+        return self._process is not None and self._process != os.getpid()
+
+    def enter(self) -> None:
+        """It is used here; ClientError in a fork of where it was used before."""
+        if self._process is None:
+            self._process = os.getpid()
+        elif self._process != os.getpid():
+            raise ClientError(
+                f"this {self._what} was used before process {self._process} forked; make one in each process"
+            )
+
 
 RUN_LOOK_S = 0.2  # how often `run` looks whether it is over
 WATCHED = (signal.SIGTERM, signal.SIGINT)
