@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddmq_common.config.loader import rules
 from ddmq_common.delays.levels import DEFAULT_WAITS, Levels
-from delay_service.core.kinds.occurrences import CATCH_UP_MAX
+from delay_service.core.occurrences import CATCH_UP_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from ddmq_common.errors import (
     RemoteError,
 )
 from delay_service.context import ShardContext
+from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.core.fire_command import GONE, REFUSED, FireCommand
-from delay_service.core.taken import DEAD_TEXT, FireNow, OutcomeReply
 from delay_service.due.alarm import Alarm
 from delay_service.fire_commit import FireCommit
 from delay_service.outcomes import outcome_record, tellable

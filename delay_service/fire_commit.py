@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 from backend.records import NewRecord
 from delay_service.context import ShardContext
+from delay_service.core.commands import FireNow
 from delay_service.core.fire_command import FireCommand, progress_of
-from delay_service.core.taken import FireNow
 from delay_service.due.commit import commit_due
 
 

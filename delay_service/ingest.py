@@ -26,15 +26,13 @@ from ddmq_common.errors import CallerError, FencedError, RemoteError
 from ddmq_common.native_threads import off_hub
 from delay_service.context import ShardContext
 from delay_service.core import decider
-from delay_service.core.command_record import CommandRecord, command_of
+from delay_service.core.commands import CommandRecord, OutcomeReply, Taken, command_of
 from delay_service.core.decider import INGESTED
 from delay_service.core.fire_command import UNREADABLE, dead_record
-from delay_service.core.taken import OutcomeReply, Taken
 from delay_service.due.alarm import Alarm
 from delay_service.due.queue_read import DueRead
 from delay_service.fire import FireLoop
 from delay_service.outcomes import outcome_record, tellable
-from delay_service.store.port import StoreChanges
 
 log = logging.getLogger("ddmq.delay")
 WAIT_S = 60.0  # how long one wait for data stands before it is armed again
@@ -141,7 +139,7 @@ class Ingest:
         if self._commands:
             self._take()
         elif self.position < self._end:
-            self._took(Taken(0, StoreChanges(), [], [], [], [], [], {}))
+            self._took(Taken())
         elif not (self._reading or self._lingering) and self._wait is None:
             self._tell_caught_up()
             if self._short:

@@ -9,7 +9,7 @@ from backend.records import NewRecord
 from ddmq_common.delays.command import encode_outcome
 from ddmq_common.delivery import encode
 from ddmq_common.names import OUTCOME_TOPIC
-from delay_service.core.taken import OutcomeReply
+from delay_service.core.commands import OutcomeReply
 
 _ID_END = 1 << 128
 

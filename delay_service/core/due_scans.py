@@ -5,7 +5,7 @@
 * When the head scan's slice is full there is a backlog. A second scan then looks ahead, behind the slice:
   it leaves out the topics that crowd the head, and jumps over milliseconds that hold nothing else, further
   each time, so that it reaches what is due now within a few slices however long the storm is. Who stands in
-  the middle of a storm is found by what is remembered of lately added messages (nearby.py).
+  the middle of a storm is found by what is remembered of lately added messages (Nearby).
 * Messages of a topic that takes nothing now are put aside in the store and come back by a scan of their own
   as soon as their topic takes messages again.
 
@@ -20,11 +20,12 @@ messages read elsewhere and handed in, a cancel could come between the read and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from backend.progress.ack_map import OFFSET_END, AckMap
-from delay_service.core.command_record import before, offsets_of
+from delay_service.core.commands import before, offsets_of
 from delay_service.core.fire_command import (
     GONE,
     UNFIT,
@@ -36,9 +37,8 @@ from delay_service.core.fire_command import (
     fire_command,
     state_after,
 )
-from delay_service.core.kinds.occurrences import CATCH_UP_MAX
-from delay_service.core.kinds.schedules import delivered_before
-from delay_service.core.nearby import Nearby
+from delay_service.core.occurrences import CATCH_UP_MAX
+from delay_service.core.schedules import delivered_before
 from delay_service.due.target_topic import TargetTopic
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, StoreChanges
 
@@ -318,3 +318,60 @@ class DueScans:
 
 def _size(messages: list[Pending]) -> int:
     return sum(len(message.delivery) for message in messages)
+
+
+class Nearby:
+    """Where messages that came in lately stand in the due order, by topic: the way past a storm.
+
+    A storm can be scanned no faster than a million messages a second, so whoever stands in the middle of one
+    cannot be found by reading on. Of each topic the keys that were added are therefore remembered, in memory,
+    at most `keys_max`: when there are more, the topic with the most goes, which is the storm's. It may know
+    too little (what came in before the process started), and keys where nothing stands any more.
+    """
+
+    def __init__(self, keys_max: int) -> None:
+        self._keys_max = keys_max
+        self._topics: dict[str, list[DueKey]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, topic: str, key: DueKey) -> None:
+        """A message waits there from now on."""
+        if self._count >= self._keys_max:
+            largest = max(self._topics, key=lambda one: len(self._topics[one]))
+            self._count -= len(self._topics.pop(largest))
+        heappush(self._topics.setdefault(topic, []), key)
+        self._count += 1
+
+    def due(self, now_ms: int, without: Container[str], limit: int) -> list[DueKey]:
+        """Keys that are due, of topics that are not in `without`, a fair share each; forgotten herewith."""
+        found: list[DueKey] = []
+        share = max(limit // max(len(self._topics), 1), 1)
+        for topic in list(self._topics):
+            if topic in without:
+                continue
+            keys = self._topics[topic]
+            taken = 0
+            while keys and keys[0].due_ms <= now_ms and taken < share and len(found) < limit:
+                found.append(heappop(keys))
+                taken += 1
+            self._count -= taken
+            self._topics.pop(topic)
+            if keys:
+                self._topics[topic] = keys  # behind the others, whose turn comes first then
+            if len(found) >= limit:
+                break
+        return found
+
+    def trim(self, to: DueKey) -> None:
+        """Nothing waits up to `to` that is not being fired."""
+        for topic, keys in list(self._topics.items()):
+            if keys and keys[0] <= to:
+                left = [key for key in keys if key > to]
+                self._count -= len(keys) - len(left)
+                heapify(left)
+                keys[:] = left
+            if not keys:
+                del self._topics[topic]

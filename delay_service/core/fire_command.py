@@ -13,8 +13,8 @@ from ddmq_common.delivery_parts import key_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.queue_choice import BY_HASH, choose
-from delay_service.core.command_record import moved_at
-from delay_service.core.kinds.occurrences import CATCH_UP_MAX, next_after, occurrence_id, to_fire
+from delay_service.core.commands import moved_at
+from delay_service.core.occurrences import CATCH_UP_MAX, next_after, occurrence_id, to_fire
 from delay_service.store.port import IdKind, IdState, Pending
 
 GONE = "topic gone"

@@ -33,7 +33,7 @@ from ddmq_common.delays.ids import DelayId, parse_delay_id
 from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from ddmq_common.delivery import encode
 from delay_service.core import decider
-from delay_service.core.command_record import CommandRecord
+from delay_service.core.commands import CommandRecord
 from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.due.target_topic import TargetTopic

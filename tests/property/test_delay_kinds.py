@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddmq_common.delays.command import ADD, EXPONENTIAL, LOOP, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.cron import Cron
-from delay_service.core.kinds.occurrences import delivered_before, due_ms, next_after, occurrence_id, to_fire
+from delay_service.core.occurrences import delivered_before, due_ms, next_after, occurrence_id, to_fire
 from tests.examples import examples
 
 T0 = 1_795_289_273

@@ -29,7 +29,7 @@ from ddmq_common.delays.ids import is_uuid, parse_delay_id, shard_of, uuid_bytes
 from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread
-from delay_service.core.kinds.occurrences import occurrence_id
+from delay_service.core.occurrences import occurrence_id
 from delay_service.service import DelayService
 from delay_service.store.port import DelayStore, DueKey, IdKind, Pending, Scan
 

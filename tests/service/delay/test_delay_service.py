@@ -25,7 +25,7 @@ from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import DiskFullError, RemoteError
 from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.core import decider
-from delay_service.core.command_record import CommandRecord, command_of
+from delay_service.core.commands import CommandRecord, command_of
 from delay_service.ingest import BUSY, LINGER_S
 
 HOUR_MS = 3_600_000

@@ -19,9 +19,8 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
-from delay_service.core.command_run import CommandRun
-from delay_service.core.decider import INGESTED
-from delay_service.core.kinds.occurrences import next_after
+from delay_service.core.decider import INGESTED, CommandRun
+from delay_service.core.occurrences import next_after
 from delay_service.core.unrecorded import UNRECORDED
 from delay_service.store.port import StoreChanges
 

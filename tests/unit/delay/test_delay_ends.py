@@ -26,11 +26,10 @@ from ddmq_common.delays.command import (
 from ddmq_common.delivery import decode, encode
 from ddmq_common.queue_choice import choose
 from delay_service.core import decider
-from delay_service.core.command_record import CommandRecord
+from delay_service.core.commands import DEAD_TEXT, CommandRecord
 from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import GONE, UNREADABLE, FireCommand, PassedOver, dead_fire, fire_command
-from delay_service.core.taken import DEAD_TEXT
 from delay_service.due.target_topic import TargetTopic
 from delay_service.store.memory import MemoryDelayStore
 from delay_service.store.port import IdKind, IdState, Pending, StoreChanges

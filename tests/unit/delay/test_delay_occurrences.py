@@ -7,7 +7,7 @@ import pytest
 
 from ddmq_common.delays.command import ADD, EXPONENTIAL, LOOP, ONCE, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.errors import DamagedError
-from delay_service.core.kinds.occurrences import (
+from delay_service.core.occurrences import (
     Next,
     delivered_before,
     due_ms,

@@ -13,7 +13,7 @@ import pytest
 
 from ddmq_common.delays.command import DelayCommand
 from ddmq_common.delays.schedules import ScheduleLimits
-from delay_service.core.kinds.occurrences import next_after
+from delay_service.core.occurrences import next_after
 from proxy_producer.core.dialects import dialect_of, dialects
 
 NOW = 1_795_289_273_456

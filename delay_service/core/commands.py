@@ -1,8 +1,9 @@
-"""A command as it lies in the inner topic, taken apart."""
+"""Delay commands: as one lies in the inner topic, taken apart, and what a run of them came to."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -11,10 +12,15 @@ from backend.progress.ack_map import OFFSET_END
 from backend.records import Carried
 from ddmq_common.delays.command import (
     ADD,
+    ADDED,
+    ALREADY_FIRED,
     CANCEL,
+    CANCELLED,
     FIRE,
     ONCE,
     RESCHEDULE,
+    UNKNOWN,
+    CommandOutcome,
     DelayCommand,
     decode_command,
     encode_command,
@@ -22,9 +28,12 @@ from ddmq_common.delays.command import (
 from ddmq_common.delays.ids import uuid_bytes
 from ddmq_common.delivery_parts import tag_of
 from ddmq_common.errors import DamagedError
-from delay_service.store.port import DueKey, Pending
+from ddmq_common.names import DELAY_DLQ_TOPIC
+from delay_service.store.port import DueKey, IdKind, IdState, Pending, StoreChanges
 
 OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE))
+OVER = (IdKind.FIRED, IdKind.DEAD)
+DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
 
 
 class CommandRecord(NamedTuple):
@@ -96,3 +105,80 @@ def before(key: DueKey) -> DueKey | None:
     if key.offset > 0:
         return DueKey(key.due_ms, key.offset - 1)
     return DueKey(key.due_ms - 1, OFFSET_END) if key.due_ms > 0 else None
+
+
+# --- what commands came to
+
+
+class OutcomeReply(NamedTuple):
+    """An outcome for the queue that asked for it."""
+
+    queue_id: int
+    outcome: CommandOutcome
+
+
+class FireNow(NamedTuple):
+    """A fire-now command whose outcome is the commit of its message."""
+
+    offset: int
+    queue_id: int
+    reply_id: int
+
+
+@dataclass(slots=True)
+class Taken:
+    """What so many `commands`, from the first on, came to. `done`: offsets that nobody waits for any more.
+    `ended`: those among them that no command and no state of an id names (see Unrecorded in context.py)."""
+
+    commands: int = 0
+    changes: StoreChanges = field(default_factory=StoreChanges)
+    replies: list[OutcomeReply] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    dead: list[CommandRecord] = field(default_factory=list)
+    awaited: list[FireNow] = field(default_factory=list)
+    tally: dict[str, int] = field(default_factory=dict)  # outcome → how many
+
+
+def latest_ms(said: DelayCommand) -> int:
+    """The latest time that a command names."""
+    return max(said.due_ms, said.timestamp_s * 1_000, said.expire_s * 1_000 if said.times else 0)
+
+
+def known(state: IdState) -> tuple[int, str]:
+    """What an add of a known id is answered, and counted as."""
+    if state.kind is IdKind.PENDING:
+        return ADDED, "known"
+    if state.kind in OVER:
+        return ALREADY_FIRED, "known"
+    return CANCELLED, "cancelled before"
+
+
+def known_again(state: IdState) -> tuple[int, str]:
+    """What a cancel of an id is answered that does not wait any more."""
+    if state.kind in OVER:
+        return ALREADY_FIRED, "already fired"
+    if state.kind is IdKind.CANCELLED:
+        return CANCELLED, "cancelled again"
+    return UNKNOWN, "unknown"
+
+
+def code_of(state: IdState | None, pending: int) -> tuple[int]:
+    if state is None or state.kind is IdKind.TOMBSTONE:
+        return (UNKNOWN,)
+    if state.kind is IdKind.PENDING:
+        return (pending,)
+    return (ALREADY_FIRED if state.kind in OVER else CANCELLED,)
+
+
+def reply_to(said: DelayCommand, code: int, state: IdState | None) -> OutcomeReply:
+    """What the queue that asked is told; `state`: of its id, None: nothing more is to be said."""
+    kind, at_ms = (None, 0) if state is None else (state.kind, state.at_ms)
+    outcome = CommandOutcome(
+        reply_id=said.reply_id,
+        code=code,
+        fired_at_ms=at_ms if kind in OVER else 0,
+        due_ms=at_ms if kind is IdKind.PENDING else 0,
+        text=DEAD_TEXT if kind is IdKind.DEAD else "",
+    )
+    return OutcomeReply(said.reply_queue, outcome)

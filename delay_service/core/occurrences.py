@@ -1,4 +1,16 @@
-"""What comes after an occurrence of any kind of command, and what becomes of those that were missed.
+"""When a delay command fires, and when again: the occurrences of every kind of delay message. Pure.
+
+Occurrence 0 is the first. A number determines its due time (`due_ms`) and its id, numbers and due times only
+grow together, and what comes after one is a function of the command, the number and the clock (`next_after`),
+so that whoever knows the last number fired goes on as if nothing had happened. `delivered_before` says how
+many fired. Where a count must rise above 0 with the first occurrence, as attempts do, keep occurrence + 1.
+`next_after` costs the same however much was missed: a loop that started in 2001 is not walked through.
+
+Types 2, 3 and 4 as old clients send them fire once, every interval, and at exponentially growing distances:
+type 3: t(k) = t(k−1) + interval; type 4: t(k) = t(k−1) + min(interval^k, one day), in whole seconds; a due
+time of our own with milliseconds shifts all of them by the same milliseconds. An occurrence exists while
+k < times and t(k) ≤ expire; occurrence 0 of a command that was accepted always does. Our own kind counts its
+own way (schedules.py).
 
 Missed is what fell due while nobody could fire it. Loops of the old wire (types 3 and 4) fire all that they
 missed, but of more than `catch_up_max` only the last `catch_up_max`: the others are passed over, and `timed`
@@ -20,9 +32,10 @@ from ddmq_common.delays.command import EXPONENTIAL, LOOP, SCHEDULE, DelayCommand
 from ddmq_common.delays.cron import CronError
 from ddmq_common.delays.ids import DelayId
 from ddmq_common.errors import DamagedError
-from delay_service.core.kinds import loops, schedules
+from delay_service.core import schedules
 
 CATCH_UP_MAX = 1_000
+DAY_S = 86_400
 NUMBER_MAX = (1 << 63) - 3  # of an occurrence: it, and one more, are kept in 63 bits
 NEVER_MS = 1 << 62
 
@@ -41,14 +54,14 @@ def due_ms(command: DelayCommand, occurrence: int) -> int:
     if command.kind == SCHEDULE:
         return schedules.due_ms(command, occurrence)
     if command.kind in (LOOP, EXPONENTIAL):
-        return command.due_ms + (loops.second_of(command, occurrence) - command.timestamp_s) * 1_000
+        return command.due_ms + (_second_of(command, occurrence) - command.timestamp_s) * 1_000
     return command.due_ms
 
 
 def last_due_ms(command: DelayCommand) -> int:
     """When the last occurrence is due; NEVER_MS when there is none, or a cron says."""
     if command.kind != SCHEDULE:
-        return due_ms(command, loops.last_of(command))
+        return due_ms(command, _last_of(command))
     schedule = command.schedule
     if schedule is None:
         return command.due_ms
@@ -62,7 +75,7 @@ def occurrence_id(command: DelayCommand, occurrence: int) -> str:
     if command.kind == SCHEDULE:
         second, timed = due_ms(command, occurrence) // 1_000, 0
     else:
-        second, timed = loops.second_of(command, occurrence), occurrence
+        second, timed = _second_of(command, occurrence), occurrence
     return DelayId(
         second,
         command.kind,
@@ -90,12 +103,12 @@ def next_after(
     """
     if command.kind == SCHEDULE:
         return _scheduled(command, occurrence, now_ms, catch_up_max, put_off_ms=put_off_ms)
-    last = loops.last_of(command)
+    last = _last_of(command)
     if occurrence >= last:
         return None
     shift_ms = command.due_ms - command.timestamp_s * 1_000
-    missed_to = min(last, loops.last_by(command, (now_ms - shift_ms) // 1_000))
-    passed_to = loops.last_by(command, (put_off_ms - shift_ms) // 1_000)
+    missed_to = min(last, _last_by(command, (now_ms - shift_ms) // 1_000))
+    passed_to = _last_by(command, (put_off_ms - shift_ms) // 1_000)
     following = max(occurrence, missed_to - max(catch_up_max, 1), passed_to) + 1
     if following > last:
         return None
@@ -127,3 +140,57 @@ def _scheduled(
     if found is None or found[0] > NUMBER_MAX:
         return None
     return Next(*found)
+
+
+# --- loops: types 3 and 4, by arithmetic, never by walking: powers reach a day after 16 steps at most
+
+
+def _second_of(command: DelayCommand, occurrence: int) -> int:
+    """t(k), epoch seconds."""
+    if command.kind == LOOP:
+        return command.timestamp_s + occurrence * command.interval_s
+    if command.kind == EXPONENTIAL:
+        return command.timestamp_s + _grown(command.interval_s, occurrence)
+    return command.timestamp_s
+
+
+def _last_by(command: DelayCommand, second: int) -> int:
+    """The highest k with t(k) ≤ `second`, of a loop without regard to times and expire; −1: none."""
+    since = second - command.timestamp_s
+    if since < 0:
+        return -1
+    if command.kind == LOOP:
+        return since // max(command.interval_s, 1)
+    return _grown_by(command.interval_s, since)
+
+
+def _last_of(command: DelayCommand) -> int:
+    """The highest k that the command has."""
+    if command.kind not in (LOOP, EXPONENTIAL):
+        return 0
+    return max(min(command.times - 1, _last_by(command, command.expire_s)), 0)
+
+
+def _steps(base: int) -> list[int]:
+    """The distances under a day: base, base², base³ …; empty for a base of a day and more."""
+    steps: list[int] = []
+    step = max(base, 2)
+    base = step
+    while step < DAY_S:
+        steps.append(step)
+        step *= base
+    return steps
+
+
+def _grown(base: int, occurrence: int) -> int:
+    steps = _steps(base)
+    return sum(steps[:occurrence]) + max(occurrence - len(steps), 0) * DAY_S
+
+
+def _grown_by(base: int, since: int) -> int:
+    reached = 0
+    for occurrence, step in enumerate(_steps(base)):
+        if reached + step > since:
+            return occurrence
+        reached += step
+    return len(_steps(base)) + (since - reached) // DAY_S
