@@ -18,11 +18,11 @@ from bench.delay_messages import BATCH, adding, messages
 from bench.harness import Series, run, sized
 from bench.servers import scratch
 from ddmq_common.rocks.database import Rocks, WriteBatch
-from delay_service.store import keys
+from delay_service.store import layout
+from delay_service.store.layout import encode_pending
 from delay_service.store.opening import open_store
 from delay_service.store.port import StoreChanges
 from delay_service.store.rocks_store import RocksStore
-from delay_service.store.values import encode_pending
 
 COUNT = sized(200_000, 2_000)
 STORM = sized(100_000, 2_000)
@@ -63,8 +63,8 @@ class Bench:
 
     def floor(self, body: int) -> dict[str, float]:
         pairs = [
-            sorted((keys.due_key(*one.key), encode_pending(one)) for one in changes.added)
-            + sorted((keys.ID + uuid, bytes(26)) for uuid in changes.ids)
+            sorted((layout.due_key(*one.key), encode_pending(one)) for one in changes.added)
+            + sorted((layout.ID + uuid, bytes(26)) for uuid in changes.ids)
             for changes in self.made(COUNT, body)
         ]
         began = time.perf_counter()

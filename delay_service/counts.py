@@ -77,7 +77,7 @@ class DelayCounts:
         self._pending = self._gauge(catalogue.DELAY_PENDING, self._pending, per_topic)
 
     def pending_bytes(self, per_topic: Mapping[str, int]) -> None:
-        """How many bytes that is, as core/weight.py counts them."""
+        """How many bytes that is, as `weight` of the store counts them."""
         self._sizes = self._gauge(catalogue.DELAY_PENDING_BYTES, self._sizes, per_topic)
 
     def _gauge(self, metric: Metric, before: set[str], per_topic: Mapping[str, int]) -> set[str]:

@@ -30,7 +30,14 @@ from delay_service.store.copies import (
 )
 from delay_service.store.port import DelayStore, StoreOpener
 from delay_service.store.rocks_store import RocksStore
-from delay_service.store.salvage import Damage, cut_log, damage_mark, leave_out_gaps, mark_damaged, salvage
+from delay_service.store.salvage import (
+    StoreDamage,
+    cut_log,
+    damage_mark,
+    leave_out_gaps,
+    mark_damaged,
+    salvage,
+)
 from delay_service.store.writing import own_key
 
 log = logging.getLogger(__name__)
@@ -201,7 +208,7 @@ def _opened(
     copy: Copy,
     lock: CopyLock,
     options: RocksOptions,
-    damage: Damage | None,
+    damage: StoreDamage | None,
     recovery: WalRecovery = WalRecovery.WHOLE,
 ) -> RocksStore:
     database = Rocks(copy.path, options, recovery)

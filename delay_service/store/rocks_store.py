@@ -1,10 +1,10 @@
 """The delay store in RocksDB: one shard, opened by its owner (`open_store` in opening.py).
 
 What is read often from the beginning of a range (what is due, what is put aside, what to forget) is read
-from its front, see front.py. Rules:
+from its front, see Front in writing.py. Rules:
 * One process, and in it one thread, writes and reads; `flush`, `tidy`, `checkpoint` and `close` are for
   native threads beside it, and `scan` may be called there.
-* After a failed write, or once damage was met, every call is refused. Damage also leaves a mark in the
+* After a failed write, or once damage was met, every call is refused. StoreDamage also leaves a mark in the
   folder, so that the next opening copies what can be read into a new one.
 """
 
@@ -17,13 +17,12 @@ from pathlib import Path
 
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.database import Pair, Rocks
-from delay_service.store import keys
+from delay_service.store import layout
 from delay_service.store.copies import sync_path
-from delay_service.store.front import Front
+from delay_service.store.layout import decode_all, decode_count, decode_pending, decode_state
 from delay_service.store.port import UNBOUNDED, DelayStore, DueKey, IdState, Pending, Scan, StoreChanges
-from delay_service.store.salvage import Damage, mark_damaged
-from delay_service.store.values import decode_all, decode_count, decode_pending, decode_state
-from delay_service.store.writing import FRONT, Counts, Fronts, make_batch, own_key
+from delay_service.store.salvage import StoreDamage, mark_damaged
+from delay_service.store.writing import FRONT, Front, Fronts, PendingCounts, make_batch, own_key
 
 TIDY_AT = 100_000  # removed messages that make a compaction worth it …
 TIDY_BYTES = 64 << 20  # … or so many bytes of them, when they are half of what the tables hold
@@ -34,7 +33,11 @@ class RocksStore(DelayStore):
     """`damage`: what the opening had to leave out, None when nothing. `released`: called once by `close`."""
 
     def __init__(
-        self, database: Rocks, released: Callable[[], None], swept: Callable[[], None], damage: Damage | None
+        self,
+        database: Rocks,
+        released: Callable[[], None],
+        swept: Callable[[], None],
+        damage: StoreDamage | None,
     ) -> None:
         self._db = database
         self._released = released
@@ -43,13 +46,13 @@ class RocksStore(DelayStore):
         self._closed = False
         self._removed = self._removed_bytes = 0
         self.damage = damage
-        self._counts = Counts()
+        self._counts = PendingCounts()
         with self._watched():
             self._load()
 
     def _load(self) -> None:
-        self._fronts = Fronts(self._db.get(own_key(FRONT)) or keys.DUE)
-        for key, value in self._pairs(keys.COUNT, keys.COUNT_END):
+        self._fronts = Fronts(self._db.get(own_key(FRONT)) or layout.DUE)
+        for key, value in self._pairs(layout.COUNT, layout.COUNT_END):
             self._counts.load(key[1:].decode(), *decode_count(value))
 
     @property
@@ -80,8 +83,8 @@ class RocksStore(DelayStore):
 
     def due(self, until_ms: int, limit: int, bytes_max: int, after: DueKey | None = None) -> list[Pending]:
         front = self._fronts.due
-        end = keys.due_key(min(until_ms, keys.DUE_MS_MAX) + 1, 0) if until_ms >= 0 else keys.DUE
-        start = front.start if after is None else keys.just_after(after)
+        end = layout.due_key(min(until_ms, layout.DUE_MS_MAX) + 1, 0) if until_ms >= 0 else layout.DUE
+        start = front.start if after is None else layout.just_after(after)
         with self._watched():
             if after is None and front.first is not None and front.first >= end:
                 return []
@@ -107,18 +110,18 @@ class RocksStore(DelayStore):
 
     def next_due(self, after: DueKey | None = None) -> DueKey | None:
         front = self._fronts.due
-        start = front.start if after is None else keys.just_after(after)
+        start = front.start if after is None else layout.just_after(after)
         with self._watched():
             if after is None and front.first is not None:
-                return keys.read_due(front.first)
-            key = self._db.first(start, keys.DUE_END)
+                return layout.read_due(front.first)
+            key = self._db.first(start, layout.DUE_END)
         if key is None:
             return None
         front.found(start, [key])
-        return keys.read_due(key)
+        return layout.read_due(key)
 
     def get(self, key: DueKey) -> Pending | None:
-        names = [keys.due_key(*key), *(keys.aside_key(topic, *key) for topic in self._counts.aside)]
+        names = [layout.due_key(*key), *(layout.aside_key(topic, *key) for topic in self._counts.aside)]
         with self._watched():
             for value in self._db.get_many(names):
                 if value is not None:
@@ -127,13 +130,13 @@ class RocksStore(DelayStore):
 
     def ids(self, uuids: Sequence[bytes]) -> list[IdState | None]:
         with self._watched():
-            values = self._db.get_many([keys.ID + uuid for uuid in uuids])
+            values = self._db.get_many([layout.ID + uuid for uuid in uuids])
             return [None if value is None else decode_state(value) for value in values]
 
     def forgettable(self, now_ms: int, limit: int) -> list[bytes]:
         fronts = self._fronts
         fronts.told, fronts.stale = {}, []
-        start, end = fronts.forget.start, keys.forget_key(max(now_ms, 0) + 1, bytes(keys.UUID_BYTES))
+        start, end = fronts.forget.start, layout.forget_key(max(now_ms, 0) + 1, bytes(layout.UUID_BYTES))
         with self._watched():
             for chunk in self._db.chunks(start, end, _STALE_MAX * limit):
                 names = [key for key, _ in chunk]
@@ -146,7 +149,7 @@ class RocksStore(DelayStore):
 
     def _sort_out(self, names: list[bytes], limit: int) -> None:
         """Which of these `x` keys still say when their id is forgotten."""
-        moments = [keys.read_forget(name) for name in names]
+        moments = [layout.read_forget(name) for name in names]
         states = self.ids([uuid for _, uuid in moments])
         for name, (moment_ms, uuid), state in zip(names, moments, states, strict=True):
             if state is None or state.forget_ms != moment_ms:
@@ -156,7 +159,7 @@ class RocksStore(DelayStore):
 
     def put_aside(self, topic: str, limit: int) -> list[Pending]:
         front = self._fronts.of_topic(topic)
-        end = keys.after(keys.aside_prefix(topic))
+        end = layout.after(layout.aside_prefix(topic))
         with self._watched():
             return self._front_messages(front, front.start, end, limit, UNBOUNDED)
 
@@ -181,13 +184,13 @@ class RocksStore(DelayStore):
         return found
 
     def _walks(self, topic: str | None, first: DueKey, to_ms: int) -> Iterator[Iterator[Pending]]:
-        start = max(keys.due_key(*first), self._fronts.due.start)
-        yield self._of_topic(topic, start, keys.due_key(min(to_ms, keys.DUE_MS_MAX), 0))
+        start = max(layout.due_key(*first), self._fronts.due.start)
+        yield self._of_topic(topic, start, layout.due_key(min(to_ms, layout.DUE_MS_MAX), 0))
         for name in (topic,) if topic is not None else tuple(self._counts.aside):
             if name in self._counts.aside:
                 start, end = (
-                    keys.aside_key(name, *first),
-                    keys.aside_key(name, min(to_ms, keys.DUE_MS_MAX), 0),
+                    layout.aside_key(name, *first),
+                    layout.aside_key(name, min(to_ms, layout.DUE_MS_MAX), 0),
                 )
                 yield self._of_topic(None, start, end)
 
@@ -223,7 +226,7 @@ class RocksStore(DelayStore):
             if whole:
                 self._removed_bytes = 0
             with self._watched():
-                self._db.compact(keys.DUE, keys.DUE_END if whole else self._fronts.due.start)
+                self._db.compact(layout.DUE, layout.DUE_END if whole else self._fronts.due.start)
         self._swept()
 
     def checkpoint(self, folder: Path) -> None:

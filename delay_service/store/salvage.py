@@ -11,7 +11,7 @@ database whose blocks, tables, log or list of tables are damaged:
   at its first command. So what was lost, listed or not (a state may be lost together with its message), comes
   back as far as the log still has it, and what is there is recognised by its id.
 
-Damage in nothing but the write-ahead log (or what power loss left behind its last sync) is simpler:
+StoreDamage in nothing but the write-ahead log (or what power loss left behind its last sync) is simpler:
 everything from there on is left out, because later changes may rest on lost ones, and the store is as it was
 at an earlier moment, named values included. The whole log is kept in a folder `damaged-log-N` in the copy.
 """
@@ -28,18 +28,17 @@ from pathlib import Path
 from ddmq_common.errors import DamagedError, StorageError
 from ddmq_common.rocks.database import Pair, Rocks, RocksOptions, WalRecovery, WriteBatch, repair
 from ddmq_common.rocks.write_ahead_log import after_gap
-from delay_service.core.weight import weight
-from delay_service.store import keys
+from delay_service.store import layout
 from delay_service.store.copies import DAMAGED, MARK_FILE, clone_files, sync_path
-from delay_service.store.port import IdKind, IdState, Pending
-from delay_service.store.values import decode_pending, decode_state, encode_count, encode_state
+from delay_service.store.layout import decode_pending, decode_state, encode_count, encode_state
+from delay_service.store.port import IdKind, IdState, Pending, weight
 
 LOST_FILE = "lost-ids.txt"
 _BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class StoreDamage:
     """What an opening had to leave out. `lost`: how many messages `lost_file` lists. `log_cut`: nothing but
     the end of the write-ahead log, which is kept in the folder `lost_file`."""
 
@@ -59,9 +58,9 @@ class Damage:
             f" files are kept as *{DAMAGED}, and commands that the log still has are taken in again"
         )
 
-    def moved(self, folder: Path) -> Damage:
+    def moved(self, folder: Path) -> StoreDamage:
         """The same, when its copy is in `folder` by now."""
-        return Damage(self.reason, self.lost, folder / self.lost_file.name, self.log_cut)
+        return StoreDamage(self.reason, self.lost, folder / self.lost_file.name, self.log_cut)
 
 
 def mark_damaged(folder: Path, reason: str) -> None:
@@ -112,12 +111,12 @@ def leave_out_gaps(copy: Path) -> tuple[int, Path] | None:
     return len(behind), kept
 
 
-def cut_log(copy: Path, reason: str) -> Damage:
+def cut_log(copy: Path, reason: str) -> StoreDamage:
     """Keep the write-ahead log before its end is left out; once, however often opening is tried."""
     wanted = _log_files(copy)
     for kept in copy.glob("damaged-log-*"):
         if _log_files(kept) == wanted:
-            return Damage(reason, 0, kept, log_cut=True)
+            return StoreDamage(reason, 0, kept, log_cut=True)
     kept = _new_log_folder(copy)
     try:
         for name in wanted:
@@ -125,10 +124,10 @@ def cut_log(copy: Path, reason: str) -> Damage:
     except OSError:
         shutil.rmtree(kept, ignore_errors=True)  # it will be tried again
         raise
-    return Damage(reason, 0, kept, log_cut=True)
+    return StoreDamage(reason, 0, kept, log_cut=True)
 
 
-def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> Damage:
+def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> StoreDamage:
     """Copy what can be read of `source` into the empty folder `target`."""
     work = target / "work"
     work.mkdir()
@@ -146,7 +145,7 @@ def salvage(source: Path, target: Path, reason: str, options: RocksOptions) -> D
         with suppress(StorageError):  # it is thrown away; its damage may show once more here
             old.close()
     shutil.rmtree(work)
-    return Damage(reason, lost, target / LOST_FILE)
+    return StoreDamage(reason, lost, target / LOST_FILE)
 
 
 def _open_at_any_price(folder: Path, options: RocksOptions) -> Rocks:
@@ -158,9 +157,9 @@ def _open_at_any_price(folder: Path, options: RocksOptions) -> Rocks:
 
 
 def _copy(old: Rocks, new: Rocks, lost_file: Path) -> int:
-    writer = _Writer(new)
-    for prefix in (keys.DUE, keys.ASIDE, keys.ID):
-        for key, value in readable(old, prefix, keys.after(prefix)):
+    writer = _Batches(new)
+    for prefix in (layout.DUE, layout.ASIDE, layout.ID):
+        for key, value in readable(old, prefix, layout.after(prefix)):
             if _sound(prefix, value):
                 writer.put(key, value)
     writer.flush()
@@ -169,7 +168,7 @@ def _copy(old: Rocks, new: Rocks, lost_file: Path) -> int:
         for uuid, state in _states(new):
             if not _there(old, new, state, writer):
                 file.write(f"{uuid.hex()} {state.at_ms} {state.offset}\n")
-                writer.batch.delete(keys.ID + uuid)
+                writer.batch.delete(layout.ID + uuid)
                 lost += 1
     writer.flush()
     _count_and_complete(new, writer)
@@ -196,9 +195,9 @@ def readable(database: Rocks, start: bytes, end: bytes) -> Iterator[Pair]:
 
 def _sound(prefix: bytes, value: bytes) -> bool:
     try:
-        if prefix in (keys.DUE, keys.ASIDE):
+        if prefix in (layout.DUE, layout.ASIDE):
             decode_pending(value)
-        elif prefix == keys.ID:
+        elif prefix == layout.ID:
             decode_state(value)
     except DamagedError:
         return False
@@ -206,23 +205,23 @@ def _sound(prefix: bytes, value: bytes) -> bool:
 
 
 def _states(database: Rocks) -> Iterator[tuple[bytes, IdState]]:
-    for chunk in database.chunks(keys.ID, keys.ID_END):
+    for chunk in database.chunks(layout.ID, layout.ID_END):
         for key, value in chunk:
             yield key[1:], decode_state(value)
 
 
-def _there(old: Rocks, new: Rocks, state: IdState, writer: _Writer) -> bool:
+def _there(old: Rocks, new: Rocks, state: IdState, writer: _Batches) -> bool:
     """Is its message there, or does a single look into the old database still find it?"""
     if state.kind is not IdKind.PENDING:
         return True
-    key = keys.due_key(state.at_ms, state.offset)
+    key = layout.due_key(state.at_ms, state.offset)
     if new.get(key) is not None or _aside(new, state):
         return True
     try:
         value = old.get(key)
     except DamagedError:
         return False
-    if value is None or not _sound(keys.DUE, value):
+    if value is None or not _sound(layout.DUE, value):
         return False
     writer.put(key, value)
     return True
@@ -230,21 +229,21 @@ def _there(old: Rocks, new: Rocks, state: IdState, writer: _Writer) -> bool:
 
 def _aside(database: Rocks, state: IdState) -> bool:
     """Is its message among those put aside? Topic by topic, which are few."""
-    at = keys.ASIDE
-    while (key := database.first(at, keys.ASIDE_END)) is not None:
+    at = layout.ASIDE
+    while (key := database.first(at, layout.ASIDE_END)) is not None:
         topic = key[1 : key.index(b"\0")].decode()
-        if database.get(keys.aside_key(topic, state.at_ms, state.offset)) is not None:
+        if database.get(layout.aside_key(topic, state.at_ms, state.offset)) is not None:
             return True
-        at = keys.after(keys.aside_prefix(topic))
+        at = layout.after(layout.aside_prefix(topic))
     return False
 
 
-def _count_and_complete(new: Rocks, writer: _Writer) -> None:
+def _count_and_complete(new: Rocks, writer: _Batches) -> None:
     """Counts, states of messages without one, and when to forget the others."""
     pending, aside, sizes = Counter[str](), Counter[str](), Counter[str]()
-    for prefix, counter in ((keys.DUE, None), (keys.ASIDE, aside)):
+    for prefix, counter in ((layout.DUE, None), (layout.ASIDE, aside)):
         for key, message in _messages(new, prefix):
-            known = new.get(keys.ID + message.uuid)
+            known = new.get(layout.ID + message.uuid)
             if known is not None and _has_moved(new, message, decode_state(known)):
                 writer.batch.delete(key)
                 continue
@@ -254,13 +253,13 @@ def _count_and_complete(new: Rocks, writer: _Writer) -> None:
                 counter[message.topic] += 1
             if known is None:
                 state = IdState(IdKind.PENDING, message.due_ms, message.offset)
-                writer.put(keys.ID + message.uuid, encode_state(state))
+                writer.put(layout.ID + message.uuid, encode_state(state))
     for topic, count in pending.items():
-        writer.put(keys.COUNT + topic.encode(), encode_count(count, aside[topic], sizes[topic]))
+        writer.put(layout.COUNT + topic.encode(), encode_count(count, aside[topic], sizes[topic]))
     writer.flush()
     for uuid, state in _states(new):
         if state.forget_ms > 0:
-            writer.put(keys.forget_key(state.forget_ms, uuid), b"")
+            writer.put(layout.forget_key(state.forget_ms, uuid), b"")
     writer.flush()
 
 
@@ -268,16 +267,16 @@ def _has_moved(database: Rocks, message: Pending, state: IdState) -> bool:
     """It waits at another time; that it left this one was lost with a damaged block."""
     if state.kind is not IdKind.PENDING or state.offset != message.offset or state.at_ms == message.due_ms:
         return False
-    return database.get(keys.due_key(state.at_ms, state.offset)) is not None or _aside(database, state)
+    return database.get(layout.due_key(state.at_ms, state.offset)) is not None or _aside(database, state)
 
 
 def _messages(database: Rocks, prefix: bytes) -> Iterator[tuple[bytes, Pending]]:
-    for chunk in database.chunks(prefix, keys.after(prefix)):
+    for chunk in database.chunks(prefix, layout.after(prefix)):
         for key, value in chunk:
             yield key, decode_pending(value)
 
 
-class _Writer:
+class _Batches:
     """Writes in batches."""
 
     def __init__(self, database: Rocks) -> None:

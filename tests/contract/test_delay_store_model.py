@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delay_service.store import front
-from delay_service.store.memory import MemoryDelayStore
+from delay_service.store import writing
 from delay_service.store.opening import open_store
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, Scan, StoreChanges
+from tests.delay_store_in_memory import MemoryDelayStore
 from tests.examples import examples
 
 TOPICS = ("a", "ab", "b")
@@ -183,7 +183,7 @@ class RocksMachine(StoreMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="delay-store-"))
-        self.small_ranges = patch.object(front, "RANGE_MIN", 3)
+        self.small_ranges = patch.object(writing, "RANGE_MIN", 3)
         self.small_ranges.start()
         self.epoch = 0
 

@@ -37,13 +37,13 @@ from delay_service.core.commands import CommandRecord
 from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.due.target_topic import TargetTopic
-from delay_service.store import keys
-from delay_service.store.memory import MemoryDelayStore
+from delay_service.store import layout
+from delay_service.store.layout import decode_pending, decode_state, encode_pending, encode_state
 from delay_service.store.port import IdKind, Scan, StoreChanges
-from delay_service.store.values import decode_pending, decode_state, encode_pending, encode_state
 from proxy_producer.core.delay_checks import DelayRequest, DelayRules, delay_fault, id_fault, timestamp_fault
 from proxy_producer.core.delay_commands import add_command, changing_command, schedule_command, uuid_of
 from proxy_producer.core.dialects import DIALECTS, dialect_of, dialects
+from tests.delay_store_in_memory import MemoryDelayStore
 
 NOW = 1_795_000_000_000
 DAY_MS = 86_400_000
@@ -181,11 +181,11 @@ class Shard:
     def write(self, changes: StoreChanges) -> None:
         for message in changes.added:
             assert decode_pending(encode_pending(message)) == message
-            assert keys.read_due(keys.due_key(*message.key)) == message.key
+            assert layout.read_due(layout.due_key(*message.key)) == message.key
         for uuid, state in changes.ids.items():
             if state is not None:
                 assert decode_state(encode_state(state)) == state
-                keys.forget_key(state.forget_ms, uuid)
+                layout.forget_key(state.forget_ms, uuid)
         self.due_scans.added(changes.added)
         self.store.write(changes)
 
@@ -252,7 +252,7 @@ def check(accepted: Accepted, random: Random) -> None:
     assert id_fault(delay_id, SHARDS, ours=True) is None
     shard, now = Shard(), NOW
     shard.take(order, now)
-    for message in shard.store.scan(Scan(None, 0, keys.DUE_MS_MAX, 10)):
+    for message in shard.store.scan(Scan(None, 0, layout.DUE_MS_MAX, 10)):
         row = _row(message)
         assert row["id"] == delay_id.decode(), "it is listed under the id that the sender got"
     in_time = order.due_ms >= now

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delay_service.store import front
-from delay_service.store.front import Front
+from delay_service.store import writing
+from delay_service.store.writing import Front
 from tests.examples import examples
 
 PLACES = st.integers(0, 99)
@@ -24,7 +24,7 @@ class FrontMachine(RuleBasedStateMachine):
         self.live: set[bytes] = set()
         self.seen = b""
         self.left: list[bytes] = []
-        self.patches = [patch.object(front, name, value) for name, value in SMALL.items()]
+        self.patches = [patch.object(writing, name, value) for name, value in SMALL.items()]
         for each in self.patches:
             each.start()
 
@@ -80,7 +80,7 @@ class FrontMachine(RuleBasedStateMachine):
     def bounded_and_right(self) -> None:
         assert all(key >= self.front.start for key in self.live)
         assert self.front.first in (None, min(self.live, default=None))
-        assert self.front.known <= front.KNOWN_MAX
+        assert self.front.known <= writing.KNOWN_MAX
 
     def teardown(self) -> None:
         for each in self.patches:

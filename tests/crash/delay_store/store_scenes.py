@@ -18,7 +18,7 @@ from delay_service.store.copies import DAMAGED, MARK_FILE, copies_of, make_folde
 from delay_service.store.opening import open_store, restore
 from delay_service.store.port import DelayStore, DueKey, Pending, Scan, StoreChanges
 from delay_service.store.rocks_store import RocksStore
-from delay_service.store.salvage import Damage
+from delay_service.store.salvage import StoreDamage
 from tests.crash.delay_store.store_images import SHARD, SMALL, Image, lost_ids
 from tests.crash.delay_store.store_load import FOREVER, Load, assert_same, model_of, written
 from tests.crash.storage_calls import give_in
@@ -250,7 +250,7 @@ def _check_cut(folder: Path, told: Told) -> None:
     assert len(kept) <= 3, kept
 
 
-def _check_damaged_twice(store: RocksStore, damage: Damage) -> None:
+def _check_damaged_twice(store: RocksStore, damage: StoreDamage) -> None:
     """A power loss tore the list of tables while the end of the log was left out: everything readable is
     there, what is not is listed, and all orders are to be taken in again."""
     assert written(store) == 0

@@ -33,8 +33,8 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, FIRED_GROUP, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService
-from delay_service.store.memory import MemoryDelayStore
 from delay_service.store.port import DelayStore
+from tests.delay_store_in_memory import MemoryDelayStore
 from tests.played_memory import PlayedMemory
 from tests.service.delay.hand_alarm import HandAlarm
 

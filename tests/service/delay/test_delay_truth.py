@@ -19,9 +19,9 @@ from ddmq_common.delays.command import (
 )
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
+from delay_service.context import UNRECORDED
 from delay_service.core.decider import INGESTED, CommandRun
 from delay_service.core.occurrences import next_after
-from delay_service.core.unrecorded import UNRECORDED
 from delay_service.store.port import StoreChanges
 
 HOUR_MS = 3_600_000

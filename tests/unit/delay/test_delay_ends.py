@@ -31,8 +31,8 @@ from delay_service.core.decision_context import DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import GONE, UNREADABLE, FireCommand, PassedOver, dead_fire, fire_command
 from delay_service.due.target_topic import TargetTopic
-from delay_service.store.memory import MemoryDelayStore
 from delay_service.store.port import IdKind, IdState, Pending, StoreChanges
+from tests.delay_store_in_memory import MemoryDelayStore
 
 NOW = 1_700_000_000_000
 UUID_TEXT = "00000000-0000-0000-0000-000000000007"

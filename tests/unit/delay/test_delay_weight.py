@@ -13,8 +13,7 @@ from ddmq_common.delays.command import (
     Schedule,
     encode_command,
 )
-from delay_service.core.weight import RECORD_BYTES, deliveries_a_day, weight
-from delay_service.store.port import Pending
+from delay_service.store.port import RECORD_BYTES, Pending, deliveries_a_day, weight
 
 
 def order(kind: int = 2, **more: object) -> DelayCommand:

@@ -8,18 +8,18 @@ import pytest
 
 from ddmq_common.errors import NewerFormatError
 from ddmq_common.rocks.database import Rocks, RocksOptions, WriteBatch
-from delay_service.store import keys
+from delay_service.store import layout
 from delay_service.store.copies import MARK_FILE
+from delay_service.store.layout import encode_state
 from delay_service.store.port import IdKind, IdState
 from delay_service.store.salvage import salvage
-from delay_service.store.values import encode_state
 
 
 def test_salvaging_does_not_leave_out_what_is_newer(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     database = Rocks(source, RocksOptions())
     batch = WriteBatch()
-    batch.put(keys.ID + bytes(16), b"\x02" + encode_state(IdState(IdKind.PENDING, 1, 2, 0))[1:])
+    batch.put(layout.ID + bytes(16), b"\x02" + encode_state(IdState(IdKind.PENDING, 1, 2, 0))[1:])
     database.write(batch)
     database.sync()
     database.close()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ddmq_common.rocks.database import Rocks, WriteBatch
-from delay_service.store import keys
+from delay_service.store import layout
+from delay_service.store.layout import encode_pending
 from delay_service.store.opening import open_store
 from delay_service.store.port import IdKind, IdState, Scan, StoreChanges
 from delay_service.store.salvage import mark_damaged
-from delay_service.store.values import encode_pending
 from tests.contract.delay_store_kit import MANY, SMALL, adding, message
 
 
@@ -28,7 +28,7 @@ def test_a_message_that_has_moved_waits_once(tmp_path: Path, aside: bool) -> Non
     store.close()
     database = Rocks(store.folder, SMALL)
     batch = WriteBatch()
-    batch.put(keys.due_key(*before.key), encode_pending(before))
+    batch.put(layout.due_key(*before.key), encode_pending(before))
     database.write(batch)
     database.close()
     mark_damaged(store.folder, "a damaged block")

@@ -1,7 +1,8 @@
-"""Values of the delay store: a version byte, then the content. RocksDB keeps a checksum per block.
+"""What stands in the delay store: its keys and values as bytes (docs/formats-delay.md has the tables).
 
-docs/formats-delay.md tells the bytes. Whatever does not parse is a DamagedError, never a
-message; what a newer release wrote is a NewerFormatError.
+A key is one byte for the kind, then what sorts, big-endian and of fixed width; every kind's keys stand in
+[prefix, prefix + 1). A value is a version byte, then the content; RocksDB keeps a checksum per block.
+Whatever does not parse is a DamagedError, never a message; what a newer release wrote is a NewerFormatError.
 """
 
 from __future__ import annotations
@@ -12,8 +13,16 @@ from collections.abc import Iterable
 import msgspec
 
 from ddmq_common.errors import DamagedError, NewerFormatError, newer_format
-from delay_service.store.port import IdKind, IdState, Pending
+from delay_service.store.port import DueKey, IdKind, IdState, Pending
 
+DUE, ID, FORGET, ASIDE, COUNT, META = b"d", b"i", b"x", b"w", b"c", b"m"
+UUID_BYTES = 16
+DUE_MS_MAX = OFFSET_MAX = (1 << 63) - 1
+
+_DUE = struct.Struct(">cQQ")
+_DUE_TAIL = struct.Struct(">QQ")
+_FORGET = struct.Struct(">cQ16s")
+_pack_due = _DUE.pack
 VERSION = 1
 _PREFIX = bytes((VERSION,))
 _STATE = struct.Struct(">BBQQQ")
@@ -24,6 +33,63 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Pending).decode
 _pack_state = _STATE.pack
 _KINDS = {int(kind): kind for kind in IdKind}
+
+
+# --- keys
+
+
+def after(prefix: bytes) -> bytes:
+    """The end of a prefix's range."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+DUE_END, ID_END, FORGET_END, ASIDE_END, COUNT_END, META_END = map(
+    after, (DUE, ID, FORGET, ASIDE, COUNT, META)
+)
+
+
+def due_key(due_ms: int, offset: int) -> bytes:
+    """`d`, due time, offset."""
+    return _pack_due(DUE, due_ms, offset)
+
+
+def due_keys(messages: list[Pending]) -> list[bytes]:
+    """Of many messages."""
+    return [_pack_due(DUE, message[0], message[1]) for message in messages]
+
+
+def read_due(key: bytes) -> DueKey:
+    """Of a `d` or `w` key."""
+    return DueKey(*_DUE_TAIL.unpack_from(key, len(key) - _DUE_TAIL.size))
+
+
+def just_after(key: DueKey) -> bytes:
+    """The smallest `d` key behind `key`."""
+    return _pack_due(DUE, key.due_ms, key.offset) + b"\0"
+
+
+def aside_prefix(topic: str) -> bytes:
+    """`w`, topic, 0: a topic's messages that are put aside."""
+    return b"%b%b\0" % (ASIDE, topic.encode())
+
+
+def aside_key(topic: str, due_ms: int, offset: int) -> bytes:
+    """`w`, topic, 0, due time, offset."""
+    return aside_prefix(topic) + _DUE_TAIL.pack(due_ms, offset)
+
+
+def forget_key(moment_ms: int, uuid: bytes) -> bytes:
+    """`x`, moment, uuid."""
+    return _FORGET.pack(FORGET, moment_ms, uuid)
+
+
+def read_forget(key: bytes) -> tuple[int, bytes]:
+    """Moment and uuid of an `x` key."""
+    _, moment_ms, uuid = _FORGET.unpack(key)
+    return moment_ms, uuid
+
+
+# --- values
 
 
 def encode_pending(message: Pending) -> bytes:

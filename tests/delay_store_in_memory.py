@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddmq_common.errors import StorageError, UnsupportedError
-from delay_service.core.weight import weight
-from delay_service.store.port import DelayStore, DueKey, IdState, Pending, Scan, StoreChanges
+from delay_service.store.port import DelayStore, DueKey, IdState, Pending, Scan, StoreChanges, weight
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
