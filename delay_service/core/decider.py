@@ -173,9 +173,7 @@ class CommandRun:
         return state.kind in OVER and state.at_ms + RESEND_MS < self._now
 
     def _cancelled_otherwise(self, said: DelayCommand) -> bool:
-        if not said.unless_cancelled:
-            return False
-        other = self._ids[uuid_bytes(said.unless_cancelled)]
+        other = self._ids[uuid_bytes(said.unless_cancelled)] if said.unless_cancelled else None
         return other is not None and other.kind in (IdKind.CANCELLED, IdKind.TOMBSTONE)
 
     def _fired_before(self, command: CommandRecord, said: DelayCommand) -> None:
@@ -333,6 +331,7 @@ class CommandRun:
         if state is None or not _is_pending(state) or not self._context.acks.is_finished(state.offset):
             return state
         message = self._take_out(DueKey(state.at_ms, state.offset))
+        self._ended += [] if message is None else moved_at(message)  # the store may not know the last move
         return self._assume(uuid, state.offset, state.at_ms, of_waiting(message, state.at_ms))
 
     def _take_out(self, key: DueKey) -> Pending | None:

@@ -356,3 +356,19 @@ def _uuid(number: int) -> str:
 
 TestDelay = DelayMachine.TestCase
 TestDelay.settings = settings(max_examples=examples(300), stateful_step_count=50, deadline=None)
+
+
+def test_a_move_that_a_power_loss_took_out_of_the_store_ends_with_its_message() -> None:
+    """The log knows that the delivery has fired, the store only of the move before the last."""
+    machine = DelayMachine()
+    machine.begin()
+    machine.add(number=1, wait=2, series=True, closing=False)
+    machine.fire_now(number=1)
+    machine.take_in_and_fire(count=50, step=7)
+    machine.flush_and_commit(lives=False, applied=True)
+    machine.reschedule(number=1, wait=10)
+    machine.time_passes(step=40)
+    machine.take_in_and_fire(count=50, step=5)
+    machine.settle(which=0, fate="stored")
+    machine.fires_and_dies(step=0, applied=False, kept=False)
+    machine.teardown()
