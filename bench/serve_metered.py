@@ -21,7 +21,7 @@ from ddmq.server.process.hub import HubWatch
 from ddmq.server.process.parts import PARTS, ServerProcess
 from ddmq.server.process.signals import install_signals
 from ddmq_common.metrics.cells import Histogram
-from proxy_consumer.subscription.handed_out import HandedOut
+from proxy_consumer.runtime import HandedOut
 
 MODES = ("muted", "live", "watched")
 

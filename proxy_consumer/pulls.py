@@ -84,7 +84,7 @@ class Pulls:
                 self._throw(call, code_of(error), f"the results are not stored: {error}")
                 return
             pull.late = applied.late if pull.ours else ()
-            if applied.parts or self._results.forwarding.waiting:
+            if applied.open:
                 self._results.store(applied, lambda error: self._stored(pull, error))
                 return
         self._take(pull)

@@ -17,9 +17,9 @@ from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import RETRY_PREFIX, qid, retry_qid
 from proxy_consumer.config import ConsumerConfig
-from proxy_consumer.core.tally import Count, Counter, Tally
+from proxy_consumer.core.steps import Delivery
+from proxy_consumer.core.tally import Count, Counter, Observer, Tally
 from proxy_consumer.core.timer_queue import TimerQueue
-from proxy_consumer.subscription.handed_out import HandedOut
 
 log = logging.getLogger("ddmq.consumer")
 LEASE_ID_BITS = 46  # random part: a lease of an earlier process is never taken for one of this
@@ -129,3 +129,31 @@ class HubTicker:
 
     def stop(self) -> None:
         self._timer.stop()
+
+
+class HandedOut:
+    """The cells of one subscription. `wait`: µs from stored to handed out."""
+
+    __slots__ = ("_redelivered", "_wait")
+
+    def __init__(self, wait: Observer, redelivered: Counter) -> None:
+        self._wait = wait
+        self._redelivered = redelivered
+
+    def note(self, delivery: Delivery, wall_ms: int) -> None:
+        """Messages were handed out at `wall_ms` of the wall clock."""
+        state, messages = delivery.state, delivery.messages
+        if state.retry_queue:
+            self._redelivered.value += len(messages.offsets)
+            return
+        at = 0 if not delivery.redelivered else _first_time(delivery)
+        if at is None:
+            return
+        stored_ms = messages.batch.stored_ms(messages.indexes[at])
+        if stored_ms:
+            self._wait.observe((wall_ms - stored_ms) * 1e3)
+
+
+def _first_time(delivery: Delivery) -> int | None:
+    """The place of the first message that was never handed out before; None: there is none."""
+    return next((at for at, attempt in enumerate(delivery.attempts()) if attempt == 1), None)

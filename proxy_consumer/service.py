@@ -171,7 +171,7 @@ class ConsumerService:
         except TryLaterError as error:
             answers.throw(call, code_of(error), f"the results are not stored: {error}")
             return
-        if not applied.parts and not self._results.forwarding.waiting:
+        if not applied.open:
             answer(applied.late)
             return
 

@@ -1,6 +1,6 @@
 """PullBuffer: where one subscription's messages wait for clients.
 
-It decides what is read next and what is delivered to whom asks; results come through `outcomes`. It never
+It decides what is read next and what is delivered to whom asks, and hears what clients say of it. It never
 waits and never touches the backend: `take` gives a Delivery, or a ReadRequest for the shell to carry
 out and hand back through `loaded` (or an EndsRequest, through its scope), or None when nothing can be
 delivered now.
@@ -21,10 +21,9 @@ from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatu
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.arrivals import Arrivals, Redelivery
 from proxy_consumer.core.jobs import UpstreamJob, policy_of
-from proxy_consumer.core.leases import Lease
+from proxy_consumer.core.leases import Lease, by_lease
 from proxy_consumer.core.order.queue_stream import KeyReader, QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
-from proxy_consumer.core.outcomes import Outcomes
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.queue_feed import FeedState, Filter, QueueFeed, Slice, gather
 from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
@@ -64,7 +63,6 @@ class PullBuffer:
         self._again = Redelivery(answer_bytes_max, tally)
         self._arrivals = Arrivals(tally)
         self._judge_by(message_filter)
-        self.outcomes = Outcomes(self._ready, self._rate)
         self.config = config
 
     def configure(self, config: SubscriptionDefaults) -> None:
@@ -289,7 +287,66 @@ class PullBuffer:
         elif state in self._ready.scopes:
             self._ready.scopes[state].read_failed()
 
-    # --- what clients have
+    # --- what clients say, each under its lease; offsets and what belongs to them come as lists side by side
+
+    def finish(
+        self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float
+    ) -> int:
+        """Acknowledge `offsets`, each under the lease id at the same place (absent or 0: without one)."""
+        done = 0
+        for lease_id, group in by_lease(offsets, lease_ids):
+            done += state.jobs.finish(group, lease_id, now)
+        if done and state.jobs.handed_out > state.feed.next_offset():
+            state.drop_overtaken()
+        self._ready.heard(state)
+        return done
+
+    def fail(
+        self,
+        state: QueueState,
+        offsets: Sequence[int],
+        lease_ids: Sequence[int] | None,
+        delays_ms: Sequence[int] | None,
+        now: float,
+        reasons: Sequence[str] | None = None,
+    ) -> int:
+        """Fail `offsets`; a delay of 0 or more replaces the retry interval, a negative or absent one not."""
+        failed = 0
+        for index, offset in enumerate(offsets):
+            lease_id = lease_ids[index] if lease_ids and index < len(lease_ids) else 0
+            delay = delays_ms[index] if delays_ms and index < len(delays_ms) else -1
+            reason = reasons[index] if reasons and index < len(reasons) else ""
+            failed += state.jobs.fail(offset, lease_id or None, delay if delay >= 0 else None, now, reason)
+        self._ready.heard(state)
+        return failed
+
+    def give_up(self, state: QueueState, offset: int, lease_id: int, reason: str, error: str = "") -> bool:
+        """Fail one message for good: dead letter without further retry; `reason` one word, `error` free."""
+        given_up = state.jobs.give_up(offset, lease_id or None, reason, error)
+        self._ready.heard(state)
+        return given_up
+
+    def extend(self, state: QueueState, lease_ids: Sequence[int], now: float) -> int:
+        """Start the leases' time anew."""
+        return state.jobs.extend(lease_ids, now)
+
+    def extend_parts(
+        self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int], now: float
+    ) -> list[int]:
+        """Start the time of single messages anew; returns the offsets whose lease was over."""
+        late: list[int] = []
+        for lease_id, group in by_lease(offsets, lease_ids):
+            late += state.jobs.extend_part(group, lease_id or 0, now)
+        return late
+
+    def take_back(self, state: QueueState, offsets: Sequence[int], lease_ids: Sequence[int]) -> int:
+        """Messages that nobody looked at, the last first: others may have them at once."""
+        back = 0
+        for offset, lease_id in sorted(zip(offsets, lease_ids, strict=False), reverse=True):
+            back += state.jobs.take_back(offset, lease_id)
+        self._rate.spend(-back)
+        self._ready.heard(state)
+        return back
 
     def adopt(self, state: QueueState, runs: Sequence[LeasedRun], acked: Sequence[Range], now: float) -> None:
         """Clients have these since before the queue came here: nobody else gets them while leases last.

@@ -26,8 +26,8 @@ from proxy_consumer.core.steps import Delivery
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import HeldQueue
+from proxy_consumer.subscription.order import SharedOrder
 from proxy_consumer.subscription.subscription import Subscription
-from proxy_consumer.subscription.together import SharedOrder
 
 GROUP_PREFIX = "group/"
 SUBSCRIPTION_PREFIX = "subscription/"

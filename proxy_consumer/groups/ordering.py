@@ -23,9 +23,8 @@ from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.blocked_keys import BlockedKey
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import held_of
-from proxy_consumer.subscription.order import set_open
+from proxy_consumer.subscription.order import HandOver, SharedOrder, set_open, start_anew
 from proxy_consumer.subscription.subscription import Subscription
-from proxy_consumer.subscription.together import HandOver, SharedOrder, start_anew
 
 PARKED_PREFIX = "parked/"
 PARKED_MAX = 1_000

@@ -27,10 +27,9 @@ from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.groups.group import Group, PullWaiter
 from proxy_consumer.push.actions.job import ActionOutcome, Ending, MessagePlace, job_of
 from proxy_consumer.push.verdict import DONE, Pushed, Sink, Verdict, VerdictKind
-from proxy_consumer.results.commits import ProgressCommit, collect
 from proxy_consumer.retries.headers import attempts_before
 from proxy_consumer.runtime import Runtime, log
-from proxy_consumer.subscription.held_queue import QueueHolder, held_of
+from proxy_consumer.subscription.held_queue import ProgressCommit, QueueHolder, collect, held_of
 
 if TYPE_CHECKING:
     from proxy_consumer.push.chain import ActionChain
@@ -237,16 +236,16 @@ class PushRunner(PullWaiter):
         offsets, leases = [pushed.offset], [pushed.lease_id]
         if verdict.kind is VerdictKind.DONE:
             self._forget(pushed)
-            taken = buffer.outcomes.finish(state, offsets, leases, self._runtime.now())
+            taken = buffer.finish(state, offsets, leases, self._runtime.now())
         else:
             self._remember(pushed)
-            taken = buffer.outcomes.fail(state, offsets, leases, None, self._runtime.now(), [verdict.error])
+            taken = buffer.fail(state, offsets, leases, None, self._runtime.now(), [verdict.error])
         self._outcomes[outcome if taken else "late"].value += 1
         self._leave(pushed.lease_id)
         self._settle_later(state)
 
     def _give_up(self, state: QueueState, offset: int, lease_id: int, error: str) -> None:
-        given_up = self.subscription.buffer.outcomes.give_up(state, offset, lease_id, GIVEN_UP, error)
+        given_up = self.subscription.buffer.give_up(state, offset, lease_id, GIVEN_UP, error)
         self._outcomes["given up" if given_up else "late"].value += 1
         self._leave(lease_id)
         self._settle_later(state)
@@ -256,7 +255,7 @@ class PushRunner(PullWaiter):
         state = self._state(pushed)
         self._remember(pushed)
         if self.subscription.holds(state):
-            self.subscription.buffer.outcomes.take_back(state, [pushed.offset], [pushed.lease_id])
+            self.subscription.buffer.take_back(state, [pushed.offset], [pushed.lease_id])
             self._settle_later(state)
         self._leave(pushed.lease_id)
 
@@ -337,7 +336,7 @@ class PushRunner(PullWaiter):
             by_state.setdefault(id(state), (state, []))[1].append(lease_id)
         for state, lease_ids in by_state.values():
             if self.subscription.holds(state):
-                self.subscription.buffer.outcomes.extend(state, lease_ids, now)
+                self.subscription.buffer.extend(state, lease_ids, now)
         self._extend_at = NEVER
         self._extend_later()
 

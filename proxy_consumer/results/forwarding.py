@@ -38,32 +38,22 @@ _Holders = dict[bytes, str]  # qid → address
 
 
 class Forwarding:
-    """Passes on what `take` was given since the last `send`."""
+    """Finds out who holds a queue, and passes its results on."""
 
     def __init__(self, runtime: Runtime, fetches: Fetches) -> None:
         self._runtime = runtime
         self._fetches = fetches
         self._peers = Peers(runtime)
-        self._taken: list[Taken] = []
         self._known: dict[tuple[str, bytes], tuple[float, _Holders]] = {}
         self._done = runtime.metrics.cell(FORWARDED, "forwarded")
         self._nobody = runtime.metrics.cell(FORWARDED, "nobody holds it")
         self._between = runtime.metrics.cell(FORWARDED, "between two owners")
 
-    @property
-    def waiting(self) -> bool:
-        """Something was taken and not sent yet."""
-        return bool(self._taken)
-
-    def take(self, group: Group, result: Any) -> bool:
-        """Keep a result whose queue is not ours; False when no proxy can hold such a queue."""
-        context = result.context
+    def takes(self, group: Group, context: Any) -> bool:
+        """Whether another proxy may hold the queue that a context names."""
         if not self._runtime.address or context.topic not in group.subscriptions:
             return False
-        if not self._exists(_place(group, context)[1].decode("utf-8", "replace"), context.qid or b""):
-            return False
-        self._taken.append((group, result))
-        return True
+        return self._exists(_place(group, context)[1].decode("utf-8", "replace"), context.qid or b"")
 
     def _exists(self, topic: str, qid: bytes) -> bool:
         """Whether `qid` names a queue of the topic; what a client made up is in nobody's hands for ever."""
@@ -72,12 +62,11 @@ class Forwarding:
             return False
         return self._runtime.qid(QueueRef(topic, info.incarnation, int(number))).encode() == qid
 
-    def send(self, judge: Callable[[list[Taken], Done], None], done: Done) -> None:
-        """Pass on what was taken; `done` gets the first error, None when all is answered.
+    def send(self, taken: list[Taken], judge: Callable[[list[Taken], Done], None], done: Done) -> None:
+        """Pass results on; `done` gets the first error, None when all is answered.
 
         `judge` takes in the results of queues that this proxy has taken up.
         """
-        taken, self._taken = self._taken, []
         places = {_place(group, result.context) for group, result in taken}
         left = len(places)
         found: dict[tuple[str, bytes], _Holders | Exception] = {}

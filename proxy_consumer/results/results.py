@@ -17,11 +17,10 @@ from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups.group import Group
-from proxy_consumer.results.commits import Part, ProgressCommit, collect
 from proxy_consumer.results.forwarding import Done, Forwarding, Taken
 from proxy_consumer.retries.headers import error_text
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import HeldQueue, QueueHolder
+from proxy_consumer.subscription.held_queue import HeldQueue, Part, ProgressCommit, QueueHolder, collect
 
 NO_OFFSETS: Sequence[int] = ()
 GIVE_UP = -2  # in failDelaysMs: no further try
@@ -30,10 +29,17 @@ Missed = tuple[int, int]  # offset, lease id
 
 
 class Applied(NamedTuple):
-    """What became of a call's results: what has to be committed before the answer, and LateResults."""
+    """What became of a call's results: what is to be committed before the answer, what is to be passed on to
+    other proxies, and LateResults."""
 
     parts: list[Part]
+    foreign: list[Taken]
     late: list[Any]
+
+    @property
+    def open(self) -> bool:
+        """Whether the answer has to wait for `Results.store`."""
+        return bool(self.parts or self.foreign)
 
 
 class Results:
@@ -62,6 +68,7 @@ class Results:
         now = self._runtime.now()
         touched: dict[int, HeldQueue] = {}
         late: list[Any] = []
+        foreign: list[Taken] = []
         while result is not None:
             given = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
             given += len(result.extendLeases or NO_OFFSETS) + len(result.returnOffsets or NO_OFFSETS)
@@ -70,14 +77,14 @@ class Results:
             if offsets_left < 0 or elements_left < 0:
                 self._too_many.value += given
             else:
-                held = self._held(result, given)
+                held = self._held(result, given, foreign)
                 if held is not None:
                     missed = self._apply_one(held, result, now)
                     if missed:
                         late.append(_late(held, missed))
                     touched[id(held)] = held
             result = result.nextResult
-        return Applied(self._collect(touched), late)
+        return Applied(self._collect(touched), foreign, late)
 
     def _refuse_lost(self, result: Any) -> None:
         lost, now = self._runtime.lost, self._runtime.now()
@@ -105,7 +112,7 @@ class Results:
         What is passed on may turn out to be ours: then `applied.late` has become longer when `done` runs.
         """
         parts = applied.parts
-        if not self.forwarding.waiting:
+        if not applied.foreign:
             ProgressCommit(self._runtime, parts, done).start()
             return
         left, error = 1 + bool(parts), None
@@ -117,7 +124,9 @@ class Results:
             if left == 0:
                 done(error)
 
-        self.forwarding.send(lambda taken, judged: self._judge(taken, applied.late, judged), one)
+        self.forwarding.send(
+            applied.foreign, lambda taken, judged: self._judge(taken, applied.late, judged), one
+        )
         if parts:
             ProgressCommit(self._runtime, parts, one).start()
 
@@ -136,8 +145,8 @@ class Results:
         else:
             done(None)
 
-    def _held(self, result: Any, given: int) -> HeldQueue | None:
-        """The queue that a result's context names, if it is ours."""
+    def _held(self, result: Any, given: int, foreign: list[Taken]) -> HeldQueue | None:
+        """The queue that a result's context names, if it is ours; what others may hold goes to `foreign`."""
         context = result.context
         group = None if context is None else self._group_of(context.groupId)
         if group is None:
@@ -145,8 +154,11 @@ class Results:
                 self._unknown_group.value += given
             return None
         held = group.held.get((context.topic, context.qid))
-        if held is None and not self.forwarding.take(group, result):
-            group.unknown_queue.value += given
+        if held is None:
+            if self.forwarding.takes(group, context):
+                foreign.append((group, result))
+            else:
+                group.unknown_queue.value += given
         return held
 
     def _apply_one(self, held: HeldQueue, result: Any, now: float) -> list[Missed]:
@@ -155,19 +167,19 @@ class Results:
         missed: list[Missed] = []
         if result.successOffsets:
             offsets, leases = result.successOffsets, result.successLeases
-            done = buffer.outcomes.finish(state, offsets, leases, now)
+            done = buffer.finish(state, offsets, leases, now)
             if done < len(offsets) and leases:
                 missed += _missed(state, offsets, leases, done)
         if result.failOffsets:
             missed += self._fail(buffer, state, result, now)
         if result.extendOffsets and result.extendLeases:
             offsets, leases = result.extendOffsets, result.extendLeases
-            late = set(buffer.outcomes.extend_parts(state, offsets, leases, now))
+            late = set(buffer.extend_parts(state, offsets, leases, now))
             missed += [(at, lease) for at, lease in zip(offsets, leases, strict=False) if at in late]
         elif result.extendLeases:
-            buffer.outcomes.extend(state, result.extendLeases, now)
+            buffer.extend(state, result.extendLeases, now)
         if result.returnOffsets:
-            buffer.outcomes.take_back(state, result.returnOffsets, result.returnLeases or NO_OFFSETS)
+            buffer.take_back(state, result.returnOffsets, result.returnLeases or NO_OFFSETS)
             held.subscription.serve()
         return missed
 
@@ -183,10 +195,10 @@ class Results:
         for offset, lease, delay, reason in columns:
             error = error_text(reason or "")
             if delay == GIVE_UP:
-                taken = buffer.outcomes.give_up(state, offset, lease or 0, GIVEN_UP, error)
+                taken = buffer.give_up(state, offset, lease or 0, GIVEN_UP, error)
             else:
                 delays = None if delay is None else (min(delay, longest),)
-                taken = bool(buffer.outcomes.fail(state, (offset,), (lease or 0,), delays, now, (error,)))
+                taken = bool(buffer.fail(state, (offset,), (lease or 0,), delays, now, (error,)))
             if lease and not taken:
                 missed.append((offset, lease))
         return missed

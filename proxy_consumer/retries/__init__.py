@@ -5,12 +5,9 @@ left goes to SCHEDULE_TOPIC and from there to the group's retry topic, everythin
 Each move and the finish of what was moved are one commit where the engine is atomic; elsewhere the copy is
 durable first. Until that is done the message stays unfinished and is delivered to nobody.
 
-    next_hop.py         where a spent message goes next (pure)
-    headers.py          what travels with a retried message (pure)
-    retry_queues.py     which queue of the retry topic belongs to which topic of the group
-    optimistic_lock.py  one changer at a time, by a generation that only one commit can take
-    move.py             one message: read, decide, store and finish
-    publisher.py        a subscription's moves, a few at a time
+    publisher.py      where a spent message goes next, and the commit that moves it, a few at a time
+    headers.py        what travels with a retried message (pure)
+    retry_queues.py   which queue of the retry topic belongs to which topic of the group
 
 What a dead letter says of itself, and how it becomes a message again, is backend/internal_topics.py: the
 delay service makes some, too.

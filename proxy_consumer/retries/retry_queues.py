@@ -4,6 +4,11 @@
 subscription. The number is given on first need and kept in the setting `retry/GROUP`, a JSON object of
 topic → queue number. It is never taken back: messages may be on their way to it. Two proxies that give
 numbers at the same moment do so under an optimistic lock; whoever comes second reads again.
+
+The optimistic lock lets one change at a time through, over any number of processes, with nothing but group
+progress: it is a reset of an internal group's progress to the next generation, put into the commit that makes
+the change. Whoever read the same generation and commits second is refused with FencedError, whole; it reads
+again and sees what the first one did. Nothing is held while nobody changes anything.
 """
 
 from __future__ import annotations
@@ -15,11 +20,16 @@ import msgspec
 from backend.completion import Completion, succeeded
 from backend.internal_topics import ready_topic
 from backend.port import Backend
-from backend.records import CommitBatch, ProgressView, QueueRef, TopicInfo
+from backend.records import CommitBatch, ProgressDelta, ProgressView, QueueRef, TopicInfo
 from ddmq_common.errors import DdmqError, FencedError, StorageError
 from ddmq_common.names import RETRY_PREFIX, TURN_GROUP, retry_topic
-from proxy_consumer.retries.optimistic_lock import next_generation
 from proxy_consumer.runtime import Runtime
+
+
+def next_generation(queue: QueueRef, view: ProgressView) -> ProgressDelta:
+    """What to put into the commit; `view`: TURN_GROUP's progress on `queue`, read before all else."""
+    return ProgressDelta(TURN_GROUP, queue, view.epoch, view.generation + 1, reset_to=0)
+
 
 SETTING_PREFIX = "retry/"
 _TOPIC_SETTING = "topic/" + RETRY_PREFIX

@@ -21,9 +21,8 @@ from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.queue_jobs import LeasedRun, QueueJobs
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.results.commits import store_settings
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.subscription.held_queue import held_of
+from proxy_consumer.subscription.held_queue import held_of, store_settings
 
 LEASES_PREFIX = "leases/"
 RUNS_MAX = 4_096  # of one queue that are told; what is beyond may be delivered again

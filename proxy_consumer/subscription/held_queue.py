@@ -1,15 +1,21 @@
-"""One queue of ours as clients name it, and what may be asked of the subscription that holds it."""
+"""One queue of ours as clients name it, what may be asked of the subscription that holds it, and its progress
+on the way to the backend: what of which queue, and what to do when it is (not) durable.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
 
+from backend.completion import Completion
+from backend.records import AppendResult, CommitBatch, ProgressDelta
+from ddmq_common.errors import FencedError, RemoteError
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import QueueState, ReadRequest
 from proxy_consumer.retries.publisher import RetryPublisher
+from proxy_consumer.runtime import Runtime
 
 
 class QueueHolder(Protocol):
@@ -69,3 +75,123 @@ def held_of(state: QueueState) -> HeldQueue:
     held = state.label
     assert isinstance(held, HeldQueue)
     return held
+
+
+TRIES_MAX = 3
+
+
+class Part(NamedTuple):
+    """One queue's share of a commit."""
+
+    owner: QueueHolder
+    state: QueueState
+    delta: ProgressDelta
+
+
+def collect(owner: QueueHolder, states: Iterable[QueueState]) -> list[Part]:
+    """All progress of these queues that is not committed."""
+    parts = []
+    for state in states:
+        delta = state.jobs.collect(owner.group_name)
+        if delta is not None:
+            parts.append(Part(owner, state, delta))
+    return parts
+
+
+def store_settings(
+    runtime: Runtime, settings: Mapping[str, bytes | None], done: Callable[[], None] | None = None
+) -> None:
+    """Commit settings; `done` runs when they are durable or have failed, which is counted and logged."""
+
+    def answered(committed: Completion[list[AppendResult]]) -> None:
+        runtime.open_commits -= 1
+        if committed.error is not None:
+            runtime.progress_failed(committed.error)
+        if done is not None:
+            done()
+
+    if settings:
+        runtime.open_commits += 1
+        batch = CommitBatch(settings=dict(settings))
+        runtime.backend.commit(batch, runtime.commit_deadline()).then(answered)
+    elif done is not None:
+        done()
+
+
+class ProgressCommit(Completion[list[AppendResult]]):
+    """One commit of progress. `done(error)` runs once it is durable (None) or has failed.
+
+    When the backend fences it, the queues concerned learn their present epoch and generation; what is
+    still ours then is committed again.
+    """
+
+    __slots__ = ("_done", "_parts", "_runtime", "_tries")
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        parts: list[Part],
+        done: Callable[[Exception | None], None] | None = None,
+        tries: int = TRIES_MAX,
+    ) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._parts = parts
+        self._done = done
+        self._tries = tries
+
+    def start(self) -> None:
+        """Hand it to the backend."""
+        runtime = self._runtime
+        runtime.open_commits += 1
+        batch = CommitBatch(progress=[part.delta for part in self._parts])
+        runtime.backend.commit(batch, runtime.commit_deadline(), into=self)
+
+    def settled(self) -> None:
+        self._runtime.open_commits -= 1
+        error = self.error
+        if error is None:
+            for part in self._parts:
+                part.state.jobs.uncommitted.committed()
+            self._finish(None)
+            return
+        for part in self._parts:
+            part.state.jobs.uncommitted.restore(part.delta, part.state.jobs.table.jobs)
+        if isinstance(error, FencedError) and self._tries > 1:
+            self._refence()
+            return
+        self._runtime.progress_failed(error)
+        for part in self._parts:
+            part.owner.store_later()
+        self._finish(error)
+
+    def _finish(self, error: Exception | None) -> None:
+        if self._done is not None:
+            self._done(error)
+
+    def _refence(self) -> None:
+        left = len(self._parts)
+
+        def checked() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._again()
+
+        for part in self._parts:
+            part.owner.refence(part.state, checked)
+
+    def _again(self) -> None:
+        if any(held_of(part.state).lost for part in self._parts):
+            for part in self._parts:
+                part.owner.store_later()
+            self._finish(RemoteError("a queue was lost while its results were on their way; send them again"))
+            return
+        parts: list[Part] = []
+        for part in self._parts:
+            if part.owner.holds(part.state):
+                parts += collect(part.owner, (part.state,))
+        if parts:
+            ProgressCommit(self._runtime, parts, self._done, self._tries - 1).start()
+        else:
+            self._finish(None)

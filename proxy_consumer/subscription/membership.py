@@ -14,10 +14,9 @@ from backend.claims import ClaimOwner, QueueClaims, Release
 from backend.port import Assignment, Join, Sharing
 from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.results.commits import ProgressCommit, collect, store_settings
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.handover import Handover
-from proxy_consumer.subscription.held_queue import QueueHolder
+from proxy_consumer.subscription.held_queue import ProgressCommit, QueueHolder, collect, store_settings
 
 HAND_OVER_S = 0.5  # of the time to hand queues over, what storing progress may take
 NOTES_S = 1.0  # how long after the writer's loss what is new here waits for word of what clients have

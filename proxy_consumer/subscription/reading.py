@@ -1,4 +1,4 @@
-"""What a subscription reads of its queues, and how it hears that there is more.
+"""What a subscription reads of its queues, how it hears that there is more, and where they end.
 
 A read that the backend answers at once is used at once, another one wakes the group's waiters when it comes.
 At a queue's end one wait stands armed for as long as the subscription is in use, so that no append goes
@@ -25,6 +25,7 @@ from proxy_consumer.runtime import Runtime, log
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 SOON_S = 0.001  # at the next tick
+ENDS_AGE_S = 0.1  # after which the backend is asked again where a queue ends
 FLUSH_S = 0.5  # when what is finished without a client is stored
 
 
@@ -67,6 +68,7 @@ class Reading:
         self._buffer = buffer
         self._waits: dict[QueueRef, DataWait] = {}
         self._stalled: list[QueueState] = []  # to be tried again after an error
+        self._ends: dict[QueueRef, tuple[float, int]] = {}  # as of when, next offset
 
     def ask_ends(self, request: EndsRequest) -> None:
         """Ask the backend where queues end, for a PullBuffer that reads them merged."""
@@ -190,8 +192,29 @@ class Reading:
         else:
             self._arm(state)
 
+    # --- where queues end, as known lately: what clients of ours are told beside their messages
+
+    def next_offset(self, queue: QueueRef, now: float) -> int:
+        """As known; where that is some time ago the backend is asked, for the next who wants to know."""
+        known = self._ends.get(queue)
+        if known is None or now - known[0] > ENDS_AGE_S:
+            self._ends[queue] = (now, 0 if known is None else known[1])
+            asked = self._runtime.backend.bounds((queue,))
+            asked.then(lambda found: self._end_told(queue, found))
+        return self._ends[queue][1]
+
+    def _end_told(self, queue: QueueRef, found: Completion[list[Bounds | None]]) -> None:
+        known = self._ends.get(queue)
+        if known is not None and found.error is None and found.value[0] is not None:
+            self._ends[queue] = (known[0], found.value[0].next)
+
+    def note_end(self, queue: QueueRef, offset: int) -> None:
+        """It is known otherwise."""
+        self._ends[queue] = (self._runtime.now(), offset)
+
     def forget(self, queue: QueueRef) -> None:
         """A queue is not ours any more."""
+        self._ends.pop(queue, None)
         wait = self._waits.pop(queue, None)
         if wait is not None:
             wait.cancel()

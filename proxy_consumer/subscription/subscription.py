@@ -21,19 +21,22 @@ from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, QueueState, ReadRequest
 from proxy_consumer.core.timer_queue import NEVER
-from proxy_consumer.results.commits import ProgressCommit, collect, store_settings
-from proxy_consumer.retries.move import MoveSettings
-from proxy_consumer.retries.publisher import RetryPublisher
+from proxy_consumer.retries.publisher import MoveSettings, RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.handover import Handover
-from proxy_consumer.subscription.held_queue import HeldQueue, held_of
+from proxy_consumer.subscription.held_queue import HeldQueue, ProgressCommit, collect, held_of, store_settings
 from proxy_consumer.subscription.membership import SubscriptionMembership
 from proxy_consumer.subscription.message_filter import filter_of, same_filter
-from proxy_consumer.subscription.next_offsets import NextOffsets
-from proxy_consumer.subscription.order import SubscriptionOrder, same_order, sharing_of
+from proxy_consumer.subscription.order import (
+    SubscriptionGroup,
+    SubscriptionOrder,
+    idle_at,
+    same_order,
+    sharing_of,
+    start_anew,
+)
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading
-from proxy_consumer.subscription.together import ChainMember, SubscriptionGroup, idle_at, start_anew
 
 READS_MAX = 32  # reads answered at once in one `take`; then others have their turn
 
@@ -72,7 +75,6 @@ class Subscription:
             runtime, self, retry_topic(group.name), self.handover, retry=True
         )
         self.reading = Reading(runtime, self, self.buffer)
-        self._next_offsets = NextOffsets(runtime)
         self.readable = True
         self.check_topic()
 
@@ -100,7 +102,8 @@ class Subscription:
         if not same_filter(before, config):
             self.buffer.filter_by(filter_of(config))
         if not same_order(before, config):
-            self._start_anew([self] if config.scope != "group" else self.group.members())
+            together = [self] if config.scope != "group" else self.group.members()
+            start_anew(together, self.runtime.now(), self.group.hand_over)
             self.come_along()
         self.group.serve()
 
@@ -191,15 +194,12 @@ class Subscription:
         if self.config.scope == "group":
             self.group.open_shared()
         elif not self.halted and self.order.open_scopes(self.buffer.scopes(), ready=self.ready):
-            self._start_anew([self])
+            start_anew([self], self.runtime.now(), self.group.hand_over)
 
     @property
     def ready(self) -> bool:
         """Whether every queue that takes part is here and may deliver."""
         return not self.topic_exists or (self.complete and self.runtime.now() >= self.order.open_at)
-
-    def _start_anew(self, subscriptions: Sequence[ChainMember]) -> None:
-        start_anew(subscriptions, self.runtime.now(), self.group.hand_over)
 
     def streams(self) -> Iterator[tuple[QueueState, QueueStream]]:
         """The queues that are in an ordered scope."""
@@ -228,7 +228,7 @@ class Subscription:
         order = None if retry else self.order.of(queue)
         state = self.buffer.assign(queue, view, bounds, order, retry_queue=retry)
         state.jobs.epoch = epoch
-        self._next_offsets.note(queue, bounds.next)
+        self.reading.note_end(queue, bounds.next)
         runtime = self.runtime
         name = retry_qid(runtime.backend.cluster, queue.queue_id) if retry else runtime.qid(queue)
         held = state.label = HeldQueue(Place(self.group.name, self.topic, name), self, state)
@@ -254,7 +254,6 @@ class Subscription:
 
     def drop(self, queue: QueueRef) -> None:
         """A queue is not ours any more."""
-        self._next_offsets.forget(queue)
         state = self.buffer.revoke(queue)
         if state is not None:
             self.group.forget(held_of(state))
@@ -310,7 +309,7 @@ class Subscription:
 
     def next_offset(self, state: QueueState, now: float) -> int:
         """The queue's next offset as known lately, for our own clients."""
-        return max(self._next_offsets.of(state.queue, now), state.feed.cursor)
+        return max(self.reading.next_offset(state.queue, now), state.feed.cursor)
 
     # --- results
 

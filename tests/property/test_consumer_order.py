@@ -306,7 +306,7 @@ class OrderMachine(RuleBasedStateMachine):
         leased = [message for message in self.messages if message.state == "leased"]
         chosen = data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased and keep else leased
         for message in chosen:
-            done = self.buffer.outcomes.finish(
+            done = self.buffer.finish(
                 self.queue_state(message.queue), [message.offset], [message.lease], self.now
             )
             assert done == 1
@@ -323,7 +323,7 @@ class OrderMachine(RuleBasedStateMachine):
         for number in range(QUEUES):
             offsets = [message.offset for message in chosen if message.queue == number]
             done = [message for message in chosen if message.queue == number and message.tries]
-            assert self.buffer.outcomes.finish(self.queue_state(number), offsets, None, self.now) == len(done)
+            assert self.buffer.finish(self.queue_state(number), offsets, None, self.now) == len(done)
             for message in done:
                 message.state = "done"
 
@@ -334,7 +334,7 @@ class OrderMachine(RuleBasedStateMachine):
             return
         message = data.draw(st.sampled_from(leased))
         state = self.queue_state(message.queue)
-        assert self.buffer.outcomes.fail(state, [message.offset], [message.lease], None, self.now) == 1
+        assert self.buffer.fail(state, [message.offset], [message.lease], None, self.now) == 1
         self.came_back(message, failed=True)
 
     def came_back(self, message: Message, *, failed: bool) -> None:
@@ -468,7 +468,7 @@ class OrderMachine(RuleBasedStateMachine):
     def ack_everything(self) -> None:
         for message in self.messages:
             if message.state == "leased":
-                self.buffer.outcomes.finish(
+                self.buffer.finish(
                     self.queue_state(message.queue), [message.offset], [message.lease], self.now
                 )
                 message.state = "done"
@@ -506,7 +506,6 @@ class TwoBuffers:
     def __init__(self, buffers: dict[str, PullBuffer]) -> None:
         self.buffers = buffers
         self.asked = "T"
-        self.outcomes = self
 
     @property
     def queues(self) -> dict[QueueRef, Any]:
@@ -537,10 +536,10 @@ class TwoBuffers:
         return self.buffers[request.state.queue.topic].loaded(request, *given)
 
     def finish(self, state: Any, *given: Any) -> Any:
-        return self.buffers[state.queue.topic].outcomes.finish(state, *given)
+        return self.buffers[state.queue.topic].finish(state, *given)
 
     def fail(self, state: Any, *given: Any) -> Any:
-        return self.buffers[state.queue.topic].outcomes.fail(state, *given)
+        return self.buffers[state.queue.topic].fail(state, *given)
 
     def published(self, state: Any, *given: Any) -> None:
         self.buffers[state.queue.topic].published(state, *given)

@@ -272,7 +272,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             if leased or (leases is None and job.waits_for_redelivery):
                 job.state = "done"
                 self.acked[number].add(offset)
-        finished = self.buffer.outcomes.finish(self.state(number), offsets, leases, self.now)
+        finished = self.buffer.finish(self.state(number), offsets, leases, self.now)
         assert sorted(self.process_times) == pytest.approx(sorted(self.expected_times))
         assert finished == self.done(number) - before
 
@@ -300,7 +300,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             else:
                 wait_ms = delay if delay >= 0 else INTERVALS_MS[job.fails - 1]
                 job.state, job.due = "waiting", self.now + wait_ms / 1000
-        assert self.buffer.outcomes.fail(self.state(number), offsets, leases, delays, self.now) == failed
+        assert self.buffer.fail(self.state(number), offsets, leases, delays, self.now) == failed
         self.make_due()
         self.buffer.sweep(self.now)
 
@@ -308,7 +308,7 @@ class PullBufferMachine(RuleBasedStateMachine):
     def extend(self, number: int, data: st.DataObject) -> None:
         current = [job.lease for job in self.jobs[number].values() if job.state == "leased"]
         leases = data.draw(st.lists(st.sampled_from(current or self.leases_seen), max_size=3))
-        self.buffer.outcomes.extend(self.state(number), leases, self.now)
+        self.buffer.extend(self.state(number), leases, self.now)
         for job in self.jobs[number].values():
             if job.state == "leased" and job.lease in leases:
                 job.deadline = self.now + TIMEOUT_S
@@ -324,10 +324,7 @@ class PullBufferMachine(RuleBasedStateMachine):
                 job.deadline = self.now + TIMEOUT_S
             else:
                 expected.append(offset)
-        assert (
-            sorted(self.buffer.outcomes.extend_parts(self.state(number), offsets, leases, self.now))
-            == expected
-        )
+        assert sorted(self.buffer.extend_parts(self.state(number), offsets, leases, self.now)) == expected
         assert self.buffer.next_event() <= self.earliest()
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())
@@ -340,7 +337,7 @@ class PullBufferMachine(RuleBasedStateMachine):
             if job is not None and job.state == "leased" and job.lease == lease:
                 job.state = "back"
                 expected += 1
-        assert self.buffer.outcomes.take_back(self.state(number), offsets, leases) == expected
+        assert self.buffer.take_back(self.state(number), offsets, leases) == expected
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0, 5.0]))
     def advance(self, seconds: float) -> None:

@@ -27,7 +27,7 @@ from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
 from ddmq_common.names import DONE_GROUP, TURN_GROUP
-from proxy_consumer.retries.optimistic_lock import next_generation
+from proxy_consumer.retries.retry_queues import next_generation
 
 WORK_S = 3.0
 TRIES_MAX = 8

@@ -94,7 +94,7 @@ def test_many_at_once_are_sent_together(pair: Pair) -> None:
 def test_a_forwarded_call_is_never_passed_on_again(pair: Pair) -> None:
     call = pair.submit(pair.there, result([0], forwardedBy=b"127.0.0.1:2"))
     assert b"does not hold the queue any more" in call.outcome.error.message
-    assert not pair.there.service._results.forwarding.waiting
+    assert not pair.there.service._results.forwarding._peers._links
 
 
 def test_a_holder_that_moved_on_ends_in_try_later(pair: Pair) -> None:

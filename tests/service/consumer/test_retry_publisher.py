@@ -17,7 +17,7 @@ from ddmq_common.errors import CallerError, DdmqError, RemoteError, StorageError
 from ddmq_common.names import SCHEDULE_TOPIC, retry_qid
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.retries import publisher as publishing
-from proxy_consumer.retries.move import MessageMove, MoveSettings
+from proxy_consumer.retries.publisher import MessageMove, MoveSettings
 from proxy_consumer.retries.retry_queues import RetryQueueGrant, group_concerned, retry_queue_of
 
 ONCE = SubscriptionDefaults(start="first", retry_intervals_ms=())

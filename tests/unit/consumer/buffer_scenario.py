@@ -47,7 +47,7 @@ class Scenario:
         return self.scope.queues[stream], offset
 
     def result(self, method: str, names: tuple[str, ...], *more: Any) -> str:
-        call, done = getattr(self.buffer.outcomes, method), 0
+        call, done = getattr(self.buffer, method), 0
         for name, _, lease in (word.partition("@") for word in names):
             queue, offset = self.where[name]
             lease_id = int(lease) if lease else self.leases[name]

@@ -22,7 +22,7 @@ from proxy_consumer.retries.headers import (
     headers_of,
     retry_record,
 )
-from proxy_consumer.retries.next_hop import DEAD_LETTER, level_of, next_hop
+from proxy_consumer.retries.publisher import DEAD_LETTER, level_of, next_hop
 
 ID = bytes(range(16))
 DEFAULTS = SubscriptionDefaults()
