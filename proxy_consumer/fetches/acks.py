@@ -14,11 +14,10 @@ from backend.completion import Completion
 from backend.records import AppendResult, Bounds, CommitBatch
 from ddmq_common.errors import FencedError
 from ddmq_common.metrics.catalogue import ACKED
-from ddmq_common.metrics.cells import MetricCell
 from ddmq_rpc.api import Call
 from proxy_consumer.fetches import answers
-from proxy_consumer.fetches.core.position import Position
 from proxy_consumer.fetches.group import FetchedGroup
+from proxy_consumer.fetches.holding import Position
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.runtime import Runtime
 
@@ -48,7 +47,7 @@ class Acks:
             return
         fetched = self._groups.get(result.groupId)
         if fetched is None:
-            self._ignored(group.name, "unknown queue").value += 1
+            self._runtime.ignored(group.name, "unknown queue").value += 1
             call.reply_encoded(answers.TRUE[call.wire])
             return
         wanted = self._assigned(fetched, result)
@@ -79,7 +78,7 @@ class Acks:
                 else:
                     ignored += 1
         if ignored:
-            self._ignored(fetched.group.name, "unknown queue").value += ignored
+            self._runtime.ignored(fetched.group.name, "unknown queue").value += ignored
         return found
 
     def _store(
@@ -100,7 +99,7 @@ class Acks:
                 parts.append(_Part(position, finished, position.generation))
         late = len(wanted) - len(parts)
         if late:
-            self._ignored(fetched.group.name, "late").value += late
+            self._runtime.ignored(fetched.group.name, "late").value += late
         if parts:
             self._commit(call, fetched, parts)
         else:
@@ -131,6 +130,3 @@ class Acks:
             part.position.stored(part.finished, part.generation)
             done = part.finished[1] - (part.finished[0] if before is None else before)
             self._runtime.metrics.cell(ACKED, group, part.position.queue.topic).value += max(done, 0)
-
-    def _ignored(self, group: str, reason: str) -> MetricCell:
-        return self._runtime.ignored(group, reason)

@@ -1,20 +1,62 @@
-"""Answers of fetch and ack: over the compact protocol joined from stored slices, else by the codec."""
+"""What a fetch found in each queue, and its answer: over the compact protocol joined from stored slices, else
+by the codec. The answers of ack are here, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from backend.records import Bounds, QueueRef, StoredRecord
 from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result
 from proxy_consumer.answers import IDL, SERVICE, list_header, message_of
-from proxy_consumer.fetches.gathering import Target
+from proxy_consumer.core.queue_feed import Filter
 
 NOTHING = constant_result(consumer, SERVICE, "fetch", success=IDL.FetchResponse(results=[]))
 TRUE = constant_result(consumer, SERVICE, "ack", success=True)
 FALSE = constant_result(consumer, SERVICE, "ack", success=False)
+
+
+class Target:
+    """One queue of one fetch, and what was found there."""
+
+    __slots__ = (
+        "asked", "bounds", "count", "deliveries", "gone", "message_filter", "next_offset", "offset",
+        "offsets", "pressure", "qid", "queue", "records", "rounds",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        queue: QueueRef,
+        qid: str,
+        offset: int,
+        asked: bool,
+        count: int,
+        pressure: bool,
+        message_filter: Filter | None = None,
+    ) -> None:
+        self.queue = queue
+        self.qid = qid
+        self.offset = offset
+        self.asked = asked
+        self.count = count
+        self.pressure = pressure
+        self.message_filter = message_filter
+        self.bounds: Bounds | None = None  # told in the answer where set
+        self.next_offset = offset
+        self.deliveries: list[bytes] = []
+        self.offsets: list[int] = []
+        self.records: list[Callable[[], StoredRecord]] = []
+        self.rounds = 0
+        self.gone = False
+
+    @property
+    def moved(self) -> bool:
+        """The client has something new to hear of this queue."""
+        return bool(self.deliveries) or self.next_offset != self.offset
 
 
 def answer(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] | None) -> None:

@@ -15,12 +15,11 @@ from typing import Any
 from backend.completion import Completion
 from backend.records import Bounds, QueueRef
 from ddmq_client.idl.codes import Code
-from ddmq_common.metrics.catalogue import FETCHED
 from ddmq_rpc.api import Call
 from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.fetches import answers
-from proxy_consumer.fetches.fetch import Fetch
-from proxy_consumer.fetches.gathering import Target
+from proxy_consumer.fetches.answers import Target
+from proxy_consumer.fetches.fetch import Fetch, count_fetched
 from proxy_consumer.fetches.group import broadcast_queues, read_target
 from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
@@ -58,8 +57,8 @@ class ExactFetches:
         self._told = ended
         self._open: set[Fetch] = set()
 
-    def begin(self, call: Call, group: Group, deadline: float) -> None:
-        """Answer at once with bounds, or read; `deadline` (monotonic seconds) ends a wait for messages."""
+    def begin(self, call: Call, group: Group) -> None:
+        """Answer at once with bounds, or read."""
         request = call.args.request
         if any(
             group.subscriptions[topic].creating for topic in request.topics if topic in group.subscriptions
@@ -74,13 +73,11 @@ class ExactFetches:
             call,
             request.consumerId,
             lambda fetch, newest: (self._plan(fetch.call.args.request, group), []),
-            deadline,
+            self._wheel,
             lambda fetch, targets: self._ended(group, fetch, targets),
         )
         self._open.add(fetch)
-        self._wheel.add(fetch, deadline)
-        call.on_abandoned = lambda _: fetch.abandoned()
-        fetch.begin()
+        fetch.start()
 
     def drain(self) -> None:
         """Answer what waits."""
@@ -115,13 +112,8 @@ class ExactFetches:
         self._runtime.backend.bounds(queues).then(known)
 
     def _ended(self, group: Group, fetch: Fetch, targets: Sequence[Target]) -> None:
-        self._wheel.remove(fetch)
         self._open.discard(fetch)
-        for target in targets:
-            if target.deliveries:
-                cell = self._runtime.metrics.cell(FETCHED, group.name, target.queue.topic)
-                cell.value += len(target.deliveries)
-        self._told(sum(len(target.deliveries) for target in targets))
+        self._told(count_fetched(self._runtime, group.name, targets))
 
 
 def _later(call: Call, error: Exception) -> None:

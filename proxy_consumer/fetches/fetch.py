@@ -1,21 +1,131 @@
-"""One fetch from its request to its answer: plan, read, and when all is empty wait and begin again."""
+"""One fetch from its request to its answer: plan, read, and when all is empty wait and begin again.
+
+Queue after queue is read, until all were looked at or the answer is full. A queue gives at most `count`
+messages; all of them together at most `bytes_max` (the first message always fits). Refused pressure messages,
+and what a filter does not let through, are passed over. An offset that the client itself asked for and that
+is out of range gives nothing and the nearest valid offset; any other start goes on from there at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from backend.completion import Completion
-from backend.port import Wait
-from backend.records import Bounds, QueueRef
+from backend.port import Backend, Wait
+from backend.records import FLAG_PRESSURE, Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.errors import DdmqError
+from ddmq_common.metrics.catalogue import FETCHED
 from ddmq_rpc.api import Call
-from proxy_consumer.core.held_pulls import HeldPull
-from proxy_consumer.fetches.answers import answer
-from proxy_consumer.fetches.gathering import FetchGathering, Target
-from proxy_consumer.runtime import Runtime
+from proxy_consumer.core.held_pulls import HeldPull, LingerWheel
+from proxy_consumer.fetches.answers import Target, answer
+from proxy_consumer.runtime import Runtime, log
 
+ROUNDS_MAX = 8  # reads of one queue that brought only messages to pass over
+MESSAGE_BYTES = 32  # what a message takes in an answer beside its delivery bytes
 WAIT_SLACK_S = 5.0  # waits stand a little longer than the fetch that armed them
+
+
+class _TargetRead(Completion[ReadBatch]):
+    __slots__ = ("gathering", "inline")
+
+    def __init__(self, gathering: FetchGathering) -> None:
+        super().__init__()
+        self.gathering = gathering
+        self.inline = True
+
+    def settled(self) -> None:
+        if not self.inline:
+            self.gathering.went_on(self)
+
+
+class FetchGathering:
+    """Fills `targets`, in their order; `done()` runs once, perhaps before `start` returns."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        targets: Sequence[Target],
+        bytes_max: int,
+        done: Callable[[], None],
+        one_queue: bool = False,
+    ) -> None:
+        self._backend = backend
+        self._targets = targets
+        self._left = bytes_max
+        self._taken = False
+        self._done = done
+        self._one_queue = one_queue
+        self._at = 0
+
+    def start(self) -> None:
+        """Read on until the backend makes us wait."""
+        while self._at < len(self._targets) and self._left > 0:
+            target, read = self._targets[self._at], _TargetRead(self)
+            tags = None if target.message_filter is None else target.message_filter.tags
+            self._backend.read(
+                target.queue, target.next_offset, target.count, self._left, into=read, tags=tags
+            )
+            if not read.done:
+                read.inline = False
+                return
+            self._take(read)
+        self._done()
+
+    def went_on(self, read: _TargetRead) -> None:
+        """A read came back later."""
+        self._take(read)
+        self.start()
+
+    def _take(self, read: _TargetRead) -> None:
+        target = self._targets[self._at]
+        target.rounds += 1
+        if read.error is not None:
+            log.warning("queue not readable", extra={"topic": target.queue.topic, "error": str(read.error)})
+            again = False
+        else:
+            again = self._take_batch(target, read.value)
+        if target.deliveries and self._one_queue:
+            self._at = len(self._targets)
+        elif not again or target.rounds >= ROUNDS_MAX:
+            self._at += 1
+
+    def _take_batch(self, target: Target, batch: ReadBatch) -> bool:
+        """Take over what was read; True when the queue is to be read again."""
+        if batch.status is ReadStatus.DATA:
+            self._take_messages(target, batch)
+            return not target.deliveries and self._left > 0
+        if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
+            target.next_offset = nearest(target.next_offset, batch.bounds)
+            return not target.asked
+        if batch.status is ReadStatus.NONE:
+            target.next_offset = max(target.next_offset, batch.next_offset)  # behind what the tags left out
+        target.gone = batch.status is ReadStatus.GONE
+        return False
+
+    def _take_messages(self, target: Target, batch: ReadBatch) -> None:
+        for index, delivery in enumerate(batch.deliveries):
+            if batch.flags[index] & FLAG_PRESSURE and not target.pressure:
+                continue
+            if target.message_filter is not None and target.message_filter.judge(delivery) is not None:
+                continue
+            size = len(delivery) + MESSAGE_BYTES
+            if size > self._left and self._taken:
+                self._left = 0
+                target.next_offset = batch.offsets[index]
+                return
+            self._taken = True
+            self._left -= size
+            target.deliveries.append(delivery)
+            target.offsets.append(batch.offsets[index])
+            target.records.append(partial(batch.record, index))
+        target.next_offset = batch.next_offset
+
+
+def nearest(offset: int, bounds: Bounds) -> int:
+    """The valid offset that is nearest to `offset`."""
+    return min(max(offset, bounds.min), bounds.next)
 
 
 class FetchPlan(Protocol):
@@ -37,15 +147,15 @@ class _Wake(Wait):
 
 
 class Fetch(HeldPull):
-    """It is on the linger wheel from the start; `over` ends its waiting.
+    """It is on the linger wheel until it is answered; `over` ends its waiting.
 
     `one_queue`: reading stops at the first queue that has something.
     """
 
     one_queue = False
     __slots__ = (
-        "_again", "_done", "_late", "_newest", "_parked", "_plan", "_runtime", "_targets", "_waits", "call",
-        "closed", "consumer", "deadline", "ours",
+        "_again", "_done", "_late", "_newest", "_parked", "_plan", "_runtime", "_targets", "_waits", "_wheel",
+        "call", "closed", "consumer", "deadline", "ours",
     )  # fmt: skip
 
     def __init__(
@@ -54,7 +164,7 @@ class Fetch(HeldPull):
         call: Call,
         consumer: bytes,
         plan: FetchPlan,
-        deadline: float,
+        wheel: LingerWheel,
         done: Callable[[Fetch, Sequence[Target]], None],
     ) -> None:
         """`done` runs once, when it is answered (with what) or its client has gone (with nothing)."""
@@ -63,7 +173,8 @@ class Fetch(HeldPull):
         self.call = call
         self.consumer = consumer
         self.ours = call.args.request.clientId is not None
-        self.deadline = deadline
+        self._wheel = wheel
+        self.deadline = linger_until(runtime, call)
         self._plan = plan
         self._done = done
         self._targets: list[Target] = []
@@ -73,6 +184,12 @@ class Fetch(HeldPull):
         self._again = False  # what may be read has changed while it was reading
         self._late = False
         self.closed = False
+
+    def start(self) -> None:
+        """Begin, and wait until the deadline at most, while the client is there."""
+        self._wheel.add(self, self.deadline)
+        self.call.on_abandoned = lambda _: self.abandoned()
+        self.begin()
 
     def begin(self) -> None:
         """Look for messages."""
@@ -178,5 +295,22 @@ class Fetch(HeldPull):
     def _close(self, shown: Sequence[Target]) -> None:
         self.closed = True
         self._unpark()
+        self._wheel.remove(self)
         self.call.on_abandoned = None
         self._done(self, shown)
+
+
+def linger_until(runtime: Runtime, call: Call) -> float:
+    """When a fetch or a pull that has found nothing is answered, in monotonic seconds."""
+    config, linger_ms = runtime.config, call.args.request.maxLingerTime or 0
+    return runtime.now() + min(max(linger_ms, config.linger_min_ms), config.linger_max_ms) / 1000
+
+
+def count_fetched(runtime: Runtime, group: str, targets: Iterable[Target]) -> int:
+    """Count what a group was given, by topic; returns how many messages in all."""
+    count = 0
+    for target in targets:
+        if target.deliveries:
+            count += len(target.deliveries)
+            runtime.metrics.cell(FETCHED, group, target.queue.topic).value += len(target.deliveries)
+    return count

@@ -1,13 +1,18 @@
 """Pulls under a group name `G%INSTANCE`: old clients of a broadcasting group G.
 
-Every instance has cursors of its own in this proxy's memory, from the newest message on. They are dropped
-60 s after its last pull; a proxy has a bounded number of them, and an instance that comes to another proxy
-starts there at the newest message. Results are taken and counted; nothing is delivered twice.
+Every instance has cursors of its own in this proxy's memory. It starts at the newest offset of the queues
+that exist when it first pulls; queues that appear later are read from their first message. Cursors are
+dropped 60 s after its last pull; a proxy has a bounded number of instances, and one that comes to another
+proxy starts there at the newest message.
+
+Results are taken and counted; nothing is delivered twice: what is failed, or not acknowledged in time, is
+counted and gone. Unacknowledged deliveries count against a bound, at which nothing more is handed out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from backend.records import QueueRef
@@ -17,19 +22,95 @@ from ddmq_common.names import group_fault
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
 from proxy_consumer.core.held_pulls import LingerWheel
-from proxy_consumer.fetches.answers import pulled
-from proxy_consumer.fetches.core.instance import Instance
+from proxy_consumer.fetches.answers import Target, pulled
 from proxy_consumer.fetches.fetch import Fetch, FetchPlan
-from proxy_consumer.fetches.gathering import Target
 from proxy_consumer.fetches.group import broadcast_queues
 from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.group import Group
 from proxy_consumer.runtime import Runtime
 
+Place = tuple[bytes, bytes]  # topic, qid
 INSTANCES_MAX = 1_000
 IDLE_S = 60.0
 SWEEP_S = 0.25
+
+
+class _Batch:
+    __slots__ = ("deadline", "left")
+
+    def __init__(self, deadline: float, offsets: Iterable[int]) -> None:
+        self.deadline = deadline
+        self.left = set(offsets)
+
+
+class Instance:
+    """Times are monotonic seconds."""
+
+    def __init__(self, now: float) -> None:
+        self.seen_at = now
+        self.placed = False  # the cursors of the queues of the first moment are known
+        self.cursors: dict[QueueRef, int] = {}
+        self.outstanding = 0
+        self._batches: dict[Place, deque[_Batch]] = {}
+
+    def place(self, newest: dict[QueueRef, int]) -> None:
+        """Where the queues of the first moment ended then."""
+        for queue, offset in newest.items():
+            self.cursors.setdefault(queue, offset)
+        self.placed = True
+
+    def cursor(self, queue: QueueRef) -> int:
+        """The next offset to deliver."""
+        return self.cursors.setdefault(queue, 0)
+
+    def claim(self, queue: QueueRef, first: int, after: int) -> bool:
+        """Take `[first, after)` for one answer; False when another pull was quicker."""
+        if self.cursors.get(queue) != first:
+            return False
+        self.cursors[queue] = after
+        return True
+
+    def delivered(self, place: Place, offsets: Iterable[int], deadline: float) -> None:
+        """Handed out; to be acknowledged by `deadline`."""
+        batch = _Batch(deadline, offsets)
+        self._batches.setdefault(place, deque()).append(batch)
+        self.outstanding += len(batch.left)
+
+    def settle(self, place: Place, offsets: Iterable[int]) -> int:
+        """Results that came in; how many of them were waited for."""
+        batches = self._batches.get(place)
+        if not batches:
+            return 0
+        found = 0
+        for offset in offsets:
+            for batch in batches:
+                if offset in batch.left:
+                    batch.left.discard(offset)
+                    found += 1
+                    break
+        self._trim(place, batches)
+        self.outstanding -= found
+        return found
+
+    def expire(self, now: float) -> int:
+        """Deliveries whose time is over; they are forgotten."""
+        lost = 0
+        for place, batches in list(self._batches.items()):
+            for batch in batches:
+                if batch.deadline <= now:
+                    lost += len(batch.left)
+                    batch.left.clear()
+            self._trim(place, batches)
+        self.outstanding -= lost
+        return lost
+
+    def _trim(self, place: Place, batches: deque[_Batch]) -> None:
+        kept = deque(batch for batch in batches if batch.left)
+        if kept:
+            self._batches[place] = kept
+        else:
+            self._batches.pop(place, None)
 
 
 class InstancePull(Fetch):
@@ -43,11 +124,11 @@ class InstancePull(Fetch):
         runtime: Runtime,
         call: Call,
         plan: FetchPlan,
-        deadline: float,
+        wheel: LingerWheel,
         done: Callable[[Fetch, Sequence[Target]], None],
         instance: Instance,
     ) -> None:
-        super().__init__(runtime, call, call.args.request.groupId, plan, deadline, done)
+        super().__init__(runtime, call, call.args.request.groupId, plan, wheel, done)
         self.instance = instance
         self.topic_wanted: bytes | None = call.args.request.topic or None
 
@@ -120,25 +201,19 @@ class Instances:
                 return True
             served = self._served[request.groupId] = Served(group, now)
         served.instance.seen_at = now
-        self._run(call, served, now)
+        self._run(call, served)
         return True
 
-    def _run(self, call: Call, served: Served, now: float) -> None:
-        config = self._runtime.config
-        linger_ms = call.args.request.maxLingerTime or 0
-        deadline = now + min(max(linger_ms, config.linger_min_ms), config.linger_max_ms) / 1000
-
+    def _run(self, call: Call, served: Served) -> None:
         def plan(fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
             return self._plan(served, pull, newest)
 
         def done(fetch: Fetch, targets: Sequence[Target]) -> None:
             self._ended(served, fetch, targets)
 
-        pull = InstancePull(self._runtime, call, plan, deadline, done, served.instance)
+        pull = InstancePull(self._runtime, call, plan, self._wheel, done, served.instance)
         served.pulls.add(pull)
-        self._wheel.add(pull, deadline)
-        call.on_abandoned = lambda _: pull.abandoned()
-        pull.begin()
+        pull.start()
 
     def _plan(
         self, served: Served, pull: InstancePull, newest: dict[QueueRef, int]
@@ -161,7 +236,6 @@ class Instances:
         return targets, []
 
     def _ended(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:
-        self._wheel.remove(pull)
         served.pulls.discard(pull)
         now = served.instance.seen_at = self._runtime.now()
         for target in targets:

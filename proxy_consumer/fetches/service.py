@@ -15,14 +15,14 @@ from typing import Any
 from backend.records import QueueRef
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import DdmqError, TryLaterError
-from ddmq_common.metrics.catalogue import FETCHED, FETCHERS, FETCHES
+from ddmq_common.metrics.catalogue import FETCHERS, FETCHES
 from ddmq_rpc.api import Call
 from proxy_consumer.core.held_pulls import LingerWheel
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.acks import Acks
+from proxy_consumer.fetches.answers import Target
 from proxy_consumer.fetches.exact import ExactFetches
-from proxy_consumer.fetches.fetch import Fetch
-from proxy_consumer.fetches.gathering import Target
+from proxy_consumer.fetches.fetch import Fetch, count_fetched
 from proxy_consumer.fetches.group import FetchedGroup
 from proxy_consumer.fetches.instances import Instances
 from proxy_consumer.groups.directory import Directory
@@ -234,56 +234,40 @@ class Fetches:
         return None
 
     def _begin(self, call: Call, group: Group) -> None:
-        now, config = self._runtime.now(), self._runtime.config
+        config = self._runtime.config
         if self._wheel.count >= config.waiters_max:
             self._refuse(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
             return
         if call.args.request.exact:
-            self._exact.begin(call, group, self._deadline(call, now))
+            self._exact.begin(call, group)
             return
         key = group.name.encode()
         fetched = self.groups.get(key)
         if fetched is None or fetched.group is not group:
             fetched = self.groups[key] = FetchedGroup(self._runtime, group, IDS_MAX)
-        fresh = fetched.roster.begin(call.args.request.consumerId, now)
+        fresh = fetched.roster.begin(call.args.request.consumerId, self._runtime.now())
         if fresh is None:
             self._refuse(call, Code.BUSY, f"group {group.name} has {IDS_MAX} consumer ids; that is the bound")
             return
         fetched.use()
         if fresh:
             fetched.changed()
-        self._run(call, fetched, now)
+        self._run(call, fetched)
 
-    def _run(self, call: Call, fetched: FetchedGroup, now: float) -> None:
-        deadline = self._deadline(call, now)
-
+    def _run(self, call: Call, fetched: FetchedGroup) -> None:
         def done(fetch: Fetch, targets: Sequence[Target]) -> None:
             self._ended(fetched, fetch, targets)
 
         consumer: bytes = call.args.request.consumerId
-        fetch = Fetch(self._runtime, call, consumer, fetched.plan, deadline, done)
+        fetch = Fetch(self._runtime, call, consumer, fetched.plan, self._wheel, done)
         fetched.fetches.add(fetch)
-        self._wheel.add(fetch, deadline)
-        call.on_abandoned = lambda _: fetch.abandoned()
-        fetch.begin()
-
-    def _deadline(self, call: Call, now: float) -> float:
-        config = self._runtime.config
-        linger_ms = call.args.request.maxLingerTime or 0
-        return now + min(max(linger_ms, config.linger_min_ms), config.linger_max_ms) / 1000
+        fetch.start()
 
     def _ended(self, fetched: FetchedGroup, fetch: Fetch, targets: Sequence[Target]) -> None:
-        self._wheel.remove(fetch)
         fetched.fetches.discard(fetch)
         fetched.roster.end(fetch.consumer, self._runtime.now())
         fetched.answered(fetch, targets)
-        count = 0
-        for target in targets:
-            if target.deliveries:
-                count += len(target.deliveries)
-                cell = self._runtime.metrics.cell(FETCHED, fetched.group.name, target.queue.topic)
-                cell.value += len(target.deliveries)
-        self._count(count)
+        self._count(count_fetched(self._runtime, fetched.group.name, targets))
 
     def _count(self, messages: int) -> None:
         (self._with_messages if messages else self._empty).value += 1

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from backend.progress.group_progress import GroupProgress
 from backend.records import QueueRef
 from ddmq_client.core.places import Places
-from proxy_consumer.fetches.core.instance import Instance
-from proxy_consumer.fetches.core.position import Position
-from proxy_consumer.fetches.core.roster import RELEASE_S, Roster
+from proxy_consumer.fetches.group import RELEASE_S, Roster
+from proxy_consumer.fetches.holding import Position
+from proxy_consumer.fetches.instances import Instance
 from tests.examples import examples
 
 IDS = [b"a", b"b", b"c", b"d", b"e"]
