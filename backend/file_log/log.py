@@ -18,8 +18,7 @@ from backend.engine import Watchers, check_find, check_read, check_topic
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.retention import DiskAdmission, Hold
-from backend.file_log.dead_letters import DeadLetters
-from backend.file_log.level_holds import LevelHolds
+from backend.file_log.holds import DeadLetters, LevelHolds
 from backend.file_log.opened import Opened
 from backend.file_log.options import FileLogOptions
 from backend.file_log.ownership import Ownership

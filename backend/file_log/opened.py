@@ -28,10 +28,9 @@ from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.options import FileLogOptions
 from backend.file_log.read.queries import Queries
-from backend.file_log.retention import Retention
+from backend.file_log.retention import Retention, note_limits
 from backend.file_log.segments import Segment, SegmentSet
-from backend.file_log.start.checkpointer import Checkpointer
-from backend.file_log.start.last_limits import note_limits
+from backend.file_log.start.checkpoint import Checkpointer
 from backend.file_log.start.recovery import Recovered, Recovery
 from backend.file_log.state import QueueState
 from backend.file_log.storage import Storage

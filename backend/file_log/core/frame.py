@@ -1,8 +1,8 @@
 """Frame headers: one frame of the commit log is one group commit (docs/formats.md).
 
 Rules: a header is believed only when its CRC is right, it names the position it was found at, and it says of
-nothing behind itself that it is durable. The CRC starts from the directory's salt (core/salting.py), 0 in
-what was written before there was one: nobody who knows only what he sends can make a header.
+nothing behind itself that it is durable. The CRC starts from the directory's salt, 0 in what was written
+before there was one: nobody who knows only what he sends can make a header.
 """
 
 from __future__ import annotations
@@ -19,6 +19,25 @@ VERSION_AT = 8
 _FRONT = struct.Struct("<4sI")
 _REST = struct.Struct("<B3xIIIQQQq")
 FRAME_BYTES = _FRONT.size + _REST.size
+
+
+class Salting(NamedTuple):
+    """Of one directory: where the CRCs of frames and records start, from 1 to 2^32 − 1.
+
+    It is random and leaves the machine nowhere, so no byte that a client sends can be taken for a frame or
+    record when recovery looks for the next sound one. Segments that start before `since` were written without
+    one (salt 0).
+    """
+
+    salt: int
+    since: int  # log position: where the first segment with it starts
+
+    def of_segment(self, start: int) -> int:
+        """The salt of the segment that starts at this log position; 0: it has none."""
+        return self.salt if start >= self.since else 0
+
+
+UNSALTED = Salting(0, 0)
 
 
 class Frame(NamedTuple):

@@ -1,7 +1,8 @@
-"""File names of the log, built and parsed in one place. All take and give plain text, relative to DIR."""
+"""File names of the log and its index, built and parsed in one place. All are plain text, relative to DIR."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 COMMIT_LOG = "commitlog"
@@ -67,3 +68,31 @@ def parse_queue_file(name: str) -> QueueFile | None:
 def damaged_name(segment: int, position: int, length: int) -> str:
     """Of the copy of a damaged piece."""
     return f"{segment:020d}-{position:020d}-{length:010d}.bin"
+
+
+ENTRIES = ".entries"
+SORTED = ".sorted"
+UNFINISHED = ".new"
+DIGITS = 20
+
+
+def entries_name(segment_start: int) -> str:
+    return f"{segment_start:0{DIGITS}d}{ENTRIES}"
+
+
+def sorted_name(segment_start: int) -> str:
+    return f"{segment_start:0{DIGITS}d}{SORTED}"
+
+
+def parse(name: str) -> tuple[int, str] | None:
+    """(segment start, suffix) of a finished file of the index; None for every other name."""
+    digits, suffix = name[:DIGITS], name[DIGITS:]
+    if suffix in (ENTRIES, SORTED) and len(digits) == DIGITS and digits.isascii() and digits.isdecimal():
+        return int(digits), suffix
+    return None
+
+
+def segments(names: Iterable[str]) -> list[int]:
+    """Starts of all segments that have an entries file, ascending."""
+    found = (parse(name) for name in names)
+    return sorted(entry[0] for entry in found if entry is not None and entry[1] == ENTRIES)

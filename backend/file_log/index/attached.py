@@ -1,32 +1,40 @@
-"""The index attached to a running log: fed by every commit, filled up at start, asked by `find`.
+"""The index beside a running log: fed by every commit, filled up at start, kept in shape, asked by `find`.
 
 Rules:
 * Only what counts is indexed: frames are added when they are published to readers.
-* Everything that reads the log or index files runs in a native thread (log_rows.py).
+* Everything that reads the log or index files runs in a native thread, with pread, never from mapped memory:
+  a page fault would hold the interpreter. Segments may be closed and gone meanwhile; each record names its
+  own position, so that other bytes are never taken for it.
 * After start at most `fill_bytes_max` are read again to fill the live segment's gap; a larger gap stays
   until the segment is full, and is then repaired in the background.
+* Full segments are sealed, damaged ones repaired by one greenlet, in steps in gevent's native threads with a
+  pause after each, so that the hub is never held longer than one step's C call (measured in
+  docs/formats-index.md's last section). One that cannot be is logged, counted and tried again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import gevent
+from gevent.event import Event
 
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core import names
-from backend.file_log.core.record import Record
-from backend.file_log.index.damage import IndexDamage
-from backend.file_log.index.keeper import IndexKeeper
+from backend.file_log.core.frame import FRAME_BYTES, Frame
+from backend.file_log.core.record import RECORD_BYTES, Record, RecordKind, unpack_record
+from backend.file_log.core.scan import walk
+from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex, Span
-from backend.file_log.index.log_rows import Found, is_id, is_key, rows_of, verified
-from backend.file_log.segments import SegmentSet
+from backend.file_log.index.sorted_table import IndexRow
+from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.storage import Storage
+from ddmq_common.errors import DdmqError
 from ddmq_common.hub_timer import HubTimer
-from ddmq_common.native_threads import off_hub
+from ddmq_common.native_threads import in_thread, off_hub
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +124,9 @@ class AttachedIndex:
         if start != index.writer.segment_start:
             index.roll(start)
             self._keeper.wake()
-        if frame.position > index.covered_to:  # the log moved its unsynced end here; the old file has it
+        if (
+            frame.position > index.writer.covered_to
+        ):  # the log moved its unsynced end here; the old file has it
             index.skip_to(frame.position)
         if index.add_many(*frame.columns, frame.stored_ms, frame.end) >= WRITE_BLOCKS:
             self._write()
@@ -162,3 +172,170 @@ class AttachedIndex:
         self, candidates: Iterator[int], wanted: Callable[[Record], bool], count_max: int
     ) -> list[Found]:
         return list(islice(verified(candidates, self._segments.segments[:], wanted), count_max))
+
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 0.001
+ROUND_S = 30.0
+_DONE = object()
+
+
+def drive(steps: Iterator[None], pause_s: float = PAUSE_S) -> None:
+    """Run all steps off the hub, with a pause after each. Raises what a step raises."""
+    while in_thread(next, steps, _DONE) is not _DONE:
+        gevent.sleep(pause_s)
+
+
+class IndexKeeper:
+    """`spans()`: the log's segments `[start, end)`, ascending, the last one live. `rows_of(span)`: its
+    records in log order, read lazily (in a native thread). `wake` after a roll, else it looks every 30 s.
+    """
+
+    def __init__(
+        self,
+        index: LogIndex,
+        spans: Callable[[], Sequence[Span]],
+        rows_of: Callable[[Span], Iterable[IndexRow]],
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self._index = index
+        self._spans = spans
+        self._rows_of = rows_of
+        self._pause_s = pause_s
+        self._event = Event()
+        self._greenlet: gevent.Greenlet | None = None
+        self.failures = 0
+
+    def start(self) -> None:
+        """Begin; the first round runs at once."""
+        self._greenlet = gevent.spawn(self._run)
+
+    def wake(self) -> None:
+        """There is something to seal or repair."""
+        self._event.set()
+
+    def stop(self) -> None:
+        """Abandon what is under way; the next start does it again. Blocks the calling greenlet."""
+        if self._greenlet is not None:
+            self._greenlet.kill()
+            self._greenlet = None
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.work_once()
+            except (OSError, DdmqError) as error:
+                self.failures += 1
+                logger.warning("the index cannot be looked after now: %s", error)
+            self._event.wait(ROUND_S)
+            self._event.clear()
+
+    def work_once(self) -> None:
+        """Seal and repair all there is now."""
+        full = dict(self._spans()[:-1])
+        for start in self._index.damaged - full.keys():
+            if start < self._index.writer.segment_start:
+                self._index.damaged.discard(start)  # deleted meanwhile
+        unsealed = in_thread(self._index.unsealed)
+        for start in sorted({*unsealed, *self._index.damaged} & full.keys()):
+            self._work_on((start, full[start]), start in self._index.damaged)
+
+    def _work_on(self, span: Span, damaged: bool) -> None:
+        try:
+            if damaged:
+                logger.warning("repairing the index of segment %d", span[0])
+            drive(self._index.repair_steps(span, lambda: self._rows_of(span)), self._pause_s)
+            if span[0] not in dict(self._spans()):
+                in_thread(self._index.drop, span[0])  # deleted while we were at it
+        except (OSError, DdmqError) as error:
+            self.failures += 1
+            logger.warning("the index of segment %d stays unsorted: %s", span[0], error)
+
+
+WINDOW_BYTES = 1 << 20
+RECORD_BYTES_MAX = 64 << 20  # a piece that is larger than this is no record
+FIRST_READ_BYTES = 4_096
+
+Found = tuple[Record, bytes]  # a record and its delivery bytes
+
+
+def is_key(record: Record, topic: str, incarnation: int, key: bytes) -> bool:
+    """Whether it is a message of that topic and key."""
+    return _is_message(record, topic, incarnation) and record.key == key
+
+
+def is_id(record: Record, topic: str, incarnation: int, message_id: bytes) -> bool:
+    """Whether it is the message (or a copy) with that id."""
+    return _is_message(record, topic, incarnation) and record.message_id == message_id
+
+
+def _is_message(record: Record, topic: str, incarnation: int) -> bool:
+    return record.kind == RecordKind.MESSAGE and record.incarnation == incarnation and record.topic == topic
+
+
+def verified(
+    candidates: Iterable[int], segments: Sequence[Segment], wanted: Callable[[Record], bool]
+) -> Iterator[Found]:
+    """Those candidates that are sound records and are wanted. Reads the log: in a native thread."""
+    for position in candidates:
+        found = read_record(segments, position)
+        if found is not None and wanted(found[0]):
+            yield found
+
+
+def read_record(segments: Sequence[Segment], position: int) -> Found | None:
+    """The record at a log position with its delivery bytes; None when there is no sound one. Blocking."""
+    segment = next((one for one in reversed(segments) if one.start <= position < one.end), None)
+    if segment is None:
+        return None
+    try:
+        data = segment.salvage(position, FIRST_READ_BYTES)
+        record = unpack_record(data, 0, position, segment.salt)
+        size = _size_of(data) if record is None else record.size
+        if size > len(data):
+            data = segment.salvage(position, min(size, RECORD_BYTES_MAX))
+            record = unpack_record(data, 0, position, segment.salt)
+    except OSError:
+        return None  # deleted meanwhile
+    if record is None or len(data) < record.size:
+        return None
+    delivery = data[record.meta_bytes : record.size]
+    return (record, delivery) if record.delivery_is(delivery) else None
+
+
+def _size_of(data: bytes) -> int:
+    return int.from_bytes(data[20:24], "little") if len(data) >= RECORD_BYTES else 0
+
+
+def rows_of(segments: Sequence[Segment], span: tuple[int, int]) -> Iterator[IndexRow]:
+    """What the index keeps of all sound messages in `[start, end)`, one segment's part. Blocking."""
+    at, end = span
+    segment = next((one for one in segments if one.start <= at < one.end), None)
+    if segment is None:
+        return
+    for item in records_of(segment, at, min(end, segment.end)):
+        if item.kind == RecordKind.MESSAGE:
+            yield IndexRow(item.position, item.topic, item.key, item.message_id, item.stored_ms)
+
+
+def records_of(segment: Segment, at: int, end: int) -> Iterator[Record]:
+    """All sound records of a segment in `[at, end)`, read in windows. Blocking."""
+    size = WINDOW_BYTES
+    while at < end:
+        data = segment.salvage(at, min(size, end - at))
+        if not data:
+            return
+        after, stop = at, at + len(data)
+        for item in walk(data, at, at, stop, segment.salt):
+            if isinstance(item, Record):
+                after = item.end
+                yield item
+            elif isinstance(item, Frame):
+                after = item.position + FRAME_BYTES
+            elif item.end < stop:
+                after = item.end  # damaged, and something sound behind it
+        if after == at and size < RECORD_BYTES_MAX and stop < end:
+            size *= 2  # perhaps a record that is larger than the window
+        else:
+            at, size = (stop if after == at else after), WINDOW_BYTES

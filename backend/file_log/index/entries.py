@@ -6,13 +6,12 @@ passed over, it costs one block; a block that the file ends inside of is not the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from backend.file_log.core.names import entries_name
 from backend.file_log.index import blocks
 from backend.file_log.index.blocks import HEADER_BYTES, MAGIC, Block
-from backend.file_log.index.damage import IndexDamage, OnDamage
-from backend.file_log.index.names import entries_name
 from backend.file_log.storage import File
 
 _WINDOW = 64 * 1024
@@ -139,3 +138,15 @@ def gaps(file: File, segment_start: int, segment_end: int, on_damage: OnDamage) 
         covered = max(covered, found.block.covers_to)
     if covered < segment_end:
         yield covered, segment_end
+
+
+class IndexDamage(NamedTuple):
+    """A piece whose checksum failed; it was not served."""
+
+    segment_start: int
+    file: str  # name in the index folder
+    offset: int  # where the piece starts, bytes
+    what: str  # header, body, page
+
+
+OnDamage = Callable[[IndexDamage], None]

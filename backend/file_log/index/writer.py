@@ -10,16 +10,82 @@ that cannot be written, or that finds UNWRITTEN_MAX others waiting, is dropped a
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
+from backend.file_log.core.names import entries_name
 from backend.file_log.index import entries
-from backend.file_log.index.blocks import BLOCK_ROWS, ROWS_MAX, SEGMENT_BYTES_MAX, Rows
-from backend.file_log.index.hashes import Seeds
-from backend.file_log.index.names import entries_name
+from backend.file_log.index.blocks import (
+    BLOCK_ROWS,
+    ROW_BYTES,
+    ROWS_MAX,
+    SEGMENT_BYTES_MAX,
+    U32_MAX,
+    Seeds,
+    id_column,
+    key_column,
+    little,
+    pack_header,
+)
 from backend.file_log.storage import File, Storage
 
 UNWRITTEN_MAX = 512  # blocks, about 8 MB
+
+
+class Rows:
+    """Rows that are not packed yet, column by column. Owned by one thread."""
+
+    __slots__ = ("keys", "message_ids", "positions", "runs", "topics")
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+        self.topics: list[str] = []
+        self.keys: list[bytes] = []
+        self.message_ids: list[bytes] = []
+        self.runs: list[tuple[int, int]] = []  # (how many, their store time)
+
+    def add(
+        self,
+        positions: Sequence[int],
+        topics: Sequence[str],
+        keys: Sequence[bytes],
+        message_ids: Sequence[bytes],
+        stored_ms: int,
+    ) -> None:
+        """One value per record, positions ascending; `stored_ms` is not below the one before."""
+        self.positions += positions
+        self.topics += topics
+        self.keys += keys
+        self.message_ids += message_ids
+        self.runs.append((len(positions), stored_ms))
+
+    def takes(self, stored_ms: int) -> bool:
+        """Whether that store time still fits behind the first one."""
+        return not self.runs or stored_ms - self.runs[0][1] <= U32_MAX
+
+    def last_ms(self, before: int) -> int:
+        """Store time of the last row; `before` when there are none."""
+        return self.runs[-1][1] if self.runs else before
+
+    def pack(self, segment_start: int, covers: tuple[int, int], last_ms: int, seeds: Seeds) -> bytes:
+        """The block; `last_ms` is the store time before these rows, shown when there are none."""
+        first = self.runs[0][1] if self.runs else last_ms
+        last = self.last_ms(last_ms)
+        times = array("I")
+        for count, stored_ms in self.runs:
+            times.extend(array("I", (stored_ms - first,)) * count)
+        body = b"".join(
+            (
+                id_column(self.message_ids),
+                little(key_column(self.topics, self.keys, seeds)),
+                little(array("I", [position - segment_start for position in self.positions])),
+                little(times),
+            )
+        )
+        if len(body) != ROW_BYTES * len(self.positions):
+            raise ValueError("columns of different length")
+        return pack_header(segment_start, covers, (first, last), len(self.positions), body) + body
 
 
 class IndexWriter:

@@ -9,16 +9,54 @@ from __future__ import annotations
 
 import secrets
 
+import google_crc32c
+import msgspec
+
 from backend.file_log.core import names
-from backend.file_log.core.frame import FRAME_BYTES, FRAME_VERSION, UNSALTED_VERSION, Frame, salt_of
+from backend.file_log.core.frame import FRAME_BYTES, FRAME_VERSION, UNSALTED_VERSION, Frame, Salting, salt_of
 from backend.file_log.core.record import RECORD_BYTES, unpack_record
-from backend.file_log.core.salting import Salting, decode_format, encode_format
 from backend.file_log.core.scan import frames
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError, StorageError, newer_format
 
 HEAD_BYTES = 1 << 16  # at the beginning of a segment: the first frame header and record are in it
 SEARCH_BYTES = 4 << 20  # from the beginning of a segment on, for any frame without a salt
+
+
+FORMAT_VERSION = 2
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=False):
+    format: int
+    salt: int
+    since: int
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def encode_format(salting: Salting) -> bytes:
+    """The file: a line of JSON, and a line with its CRC."""
+    line = msgspec.json.encode(_Row(FORMAT_VERSION, *salting)) + b"\n"
+    return line + b"%08x\n" % google_crc32c.value(line)
+
+
+def decode_format(data: bytes) -> Salting:
+    """The other way. Raises DamagedError, and NewerFormatError for what a newer release wrote."""
+    line, end, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % google_crc32c.value(line + end):
+        raise DamagedError(f"the format file, {data[:200]!r}, does not match its CRC")
+    try:
+        version = msgspec.json.decode(line, type=_Version).format
+        if version > FORMAT_VERSION:
+            raise newer_format("the directory (file format)", version, FORMAT_VERSION)
+        row = msgspec.json.decode(line, type=_Row)
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"the format file, {data[:200]!r}, does not parse: {error}") from error
+    if not 0 < row.salt < 1 << 32 or row.since < 0:
+        raise DamagedError(f"the format file names salt {row.salt} since {row.since}")
+    return Salting(row.salt, row.since)
 
 
 def read_format(storage: Storage, directory: str) -> Salting | None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from backend.file_log.consume_queue import QueueFiles
 from backend.file_log.core import names
-from backend.file_log.core.frame import Frame
+from backend.file_log.core.frame import UNSALTED, Frame, Salting
 from backend.file_log.core.record import (
     ENTRY_BYTES,
     FLAG_DELETED,
@@ -27,7 +27,6 @@ from backend.file_log.core.record import (
     entry_is_sound,
     pack_entry,
 )
-from backend.file_log.core.salting import UNSALTED, Salting
 from backend.file_log.core.scan import Bad, walk
 from backend.file_log.damage import Damage
 from backend.file_log.index.log_index import refuse_newer_index

@@ -10,7 +10,7 @@ import pytest
 from log_rig import Rig, done
 
 import backend.file_log.damage as damage
-import backend.file_log.index.log_rows as log_rows
+import backend.file_log.index.attached as log_rows
 from backend.file_log.core.record import ENTRY_BYTES
 from backend.records import QueueRef, ReadStatus
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from backend.file_log.index.log_index import LogIndex
-from backend.file_log.index.sealing import IndexRow
+from backend.file_log.index.sorted_table import IndexRow
 
 
 @dataclass

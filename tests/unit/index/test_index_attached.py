@@ -8,7 +8,7 @@ import pytest
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.core.frame import Frame, pack_frame
 from backend.file_log.core.record import RecordKind, pack_record
-from backend.file_log.index import attached, log_rows
+from backend.file_log.index import attached
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage
@@ -84,7 +84,7 @@ def fill(house: House) -> None:
     for number in range(6):
         if number in (2, 4):
             house.roll()
-        big = b"b" * (3 * log_rows.WINDOW_BYTES) if number == 1 else b"small"
+        big = b"b" * (3 * attached.WINDOW_BYTES) if number == 1 else b"small"
         house.commit(
             [("t", b"k", numbered(number), b"%d" % number), ("t", b"big", numbered(99), big)], number
         )
@@ -93,7 +93,7 @@ def fill(house: House) -> None:
 
 def expect(house: House) -> None:
     assert house.keyed("t", b"k") == [b"5", b"4", b"3", b"2", b"1", b"0"]
-    assert [len(found) for found in house.keyed("t", b"big")] == [5, 5, 5, 5, 3 * log_rows.WINDOW_BYTES, 5]
+    assert [len(found) for found in house.keyed("t", b"big")] == [5, 5, 5, 5, 3 * attached.WINDOW_BYTES, 5]
     assert house.with_id("t", numbered(3)) == [b"3"]
     assert (
         house.keyed("t", b"not me")
@@ -174,19 +174,19 @@ def test_after_a_rescue_old_and_new_records_are_found(house: House) -> None:
 def test_reading_past_damage(house: House) -> None:
     for number in range(20):
         house.commit([("t", b"k", numbered(number), b"%d" % number)], number)
-    rows = list(log_rows.rows_of(house.segments.segments, (0, house.position)))
+    rows = list(attached.rows_of(house.segments.segments, (0, house.position)))
     last = house.segments.last
     last.file.pwrite(b"\0" * 30, rows[7].position)
-    again = list(log_rows.rows_of(house.segments.segments, (0, house.position)))
+    again = list(attached.rows_of(house.segments.segments, (0, house.position)))
     assert again == rows[:7] + rows[8:]
 
 
 def test_positions_that_hold_nothing(house: House) -> None:
     fill(house)
     for position in (1, house.position, house.position + 1_000_000, house.position - 1):
-        assert log_rows.read_record(house.segments.segments, position) is None
+        assert attached.read_record(house.segments.segments, position) is None
     house.segments.last.close()
-    assert log_rows.read_record(house.segments.segments, house.segments.last.start + 56) is None
+    assert attached.read_record(house.segments.segments, house.segments.last.start + 56) is None
 
 
 def test_blocks_that_cannot_be_written_are_told_with_the_reason(

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from backend.file_log.index import blocks, table
-from backend.file_log.index.damage import IndexDamage
+from backend.file_log.core.names import entries_name, sorted_name
+from backend.file_log.index import blocks, sorted_table
+from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex
-from backend.file_log.index.names import entries_name, sorted_name
 from tests.examples import some_of
 from tests.unit.index.files_for_index import OsStorage
 from tests.unit.index.logs import PretendLog, run, some_rows
@@ -91,16 +91,18 @@ def check_entries(sealed: Damaged, bit: int) -> None:
     assert sealed.index.damaged == set()
 
 
-@pytest.mark.parametrize("bit", some_of([*range(0, 8 * table.HEADER_BYTES, 11), 8 * table.HEADER_BYTES - 1]))
+@pytest.mark.parametrize(
+    "bit", some_of([*range(0, 8 * sorted_table.HEADER_BYTES, 11), 8 * sorted_table.HEADER_BYTES - 1])
+)
 def test_flip_in_the_table_header(sealed: Damaged, bit: int) -> None:
     check_table(sealed, bit)
 
 
-@pytest.mark.parametrize("bit", some_of(bits_of(table.HEADER_BYTES, table.PAGE_BYTES)))
+@pytest.mark.parametrize("bit", some_of(bits_of(sorted_table.HEADER_BYTES, sorted_table.PAGE_BYTES)))
 def test_flip_in_a_table_page(sealed: Damaged, bit: int) -> None:
-    pages = (sealed.folder / sorted_name(0)).stat().st_size // table.PAGE_BYTES
+    pages = (sealed.folder / sorted_name(0)).stat().st_size // sorted_table.PAGE_BYTES
     for page in range(pages):  # one of them is on the way of the lookups
-        sealed.flip(sorted_name(0), 8 * page * table.PAGE_BYTES + bit)
+        sealed.flip(sorted_name(0), 8 * page * sorted_table.PAGE_BYTES + bit)
     check_table(sealed, None)
 
 
@@ -130,9 +132,9 @@ def check_table(sealed: Damaged, bit: int | None) -> None:
 def test_a_page_of_another_segment_or_place_is_refused(sealed: Damaged) -> None:
     path = sealed.folder / sorted_name(0)
     data = bytearray(path.read_bytes())
-    first, second = table.HEADER_BYTES, table.HEADER_BYTES + table.PAGE_BYTES
-    data[first:second], data[second : second + table.PAGE_BYTES] = (
-        data[second : second + table.PAGE_BYTES],
+    first, second = sorted_table.HEADER_BYTES, sorted_table.HEADER_BYTES + sorted_table.PAGE_BYTES
+    data[first:second], data[second : second + sorted_table.PAGE_BYTES] = (
+        data[second : second + sorted_table.PAGE_BYTES],
         data[first:second],
     )
     path.write_bytes(data)

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backend.file_log.index.damage import IndexDamage
+from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex
 from tests.examples import examples
 from tests.unit.index.files_for_index import OsStorage

@@ -9,35 +9,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.file_log.index import blocks, hashes, names, radix
-from backend.file_log.index.damage import IndexDamage
-from backend.file_log.index.keeper import IndexKeeper
+from backend.file_log.core import names
+from backend.file_log.index import blocks, sorted_table
+from backend.file_log.index.attached import IndexKeeper
+from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex
 from tests.unit.index.files_for_index import OsStorage
 from tests.unit.index.logs import PretendLog, some_rows
 
 
 def test_stored_hashes_never_change() -> None:
-    assert hashes.key_hash("orders", b"order-1") == 0x9DC0ECFE
-    assert hashes.id_hash(bytes(range(16))) == 0x00000000
-    assert hashes.id_hash(bytes.fromhex("0123456789abcdef0011223344556677")) == 0xCCCCCCCC
+    assert blocks.key_hash("orders", b"order-1") == 0x9DC0ECFE
+    assert blocks.id_hash(bytes(range(16))) == 0x00000000
+    assert blocks.id_hash(bytes.fromhex("0123456789abcdef0011223344556677")) == 0xCCCCCCCC
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.binary(max_size=5)), max_size=30))
 def test_columns_agree_with_single_hashes(rows: list[tuple[str, bytes]]) -> None:
-    column = hashes.key_column([row[0] for row in rows], [row[1] for row in rows], hashes.Seeds())
-    assert list(column) == [hashes.key_hash(*row) if row[1] else 0 for row in rows]
+    column = blocks.key_column([row[0] for row in rows], [row[1] for row in rows], blocks.Seeds())
+    assert list(column) == [blocks.key_hash(*row) if row[1] else 0 for row in rows]
 
 
 def test_a_hash_of_zero_is_stored_as_one() -> None:
     key = bytes.fromhex("9d0ad96d")  # its CRC is 0
-    assert list(hashes.key_column(["t"] * 2, [key, b""], hashes.Seeds(t=0))) == [1, 0]
-    assert list(hashes.key_column(["t"], [key], hashes.Seeds(t=0))) == [1]
+    assert list(blocks.key_column(["t"] * 2, [key, b""], blocks.Seeds(t=0))) == [1, 0]
+    assert list(blocks.key_column(["t"], [key], blocks.Seeds(t=0))) == [1]
 
 
 def test_remembered_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashes, "TOPICS_REMEMBERED_MAX", 3)
-    seeds = hashes.Seeds()
+    monkeypatch.setattr(blocks, "TOPICS_REMEMBERED_MAX", 3)
+    seeds = blocks.Seeds()
     for number in range(10):
         assert seeds[f"t{number}"]
         assert len(seeds) <= 3
@@ -53,8 +54,8 @@ def test_search_in_a_column_finds_whole_numbers_only(column: list[int], data: st
 
 @pytest.mark.parametrize("kind", ["spread", "one hash", "one bucket", "low", "none"])
 def test_sorting_in_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix, "SORT_MAX", 64)
-    monkeypatch.setattr(radix, "PASS_MAX", 3_000)
+    monkeypatch.setattr(sorted_table, "SORT_MAX", 64)
+    monkeypatch.setattr(sorted_table, "PASS_MAX", 3_000)
     chance = random.Random(3)
     numbers = {
         "spread": [chance.getrandbits(64) for _ in range(10_000)],
@@ -64,7 +65,7 @@ def test_sorting_in_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "none": [],
     }[kind]
     source = [numbers[start : start + 700] for start in range(0, len(numbers), 700)]
-    steps = list(radix.ascending(lambda: source, len(numbers)))
+    steps = list(sorted_table.ascending(lambda: source, len(numbers)))
     assert [number for step in steps for number in step] == sorted(numbers)
     assert all(len(step) <= 64 for step in steps)
 

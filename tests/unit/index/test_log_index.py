@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from backend.file_log.index.damage import IndexDamage
-from backend.file_log.index.log_index import LogIndex
-from backend.file_log.index.lookup import IndexLookup
-from backend.file_log.index.names import entries_name, sorted_name
+from backend.file_log.core.names import entries_name, sorted_name
+from backend.file_log.index.entries import IndexDamage
+from backend.file_log.index.log_index import IndexLookup, LogIndex
 from ddmq_common.errors import DamagedError
 from tests.unit.index.files_for_index import OsStorage
 from tests.unit.index.logs import PretendLog, add, fill_gaps, run, some_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_retention_on_log import SEGMENT, House
 
-from backend.file_log.level_holds import LevelHolds
+from backend.file_log.holds import LevelHolds
 from backend.internal_topics import ready_topic
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, QueueRef
 from ddmq_common.delays.levels import DEFAULT_LEVELS

@@ -11,7 +11,7 @@ import pytest
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.core.record import ENTRY_BYTES
 from backend.file_log.core.retention import GIB, RetentionOptions
-from backend.file_log.dead_letters import DeadLetters
+from backend.file_log.holds import DeadLetters
 from backend.file_log.storage import Space, Storage
 from backend.records import AppendStatus, NewRecord, QueueRef, ReadStatus, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
