@@ -24,11 +24,11 @@ HEARTBEAT_TOPIC = "carrera_heartbeat"
 DELAY_DIALECTS = ("amq", "rabbit", "rocketmq", "ddmq")  # words for delays in properties; docs/delay.md
 QUEUES_DEFAULT = 4
 TURN_GROUP = "%TURN"  # whose progress on a topic says whose turn it is to change something
-SPEAKER_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for what no proxy holds
+LAG_GROUP = "%SPEAKER"  # who holds queue 0 of SCHEDULE_TOPIC in it speaks for what no proxy holds
 DONE_GROUP = "%DONE"  # whose progress on a dead-letter topic says which letters were resent or purged
 
 _OWN_GROUPS = frozenset(
-    (LEVELS_GROUP, DELAY_GROUP, FIRED_GROUP, OUTCOME_GROUP, TURN_GROUP, DONE_GROUP, SPEAKER_GROUP)
+    (LEVELS_GROUP, DELAY_GROUP, FIRED_GROUP, OUTCOME_GROUP, TURN_GROUP, DONE_GROUP, LAG_GROUP)
 )
 _NAME = re.compile(r"[A-Za-z0-9_\-%|]+\Z")
 _INTERNAL = (RETRY_PREFIX, DLQ_PREFIX, "%", "RMQ_SYS_", SCHEDULE_TOPIC)

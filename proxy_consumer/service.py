@@ -28,16 +28,15 @@ from proxy_consumer import answers
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, GroupsFile, SubscriptionDefaults
 from proxy_consumer.fetches.service import Fetches
 from proxy_consumer.groups import stats
-from proxy_consumer.groups.changes import Change, Changes
+from proxy_consumer.groups.changes import Changes, SubscriptionChange
 from proxy_consumer.groups.consistency import Difference, GroupClient
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.gauges import Gauges
 from proxy_consumer.groups.group import SOURCE_LOG, Stored
-from proxy_consumer.groups.message_states import LiveState, live_state
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stall
-from proxy_consumer.groups.stats import GroupSummary, SubscriptionStats
+from proxy_consumer.groups.stats import GroupSummary, LiveState, SubscriptionStats, live_state
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.results.results import Results
@@ -87,7 +86,7 @@ class ConsumerService:
 
     def start(self, *, timer: bool = True) -> None:
         """Load groups and begin to serve; without `timer` the caller calls `tick`."""
-        self._directory.start()
+        self._directory.start(follow=self._pushers.changed)
         self._fetches.start()
         self._pushers.start()
         self._runtime.metrics.add_collector(self._gauges.fill)
@@ -270,7 +269,7 @@ class ConsumerService:
 
     def change_subscription(
         self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
-    ) -> Completion[Change]:
+    ) -> Completion[SubscriptionChange]:
         """Make a subscription, or change what `settings` names and put `unset` back to the defaults.
 
         Offsets do not move. Raises CallerError (also for what a file owns) or BoundReachedError.

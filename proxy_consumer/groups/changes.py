@@ -34,7 +34,7 @@ SETTINGS_BYTES_MAX = 64 << 10  # what one subscription sets itself, as it is sto
 SETTINGS = tuple(field.name for field in dataclasses.fields(SubscriptionDefaults))
 
 
-class Change(NamedTuple):
+class SubscriptionChange(NamedTuple):
     """What became of a change: the settings in force before (None: it was made) and after."""
 
     before: SubscriptionDefaults | None
@@ -57,7 +57,7 @@ class Changes:
 
     def change(
         self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
-    ) -> Completion[Change]:
+    ) -> Completion[SubscriptionChange]:
         """Set what is named and put `unset` back to the defaults; makes the subscription when it is missing.
 
         Raises CallerError (also for what a file owns) or TryLaterError.
@@ -78,22 +78,22 @@ class Changes:
         if after.sql != before.sql:
             check_stated(after.sql)
         done = self._store_alone(group, topic, stored._replace(given=wanted.given))
-        return _then(done, Change(before, after, wanted.given))
+        return _then(done, SubscriptionChange(before, after, wanted.given))
 
     def _make(
         self,
         group: str,
         topic: str,
         wanted: Overlay[SubscriptionDefaults],
-        change: Callable[[], Completion[Change]],
-    ) -> Completion[Change]:
+        change: Callable[[], Completion[SubscriptionChange]],
+    ) -> Completion[SubscriptionChange]:
         """`change` follows where a client's pull has made it otherwise at the same moment."""
         config = wanted.over(self._runtime.config.defaults)
 
-        def made() -> Completion[Change]:
+        def made() -> Completion[SubscriptionChange]:
             stored = self.stored(group, topic)
             if stored is None or stored.given == _as_stored(wanted.given):
-                return succeeded(Change(None, config, wanted.given))
+                return succeeded(SubscriptionChange(None, config, wanted.given))
             return change()
 
         return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], made)
@@ -214,7 +214,7 @@ def _as_stored(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return stored_subscription("", encode_subscription(given, 0, SOURCE_LOG)).given
 
 
-def _then(done: Completion[Any], value: Change) -> Completion[Change]:
-    made: Completion[Change] = Completion()
+def _then(done: Completion[Any], value: SubscriptionChange) -> Completion[SubscriptionChange]:
+    made: Completion[SubscriptionChange] = Completion()
     done.then(lambda _: made.succeed(value) if done.error is None else made.fail(done.error))
     return made

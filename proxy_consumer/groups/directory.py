@@ -40,14 +40,19 @@ class Directory:
         self.groups: dict[bytes, Group] = {}
         self._creation_rate = creations(runtime.now())
         self._making: dict[Subscription, Completion[None]] = {}
+        self._follow: Callable[[str, str], None] | None = None
         self._stop_watching: Callable[[], None] | None = None
 
-    def start(self) -> None:
-        """Load what stands in the settings and follow their changes."""
+    def start(self, follow: Callable[[str, str], None] | None = None) -> None:
+        """Load what stands in the settings and keep up with them.
+
+        `follow(group, topic)`: called when a subscription has changed and the change is taken in.
+        """
         backend = self._runtime.backend
         for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX, PARKED_PREFIX):
             for key in backend.settings(prefix):
                 self.changed(key)
+        self._follow = follow
         self._stop_watching = backend.watch_settings(self.changed)
 
     def stop(self) -> None:
@@ -88,36 +93,36 @@ class Directory:
     def changed(self, key: str) -> None:
         """A setting (or a topic) changed, here or elsewhere."""
         kind, _, rest = key.partition("/")
-        retrying = self.groups.get((group_concerned(key) or "").encode())
-        if retrying is not None:
-            for subscription in retrying.subscriptions.values():
-                subscription.check_retry_queue()
+        name, _, topic = rest.partition("/")
+        group = self.groups.get(name.encode())
         if kind == "group":
             self._group_changed(rest)
-        elif kind == "parked":
-            group = self.groups.get(rest.partition("/")[0].encode())
-            if group is not None:
-                group.ordering.parked_changed(key)
-        elif kind == "leases":
-            group = self.groups.get(rest.partition("/")[0].encode())
-            for subscription in () if group is None else group.subscriptions.values():
-                subscription.told(key)
         elif kind == "subscription":
-            name, _, topic = rest.partition("/")
             self._subscription_changed(key, name, topic)
-        elif kind == "topic":
-            for subscription in self._on_topic(rest):
-                subscription.check_topic()
-                subscription.group.serve()
-        elif kind == "reset":
-            name, _, topic = rest.partition("/")
-            group = self.groups.get(name.encode())
-            if group is not None and topic.encode() in group.subscriptions:
-                group.subscriptions[topic.encode()].refence_all()
+            if self._follow is not None:
+                self._follow(name, topic)
+        elif kind in ("topic", "retry"):
+            self._queues_changed(kind, rest, group_concerned(key))
+        elif group is None:
+            return
+        elif kind == "parked":
+            group.ordering.parked_changed(key)
+        elif kind == "leases":
+            for subscription in group.subscriptions.values():
+                subscription.told(key)
+        elif kind == "reset" and topic.encode() in group.subscriptions:
+            group.subscriptions[topic.encode()].refence_all()
 
-    def _on_topic(self, topic: str) -> list[Subscription]:
-        name = topic.encode()
-        return [group.subscriptions[name] for group in self.groups.values() if name in group.subscriptions]
+    def _queues_changed(self, kind: str, name: str, retrying: str | None) -> None:
+        """A topic changed, or which retry queues the group `retrying` has."""
+        concerned = self.groups.get((retrying or "").encode())
+        for subscription in () if concerned is None else concerned.subscriptions.values():
+            subscription.check_retry_queue()
+        topic = name.encode()
+        for group in list(self.groups.values()) if kind == "topic" else ():
+            if topic in group.subscriptions:
+                group.subscriptions[topic].check_topic()
+                group.serve()
 
     def _group_changed(self, name: str) -> None:
         value = self._runtime.backend.setting(group_key(name))

@@ -4,8 +4,10 @@ Filled in when somebody looks (Registry.add_collector), so a scrape pays for it 
 proxy that holds a subscription's queues tells of it: over several proxies the numbers add up, ages are the
 highest. What no proxy holds, because nobody pulls, grows all the same: of that one proxy tells (unheld.py).
 
-The age of a lag is that of the message at the committed offset. It takes a read, so it is looked up
-(oldest.py) only where that offset has moved, for a bounded number of queues per look.
+The age of a lag is that of the message at the committed offset. It takes a read, so it is looked up only
+where that offset has moved, for at most READS_MAX queues per look, those first that were not for the longest
+time; the others keep the store time of an earlier message, so that their age shows too high rather than too
+low.
 
 What the backend answers later is set then: a subscription that was let go keeps its numbers until it is known
 who holds it, so a lag does not seem to vanish with its consumers. Who takes a picture waits a moment after
@@ -18,13 +20,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import NamedTuple
 
 from backend.completion import Completion
-from backend.records import Bounds, QueueRef
+from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.oldest import Oldest
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
 from proxy_consumer.groups.unheld import Name, Row, Unheld
@@ -43,9 +44,12 @@ METRICS = (
     catalogue.ACK_SPAN,
 )
 AGE = METRICS.index(catalogue.LAG_AGE)
+READS_MAX = 64
+Key = tuple[str, QueueRef]  # group, queue
+Late = tuple[str, QueueRef, int]  # group, queue, committed offset
 
 
-class Waiting(NamedTuple):
+class GaugeValues(NamedTuple):
     """One subscription's gauges, in the order of METRICS. Ages in milliseconds."""
 
     lag: int = 0
@@ -182,10 +186,8 @@ class Gauges:
         """What waits in the delay levels is told by the one proxy that also tells of what nobody holds."""
         if found.error is not None or not self._unheld.reports:
             return  # the gauges keep their last values
-        now_ms, known = (
-            self._runtime.clock.wall_ms(),
-            {_name(each) for each in self._directory.subscriptions()},
-        )
+        now_ms = self._runtime.clock.wall_ms()
+        known = {_name(each) for each in self._directory.subscriptions()}
         rows = {name: row for name, row in found.value.waiting.items() if name in known}
         for name, row in rows.items():
             if name not in self._retry_cells:
@@ -204,14 +206,14 @@ class Gauges:
 
     def _clear(self, name: Name) -> None:
         if name in self._cells:
-            self._set(name, Waiting())
+            self._set(name, GaugeValues())
             del self._cells[name]
 
-    def _waiting(self, share: Share) -> Waiting:
+    def _waiting(self, share: Share) -> GaugeValues:
         subscription, states, late = share
         keys, blocked_s = blocked(subscription, self._runtime.now())
         budget = subscription.buffer.budget
-        return Waiting(
+        return GaugeValues(
             lag=sum(row.next - row.committed for row in late),
             lag_age_ms=self._age_ms(share),
             in_flight=budget.leased,
@@ -225,7 +227,7 @@ class Gauges:
         stored_ms = self._oldest.stored_ms(share.subscription.group.name, (row.queue for row in share.late))
         return 0 if stored_ms is None else max(0, self._runtime.clock.wall_ms() - stored_ms)
 
-    def _set(self, name: Name, waiting: Waiting) -> None:
+    def _set(self, name: Name, waiting: GaugeValues) -> None:
         cells = self._cells.get(name)
         if cells is None:
             cells = self._cells[name] = tuple(self._runtime.metrics.cell(each, *name) for each in METRICS)
@@ -274,3 +276,81 @@ def blocked(subscription: Subscription, now: float) -> tuple[int, float]:
                 count += 1
                 longest = max(longest, now - job.since if job.since else 0.0)
     return count, longest
+
+
+class Head:
+    """One queue of one group. `offset`: for which `stored_ms` was read, −1 = for none yet."""
+
+    __slots__ = ("asked_at", "offset", "reading", "stored_ms")
+
+    def __init__(self) -> None:
+        self.offset = -1
+        self.stored_ms = 0  # epoch milliseconds
+        self.asked_at = 0.0  # monotonic seconds
+        self.reading = False
+
+
+class Oldest:
+    """The heads of all queues with a lag; those that have none are forgotten. `found(group, queue)` follows
+    whenever one was read."""
+
+    def __init__(
+        self, runtime: Runtime, found: Callable[[str, QueueRef], None], reads_max: int = READS_MAX
+    ) -> None:
+        self._runtime = runtime
+        self._found = found
+        self._reads_max = reads_max
+        self._reads_left = reads_max
+        self._heads: dict[Key, Head] = {}
+
+    def look_up(self, late: Iterable[Late]) -> None:
+        """A new look: `late` is every queue with a lag."""
+        late = list(late)
+        wanted = {(group, queue) for group, queue, _ in late}
+        self._heads = {key: head for key, head in self._heads.items() if key in wanted}
+        self._reads_left = self._reads_max
+        self.more(late)
+
+    def more(self, late: Iterable[Late]) -> None:
+        """These have a lag, too: of the same look."""
+        wanted = {(group, queue): offset for group, queue, offset in late}
+        for key in wanted:
+            self._heads.setdefault(key, Head())
+        moved = [
+            (head.asked_at, key)
+            for key, head in ((key, self._heads[key]) for key in wanted)
+            if head.offset != wanted[key] and not head.reading
+        ]
+        for _, key in sorted(moved)[: self._reads_left]:
+            self._reads_left -= 1
+            self._read(key, wanted[key])
+
+    def _read(self, key: Key, offset: int) -> None:
+        head = self._heads[key]
+        head.asked_at, head.reading = self._runtime.now(), True
+        try:
+            asked = self._runtime.backend.read(key[1], offset, 1, 1)
+        except BaseException:
+            head.reading = False
+            raise
+        asked.then(lambda read: self._read_done(key, head, offset, read))
+
+    def _read_done(self, key: Key, head: Head, offset: int, read: Completion[ReadBatch]) -> None:
+        if _take(head, offset, read):
+            self._found(*key)
+
+    def stored_ms(self, group: str, queues: Iterable[QueueRef]) -> int | None:
+        """The store time of the oldest of their messages, epoch milliseconds; None while it is not known."""
+        heads = [self._heads.get((group, queue)) for queue in queues]
+        return min((head.stored_ms for head in heads if head is not None and head.stored_ms), default=None)
+
+
+def _take(head: Head, offset: int, read: Completion[ReadBatch]) -> bool:
+    """Whether it says when the message was stored."""
+    head.reading = False
+    if read.error is not None or read.value.status is not ReadStatus.DATA or not read.value.offsets:
+        return False
+    stored_ms = read.value.stored_ms(0)
+    if stored_ms:
+        head.offset, head.stored_ms = offset, stored_ms
+    return bool(stored_ms)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from backend.completion import Completion
-from backend.records import AppendResult, CommitBatch
+from backend.records import AppendResult, CommitBatch, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.completions import all_of
 from proxy_consumer.core.jobs import JobState, UpstreamJob
@@ -20,7 +21,7 @@ from proxy_consumer.core.order.chains import Chain
 from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import QueueState
-from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.order_keys.reader import QID
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.held_queue import held_of
 from proxy_consumer.subscription.order import HandOver, SharedOrder, set_open, start_anew
@@ -39,6 +40,28 @@ _STATES = {
     JobState.PARKED: "parked",
     JobState.SPENT: "to the dead letters",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedKey:
+    """One key whose head is not finished.
+
+    `key`: its value as canonical JSON text. `topic`, `queue_id`, `offset`: the head. `since_ms`: epoch
+    milliseconds of the head's first delivery, 0 before it. `state`: "ready" (nobody has pulled it yet), "in
+    flight", "retrying", "parked" or "to the dead letters". `waiting`: messages known to wait behind the head;
+    `more`: there are more than those.
+    """
+
+    key: str
+    topic: str
+    queue_id: int
+    offset: int
+    since_ms: int
+    attempts: int
+    state: str
+    error: str
+    waiting: int
+    more: bool
 
 
 def parked_key(group: str, key: str) -> str:
@@ -121,7 +144,7 @@ class GroupOrdering:
         """
         if key not in self.parked and len(self.parked) >= PARKED_MAX:
             raise BoundReachedError(f"{PARKED_MAX} keys of group {self._group} are parked; replay some first")
-        if not self._group_orders():
+        if not any(each.config.scope for each in self._subscriptions.values()):
             raise CallerError(f"no subscription of group {self._group} has an order key")
         return self._store(key, key.encode())
 
@@ -165,10 +188,19 @@ class GroupOrdering:
             "`ddmq group keys` lists those that are"
         )
 
-    def _group_orders(self) -> bool:
-        return any(each.config.scope for each in self._subscriptions.values())
-
     # --- looking
+
+    @property
+    def order_keys(self) -> frozenset[str]:
+        """What the subscriptions of the group are ordered by."""
+        return frozenset(each.config.order_key for each in self._subscriptions.values()) - {""}
+
+    def whole_queues(self) -> dict[QueueRef, str]:
+        """The queues that are one chain each (order key QID), and their names on the wire."""
+        named = [each.topic for each in self._subscriptions.values() if each.config.order_key == QID]
+        topics = [info for info in map(self._runtime.backend.topic, named) if info is not None]
+        queues = [QueueRef(info.name, info.incarnation, n) for info in topics for n in range(info.queues)]
+        return {queue: self._runtime.qid(queue) for queue in queues}
 
     def _streams(self) -> Iterator[tuple[QueueState, QueueStream]]:
         for subscription in self._subscriptions.values():

@@ -3,7 +3,7 @@ topics, where it is once it is due, until it is finished.
 
 The levels' own progress says what has fired, the records say whose they are, so every proxy can tell, also
 after a restart. A look reads at most READS_MAX records; what it leaves is counted by the next one, and until
-then the numbers are said to be a lower bound.
+then the numbers are said to be a lower bound. What is due and not finished is the lag of the retry topics.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from backend.internal_topics import REAL_TOPIC
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, RETRY_PREFIX, SCHEDULE_TOPIC
+from proxy_consumer.completions import gather
 from proxy_consumer.core.level_tally import LevelTally, Name, OffsetSpan, RetryWaiting
-from proxy_consumer.groups.retry_due import RetryDue
 from proxy_consumer.retries import headers
+from proxy_consumer.retries.headers import since_ms
+from proxy_consumer.retries.retry_queues import retry_queues
 from proxy_consumer.runtime import Runtime
 
 LOOK_S = 1.0  # looks that follow sooner are answered with what the last one found
 READS_MAX = 16_384
 PAGE = 256
 PAGE_BYTES = 1 << 20
+FIRST_BYTES = 1 << 20
 
 
 class RetryPath(NamedTuple):
@@ -86,9 +89,8 @@ class RetryPaths:
                 read = self._runtime.backend.read(queue, span.offset, count, PAGE_BYTES)
                 read.then(partial(self._was_read, tally, span))
                 return
-        due = RetryDue(self._runtime)
+        due = retry_due(self._runtime)
         due.then(lambda _: self._end(due.error, due))
-        due.start()
 
     def _was_read(self, tally: LevelTally, span: OffsetSpan, read: Completion[ReadBatch]) -> None:
         if read.error is not None:
@@ -105,7 +107,9 @@ class RetryPaths:
         tally.add(OffsetSpan(span.offset, end), _rows(batch, end))
         self._read_on()
 
-    def _end(self, error: Exception | None, due: RetryDue | None = None) -> None:
+    def _end(
+        self, error: Exception | None, due: Completion[Mapping[Name, RetryWaiting]] | None = None
+    ) -> None:
         asked, self._asked = self._asked, None
         found: dict[Name, RetryWaiting] = {}
         parts = [tally.waiting() for tally in self._tallies.values()]
@@ -142,3 +146,72 @@ def _name(record: StoredRecord) -> Name | None:
     if not real.startswith(RETRY_PREFIX):
         return None
     return real.removeprefix(RETRY_PREFIX), record.system.get(headers.TOPIC, "")
+
+
+class _Late(NamedTuple):
+    """A retry queue with messages that are not finished; the first of them is at `committed`."""
+
+    name: Name
+    queue: QueueRef
+    committed: int
+    messages: int
+
+
+def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
+    """What is due on the retry paths and not finished, by group and topic. Fails as the backend does.
+
+    Asks about every group that ever had a retry queue: progress by group, bounds in bulk, and the first
+    message of each queue with a lag.
+    """
+    backend = runtime.backend
+    owners = {
+        (group, topic): queue
+        for group in (
+            name.removeprefix(RETRY_PREFIX) for name in backend.topics() if name.startswith(RETRY_PREFIX)
+        )
+        for topic, queue in retry_queues(runtime, group).items()
+    }
+    made: Completion[Mapping[Name, RetryWaiting]] = Completion()
+    views = gather([backend.progress(group, [queue]) for (group, _), queue in owners.items()])
+    bounds = backend.bounds(list(owners.values()))
+
+    def found(_: object) -> None:
+        error = views.error or bounds.error
+        if error is not None:
+            made.fail(error)
+            return
+        late: list[_Late] = []
+        for (name, queue), (view,), limits in zip(owners.items(), views.value, bounds.value, strict=True):
+            if limits is not None:
+                committed = limits.min if view.committed is None else view.committed
+                left = limits.next - committed - sum(end - start for start, end in view.finished)
+                if left > 0:
+                    late.append(_Late(name, queue, committed, left))
+        firsts = gather([backend.read(each.queue, each.committed, 1, FIRST_BYTES) for each in late])
+        firsts.then(lambda _: read(late, firsts))
+
+    def read(late: list[_Late], firsts: Completion[list[ReadBatch]]) -> None:
+        if firsts.error is not None:
+            made.fail(firsts.error)
+            return
+        now_ms = runtime.clock.wall_ms()
+        pairs = zip(late, firsts.value, strict=True)
+        made.succeed(
+            {
+                each.name: RetryWaiting(each.messages, _since_ms(first, now_ms), now_ms)
+                for each, first in pairs
+            }
+        )
+
+    views.then(lambda _: bounds.then(found))
+    return made
+
+
+def _since_ms(first: ReadBatch, now_ms: int) -> int:
+    """Since when its first message is on the retry path; now, where that cannot be read."""
+    if first.status is not ReadStatus.DATA or not first.offsets:
+        return now_ms
+    try:
+        return since_ms(first.record(0))
+    except DamagedError:
+        return now_ms

@@ -1,19 +1,37 @@
-"""How far groups are: for getConsumeStats, the command line and the admin API."""
+"""How far groups are, and what this proxy knows of one message: for getConsumeStats and the admin API."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from backend.completion import Completion, succeeded
 from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.completions import gather
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.group import Group
 from proxy_consumer.retries.retry_queues import retry_queue_of
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
+
+IN_FLIGHT = "in flight"
+RETRYING = "retrying"
+BEHIND_KEY = "behind its key"
+PARKED = "parked"
+LEAVING = "on its way to its retry or dead letter"
+NOT_YET = "not yet"
+DONE = "done"
+
+_JOB_STATES = {
+    JobState.WAITING: RETRYING,
+    JobState.READY: RETRYING,
+    JobState.RELEASED: NOT_YET,
+    JobState.PARKED: PARKED,
+    JobState.SPENT: LEAVING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +159,35 @@ def _summed(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]])
         queues=queues,
         retry_lag=sum(row.lag for own, row in rows if not own),
     )
+
+
+class LiveState(NamedTuple):
+    """`deliveries` so far, as far as known here; `error`: what the client said last."""
+
+    state: str
+    deliveries: int
+    error: str
+
+
+def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> LiveState | None:
+    """The state of an unfinished message; None where this proxy does not hold the queue."""
+    held = subscription.buffer.queues.get(queue)
+    if held is None:
+        return None
+    jobs = held.jobs
+    if jobs.ack_map.is_finished(offset):
+        return LiveState(DONE, 0, "")
+    job = jobs.table.jobs.get(offset)
+    failed = 0 if job is None else job.fails + job.timeouts
+    error = "" if job is None else job.error
+    if jobs.leases.lease_of(offset) is not None:
+        return LiveState(IN_FLIGHT, failed + 1, error)
+    known = None if job is None else _JOB_STATES.get(job.state)
+    return LiveState(known or _unread(held, offset, failed), failed, error)
+
+
+def _unread(held: QueueState, offset: int, failed: int) -> str:
+    if failed:
+        return RETRYING
+    behind = held.stream is not None and offset < held.feed.cursor
+    return BEHIND_KEY if behind else NOT_YET

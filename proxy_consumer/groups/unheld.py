@@ -2,9 +2,8 @@
 
 Nobody pulls from them, so nothing of theirs is in memory: who holds what, progress and bounds are asked of
 the backend, every REFRESH_S and for at most CHECKS_MAX subscriptions per look, in turn; the answers are told
-as they come. Which proxy does it
-is settled as everything is that only one may do: it holds a queue, here one of an inner topic that is always
-there, in a group of its own.
+as they come. Which proxy does it is settled as everything is that only one may do: it holds a queue, here one
+of an inner topic that is always there, in a group of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from backend.completion import Completion
 from backend.port import Join
 from backend.records import QueueRef
 from ddmq_common.errors import DdmqError
-from ddmq_common.names import SCHEDULE_TOPIC, SPEAKER_GROUP
+from ddmq_common.names import LAG_GROUP, SCHEDULE_TOPIC
 from proxy_consumer.groups.stats import SubscriptionStats, subscription_stats
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.subscription import Subscription
@@ -28,7 +27,7 @@ Name = tuple[str, str]  # group, topic
 Row = tuple[QueueRef, int, int]  # queue, committed offset, next offset
 
 
-class Known(NamedTuple):
+class KnownLag(NamedTuple):
     """What was asked for at a moment, and found. `rows` empty: some proxy holds the subscription, or it has
     no lag; None: nothing was found yet."""
 
@@ -45,7 +44,7 @@ class Unheld(ClaimOwner):
         self._told = told
         self._claims = QueueClaims(runtime.backend, self, runtime.now, load=False)
         self._left = False
-        self._known: dict[Name, Known] = {}
+        self._known: dict[Name, KnownLag] = {}
 
     def leave(self) -> None:
         """Leave it to another proxy, for good."""
@@ -65,7 +64,7 @@ class Unheld(ClaimOwner):
         where another proxy tells of them."""
         if not self._left and self._runtime.backend.topic(SCHEDULE_TOPIC) is not None:
             address = self._runtime.address
-            self._claims.join(Join(SPEAKER_GROUP, SCHEDULE_TOPIC, queues=frozenset({0}), address=address))
+            self._claims.join(Join(LAG_GROUP, SCHEDULE_TOPIC, queues=frozenset({0}), address=address))
         if not self.reports:
             self._known.clear()
             return {}
@@ -76,7 +75,7 @@ class Unheld(ClaimOwner):
             if each.topic_exists
             and each.config.model != "broadcasting"  # the place of those is their clients'
         }
-        self._known = {name: self._known.get(name, Known(float("-inf"), None)) for name in names}
+        self._known = {name: self._known.get(name, KnownLag(float("-inf"), None)) for name in names}
         stale = sorted((known.at, name) for name, known in self._known.items() if known.at + REFRESH_S <= now)
         for _, name in stale[:CHECKS_MAX]:
             self._check(name, names[name], now)

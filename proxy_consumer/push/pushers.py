@@ -7,7 +7,6 @@ push_files_dir) is held back: its messages stay where they are, and log and metr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from ddmq_common.config.secret_files import reveal
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
 from proxy_consumer.groups.directory import Directory
-from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX
 from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ActionJob, ActionOutcome
 from proxy_consumer.push.actions.targets import AllowList
@@ -35,7 +33,7 @@ Made = tuple[tuple[str, ...], PushConfig]
 
 
 class Pushers:
-    """`start` once the directory has started: settings are seen after it has taken them in."""
+    """`start` once the directory has started, which calls `changed` from then on."""
 
     def __init__(self, runtime: Runtime, directory: Directory, random: Random) -> None:
         self._runtime = runtime
@@ -48,22 +46,18 @@ class Pushers:
         self._targets: tuple[str, ...] = ()
         self._list = AllowList(())
         self._held = runtime.metrics.cell(catalogue.PUSH_HELD, "sink not allowed")
-        self._stop_watching: Callable[[], None] | None = None
-        self._stopped = False
+        self._started = self._stopped = False
         kafka = runtime.backend.capabilities.engine == "kafka"
         self._source = KAFKA_SOURCE if kafka else LOG_SOURCE
 
     def start(self) -> None:
-        """Run what is to be pushed, and follow the settings."""
+        """Run what is to be pushed."""
+        self._started = True
         self.look_at_all()
-        self._stop_watching = self._runtime.backend.watch_settings(self._changed)
 
     def stop(self) -> None:
         """Take nothing new; what is under way ends by itself."""
         self._stopped = True
-        if self._stop_watching is not None:
-            self._stop_watching()
-            self._stop_watching = None
         for subscription in list(self._runners):
             self._end(subscription)
         if self._scripts is not None:
@@ -79,10 +73,10 @@ class Pushers:
         for subscription in wanted | set(self._runners) | set(self._faults):
             self._look(subscription, there=subscription in wanted)
 
-    def _changed(self, key: str) -> None:
-        if not key.startswith(SUBSCRIPTION_PREFIX):
+    def changed(self, name: str, topic: str) -> None:
+        """The subscription of group `name` to `topic` was made, changed or removed."""
+        if not self._started or self._stopped:
             return
-        name, _, topic = key.removeprefix(SUBSCRIPTION_PREFIX).partition("/")
         group = self._directory.find(name.encode())
         now = None if group is None else group.subscriptions.get(topic.encode())
         for known in [*self._runners, *self._faults]:

@@ -27,7 +27,7 @@ from ddmq_common.errors import CallerError, DdmqError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups.changes import Change, owned
+from proxy_consumer.groups.changes import SubscriptionChange, owned
 from proxy_consumer.groups.retry_waiting import RetryPath
 from proxy_consumer.groups.stats import QueueStats, SubscriptionStats
 from proxy_consumer.service import ConsumerService
@@ -90,7 +90,7 @@ def change(consumer: ConsumerService, group: str, topic: str, body: Mapping[str,
     }
 
 
-def _differences(done: Change) -> list[dict[str, Any]]:
+def _differences(done: SubscriptionChange) -> list[dict[str, Any]]:
     if done.before is None:
         return []
     before, after = values(done.before), values(done.after)
@@ -101,7 +101,7 @@ def _differences(done: Change) -> list[dict[str, Any]]:
     ]
 
 
-def _notes(group: str, topic: str, settings: Mapping[str, Any], done: Change) -> list[str]:
+def _notes(group: str, topic: str, settings: Mapping[str, Any], done: SubscriptionChange) -> list[str]:
     notes = []
     if "start" in settings and done.before is not None:
         notes.append(

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from backend.completion import Completion
+from backend.records import QueueRef
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.errors import CallerError
-from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.ordering import BlockedKey, GroupOrdering
 from proxy_consumer.groups.stats import GroupSummary
 from proxy_consumer.order_keys.canonical import bounded, text_of_raw
-from proxy_consumer.order_keys.reader import QID
 from proxy_consumer.service import ConsumerService
 
 LIMIT_DEFAULT = 20
@@ -68,8 +68,8 @@ def act(consumer: ConsumerService, group: str, action: str, text: object) -> dic
     }
     if action not in does:
         raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
-    key = meant(consumer, group, readings(text))
-    shown = {internal: chain.key for internal, chain in whole_queues(consumer, group).items()}
+    key = meant(ordering, readings(text))
+    shown = {internal: shown_key(queue) for internal, queue in whole_queues(ordering).items()}
     inside = {chain: internal for internal, chain in shown.items()}
     stored = does[action](inside.get(key, key))
     if stored is not None:
@@ -77,36 +77,28 @@ def act(consumer: ConsumerService, group: str, action: str, text: object) -> dic
     return {"group": group, "key": shown.get(key, key), "action": action}
 
 
-class WholeQueue(NamedTuple):
-    """A queue that is one chain: its key as it is shown, and the offset that its next message gets."""
-
-    key: str
-    next_offset: int
-
-
-def whole_queues(consumer: ConsumerService, group: str) -> dict[str, WholeQueue]:
+def whole_queues(ordering: GroupOrdering) -> dict[str, QueueRef]:
     """The queues of a group whose order key is QID, by their keys as proxies compare them."""
     return {
-        _canonical(json.dumps(f"{each.topic}/{queue.qid}")): WholeQueue(
-            _canonical(json.dumps(f"{each.topic}/{queue.queue_id}")), queue.next
-        )
-        for each in consumer.group_stats(group).wait(WAIT_S)
-        if each.config.order_key == QID
-        for queue in each.queues
+        _canonical(json.dumps(f"{queue.topic}/{qid}")): queue
+        for queue, qid in ordering.whole_queues().items()
     }
 
 
-def meant(consumer: ConsumerService, group: str, candidates: list[str]) -> str:
+def shown_key(queue: QueueRef) -> str:
+    """The key of a queue that is one chain, as people see it."""
+    return _canonical(json.dumps(f"{queue.topic}/{queue.queue_id}"))
+
+
+def meant(ordering: GroupOrdering, candidates: list[str]) -> str:
     """The first that is blocked or parked; else text where the order key is KEY, and so always text."""
     if len(candidates) == 1:
         return candidates[0]
-    ordering = consumer.order_keys(group)
     there = {each.key for each in ordering.blocked(LIMIT_MAX)} | ordering.parked
     for key in candidates:
         if key in there:
             return key
-    order_keys = {each.config.order_key for each in consumer.group_stats(group).wait(WAIT_S)} - {""}
-    return candidates[-1] if order_keys == {"KEY"} else candidates[0]
+    return candidates[-1] if ordering.order_keys == {"KEY"} else candidates[0]
 
 
 def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, Any]]:
@@ -123,16 +115,24 @@ def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, An
     found += [
         BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False) for key in sorted(ordering.parked - there)
     ]
-    queues = whole_queues(consumer, group) if found else {}
-    return [dataclasses.asdict(_shown(each, queues.get(each.key))) for each in found[:limit]]
+    queues = whole_queues(ordering)
+    ends = _next_offsets(consumer, group) if queues and found else {}
+    return [dataclasses.asdict(_shown(each, queues.get(each.key), ends)) for each in found[:limit]]
 
 
-def _shown(row: BlockedKey, queue: WholeQueue | None) -> BlockedKey:
+def _next_offsets(consumer: ConsumerService, group: str) -> dict[tuple[str, int], int]:
+    """Topic and queue number → the offset that its next message gets."""
+    stats = consumer.group_stats(group).wait(WAIT_S)
+    return {(each.topic, queue.queue_id): queue.next for each in stats for queue in each.queues}
+
+
+def _shown(row: BlockedKey, queue: QueueRef | None, ends: Mapping[tuple[str, int], int]) -> BlockedKey:
     """Count all that lies behind the head in a queue that is one chain: it waits, whether read or not."""
-    if queue is None:
+    end = None if queue is None else ends.get((queue.topic, queue.queue_id))
+    if queue is None or end is None:
         return row
-    behind = 0 if row.offset < 0 else queue.next_offset - row.offset - 1
-    return dataclasses.replace(row, key=queue.key, waiting=max(row.waiting, behind), more=False)
+    behind = 0 if row.offset < 0 else end - row.offset - 1
+    return dataclasses.replace(row, key=shown_key(queue), waiting=max(row.waiting, behind), more=False)
 
 
 def known(consumer: ConsumerService, group: str) -> GroupSummary:

@@ -22,7 +22,7 @@ from ddmq.server.http.routing import AdminRequest, NoSuchGroupError
 from ddmq_common import delivery, names
 from ddmq_common.errors import CallerError, NoSuchTopicError, UnsupportedError
 from proxy_consumer.groups.group import group_key, subscription_key
-from proxy_consumer.groups.message_states import DONE, NOT_YET, RETRYING, LiveState
+from proxy_consumer.groups.stats import DONE, NOT_YET, RETRYING, LiveState
 
 FIND_MAX = 1_000  # messages in one answer
 READ_BYTES_MAX = 4 << 20

@@ -18,7 +18,7 @@ from ddmq_common.metrics.cells import Histogram
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
-from proxy_consumer.groups import oldest
+from proxy_consumer.groups import gauges
 from proxy_consumer.groups.unheld import REFRESH_S
 
 HERE = {"group": "G", "topic": "T"}
@@ -329,7 +329,7 @@ def test_a_look_reads_a_bounded_number_of_queues_and_only_what_moved(
         value(rig, catalogue.LAG_AGE)
         per_look.append(len(reads) - before)
     assert per_look == [3, 3, 2, 0]
-    assert oldest.READS_MAX == 64
+    assert gauges.READS_MAX == 64
 
 
 def test_a_backend_that_fails_leaves_the_last_values(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

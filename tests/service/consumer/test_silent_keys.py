@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.ordering import BlockedKey
 from tests.service.consumer.consumer_rig import IDL, Rig
 
 

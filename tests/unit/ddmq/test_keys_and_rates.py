@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from backend.completion import Completion, succeeded
+from backend.records import QueueRef
 from ddmq.server.admin import keys
 from ddmq.server.admin.groups import Rates
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.errors import CallerError
-from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.groups.blocked_keys import BlockedKey
+from proxy_consumer.groups.ordering import BlockedKey
 from proxy_consumer.groups.stats import GroupSummary
 
 
@@ -42,11 +42,6 @@ def test_what_is_no_key(text: str) -> None:
         keys.readings(text)
 
 
-class Settings:
-    def __init__(self, order_key: str) -> None:
-        self.config = SubscriptionDefaults(order_key=order_key)
-
-
 class Holder:
     """A consumer service with two blocked keys and a parked one."""
 
@@ -57,9 +52,6 @@ class Holder:
 
     def groups(self) -> list[GroupSummary]:
         return [GroupSummary("G", "log", 0, ("T",), 0)]
-
-    def group_stats(self, group: str) -> Completion[list[Settings]]:
-        return succeeded([Settings(self.order_key)])
 
     def order_keys(self, group: str) -> GroupKeys:
         return GroupKeys(self, group)
@@ -73,6 +65,10 @@ class GroupKeys:
     def __init__(self, holder: Holder, group: str) -> None:
         self.holder = holder
         self.group = group
+        self.order_keys = frozenset({holder.order_key})
+
+    def whole_queues(self) -> dict[QueueRef, str]:
+        return {}
 
     def park(self, key: str) -> Completion[None]:
         self.holder.done.append(("park", self.group, key))
