@@ -22,8 +22,16 @@ from backend.port import Backend
 from backend.records import AppendResult, AppendStatus, NewRecord, TopicInfo
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.clock import SystemClock
-from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, ONCE, DelayCommand, encode_command
-from ddmq_common.delays.ids import EXPIRE_AFTER_S, DelayId, shard_of
+from ddmq_common.delays.command import (
+    ADD,
+    COMMAND_PROPERTY,
+    EXPIRE_AFTER_S,
+    ONCE,
+    DelayCommand,
+    DelayId,
+    encode_command,
+    shard_of,
+)
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC

@@ -29,7 +29,7 @@ from bench.samples_series import (
     delay_series,
     producer_series,
 )
-from ddmq_common.metrics.samples.names import HOUR_MS, SampleName, folder, part
+from ddmq_common.metrics.samples import HOUR_MS, SampleName, folder, part
 
 DAY_MS = 86_400_000
 LATE_FILES = 40  # so many other files arrive before a late one

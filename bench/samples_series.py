@@ -11,8 +11,8 @@ import json
 from random import Random
 from typing import Protocol
 
-from ddmq_common.metrics.buckets import upper_edge
 from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.cells import upper_edge
 
 LEVELS, TEMPLATES = 8, 24  # ready histograms: this many per level of load
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from ddmq_common.durations import parse_duration
+from ddmq_common.delays.levels import parse_duration
 
 ALLOWED = "epoch milliseconds, a time like 2026-11-21T12:00+01:00, or so far from now: -2h, +90s, +1d12h"
 WALL_MS_MIN = 1_000_000_000_000  # September 2001; where an offset may stand too, smaller numbers are offsets

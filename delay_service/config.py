@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddmq_common.config.loader import rules
+from ddmq_common.config import rules
 from ddmq_common.delays.levels import DEFAULT_WAITS, Levels
 from delay_service.core.occurrences import CATCH_UP_MAX
 

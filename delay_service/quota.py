@@ -15,7 +15,7 @@ from backend.completion import Completion
 from backend.port import Backend
 from backend.records import AppendResult, CommitBatch
 from ddmq_common.clock import Clock
-from ddmq_common.delays.full import decode_full, encode_full
+from ddmq_common.delays.command import decode_full, encode_full
 from ddmq_common.errors import DdmqError
 from ddmq_common.names import DELAY_FULL_PREFIX
 from delay_service.config import DelayConfig

@@ -18,7 +18,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from ddmq_common.metrics.samples.names import day_of
+from ddmq_common.metrics.samples import day_of
 from metrics_job.arrow.read import read_minutes
 from metrics_job.folders import Days, Folders, days_of, near
 from metrics_job.kept import notes_now, read_note, sort_days, write_note

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples.names import EARLIEST_MS, FIRST_YEAR, LAST_YEAR, LATEST_MS
+from ddmq_common.metrics.samples import EARLIEST_MS, FIRST_YEAR, LAST_YEAR, LATEST_MS
 
 _DIGITS = re.compile(r"-?\d+\Z")
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples.names import (
+from ddmq_common.metrics.samples import (
     EARLIEST_MS,
     FIRST_YEAR,
     LAST_YEAR,

@@ -14,7 +14,7 @@ from datetime import date, timedelta
 from typing import NamedTuple
 from zlib import crc32
 
-from ddmq_common.metrics.samples.names import parse
+from ddmq_common.metrics.samples import parse
 from metrics_job.folders import Folders, Hour
 from metrics_job.rollups.objectives import Goals
 

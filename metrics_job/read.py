@@ -3,7 +3,7 @@
 A line is refused as a whole: `unknown version` (its `v` is another one than tables.VERSION), `corrupt` (not a
 JSON object, or without the fields that say whose it is), `unknown metric` (not in the catalogue),
 `unknown label` (one that no metric of the catalogue has: of a newer server), `bad value`
-(no finite number, a counter that goes down, buckets that are not the buckets of ddmq_common.metrics.buckets,
+(no finite number, a counter that goes down, buckets that are not the buckets of ddmq_common.metrics.cells,
 a text where a number is wanted). What is refused is counted by file; nothing is dropped in silence.
 """
 
@@ -16,8 +16,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 from pyspark.sql import types as T  # noqa: N812
 
-from ddmq_common.metrics.buckets import BUCKETS
 from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.cells import BUCKETS
 from metrics_job.tables import CORRUPT, PROCESS_METRIC, VERSION, label_names, line_schema
 
 FILE = "file"

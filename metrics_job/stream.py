@@ -35,7 +35,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples.names import HOUR_MS
+from ddmq_common.metrics.samples import HOUR_MS
 from metrics_job.arrived import NEVER, Arrived, utc_date
 from metrics_job.minutes import INTERVAL, minutes
 from metrics_job.read import FILE, READER_OPTIONS, REASON, classified, read_schema

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ddmq_common.metrics.samples.names import SampleName, parse
+from ddmq_common.metrics.samples import SampleName, parse
 
 
 class Units(NamedTuple):

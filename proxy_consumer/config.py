@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ddmq_common import names
-from ddmq_common.config.loader import Overlay, rules
+from ddmq_common.config import Overlay, rules
 from proxy_consumer.filters.message_filters import expression_fault
 from proxy_consumer.order_keys.reader import path_fault
 from proxy_consumer.push.actions.config import PushConfig, push_sink

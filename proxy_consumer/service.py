@@ -19,7 +19,7 @@ from backend.port import Backend
 from backend.records import AppendResult, QueueRef
 from ddmq_client.idl import consumer
 from ddmq_common.clock import Clock
-from ddmq_common.config.reloading import Reloaded, reloaded
+from ddmq_common.config import Reloaded, reloaded
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
 from ddmq_common.metrics.registry import Registry

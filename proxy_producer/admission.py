@@ -17,9 +17,9 @@ from backend.records import NewRecord
 from ddmq_client.idl.codes import Code
 from ddmq_common.delivery import encode
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.delay_checks import delay_fault
+from proxy_producer.core.delay_requests import delay_fault
 from proxy_producer.core.dialects import dialect_of, without_dialects
-from proxy_producer.core.refusal import SendRefusal, illegal, refusal
+from proxy_producer.core.refusals import SendRefusal, illegal, refusal
 from proxy_producer.core.validation import (
     CHRONOS,
     DELAY,

@@ -16,13 +16,11 @@ from ddmq_client.idl.codes import FAILED_PREFIX, Code
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Fault
 from proxy_producer import replies
-from proxy_producer.core.failures import failure_of, refusal_of, timed_out
-from proxy_producer.core.limits import longest
-from proxy_producer.core.refusal import SendRefusal
-from proxy_producer.delay.relays import Relays
+from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
+from proxy_producer.delay.sends import Relays
 from proxy_producer.flow import Flow
 from proxy_producer.requests import BatchMember
-from proxy_producer.topics import KnownTopic
+from proxy_producer.topics import KnownTopic, longest
 
 _STORED = AppendStatus.STORED
 

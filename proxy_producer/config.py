@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ddmq_common.config.loader import rules
+from ddmq_common.config import rules
 from ddmq_common.delays.schedules import PERIOD_MS_MIN
 from ddmq_common.names import QUEUES_DEFAULT, topic_fault
 from proxy_producer.core.dialects import dialects

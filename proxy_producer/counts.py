@@ -10,7 +10,7 @@ from __future__ import annotations
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import MetricCell
 from ddmq_common.metrics.registry import Registry
-from proxy_producer.core.refusal import SendRefusal
+from proxy_producer.core.refusals import SendRefusal
 
 NO_TOPIC = "-"
 

@@ -20,10 +20,9 @@ from backend.port import Backend
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.limits import RateLimiter
-from proxy_producer.core.refusal import SendRefusal, refusal
+from proxy_producer.core.refusals import SendRefusal, refusal
 from proxy_producer.counts import SendCounts
-from proxy_producer.topics import TopicTable
+from proxy_producer.topics import RateLimiter, TopicTable
 
 _NEVER = float("inf")
 

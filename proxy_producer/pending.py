@@ -3,7 +3,8 @@
 The usual way is straight: the service hands the record to the backend with this object as completion, and
 `settled` answers. The careful way goes through `advance`: the topic is created first, or a rate limit makes
 it wait, or an internal topic is to be had. Kinds of sends differ in two things alone: where they go on the
-careful way, their `destination`, and how their callers are answered, their `answers`.
+careful way, their `destination`, and how their callers are answered, their `answers`. Those of messages
+without a due time stand here; those of the delay service's commands in delay/pending_commands.py.
 Whatever happens, it is answered exactly once and released exactly once: `answered` guards the first,
 `settled` or `Flow.settled` does the second.
 """
@@ -12,18 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from backend.completion import Completion
+from backend.internal_topics import schedule_record
+from backend.port import Backend
 from backend.records import AppendResult, AppendStatus, NewRecord
+from ddmq_common.clock import Clock
+from ddmq_common.delays.levels import Levels
+from ddmq_common.names import SCHEDULE_TOPIC
 from ddmq_common.queue_choice import choose
 from ddmq_rpc.api import Call, Fault
 from proxy_producer import replies
-from proxy_producer.core.failures import failure_of, refusal_of, timed_out
-from proxy_producer.core.limits import longest
-from proxy_producer.core.refusal import SendRefusal
+from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
 from proxy_producer.flow import Flow
-from proxy_producer.topics import KnownTopic
+from proxy_producer.topics import InternalTopic, KnownTopic, longest
 
 _STORED = AppendStatus.STORED
 
@@ -157,6 +162,18 @@ class PendingSend(Completion[list[AppendResult]]):
         """No limit holds it any more."""
         self.destination.append(self)
 
+    def wait_for(self, topic: InternalTopic, go_on: Callable[[], None]) -> None:
+        """`go_on` follows when the internal topic is there; where it cannot be had, the send is refused."""
+        topic.when_ready(partial(self._waited, go_on))
+
+    def _waited(self, go_on: Callable[[], None], fault: SendRefusal | None) -> None:
+        if self.answered:
+            return
+        if fault is None:
+            go_on()
+        else:
+            self.refuse_unsent(fault)
+
     def choose_queue(self, place: tuple[int, int]) -> None:
         """The queue of the topic that (partitionId, hashId) `place` means."""
         topic = self.topic
@@ -261,3 +278,34 @@ class ToTopic:
     def append(self, send: PendingSend) -> None:
         send.choose_queue(self.place)
         send.send_careful()
+
+
+class DelayLevels:
+    """What DELAY=n means to one producer proxy, and the topic that has a queue for each level."""
+
+    __slots__ = ("table", "topic")
+
+    def __init__(self, backend: Backend, table: Levels, clock: Clock, timeout_s: float) -> None:
+        self.table = table
+        self.topic = InternalTopic(backend, SCHEDULE_TOPIC, len(table), clock, timeout_s)
+
+
+@dataclass(slots=True)
+class ToLevel:
+    """A send with a delay level: its record goes to the levels' topic instead, with its queue chosen."""
+
+    levels: DelayLevels
+    level: int
+    place: tuple[int, int]
+    held_by = "a rate limit or the delay levels' topic"
+
+    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
+        return topic.delayed_fault()
+
+    def append(self, send: PendingSend) -> None:
+        send.choose_queue(self.place)
+        send.record = schedule_record(send.record, self.level, self.levels.table)
+        send.wait_for(self.levels.topic, send.send_careful)
+
+
+LEVEL_ANSWERS = SendAnswers(replies.scheduled)

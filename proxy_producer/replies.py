@@ -13,7 +13,7 @@ from ddmq_client.idl.codes import OK_TEXT
 from ddmq_common.delays.command import ADDED, CommandOutcome
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result, structs
-from proxy_producer.core.refusal import SendRefusal
+from proxy_producer.core.refusals import SendRefusal
 
 _structs = structs(producer)
 SERVICE = "ProducerService"

@@ -1,4 +1,4 @@
-"""A wire Message in our words. The wire's field names end here (a DelayMessage's in delay/wire.py).
+"""A wire Message or DelayMessage in our words. The wire's field names end here.
 
 Everything is taken out of the message here, at once: the RPC layer may use its argument objects again.
 """
@@ -11,10 +11,10 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from backend.records import FLAG_PRESSURE, NewRecord
-from ddmq_client.idl.codes import DelayAction
-from ddmq_common.delays.command import DelayCommand
+from ddmq_client.idl.codes import DelayAction, DelayType
+from ddmq_common.delays.command import DelayCommand, Schedule
 from ddmq_common.delivery import encode
-from proxy_producer.core.delay_checks import DelayRequest
+from proxy_producer.core.delay_requests import ANY_QUEUE, DelayRequest
 from proxy_producer.core.validation import PRESSURE
 from proxy_producer.topics import KnownTopic
 
@@ -111,3 +111,70 @@ def request_of(kind: RequestKind, message: Any, born_ms: int, frame_bytes: int) 
 def flags_of(properties: Mapping[bytes, bytes] | None) -> int:
     """The record's flags that checked properties ask for."""
     return FLAG_PRESSURE if properties and properties.get(PRESSURE) == _PRESSURE_ON else 0
+
+
+_OURS = (
+    "clientId", "dueMs", "cron", "zone", "delayMs", "periodMs", "repeat", "occurrencesMax", "catchUp", "key",
+    "partitionId", "hashId",
+)  # fmt: skip
+_CRON_CHARACTERS_SHOWN = 256  # longer ones are refused by their length, and need not be kept whole
+
+
+def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
+    """What `message` asks for; nothing is refused here. `born_ms`: epoch milliseconds."""
+    ours = any(getattr(message, name) is not None for name in _OURS)
+    schedule = _schedule(message) if ours and message.dmsgtype == DelayType.SCHEDULE else None
+    return SendRequest(
+        RequestKind.CHANGE if ours and message.action != DelayAction.ADD else RequestKind.DELAY,
+        message.topic or b"",
+        (message.key or b"") if schedule is not None else b"",
+        message.tags or b"",
+        message.body or b"",
+        message.properties,
+        (ANY_QUEUE if message.partitionId is None else message.partitionId, message.hashId or 0),
+        ours,
+        born_ms,
+        frame_bytes,
+        DelayRequest(
+            message.action,
+            message.uniqDelayMsgId or b"",
+            message.timestamp,
+            message.dmsgtype,
+            message.interval,
+            message.expire,
+            message.times,
+            message.uuid or b"",
+            _due_ms(message, born_ms + 1),
+            ours,
+            schedule,
+            bool(message.fresh) or not message.uuid,
+        ),
+    )
+
+
+def _due_ms(message: Any, now_ms: int) -> int | None:
+    """Epoch milliseconds, or None where the timestamp (or the schedule itself) says when."""
+    if message.dueMs is not None:
+        due_ms: int = message.dueMs
+        return due_ms
+    if message.dmsgtype == DelayType.SCHEDULE and message.action == DelayAction.ADD:
+        timestamp = message.timestamp
+        return None if not timestamp or message.delayMs is not None else int(timestamp) * 1_000
+    return None if message.delayMs is None else now_ms + int(message.delayMs)
+
+
+def _schedule(message: Any) -> Schedule:
+    text = {name: _text(getattr(message, name)) for name in ("cron", "zone", "catchUp")}
+    return Schedule(
+        message.delayMs or 0,
+        message.periodMs or 0,
+        message.repeat or 0,
+        text["cron"],
+        text["zone"] or "UTC",
+        message.occurrencesMax or 0,
+        text["catchUp"] or "fire_once",
+    )
+
+
+def _text(given: bytes | None) -> str:
+    return (given or b"")[:_CRON_CHARACTERS_SHOWN].decode("utf-8", "backslashreplace")

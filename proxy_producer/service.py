@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from random import Random
+from struct import Struct
 from typing import Any
 
 import gevent
@@ -19,31 +21,37 @@ from backend.completion import Completion
 from backend.port import Backend
 from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
-from ddmq_common.config.reloading import Reloaded, reloaded
+from ddmq_common.config import Reloaded, reloaded
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.queue_choice import choose
-from ddmq_rpc.api import Call, Service
+from ddmq_rpc.api import Call, Fault, Service
 from proxy_producer import replies
 from proxy_producer.admission import NO_DELAY_SERVICE, Admission
 from proxy_producer.batches import PendingBatch, worst
 from proxy_producer.config import LIVE_KEYS, ProducerConfig
-from proxy_producer.core.message_ids import PREFIX_BYTES, message_ids
-from proxy_producer.core.refusal import SendRefusal
+from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.core.validation import HEARTBEAT
 from proxy_producer.counts import SendCounts
 from proxy_producer.delay.context import DelayContext
-from proxy_producer.delay.outcome_reader import Later
+from proxy_producer.delay.outcomes import Later
 from proxy_producer.delay.pending_commands import refuse_delay
 from proxy_producer.delay.sends import DelaySends, Way
-from proxy_producer.delay.wire import delay_request_of
 from proxy_producer.flow import Flow, SweepTimer
-from proxy_producer.levels import LEVEL_ANSWERS, DelayLevels, ToLevel
-from proxy_producer.oneway import OnewayCall
-from proxy_producer.pending import SEND_ANSWERS, PendingSend, ToTopic, refuse
-from proxy_producer.requests import RequestKind, SendRequest, request_of
+from proxy_producer.pending import (
+    LEVEL_ANSWERS,
+    SEND_ANSWERS,
+    DelayLevels,
+    PendingSend,
+    ToLevel,
+    ToTopic,
+    refuse,
+)
+from proxy_producer.requests import RequestKind, SendRequest, delay_request_of, request_of
 from proxy_producer.topics import TopicTable
+
+PREFIX_BYTES = 8  # of message ids
 
 
 class ProducerService:
@@ -240,3 +248,55 @@ class ProducerService:
         self._counts.refused(None, fault, size)
         answer = replies.refused(fault)
         call.reply([answer] * size if each else answer)
+
+
+def message_ids(prefix: bytes) -> Callable[[], bytes]:
+    """A maker of 16-byte message ids: the `prefix`, 8 random bytes of a new draw at each start, and a count.
+
+    They are unique across restarts and proxies as far as two draws of 64 random bits differ; ascending within
+    one start.
+    """
+    if len(prefix) != PREFIX_BYTES:
+        raise ValueError(f"the id prefix has {len(prefix)} bytes; allowed: exactly {PREFIX_BYTES}")
+    following = count(1).__next__
+    pack = Struct(">Q").pack
+
+    def new_id() -> bytes:
+        return prefix + pack(following())
+
+    return new_id
+
+
+class OnewayCall(Call):
+    """sendOneway's: what is answered goes to nobody, and ends `call`.
+
+    The RPC layer reads a connection's next frames while a few oneway calls are open, and stops reading it
+    when there are more: that is the back pressure.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.args = call.args
+        self.wire = call.wire
+        self.received_at = call.received_at
+        self.frame_bytes = call.frame_bytes
+        self.peer = call.peer
+        self.on_abandoned = None
+
+    @property
+    def open(self) -> bool:
+        return self._call.open
+
+    def reply(self, value: Any) -> None:
+        self._call.reply_encoded(b"")
+
+    def reply_encoded(self, result: bytes) -> None:
+        self._call.reply_encoded(b"")
+
+    def throw(self, exception: Any) -> None:
+        self._call.reply_encoded(b"")
+
+    def fault(self, kind: Fault, text: str) -> None:
+        self._call.reply_encoded(b"")

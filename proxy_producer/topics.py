@@ -1,28 +1,78 @@
-"""The topics that this proxy sends to: a cache by wire name, and creation on first use.
+"""The topics that this proxy sends to: a cache by wire name, creation on first use, rate limits.
 
 A KnownTopic is what one send needs of a topic, found with one dict lookup by the bytes that came. It is
 kept current by the backend's watch (`topic/NAME`) and changed in place, so that its rate limits and its
 round-robin place survive a change of settings. Only topics that exist are cached.
+
+Internal topics (of the delay levels, the delay commands, their outcomes) are made by whoever needs them
+first, a delay service or a proxy; so a delayed message is stored also while no service runs, and fires when
+one does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
 from backend.completion import Completion
+from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.records import TopicInfo
 from ddmq_client.idl.codes import Code
 from ddmq_common.clock import Clock
-from ddmq_common.token_bucket import CREATIONS_PER_S, creations
+from ddmq_common.token_bucket import CREATIONS_PER_S, TokenBucket, creations
 from proxy_producer.config import ProducerConfig, RateLimit
-from proxy_producer.core.failures import refusal_of
-from proxy_producer.core.limits import RateLimiter
-from proxy_producer.core.refusal import SendRefusal, refusal
+from proxy_producer.core.refusals import SendRefusal, refusal, refusal_of
 from proxy_producer.core.validation import ContentLimits
 from proxy_producer.counts import SendCounts
+
+
+class RateLimiter:
+    """One rate limit: whom it guards, and its buckets for messages and bytes (None: no such limit)."""
+
+    __slots__ = ("body_bytes", "messages", "what")
+
+    def __init__(
+        self, what: str, messages_per_s: float, bytes_per_s: float, burst_s: float, now: float
+    ) -> None:
+        self.what = what
+        self.messages = TokenBucket(messages_per_s, messages_per_s * burst_s, now) if messages_per_s else None
+        self.body_bytes = TokenBucket(bytes_per_s, bytes_per_s * burst_s, now) if bytes_per_s else None
+
+    @property
+    def open_always(self) -> bool:
+        return self.messages is None and self.body_bytes is None
+
+    def wait_s(self, messages: int, body_bytes: int, now: float) -> float:
+        """Seconds until this many may go."""
+        wait = self.messages.wait_s(messages, now) if self.messages else 0.0
+        return max(wait, self.body_bytes.wait_s(body_bytes, now)) if self.body_bytes else wait
+
+    def take(self, messages: int, body_bytes: int) -> None:
+        if self.messages:
+            self.messages.take(messages)
+        if self.body_bytes:
+            self.body_bytes.take(body_bytes)
+
+    def shown(self) -> str:
+        """The limit in words, for a refusal."""
+        parts = [f"{self.messages.rate:g} messages/s"] if self.messages else []
+        parts += [f"{self.body_bytes.rate:g} bytes/s"] if self.body_bytes else []
+        return f"{self.what} is limited to {' and '.join(parts)}"
+
+
+def longest(
+    limiters: Sequence[RateLimiter], messages: int, body_bytes: int, now: float
+) -> tuple[float, RateLimiter | None]:
+    """How long this many have to wait for all rate limiters, and the one that makes them wait longest."""
+    worst, by = 0.0, None
+    for limiter in limiters:
+        wait = limiter.wait_s(messages, body_bytes, now)
+        if wait > worst:
+            worst, by = wait, limiter
+    return worst, by
+
 
 _TOPIC_KEY = "topic/"
 
@@ -230,3 +280,64 @@ class TopicTable:
     def _limiter(self, what: str, rate: RateLimit) -> RateLimiter:
         now = self._clock.monotonic()
         return RateLimiter(what, rate.messages_per_s, rate.bytes_per_s, rate.burst_ms / 1_000, now)
+
+
+Ready = Callable[[SendRefusal | None], None]
+
+
+class InternalTopic:
+    """An internal topic, made when it is first needed. It grows to as many queues as somebody wants, and
+    never shrinks. `queues`: how many it has, at least so many as this proxy wants; `ready`: it is there with
+    all of them. The hot path looks at both. `timeout_s`: how long making it may take.
+    """
+
+    __slots__ = (
+        "_backend", "_clock", "_name", "_queues", "_timeout_s", "_unwatch", "_waiting", "queues", "ready",
+    )  # fmt: skip
+
+    def __init__(self, backend: Backend, name: str, queues: int, clock: Clock, timeout_s: float) -> None:
+        self._backend = backend
+        self._name = name
+        self._queues = queues
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._waiting: list[Ready] | None = None  # a list: being made; bounded as all in flight
+        self.queues = queues
+        self.ready = False
+        self._unwatch: Callable[[], None] = backend.watch_settings(self._changed)
+        self.look()
+
+    def close(self) -> None:
+        """Hear of no more changes."""
+        self._unwatch()
+
+    def _changed(self, key: str) -> None:
+        if key == f"topic/{self._name}":
+            self.look()
+
+    def look(self) -> bool:
+        """Is it there? From the backend's memory."""
+        info = self._backend.topic(self._name)
+        self.ready = info is not None and info.queues >= self._queues
+        if info is not None:
+            self.queues = max(self._queues, info.queues)
+        return self.ready
+
+    def when_ready(self, call: Ready) -> None:
+        """`call(None)` follows, at once when the topic is there; else a refusal follows."""
+        if self.ready or self.look():
+            call(None)
+        elif self._waiting is not None:
+            self._waiting.append(call)
+        else:
+            self._waiting = [call]
+            deadline = self._clock.monotonic() + self._timeout_s
+            ready_topic(self._backend, self._name, self._queues, deadline).then(self._made)
+
+    def _made(self, made: Completion[TopicInfo]) -> None:
+        if made.error is None:
+            self.look()
+        fault = None if made.error is None else refusal_of(made.error)
+        waiting, self._waiting = self._waiting or [], None
+        for call in waiting:
+            call(fault)

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ddmq_common": set(),
     "ddmq_client": set(),
     "metrics_job": {
-        "ddmq_common.metrics.catalogue", "ddmq_common.metrics.buckets", "ddmq_common.metrics.samples",
+        "ddmq_common.metrics.catalogue", "ddmq_common.metrics.cells", "ddmq_common.metrics.samples",
         "ddmq_common.config", "ddmq_common.errors", "ddmq_common.plain_text",
     },
 }  # fmt: skip

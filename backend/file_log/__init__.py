@@ -24,7 +24,7 @@ from backend.file_log.storage import Storage
 from ddmq_common.clock import Clock
 from ddmq_common.errors import StorageError
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.private_folder import make_private
+from ddmq_common.private_files import make_private
 
 __all__ = ["FileLog", "FileLogOptions", "open_log", "open_shared"]
 

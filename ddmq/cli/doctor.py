@@ -24,7 +24,7 @@ from ddmq.address import HostPort
 from ddmq.cli.output import json_option, print_json, print_table, reason
 from ddmq.cli.values import Folder
 from ddmq_common.errors import ConfigError
-from ddmq_common.private_folder import folder_fault
+from ddmq_common.private_files import folder_fault
 
 if TYPE_CHECKING:
     from ddmq.server.config import Configuration

@@ -11,7 +11,7 @@ import click
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
 from ddmq.cli.output import reason, say
 from ddmq.cli.values import Folder
-from ddmq_common.private_folder import UMASK
+from ddmq_common.private_files import UMASK
 
 _common = [
     click.option(

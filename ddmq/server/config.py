@@ -17,7 +17,7 @@ from backend.file_log import FileLogOptions
 from backend.records import Durability
 from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, HostPort, is_loopback, parse
 from ddmq_common import names
-from ddmq_common.config.loader import load, resolved, rules
+from ddmq_common.config import load, resolved, rules
 from ddmq_common.delays.levels import shown as shown_wait
 from ddmq_common.errors import ConfigError
 from ddmq_rpc.server import RpcLimits

@@ -1,4 +1,4 @@
-"""The delay levels: a list of waits, and which of them a number means.
+"""Waits as people write them, and the delay levels: a list of waits, and which of them a number means.
 
 Level 1 is the first of the list, 0 is no delay, a level above the last means the last. The numbers are
 RocketMQ's; so is the default list. A level's messages stand in queue `level - 1` of SCHEDULE_TOPIC.
@@ -11,8 +11,21 @@ from collections.abc import Iterable
 
 LEVELS_MAX = 64
 LEVEL_MS_MAX = 366 * 86_400_000
+UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_WHOLE = re.compile(r"([0-9]+(ms|s|m|h|d))+\Z")
 _WAIT = re.compile(r"([1-9][0-9]{0,8})(ms|s|m|h|d)\Z")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PART = re.compile(r"([0-9]+)(ms|s|m|h|d)")
+
+
+def parse_duration(text: str, digits_max: int) -> int | None:
+    """`90s`, `1h30m`, `2d`, `250ms` as milliseconds; None where the text is no duration, or a number in it
+    has over `digits_max` digits."""
+    if not _WHOLE.match(text):
+        return None
+    parts = _PART.findall(text)
+    if any(len(amount) > digits_max for amount, _ in parts):
+        return None
+    return sum(int(amount) * UNIT_MS[unit] for amount, unit in parts)
 
 
 class Levels:
@@ -48,7 +61,7 @@ class Levels:
 def parse_wait(text: str) -> int:
     """`30s` → 30,000. Raises ValueError."""
     found = _WAIT.match(text.strip())
-    wait = int(found[1]) * _UNIT_MS[found[2]] if found else 0
+    wait = int(found[1]) * UNIT_MS[found[2]] if found else 0
     if not 1 <= wait <= LEVEL_MS_MAX:
         raise ValueError(
             f"levels: {text!r} is no wait; allowed: a whole number and ms, s, m, h or d, at most 366d"
@@ -58,8 +71,8 @@ def parse_wait(text: str) -> int:
 
 def shown(wait_ms: int) -> str:
     """7,200,000 → `2h`."""
-    unit = next(unit for unit in ("d", "h", "m", "s", "ms") if wait_ms % _UNIT_MS[unit] == 0)
-    return f"{wait_ms // _UNIT_MS[unit]}{unit}"
+    unit = next(unit for unit in ("d", "h", "m", "s", "ms") if wait_ms % UNIT_MS[unit] == 0)
+    return f"{wait_ms // UNIT_MS[unit]}{unit}"
 
 
 DEFAULT_WAITS = (

@@ -1,10 +1,26 @@
-"""Damage to a RocksDB folder: how files and errors tell of it, and where reading goes on behind it."""
+"""Damage to a RocksDB folder: how files and errors tell of it, where reading goes on behind it, and the part
+of the write-ahead log before its first gap.
+
+The log is several files, and a power loss may take the end of one that was not synced and leave the next one.
+RocksDB replays both: changes are then there without those before them that they rest on. What was synced has
+no gap, for a sync takes the files in their order. So whoever opens a database looks first, and puts away
+what comes after a gap.
+
+Just enough of the log's format is read for that. A file is blocks of 32 KiB. A record is in one piece or in
+several: each has a checksum (4 bytes), its length (2, little-endian), its type (1), and with the types that
+say so the number of its file (4). A record holds a batch: its first sequence number (8 bytes, little-endian)
+and how many it uses (4). Numbers go on from file to file. Checksums are left to RocksDB: what does not parse
+ends a file here, and opening says what is wrong.
+"""
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from ddmq_common.errors import DamagedError, StorageError
 
@@ -59,3 +75,63 @@ def translation(error: Exception, what: str) -> StorageError:
     if text.startswith("Corruption"):
         return DamagedError(f"{what}: damaged: {text}")
     return StorageError(f"{what}: {text}")
+
+
+_BLOCK = 32 << 10
+_HEADER = struct.Struct("<IHB")
+_BATCH = struct.Struct("<QI")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_NUMBERED = {5: _FULL, 6: _FIRST, 7: _MIDDLE, 8: _LAST}  # with the number of the file
+_OTHER = {9: 7, 10: 7, 11: 11, 130: 7, 131: 11}  # what holds no batch → bytes of its header
+
+
+def after_gap(folder: Path) -> list[Path]:
+    """The files of the log in `folder` that come after a gap, oldest first. Raises OSError."""
+    files = sorted(folder.glob("*.log"), key=lambda path: int(path.stem) if path.stem.isdigit() else -1)
+    expected: int | None = None
+    for place, path in enumerate(files):
+        found = numbers_of(path)
+        if found is not None and place and found[0] != expected:
+            return files[place:]
+        if found is not None:
+            expected = found[1]
+    return []
+
+
+def numbers_of(path: Path) -> tuple[int, int] | None:
+    """`[first, next)` sequence number of the whole batches at its beginning; None when there is none."""
+    first = following = -1
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        at = 0
+        head = b""  # of the batch whose pieces are being read
+        while (piece := _piece(file, at, size)) is not None:
+            kind, start, at = piece
+            if kind in (_FULL, _FIRST):
+                head = b""
+            if kind and len(head) < _BATCH.size:
+                file.seek(start)
+                head += file.read(min(_BATCH.size - len(head), at - start))
+            if kind in (_FULL, _LAST) and len(head) == _BATCH.size:
+                number, count = _BATCH.unpack(head)
+                first = number if first < 0 else first
+                following = number + count
+    return None if first < 0 else (first, following)
+
+
+def _piece(file: BinaryIO, at: int, size: int) -> tuple[int, int, int] | None:
+    """(kind, 0: no batch; where its content begins, where it ends) of the piece at `at`; None at the end."""
+    left = _BLOCK - at % _BLOCK
+    if left < _HEADER.size:
+        at += left
+        left = _BLOCK
+    file.seek(at)
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    _, length, kind = _HEADER.unpack(header)
+    taken = _OTHER.get(kind, 11 if kind in _NUMBERED else _HEADER.size)
+    known = 0 < kind <= max(_NUMBERED) or kind in _OTHER
+    if not known or taken + length > left or at + taken + length > size:
+        return None
+    return (0 if kind in _OTHER else _NUMBERED.get(kind, kind)), at + taken, at + taken + length

@@ -12,7 +12,7 @@
 * Whatever goes wrong is raised there as a bare Exception with RocksDB's text: here it is a DamagedError
   (bytes do not match their checksum) or a StorageError (damage.py).
 * Its write-ahead log is several files, and it replays what stands behind a gap between them
-  (write_ahead_log.py).
+  (damage.py).
 * After a failed write or sync RocksDB refuses more; close and open again. Whether the failed batch is there
   then is unknown, but it is there whole or not at all.
 

@@ -24,9 +24,9 @@ from ddmq_common.delays.command import (
     DelayCommand,
     decode_command,
     encode_command,
+    uuid_bytes,
 )
-from ddmq_common.delays.ids import uuid_bytes
-from ddmq_common.delivery_parts import tag_of
+from ddmq_common.delivery import tag_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.store.port import DueKey, IdKind, IdState, Pending, StoreChanges

@@ -33,8 +33,8 @@ from ddmq_common.delays.command import (
     TOO_OLD,
     UNKNOWN,
     DelayCommand,
+    uuid_bytes,
 )
-from ddmq_common.delays.ids import uuid_bytes
 from ddmq_common.errors import DamagedError
 from delay_service.core.commands import (
     OVER,

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from backend import internal_topics as dead
 from backend.records import NewRecord
 from ddmq_common.delays.command import ONCE, SCHEDULE, DelayCommand, decode_command
-from ddmq_common.delivery import decode, encode, varint
-from ddmq_common.delivery_parts import key_of
+from ddmq_common.delivery import decode, encode, key_of, varint
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.queue_choice import BY_HASH, choose

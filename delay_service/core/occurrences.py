@@ -28,9 +28,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ddmq_common.delays.command import EXPONENTIAL, LOOP, SCHEDULE, DelayCommand
+from ddmq_common.delays.command import EXPONENTIAL, LOOP, SCHEDULE, DelayCommand, DelayId
 from ddmq_common.delays.cron import CronError
-from ddmq_common.delays.ids import DelayId
 from ddmq_common.errors import DamagedError
 from delay_service.core import schedules
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddmq_common.errors import DamagedError, StorageError
+from ddmq_common.rocks.damage import after_gap
 from ddmq_common.rocks.database import Pair, Rocks, RocksOptions, WalRecovery, WriteBatch, repair
-from ddmq_common.rocks.write_ahead_log import after_gap
 from delay_service.store import layout
 from delay_service.store.copies import DAMAGED, MARK_FILE, clone_files, sync_path
 from delay_service.store.layout import decode_pending, decode_state, encode_count, encode_state

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddmq_common.metrics.buckets import BUCKETS, upper_edge
+from ddmq_common.metrics.cells import BUCKETS, upper_edge
 from metrics_job.arrow.parse import column
 from metrics_job.arrow.series import codes_of
 

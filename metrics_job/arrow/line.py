@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ddmq_common.metrics.buckets import BUCKETS
+from ddmq_common.metrics.cells import BUCKETS
 
 EXACT = 1 << 53  # below it every whole number is a double
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=EXACT)]

@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from ddmq_common.metrics.samples.names import parse as parse_name
+from ddmq_common.metrics.samples import parse as parse_name
 from metrics_job.arrow.add import FILE as ROW_FILE
 from metrics_job.arrow.add import ODD, TEXT, schema
 from metrics_job.arrow.parse import Odd, column, parse

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples.names import day_of
+from ddmq_common.metrics.samples import day_of
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.span import DAY_MS, date_of, span_of
 from metrics_job.report.page import page

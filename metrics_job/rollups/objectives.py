@@ -10,10 +10,10 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from ddmq_common.config.loader import load, rules
+from ddmq_common.config import load, rules
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.buckets import OVERFLOW, upper_edge
 from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.cells import OVERFLOW, upper_edge
 
 SENDS, STORED, NO_TOPIC = "ddmq_sends_total", "code=0", "-"
 LAG_AGE = "ddmq_lag_age_ms"

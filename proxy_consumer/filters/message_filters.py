@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from backend.records import tag_hash
-from ddmq_common.delivery_parts import key_of, properties_of, tag_of
+from ddmq_common.delivery import key_of, properties_of, tag_of
 from ddmq_common.errors import CallerError, DamagedError
 from proxy_consumer.core.queue_feed import FILTERED, Filter, Refusal
 from proxy_consumer.filters.sql_matcher import Matcher, matcher, names_in

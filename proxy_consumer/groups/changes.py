@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from backend.completion import Completion, succeeded
 from backend.records import CommitBatch
-from ddmq_common.config.loader import ConfigPlace, Overlay, overlay
+from ddmq_common.config import ConfigPlace, Overlay, overlay
 from ddmq_common.errors import CallerError, ConfigError, TryLaterError
 from proxy_consumer.completions import all_of, followed
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults

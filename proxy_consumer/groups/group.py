@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from backend.records import QueueRef
-from ddmq_common.config.loader import ConfigPlace, build
+from ddmq_common.config import ConfigPlace, build
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.held_pulls import HeldPull, HeldPulls

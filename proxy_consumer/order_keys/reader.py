@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from ddmq_common.delivery_parts import key_of, value_of
+from ddmq_common.delivery import key_of, value_of
 from ddmq_common.errors import DamagedError
 from proxy_consumer.order_keys.canonical import bounded, text_of, text_of_raw
 from proxy_consumer.order_keys.path import PathError, PathKind, PathStep, parse_path

@@ -10,9 +10,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from ddmq_common.config.secret_files import reveal
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics import catalogue
+from ddmq_common.private_files import reveal
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ActionJob, ActionOutcome

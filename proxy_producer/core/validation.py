@@ -17,7 +17,7 @@ from ddmq_client.idl.codes import (
     RESERVED_PROPERTIES,
 )
 from ddmq_common.names import HEARTBEAT_TOPIC, is_internal, topic_fault
-from proxy_producer.core.refusal import SendRefusal, illegal, shown
+from proxy_producer.core.refusals import SendRefusal, illegal, shown
 
 KEY_CHARACTERS_MAX = 255
 DELAY = DELAY_PROPERTY.encode()

@@ -25,13 +25,12 @@ from ddmq_common.delays.command import (
 )
 from ddmq_rpc.api import Call
 from proxy_producer import replies
-from proxy_producer.core.delay_checks import echoed_id
-from proxy_producer.core.refusal import SendRefusal
+from proxy_producer.core.delay_requests import echoed_id
+from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.flow import Flow
-from proxy_producer.internal_topic import InternalTopic
 from proxy_producer.pending import PendingSend
-from proxy_producer.topics import KnownTopic
+from proxy_producer.topics import InternalTopic, KnownTopic
 
 HELD_BY = "a rate limit or the delay service's inner topics"
 
@@ -49,15 +48,7 @@ class ToDelayService:
         return None if self.command.unless_cancelled else topic.delayed_fault()
 
     def append(self, send: PendingSend) -> None:
-        self.topic.when_ready(partial(self._ready, send))
-
-    def _ready(self, send: PendingSend, fault: SendRefusal | None) -> None:
-        if send.answered:
-            return
-        if fault is None:
-            write(send, self.command, self.topic)
-        else:
-            send.refuse_unsent(fault)
+        send.wait_for(self.topic, partial(write, send, self.command, self.topic))
 
 
 def write(send: PendingSend, command: DelayCommand, topic: InternalTopic) -> None:
@@ -121,15 +112,7 @@ class AwaitedCommand:
 
     def append(self, send: PendingSend) -> None:
         self._send = send
-        self._context.commands.when_ready(self._commands_ready)
-
-    def _commands_ready(self, fault: SendRefusal | None) -> None:
-        if self._send.answered:
-            return
-        if fault is None:
-            self._context.outcomes.when_ready(self)
-        else:
-            self._send.refuse_unsent(fault)
+        send.wait_for(self._context.commands, partial(self._context.outcomes.when_ready, self))
 
     def outcomes_ready(self, fault: SendRefusal | None) -> None:
         """Where outcomes cannot be heard, the command goes all the same and its caller is told "pending"."""

@@ -3,7 +3,7 @@
 * sendDelaySync. The usual one, an add of type 2 by an old client, takes the short way (`send_usual`): the
   checks in line, the command and the id made of what came, one append.
 * Plain sends that ask for a delay in the words of another system.
-* What an old delay server still sends (relays.py).
+* What an old delay server still sends (Relays).
 
 Code 0 says that the command is durable. What it comes to is decided by the delay service.
 """
@@ -11,6 +11,7 @@ Code 0 says that the command is durable. What it comes to is decided by the dela
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from random import Random
 from zlib import crc32
 
@@ -19,30 +20,78 @@ import msgspec
 from backend.records import NewRecord
 from ddmq_client.idl.codes import FROM_CHRONOS, DelayAction, DelayType
 from ddmq_common.clock import Clock
-from ddmq_common.delays.command import COMMAND_PROPERTY, ONCE, DelayCommand, encode_command
-from ddmq_common.delays.ids import EXPIRE_AFTER_S, DelayId, is_uuid, shard_of
+from ddmq_common.delays.command import (
+    COMMAND_PROPERTY,
+    EXPIRE_AFTER_S,
+    ONCE,
+    DelayCommand,
+    DelayId,
+    encode_command,
+    is_uuid,
+    parse_delay_id,
+    shard_of,
+)
 from ddmq_common.delays.schedules import first_due_ms
 from ddmq_common.delivery import encode, encode_properties, keyless
 from ddmq_common.names import DELAY_TOPIC
 from ddmq_rpc.api import Call
 from proxy_producer import replies
 from proxy_producer.config import ProducerConfig
-from proxy_producer.core.delay_checks import TIMESTAMP_S_MIN, DelayRequest
-from proxy_producer.core.delay_commands import (
+from proxy_producer.core.delay_requests import (
+    TIMESTAMP_S_MIN,
+    DelayRequest,
     Placed,
     add_command,
     changing_command,
+    relay_command,
     schedule_command,
     uuid_of,
 )
 from proxy_producer.core.validation import CHRONOS, content_fault
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.delay.pending_commands import AddedAnswers, AwaitedCommand, IdAnswers, ToDelayService
-from proxy_producer.delay.relays import Relays
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Answers, Destination, PendingSend, SendAnswers
 from proxy_producer.requests import SendRequest, flags_of
 from proxy_producer.topics import KnownTopic
+
+
+class Relays:
+    """What an old delay server still sends, messages with from_chronos and an occurrence's id as their key,
+    as commands.
+
+    A cancel of that id may have reached us instead of it. Who knows is the delay service, so the message goes
+    through it, due at once and only unless that uuid was cancelled: one decision, in one place, in the order
+    in which both came. Each send is a message of its own: consumers send on what they got, key and all, and
+    what was answered 0 is delivered. So what an old server resends comes twice, as it did there. While no
+    delay service is seen the message is stored as it is: cancels find nobody either.
+    """
+
+    __slots__ = ("_commands", "_presence", "_wall_ms")
+
+    def __init__(self, context: DelayContext, clock: Clock) -> None:
+        self._commands = context.commands
+        self._presence = context.presence
+        self._wall_ms = clock.wall_ms
+
+    def command(self, record: NewRecord, place: tuple[int, int]) -> DelayCommand | None:
+        """For a message with from_chronos; None: it is stored as it is. `place`: (partitionId, hashId)."""
+        key = parse_delay_id(record.key)
+        if key is None or key.shard < 0 or self._presence.absent():
+            return None
+        uuid = uuid_of(blake2b(record.message_id + record.key, digest_size=16).digest())
+        return relay_command(key, record.topic, uuid, self._wall_ms(), place)
+
+    def relayed(self, record: NewRecord, place: tuple[int, int]) -> NewRecord:
+        """For one in a batch: the record to append, often the same."""
+        command = self.command(record, place) if self._commands.ready else None
+        if command is None:
+            return record
+        return NewRecord(
+            DELAY_TOPIC, command.shard % self._commands.queues, record.message_id, record.born_ms,
+            record.delivery, flags=record.flags, system={COMMAND_PROPERTY: encode_command(command)},
+        )  # fmt: skip
+
 
 _ADD, _ONCE = int(DelayAction.ADD), int(DelayType.DELAY)
 _CHRONOS = {CHRONOS: FROM_CHRONOS.encode()}

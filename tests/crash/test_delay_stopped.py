@@ -21,8 +21,7 @@ from backend.file_log import open_shared
 from backend.file_log.sessions.elected import ElectedBackend
 from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
 from ddmq_common.clock import SystemClock
-from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
-from ddmq_common.delays.ids import shard_of
+from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command, shard_of
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC

@@ -25,13 +25,15 @@ from ddmq_common.delays.command import (
     LOOP,
     SCHEDULE,
     DelayCommand,
+    DelayId,
     Schedule,
     decode_command,
     encode_command,
+    parse_delay_id,
 )
-from ddmq_common.delays.ids import DelayId, parse_delay_id
 from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
 from ddmq_common.delivery import encode
+from ddmq_common.names import DELAY_DIALECTS
 from delay_service.core import decider
 from delay_service.core.commands import CommandRecord
 from delay_service.core.decision_context import DecisionContext
@@ -40,9 +42,18 @@ from delay_service.due.target_topic import TargetTopic
 from delay_service.store import layout
 from delay_service.store.layout import decode_pending, decode_state, encode_pending, encode_state
 from delay_service.store.port import IdKind, Scan, StoreChanges
-from proxy_producer.core.delay_checks import DelayRequest, DelayRules, delay_fault, id_fault, timestamp_fault
-from proxy_producer.core.delay_commands import add_command, changing_command, schedule_command, uuid_of
-from proxy_producer.core.dialects import DIALECTS, dialect_of, dialects
+from proxy_producer.core.delay_requests import (
+    DelayRequest,
+    DelayRules,
+    add_command,
+    changing_command,
+    delay_fault,
+    id_fault,
+    schedule_command,
+    timestamp_fault,
+    uuid_of,
+)
+from proxy_producer.core.dialects import dialect_of, dialects
 from tests.delay_store_in_memory import MemoryDelayStore
 
 NOW = 1_795_000_000_000
@@ -83,7 +94,7 @@ class Accepted(NamedTuple):
 
 
 def of_dialect(random: Random) -> Accepted | None:
-    name = random.choice(DIALECTS)
+    name = random.choice(DELAY_DIALECTS)
     properties = {}
     for known in random.sample(NAMES[name], random.randint(1, min(5, len(NAMES[name])))):
         if "cron" in known.lower():

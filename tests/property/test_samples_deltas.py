@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.buckets import bucket
+from ddmq_common.metrics.cells import bucket
+from ddmq_common.metrics.deltas import Deltas, Sample
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.metrics.samples.deltas import Deltas, Sample
-from ddmq_common.metrics.samples.line import PROCESS, SampleLine, decode
+from ddmq_common.metrics.samples import PROCESS, SampleLine, decode
 from tests.examples import examples
 
 TOPICS = st.sampled_from([f"t{index}" for index in range(5)])

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from ddmq_client import Consumer, DelayStatus, FetchConsumer, Message, Producer
-from ddmq_common.metrics.samples import names
-from ddmq_common.metrics.samples.line import decode
+from ddmq_common.metrics.samples import decode, parse
 from tests.crash.clock_steps import SteppedServer
 from tests.crash.stepped_process import SteppedClock
 from tests.recorded import story
@@ -181,7 +180,7 @@ def test_samples(recorded: Recorded) -> None:
     assert {path.name for path in files} > recorded.samples
     sends = Counter[str]()
     for path in files:
-        assert names.parse(path.name)
+        assert parse(path.name)
         for line in map(decode, path.read_bytes().splitlines()):
             if line.metric == "ddmq_sends_total" and line.labels["code"] == "0":
                 sends[line.labels["topic"]] += line.value  # type: ignore[assignment]

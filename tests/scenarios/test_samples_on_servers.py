@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddmq_common.metrics.samples import names
-from ddmq_common.metrics.samples.line import PROCESS, SampleLine, decode
+from ddmq_common.metrics import samples
+from ddmq_common.metrics.samples import PROCESS, SampleLine, decode
 from tests.interop.apache_client import Client
 from tests.scenarios.real_server import RealServer, lasting_port, running, until, write_config
 
@@ -31,7 +31,7 @@ def read(root: Path) -> dict[str, list[list[SampleLine]]]:
     for path in root.rglob("*.jsonl"):
         if path.name.startswith("."):
             continue
-        name = names.parse(path.name)
+        name = samples.parse(path.name)
         assert name is not None, path
         text = path.read_bytes()
         assert text.endswith(b"\n"), path

@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeGuard
 
-from ddmq_common.metrics.buckets import BUCKETS, upper_edge
 from ddmq_common.metrics.catalogue import CATALOGUE
+from ddmq_common.metrics.cells import BUCKETS, upper_edge
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 PROCESS_METRIC = "ddmq_process"

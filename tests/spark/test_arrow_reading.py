@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 
 from bench.samples_generator import FAULTS, Shape, write
-from ddmq_common.metrics.samples.names import SampleName, part
+from ddmq_common.metrics.samples import SampleName, part
 from metrics_job.arrow import read
 from metrics_job.arrow.parse import parse
 from metrics_job.arrow.read import merged_since, read_minutes

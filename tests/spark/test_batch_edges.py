@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples.names import SampleName, part
+from ddmq_common.metrics.samples import SampleName, part
 from metrics_job.batch import run_batch
 from tests.spark import tables_read
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from ddmq_common.metrics.buckets import bucket
-from ddmq_common.metrics.samples.names import folder, part
+from ddmq_common.metrics.cells import bucket
+from ddmq_common.metrics.samples import folder, part
 from metrics_job.batch import run_batch
 from metrics_job.report.run import read_report
 from tests.spark import tables_read

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.buckets import bucket
+from ddmq_common.metrics.cells import bucket
 from metrics_job.report.core import words
 from metrics_job.report.core.buckets import percentiles
 from metrics_job.report.core.facts import Report, report_of

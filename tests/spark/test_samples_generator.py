@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.samples_generator import FAULTS, Generator, Made, Shape, write
-from ddmq_common.metrics.samples.line import decode, encode
+from ddmq_common.metrics.samples import decode, encode
 from tests.spark import reference
 
 SHAPE = Shape(samples=60_000, seed=5, faults=0.08)

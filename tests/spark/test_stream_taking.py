@@ -13,8 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from bench.samples_generator import Generator, Shape, place
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples.line import SampleLine, encode
-from ddmq_common.metrics.samples.names import HOUR_MS, SampleName, folder, part
+from ddmq_common.metrics.samples import HOUR_MS, SampleLine, SampleName, encode, folder, part
 from metrics_job import arrived
 from metrics_job.arrived import Arrived
 from metrics_job.batch import run_batch

@@ -31,7 +31,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError, RemoteError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.private_folder import make_private
+from ddmq_common.private_files import make_private
 
 log = logging.getLogger(__name__)
 RETRY_FIRST_S, RETRY_LAST_S = 0.005, 0.1  # between tries for the lock and the socket

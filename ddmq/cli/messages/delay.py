@@ -28,7 +28,7 @@ from ddmq.cli.output import (
 from ddmq.cli.values import NAME, TOPIC, Folder, Whole
 from ddmq.moments import shown
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
-from ddmq_common.private_folder import UMASK
+from ddmq_common.private_files import UMASK
 
 COLUMNS = ("id", "due", "topic", "repeats", "key", "body")
 UUID_LENGTH = 36  # the end of an id, which names its message alone

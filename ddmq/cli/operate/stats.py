@@ -18,7 +18,7 @@ from ddmq.cli.admin_client import AdminClient, admin_option
 from ddmq.cli.operate.lag import retry_path
 from ddmq.cli.output import console, json_option, print_json, show, table
 from ddmq.cli.values import Number
-from ddmq_common.metrics.buckets import TOP
+from ddmq_common.metrics.cells import TOP
 from ddmq_common.plain_text import plain
 
 GROUP_COLUMNS = ("group", "topic", "lag", "in_flight", "retrying", "later", "dead")

@@ -22,7 +22,7 @@ from ddmq.server.http.routing import COUNT_MAX, WHOLE, NoSuchGroupError, Page
 from ddmq.settings import BY_NAME
 from ddmq_common import names
 from ddmq_common.clock import Clock
-from ddmq_common.config.loader import resolved
+from ddmq_common.config import resolved
 from ddmq_common.errors import CallerError, DdmqError
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry

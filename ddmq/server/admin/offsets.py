@@ -20,7 +20,7 @@ from ddmq.server.admin.topics import WAIT_S, known_topic, queues_of
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import Clock
-from ddmq_common.config.loader import ConfigPlace, build
+from ddmq_common.config import ConfigPlace, build
 from ddmq_common.errors import CallerError, FencedError
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.groups.group import (

@@ -20,7 +20,7 @@ from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import WHOLE, Page
 from ddmq_common import names
 from ddmq_common.clock import Clock
-from ddmq_common.config.loader import ConfigPlace, build
+from ddmq_common.config import ConfigPlace, build
 from ddmq_common.errors import CallerError, NoSuchTopicError, TopicExistsError
 
 WAIT_S = 10.0  # for an answer of the backend

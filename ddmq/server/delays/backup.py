@@ -16,7 +16,7 @@ import msgspec
 
 from ddmq.server.http.routing import AdminRequest, ask_other
 from ddmq_common.errors import CallerError, TryLaterError
-from ddmq_common.private_folder import make_private
+from ddmq_common.private_files import make_private
 from delay_service.store.port import DelayStore
 
 MANIFEST = "delay-backup.json"

@@ -24,8 +24,14 @@ from ddmq.server.http.routing import FORWARDED, AdminRequest, ask_other
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
-from ddmq_common.delays.command import DelayCommand, decode_command
-from ddmq_common.delays.ids import is_uuid, parse_delay_id, shard_of, uuid_bytes
+from ddmq_common.delays.command import (
+    DelayCommand,
+    decode_command,
+    is_uuid,
+    parse_delay_id,
+    shard_of,
+    uuid_bytes,
+)
 from ddmq_common.errors import CallerError, DamagedError, TryLaterError, UnsupportedError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC
 from ddmq_common.native_threads import in_thread

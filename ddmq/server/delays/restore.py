@@ -32,7 +32,7 @@ from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command, encode_
 from ddmq_common.errors import CallerError, DdmqError, RemoteError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, QUEUES_DEFAULT
-from ddmq_common.private_folder import make_private
+from ddmq_common.private_files import make_private
 from delay_service.store.opening import open_store, restore
 from delay_service.store.port import DelayStore, Pending
 

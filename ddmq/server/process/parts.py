@@ -37,8 +37,8 @@ from ddmq.server.process.samples import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import ConfigError, DdmqError
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.metrics.deltas import Deltas
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.metrics.samples.deltas import Deltas
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService

@@ -31,7 +31,7 @@ from ddmq.server.admin.figures import told_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
 from ddmq_common.clock import NEVER
-from ddmq_common.private_folder import UMASK
+from ddmq_common.private_files import UMASK
 
 READY_WITHIN_S = 30.0
 PAUSE_FIRST_S = 0.1

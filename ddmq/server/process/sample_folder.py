@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ddmq_common.metrics.samples import names
-from ddmq_common.metrics.samples.names import HOUR_MS, SampleName
+from ddmq_common.metrics import samples
+from ddmq_common.metrics.samples import HOUR_MS, SampleName
 
 MERGED_BYTES_MAX = 64 << 20  # of a merged file: who reads it takes it whole
 MERGE_AFTER_MS = 2 * HOUR_MS  # after the end of the hour: the job's watermark has passed it
@@ -127,7 +127,7 @@ class SampleFolder:
         found = []
         for date in swept.entries(self.root):
             for hour in swept.entries(date) if date.name.startswith("date=") else ():
-                start = names.hour_start(date.name, hour.name)
+                start = samples.hour_start(date.name, hour.name)
                 if start is not None:
                     found.append(_Hour(hour, start))
         return sorted(found, key=lambda hour: hour.start_ms)
@@ -155,7 +155,7 @@ class _Sweep:
     def ours(self, hour: _Hour) -> Iterator[tuple[Path, SampleName]]:
         """The sample files of an hour, of all processes."""
         for path in self.entries(hour.path):
-            name = names.parse(path.name)
+            name = samples.parse(path.name)
             if name is not None:
                 yield path, name
 
@@ -169,7 +169,7 @@ class _Sweep:
 
     def leftovers(self, hour: _Hour) -> None:
         """Files that a process was writing when it died."""
-        hidden = [path for path in self.entries(hour.path) if names.parse_hidden(path.name) is not None]
+        hidden = [path for path in self.entries(hour.path) if samples.parse_hidden(path.name) is not None]
         self.delete(hidden, "left")
 
     def merge(self, hour: _Hour, instance: str) -> None:

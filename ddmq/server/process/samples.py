@@ -21,8 +21,8 @@ from ddmq.server.config import SamplesConfig
 from ddmq.server.process.sample_folder import SampleFolder, reason
 from ddmq_common.clock import Clock
 from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.deltas import Deltas, Sample
 from ddmq_common.metrics.registry import ANSWERS_S, Registry
-from ddmq_common.metrics.samples.deltas import Deltas, Sample
 
 SLICE_S = 0.001  # then everything else on the hub has its turn
 SWEEP_MS = 600_000

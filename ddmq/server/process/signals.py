@@ -25,7 +25,7 @@ from ddmq.server.admin import topics
 from ddmq.server.config import FILES, Configuration, load_folder, shown
 from ddmq.server.process.parts import ServerProcess
 from ddmq.server.process.processes import let_hangup
-from ddmq_common.config.reloading import Reloaded, reloaded
+from ddmq_common.config import Reloaded, reloaded
 from ddmq_common.errors import DdmqError
 
 log = logging.getLogger("ddmq.server")

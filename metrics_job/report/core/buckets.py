@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ddmq_common.metrics.buckets import OVERFLOW, TOP, upper_edge
+from ddmq_common.metrics.cells import OVERFLOW, TOP, upper_edge
 
 Buckets = Mapping[int, int]  # bucket number → count
 

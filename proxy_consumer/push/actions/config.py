@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from ddmq_common.config.loader import rules
+from ddmq_common.config import rules
 
 CONTEXT_FIELDS = ("TOPIC", "GROUP", "OFFSET", "QID", "SOURCE", "MSG_KEY", "TOKEN", "PROPERTIES")
 MIB = 1 << 20

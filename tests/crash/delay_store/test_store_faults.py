@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ddmq_common.rocks.damage import after_gap, numbers_of
 from ddmq_common.rocks.database import Rocks, only_torn
-from ddmq_common.rocks.write_ahead_log import after_gap, numbers_of
 from delay_service.store.opening import open_store
 from tests.crash.delay_store.store_faults import Stage, run
 from tests.crash.delay_store.store_images import SHARD, SMALL

@@ -8,7 +8,7 @@ import pytest
 from consumer_rig import Rig, result
 
 from backend.records import PASSED_MAX, NewRecord
-from ddmq_common.config.loader import load
+from ddmq_common.config import load
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import GroupsFile, SubscriptionDefaults

@@ -13,7 +13,7 @@ from backend.completion import Completion
 from backend.port import Join
 from backend.records import CommitBatch, TopicInfo
 from ddmq_common import token_bucket
-from ddmq_common.config.loader import Overlay, load
+from ddmq_common.config import Overlay, load
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, TryLaterError
 from proxy_consumer.config import ConsumerConfig, GroupEntry, GroupsFile, SubscriptionDefaults
 

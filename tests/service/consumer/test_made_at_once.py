@@ -12,7 +12,7 @@ import pytest
 from consumer_rig import Rig, until
 
 from backend.completion import Completion
-from ddmq_common.config.loader import ConfigPlace, overlay
+from ddmq_common.config import ConfigPlace, overlay
 from proxy_consumer.config import GroupEntry, GroupsFile, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 

@@ -26,8 +26,8 @@ from ddmq_common.delays.command import (
     DelayCommand,
     decode_outcome,
     encode_command,
+    shard_of,
 )
-from ddmq_common.delays.ids import shard_of
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, FIRED_GROUP, OUTCOME_TOPIC

@@ -19,8 +19,7 @@ from delay_rig import PATIENCE_S, Disks, KeptStore, Rig, uuid_of
 from backend.completion import Completion
 from backend.records import CommitBatch, QueueRef
 from ddmq_common.clock import ManualClock
-from ddmq_common.delays.command import SCHEDULE, Schedule
-from ddmq_common.delays.ids import shard_of
+from ddmq_common.delays.command import SCHEDULE, Schedule, shard_of
 from ddmq_common.errors import DamagedError, RemoteError, StorageError
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig

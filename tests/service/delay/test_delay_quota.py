@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 from delay_rig import Rig
 
-from ddmq_common.delays.command import SCHEDULE, Schedule
-from ddmq_common.delays.full import decode_full
+from ddmq_common.delays.command import SCHEDULE, Schedule, decode_full
 from ddmq_common.names import DELAY_FULL_PREFIX
 from delay_service.config import DelayConfig
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_common.delivery import decode, encode
-from ddmq_common.delivery_parts import key_of, properties_of, tag_of, value_of
+from ddmq_common.delivery import decode, encode, key_of, properties_of, tag_of, value_of
 from ddmq_common.errors import DamagedError
 
 SIZES = st.sampled_from([0, 1, 127, 128, 129, 16_383, 16_384, 20_000])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_common.delays.ids import DelayId, is_uuid, parse_delay_id, shard_of, uuid_bytes
+from ddmq_common.delays.command import DelayId, is_uuid, parse_delay_id, shard_of, uuid_bytes
 
 UUID = "a4207970-e5e1-11f1-a4e0-02fc00000001"
 ID = b"1795289273-2-1795462073-0-0-0-7-" + UUID.encode()

@@ -8,8 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.exposition import HISTOGRAMS_PER_PIECE, NUMBERS_PER_PIECE
-from ddmq_common.metrics.registry import Registry
+from ddmq_common.metrics.registry import HISTOGRAMS_PER_PIECE, NUMBERS_PER_PIECE, Registry
 
 METRICS = [*catalogue.CATALOGUE.values()]
 VALUES = st.one_of(st.integers(0, 1 << 60), st.floats(0, 1e18), st.just(float("inf")), st.just(float("nan")))

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.buckets import BUCKETS, TOP, bucket, upper_edge
-from ddmq_common.metrics.cells import Histogram
+from ddmq_common.metrics.cells import BUCKETS, TOP, Histogram, bucket, upper_edge
 from ddmq_common.metrics.registry import HISTOGRAM_LABEL_SETS_MAX, LABEL_SETS_MAX, Registry
 
 

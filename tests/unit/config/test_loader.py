@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from backend.records import Durability
-from ddmq_common.config.loader import load, resolved, rules
+from ddmq_common.config import load, resolved, rules
 from ddmq_common.errors import ConfigError
 
 

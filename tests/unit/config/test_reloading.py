@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from ddmq_common.config.loader import ConfigPlace, Overlay, overlay
-from ddmq_common.config.reloading import reloaded
+from ddmq_common.config import ConfigPlace, Overlay, overlay, reloaded
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import LIVE_KEYS, ConsumerConfig, SubscriptionDefaults
 from proxy_producer.config import LIVE_KEYS as PRODUCER_LIVE_KEYS

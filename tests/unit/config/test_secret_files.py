@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddmq_common.config.loader import resolved, rules
-from ddmq_common.config.secret_files import SECRET_BYTES_MAX, reveal
+from ddmq_common.config import resolved, rules
 from ddmq_common.errors import ConfigError
+from ddmq_common.private_files import SECRET_BYTES_MAX, reveal
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddmq.server.config import DECLARED, FILES, ServeConfig, load_folder, shown, with_flags
-from ddmq_common.config.loader import load
+from ddmq_common.config import load
 from ddmq_common.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"

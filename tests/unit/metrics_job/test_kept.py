@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from ddmq_common.metrics.samples.names import SampleName, part
+from ddmq_common.metrics.samples import SampleName, part
 from metrics_job.kept import Note, intervals, sort_days
 
 ONE, TWO = "1" * 16, "2" * 16

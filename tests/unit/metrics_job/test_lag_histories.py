@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ddmq_common.metrics.samples.line import LAST
+from ddmq_common.metrics.samples import LAST
 from metrics_job.arrow.add import added
 from metrics_job.arrow.parse import parse
 from metrics_job.arrow.series import Known

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.buckets import upper_edge
+from ddmq_common.metrics.cells import upper_edge
 from metrics_job.rollups.objectives import Objective, defaults, load_objectives
 
 CONF = Path(__file__).parents[3] / "conf"

@@ -13,8 +13,7 @@ from backend.records import TopicInfo
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
 from proxy_producer.config import DelayLimits
-from proxy_producer.delay.wire import delay_request_of
-from proxy_producer.requests import RequestKind, SendRequest, request_of
+from proxy_producer.requests import RequestKind, SendRequest, delay_request_of, request_of
 
 TOPICS = (
     TopicInfo("orders", 0, 4),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy_producer.core.delay_checks import DelayRequest, DelayRules, delay_fault, echoed_id
+from proxy_producer.core.delay_requests import DelayRequest, DelayRules, delay_fault, echoed_id
 
 NOW_MS = 1_700_000_000_000
 NOW = NOW_MS // 1_000

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from ddmq_client.idl.codes import DELAY_DIALECT_PROPERTIES, Code
 from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.schedules import ScheduleLimits
-from proxy_producer.core.dialects import DIALECTS, dialect_of, dialects, without_dialects
-from proxy_producer.core.refusal import SendRefusal
+from ddmq_common.names import DELAY_DIALECTS
+from proxy_producer.core.dialects import dialect_of, dialects, without_dialects
+from proxy_producer.core.refusals import SendRefusal
 
 NOW = 1_795_289_273_456
 LIMITS = ScheduleLimits()
-ALL = dialects(DIALECTS)
+ALL = dialects(DELAY_DIALECTS)
 NAMES = sorted(ALL.properties)
 
 
@@ -90,7 +91,7 @@ def test_an_unknown_dialect_is_named():
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
 def test_no_value_raises(properties):
-    for name in DIALECTS:
+    for name in DELAY_DIALECTS:
         found = dialect_of(properties, dialects([name]), NOW, LIMITS)
         assert found is None or isinstance(found, DelayCommand | SendRefusal)
 
@@ -106,7 +107,7 @@ def test_no_value_raises(properties):
     )
 )
 def test_what_is_accepted_is_due_within_the_limits(properties):
-    for name in DIALECTS:
+    for name in DELAY_DIALECTS:
         found = dialect_of(properties, dialects([name]), NOW, LIMITS)
         if isinstance(found, DelayCommand):
             assert found.schedule is not None

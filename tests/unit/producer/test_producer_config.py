@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddmq_common.config.loader import load
+from ddmq_common.config import load
 from ddmq_common.errors import ConfigError
 from proxy_producer.config import ProducerConfig, RateLimit
 

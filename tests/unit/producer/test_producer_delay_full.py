@@ -7,7 +7,7 @@ from producer_delay_rig import DelayRig
 from producer_rig import delay_message, until
 
 from backend.records import CommitBatch
-from ddmq_common.delays.full import encode_full
+from ddmq_common.delays.command import encode_full
 from ddmq_common.names import DELAY_FULL_PREFIX
 from proxy_producer.config import DelayLimits
 

@@ -16,8 +16,9 @@ from ddmq_common.delays.command import (
     PENDING,
     SCHEDULE,
     Schedule,
+    parse_delay_id,
+    shard_of,
 )
-from ddmq_common.delays.ids import parse_delay_id, shard_of
 from ddmq_common.delivery import decode
 from ddmq_common.metrics import catalogue
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.token_bucket import TokenBucket
-from proxy_producer.core.limits import RateLimiter, longest
+from proxy_producer.topics import RateLimiter, longest
 
 
 @given(

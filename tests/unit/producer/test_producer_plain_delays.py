@@ -8,8 +8,7 @@ import pytest
 from producer_delay_rig import TOPICS, DelayRig, Shards
 from producer_rig import Rig, message, until
 
-from ddmq_common.delays.command import SCHEDULE, Schedule
-from ddmq_common.delays.ids import parse_delay_id
+from ddmq_common.delays.command import SCHEDULE, Schedule, parse_delay_id
 from ddmq_common.delivery import decode
 from ddmq_common.names import DELAY_TOPIC
 from proxy_producer.config import DelayLimits, ProducerConfig

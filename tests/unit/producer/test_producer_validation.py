@@ -3,7 +3,7 @@
 import pytest
 
 from ddmq_client.idl.codes import RESERVED_PROPERTIES
-from proxy_producer.core.refusal import shown
+from proxy_producer.core.refusals import shown
 from proxy_producer.core.validation import (
     ContentLimits,
     batch_fault,

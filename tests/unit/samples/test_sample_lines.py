@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_common.metrics.buckets import BUCKETS
 from ddmq_common.metrics.catalogue import CATALOGUE, Metric
-from ddmq_common.metrics.samples.line import (
+from ddmq_common.metrics.cells import BUCKETS
+from ddmq_common.metrics.samples import (
     BAD_VALUE,
     CORRUPT,
     UNKNOWN_METRIC,

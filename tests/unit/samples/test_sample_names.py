@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_common.metrics.samples import names
-from ddmq_common.metrics.samples.names import HOUR_MS, SampleName
+from ddmq_common.metrics import samples
+from ddmq_common.metrics.samples import HOUR_MS, SampleName
 
 INSTANCES = st.integers(0, 2**64 - 1).map(lambda number: f"{number:016x}")
 SEQUENCES = st.integers(0, 10**12)
@@ -17,23 +17,23 @@ SEQUENCES = st.integers(0, 10**12)
 
 @given(INSTANCES, SEQUENCES, SEQUENCES, st.booleans())
 def test_a_name_says_what_it_was_made_of(instance: str, first: int, more: int, merged: bool) -> None:
-    name = SampleName(instance, first, first + more, True) if merged else names.part(instance, first)
-    assert names.parse(str(name)) == name
+    name = SampleName(instance, first, first + more, True) if merged else samples.part(instance, first)
+    assert samples.parse(str(name)) == name
     assert name.hidden.startswith(".")
-    assert names.parse(name.hidden) is None
-    assert names.parse_hidden(name.hidden) == name
-    assert names.parse_hidden(str(name)) is None
+    assert samples.parse(name.hidden) is None
+    assert samples.parse_hidden(name.hidden) == name
+    assert samples.parse_hidden(str(name)) is None
 
 
 @given(st.integers(0, 4_000_000_000_000))
 def test_a_folder_is_the_hour_of_the_time(wall_ms: int) -> None:
-    day, hour = names.folder(wall_ms).split("/")
-    assert names.hour_start(day, hour) == wall_ms // HOUR_MS * HOUR_MS
+    day, hour = samples.folder(wall_ms).split("/")
+    assert samples.hour_start(day, hour) == wall_ms // HOUR_MS * HOUR_MS
 
 
 def test_names_as_documented() -> None:
-    assert names.folder(1_795_316_566_000) == "date=2026-11-22/hour=03"
-    assert str(names.part("00c0ffee00c0ffee", 17)) == "samples-00c0ffee00c0ffee-00000017.jsonl"
+    assert samples.folder(1_795_316_566_000) == "date=2026-11-22/hour=03"
+    assert str(samples.part("00c0ffee00c0ffee", 17)) == "samples-00c0ffee00c0ffee-00000017.jsonl"
     merged = SampleName("00c0ffee00c0ffee", 17, 376, True)
     assert str(merged) == "hour-00c0ffee00c0ffee-00000017-00000376.jsonl"
 
@@ -53,8 +53,8 @@ def test_names_as_documented() -> None:
     ],
 )
 def test_other_names_are_not_ours(name: str) -> None:
-    assert names.parse(name) is None
-    assert names.parse_hidden(name) is None
+    assert samples.parse(name) is None
+    assert samples.parse_hidden(name) is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_other_names_are_not_ours(name: str) -> None:
     ],
 )
 def test_other_folders_are_not_ours(date: str, hour: str) -> None:
-    assert names.hour_start(date, hour) is None
+    assert samples.hour_start(date, hour) is None
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_other_folders_are_not_ours(date: str, hour: str) -> None:
     ],
 )
 def test_the_folder_of_a_day_is_a_day_that_there_is(folder: str, day: date | None) -> None:
-    assert names.day_of(folder) == day
+    assert samples.day_of(folder) == day
 
 
 def test_a_merged_file_covers_its_own_instance_only() -> None:
     merged = SampleName("a" * 16, 3, 9, True)
-    assert merged.covers(names.part("a" * 16, 3))
-    assert merged.covers(names.part("a" * 16, 9))
-    assert not merged.covers(names.part("a" * 16, 10))
-    assert not merged.covers(names.part("b" * 16, 5))
-    assert not names.part("a" * 16, 3).covers(names.part("a" * 16, 3))
+    assert merged.covers(samples.part("a" * 16, 3))
+    assert merged.covers(samples.part("a" * 16, 9))
+    assert not merged.covers(samples.part("a" * 16, 10))
+    assert not merged.covers(samples.part("b" * 16, 5))
+    assert not samples.part("a" * 16, 3).covers(samples.part("a" * 16, 3))

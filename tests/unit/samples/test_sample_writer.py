@@ -18,8 +18,8 @@ from ddmq.server.process.sample_folder import FolderCalls, SampleFolder
 from ddmq.server.process.samples import SampleWriter, sample_writer
 from ddmq_common.clock import Clock, ManualClock, SystemClock
 from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.deltas import Deltas
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.metrics.samples.deltas import Deltas
 
 NO_SAMPLE_MEANT = SamplesConfig(interval_ms=3_600_000)
 

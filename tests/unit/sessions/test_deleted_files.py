@@ -14,7 +14,7 @@ from backend.file_log.sessions.wire.place import SOCKET_FILE
 from backend.records import AppendStatus
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import NotWriterError
-from proxy_producer.core.failures import failure_of
+from proxy_producer.core.refusals import failure_of
 from tests.unit.sessions.test_session_local import Pair
 
 

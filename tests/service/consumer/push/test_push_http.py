@@ -11,7 +11,7 @@ from consumer_rig import until
 from http_receiver import OK, Receiver
 from push_rig import PushRig
 
-from ddmq_common.config.loader import resolved
+from ddmq_common.config import resolved
 from proxy_consumer.push.actions.config import FormConfig, HttpConfig
 
 BUSY = (500, b"")

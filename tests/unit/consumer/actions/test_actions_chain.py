@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_common.config.loader import ConfigPlace, build
+from ddmq_common.config import ConfigPlace, build
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults

@@ -1,10 +1,11 @@
-"""Is a delay request legal? The checks of sendDelaySync that come after 11, 13 and 18, in wire order.
+"""A delay request: whether it is legal, and the delay command that it becomes. Pure.
 
-Add: timestamp 33, type 31, times 35, expire 36, interval 37, base 38, then the uuid 30. Cancel: the id's
-shape 30, its type 31, its shard 34. Any other action: 32. Pure; the wall clock is an argument.
+The checks of sendDelaySync come after 11, 13 and 18, in wire order. Add: timestamp 33, type 31, times 35,
+expire 36, interval 37, base 38, then the uuid 30. Cancel: the id's shape 30, its type 31, its shard 34. Any
+other action: 32. A command comes with the id that its caller is told.
 
-Callers with fields of ours have two more actions (reschedule, fire now) and one more type, the schedule
-(docs/wire-additions.md); for all others these are as unknown as ever.
+Callers with fields of ours have two more actions (reschedule, fire now) and one more type, the schedule,
+which is kind 5 (docs/wire-additions.md); for all others these are as unknown as ever.
 """
 
 from __future__ import annotations
@@ -12,10 +13,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddmq_client.idl.codes import Code, DelayAction, DelayType
-from ddmq_common.delays.command import Schedule
-from ddmq_common.delays.ids import is_uuid, parse_delay_id
+from ddmq_common.delays.command import (
+    ADD,
+    CANCEL,
+    EXPIRE_AFTER_S,
+    FIRE,
+    ONCE,
+    RESCHEDULE,
+    SCHEDULE,
+    DelayCommand,
+    DelayId,
+    Schedule,
+    is_uuid,
+    parse_delay_id,
+    shard_of,
+)
 from ddmq_common.delays.schedules import PERIOD_MS_MIN, ScheduleLimits, schedule_fault
-from proxy_producer.core.refusal import SendRefusal, illegal, refusal, shown
+from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
 
 TIMESTAMP_S_MIN = 1_000_000_000
 INTERVAL_S_MIN = 3
@@ -210,3 +224,83 @@ def id_fault(delay_id: bytes, shards: int, *, ours: bool) -> SendRefusal | None:
 
 def _number(value: int | None) -> str:
     return "absent" if value is None else str(value)
+
+
+ANY_QUEUE = -2
+EXPIRE_S_MAX = 9_999_999_999  # ten digits, as an id has; what lies beyond (the year 2286) is cut
+_OPS = {DelayAction.CANCEL: CANCEL, DelayAction.RESCHEDULE: RESCHEDULE, DelayAction.FIRE: FIRE}
+
+
+class Placed(NamedTuple):
+    """A delay command, and the id that its caller gets: of the first occurrence, or the one that it named."""
+
+    command: DelayCommand
+    delay_id: bytes
+
+
+def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> Placed:
+    """The command of an add of kinds 2, 3 and 4. `uuid`: the caller's, or one made for it."""
+    second = due_s(request) or 0
+    due_ms = second * 1_000 if request.due_ms is None else request.due_ms
+    kind, shard = request.kind or ONCE, shard_of(uuid, shards)
+    if kind == DelayType.DELAY:
+        expire, interval, times = second + EXPIRE_AFTER_S, 0, 0
+    else:
+        expire = min(request.expire or 0, EXPIRE_S_MAX)
+        interval, times = request.interval or 0, request.times or 0
+    command = DelayCommand(ADD, uuid, topic, kind, due_ms, second, expire, interval, times, shard)
+    return Placed(command, DelayId(second, kind, expire, times, 0, interval, shard, uuid).text().encode())
+
+
+def schedule_command(
+    schedule: Schedule, due_ms: int, topic: str, uuid: str, shards: int, place: tuple[int, int]
+) -> Placed:
+    """The command of a schedule whose first delivery is due at `due_ms`. `place`: (partitionId, hashId)."""
+    shard, second = shard_of(uuid, shards), due_ms // 1_000
+    command = DelayCommand(
+        ADD, uuid, topic, SCHEDULE, due_ms, second, shard=shard,
+        partition=place[0], hash_id=place[1], schedule=schedule,
+    )  # fmt: skip
+    return Placed(command, DelayId(second, SCHEDULE, 0, 0, 0, 0, shard, uuid).text().encode())
+
+
+def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> Placed:
+    """The command of a cancel, a reschedule, a fire now, whose id was checked.
+
+    It goes to the shard that the id names; to the one of `shards` that keeps the uuid, when the id is nothing
+    else.
+
+    Times in the id are the caller's to invent, and something may be kept until then: those beyond `latest_s`,
+    which no add can have now, are cut.
+    """
+    found = parse_delay_id(request.delay_id)
+    if found is None and is_uuid(request.delay_id):
+        uuid = request.delay_id.decode()
+        found = DelayId(0, ONCE, 0, 0, 0, 0, shard_of(uuid, shards), uuid)
+    if found is None:
+        raise ValueError(f"delay id {request.delay_id!r} was not checked")
+    op = _OPS[DelayAction(request.action or 0)]
+    due = 0 if op != RESCHEDULE else due_s(request) or 0
+    due_ms = due * 1_000 if request.due_ms is None or not due else request.due_ms
+    timestamp_s, expire_s = min(found.timestamp_s, latest_s), min(found.expire_s, latest_s)
+    command = DelayCommand(
+        op, found.uuid, topic, found.kind, due_ms, timestamp_s, expire_s, found.interval_s, found.times,
+        found.shard,
+    )  # fmt: skip
+    return Placed(command, request.delay_id)
+
+
+def relay_command(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple[int, int]) -> DelayCommand:
+    """The command of a message that an old delay server sends under an occurrence's id as `key`: deliver it
+    now, unless that was cancelled. `uuid` is the command's own, so that each occurrence is delivered.
+    """
+    return DelayCommand(
+        ADD, uuid, topic, SCHEDULE, now_ms, now_ms // 1_000, shard=key.shard,
+        partition=place[0], hash_id=place[1], schedule=Schedule(), unless_cancelled=key.uuid,
+    )  # fmt: skip
+
+
+def uuid_of(raw: bytes) -> str:
+    """16 bytes as a uuid's 36 characters."""
+    digits = raw.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

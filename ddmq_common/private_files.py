@@ -1,13 +1,17 @@
-"""Secrets in files of their own: a setting says `file:NAME`, and the text is in that file of one folder.
+"""What is kept from others: a folder of this user alone, and secrets in files of their own.
 
-What is kept, logged and handed on is the setting; the text is read by who uses it, when it begins to. Only
-names in a folder that the operator chose: who may change settings must not send any file of the server's
-user somewhere.
+Bodies, settings and their secrets stand in the files of a data directory, and who may change the directory
+may put files and sockets of his own in their place.
+
+A setting may say `file:NAME`, and the secret's text is in that file of one folder. What is kept, logged and
+handed on is the setting; the text is read by who uses it, when it begins to. Only names in a folder that the
+operator chose: who may change settings must not send any file of the server's user somewhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import stat
@@ -15,6 +19,48 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddmq_common.errors import ConfigError
+
+log = logging.getLogger(__name__)
+UMASK = 0o077  # of processes that write there
+
+
+def make_private(folder: Path) -> None:
+    """Make it with mode 0700 where it is missing; take the rights of others from one that is there.
+
+    Raises ConfigError when it is of another user or others may write there, OSError when it cannot be made.
+    """
+    before = os.umask(UMASK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    finally:
+        os.umask(before)
+    if why := folder_fault(folder):
+        raise ConfigError(why)
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & UMASK:
+        folder.chmod(mode & ~UMASK)
+        log.info(
+            "others may no longer read the directory", extra={"directory": folder, "mode_was": f"{mode:04o}"}
+        )
+
+
+def folder_fault(folder: Path) -> str | None:
+    """Why nothing confidential can be kept in a folder that is there, and what to do; None: it can."""
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid():
+        return (
+            f"{folder} belongs to user {found.st_uid}, and this process is user {os.geteuid()}: its owner "
+            f"could replace every file in it; run: chown {os.geteuid()} {folder}, or choose a folder of "
+            "your own"
+        )
+    if mode & 0o022:
+        return (
+            f"{folder} has mode {mode:04o}: others may replace files in it; run: chmod 700 {folder}, "
+            "or choose another folder"
+        )
+    return None
+
 
 PREFIX = "file:"
 SECRET_BYTES_MAX = 4096

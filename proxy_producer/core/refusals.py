@@ -1,10 +1,15 @@
-"""What a failed append is called on the wire: the one place where errors become result codes.
+"""Refusals: the wire code, a reason to count by, a sentence for people; and what a failed append is called.
 
-Codes other than 12 say that nothing was stored, so a client may send again without a duplicate; 12 says
-that nobody knows, unless its text says otherwise.
+The sentence starts with `FAILED:` and says what was wrong, with the value, and what is allowed. The
+reason is one of a small fixed set, so that it can label a metric; it never holds a client's text.
+
+Errors become result codes here and nowhere else. Codes other than 12 say that nothing was stored, so a client
+may send again without a duplicate; 12 says that nobody knows, unless its text says otherwise.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from backend.records import AppendResult, AppendStatus
 from ddmq_client.idl.codes import FAILED_PREFIX, Code
@@ -18,7 +23,32 @@ from ddmq_common.errors import (
     StorageError,
     TryLaterError,
 )
-from proxy_producer.core.refusal import SendRefusal, refusal
+
+
+class SendRefusal(NamedTuple):
+    """Why a message was not stored (or, code 12, is not known to be)."""
+
+    code: Code
+    reason: str
+    text: str
+
+
+def refusal(code: Code, reason: str, what: str, allowed: str) -> SendRefusal:
+    """`what` was wrong, with its value; `allowed`: what would have been right, or what to do."""
+    return SendRefusal(code, reason, f"{FAILED_PREFIX} {what}; {allowed}")
+
+
+def illegal(reason: str, what: str, allowed: str) -> SendRefusal:
+    """Code 11: the message is wrong as it stands."""
+    return refusal(Code.ILLEGAL_MESSAGE, reason, what, allowed)
+
+
+def shown(text: bytes, characters_max: int = 40) -> str:
+    """A client's text for a message: quoted, shortened, one line, never invalid UTF-8."""
+    whole = text[: 4 * characters_max + 4].decode("utf-8", "backslashreplace")
+    cut = whole[:characters_max]
+    return repr(cut) if len(cut) == len(whole) else f"{cut!r}..."
+
 
 _BY_ERROR: tuple[tuple[type[Exception], Code, str], ...] = (
     (NoSuchTopicError, Code.NO_SUCH_QUEUE, "topic_missing"),

@@ -20,9 +20,18 @@ from math import isfinite
 from ddmq_common.metrics.catalogue import Metric
 from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
-from ddmq_common.metrics.samples import names
-from ddmq_common.metrics.samples.line import FIRST, LAST, PROCESS, RUNNING, VERSION, SampleLine, encode
-from ddmq_common.metrics.samples.names import SampleName
+from ddmq_common.metrics.samples import (
+    FIRST,
+    LAST,
+    PROCESS,
+    RUNNING,
+    VERSION,
+    SampleLine,
+    SampleName,
+    encode,
+    folder,
+    part,
+)
 
 CELLS_A_STEP = 64
 HISTOGRAMS_A_STEP = 16
@@ -82,12 +91,12 @@ class Sample:
     @property
     def folder(self) -> str:
         """Return the folder that the file belongs into, relative."""
-        return names.folder(self.to_ms)
+        return folder(self.to_ms)
 
     @property
     def name(self) -> SampleName:
         """Return the name of the file."""
-        return names.part(self._deltas.instance, self.seq)
+        return part(self._deltas.instance, self.seq)
 
     def payload(self) -> bytes:
         """The whole file, once `steps` has run out."""

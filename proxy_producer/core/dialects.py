@@ -1,0 +1,320 @@
+"""Delays asked for by properties of a plain send, in the words of other systems and in our own. Pure.
+
+| dialect | properties |
+|---|---|
+| `amq` | AMQ_SCHEDULED_DELAY, _PERIOD, _REPEAT, _CRON as ActiveMQ's scheduler; AMQ_SCHEDULED_ZONE of ours |
+| `rabbit` | x-delay as RabbitMQ's delayed message exchange |
+| `rocketmq` | TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS as RocketMQ 5; DELAY is on always |
+| `ddmq` | deliver-at, deliver-after, deliver-cron … of our own |
+
+A topic speaks those it is set to, none by default; the names of the others are ordinary properties there.
+Where a dialect is spoken its names are never delivered, whether or not they asked for a delay: a consumer
+that sends a message on with its properties must not delay it again. Two dialects on one message, or one and
+a delay level, are refused: nobody could say which was meant. All refusals are code 11, for old clients leave
+a server that answers a plain send otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import NamedTuple
+
+from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
+from ddmq_common.delays.levels import parse_duration
+from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
+from ddmq_common.names import DELAY_DIALECTS
+from proxy_producer.core.delay_requests import TIMESTAMP_S_MIN
+from proxy_producer.core.refusals import SendRefusal, illegal, shown
+from proxy_producer.core.validation import delay_level
+
+Properties = Mapping[bytes, bytes]
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}\Z")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?\Z")
+_EPOCH = "1970-01-01T00:00:00+00:00"
+_SECONDS_BELOW = 100_000_000_000
+"""A moment given as a number below this is in seconds, else in milliseconds (as seconds: the year 5138)."""
+
+
+class ParsedSchedule(NamedTuple):
+    """What the properties of a dialect ask for. `due_ms`: the first delivery, epoch milliseconds; None: as
+    the schedule says, from now on. `relative`: it counts from now, too."""
+
+    schedule: Schedule
+    due_ms: int | None = None
+    relative: bool = False
+
+
+class WrongValueError(Exception):
+    """A property of the dialect has a value that means nothing."""
+
+    def __init__(self, what: str, allowed: str) -> None:
+        super().__init__(f"{what}; {allowed}")
+        self.what = what
+        self.allowed = allowed
+
+
+class Dialect(NamedTuple):
+    """The property names of one dialect, and what they ask for. `read` raises WrongValueError; it gives None
+    where no delay is asked for."""
+
+    properties: frozenset[bytes]
+    read: Callable[[Properties, int], ParsedSchedule | None]
+
+
+class Dialects(NamedTuple):
+    """Those that a topic speaks, and all their property names."""
+
+    spoken: tuple[str, ...]
+    properties: frozenset[bytes]
+
+
+def dialects(names: Iterable[str]) -> Dialects:
+    """Raises ValueError for a name that is none."""
+    spoken = tuple(dict.fromkeys(names))
+    for name in spoken:
+        if name not in _DIALECTS:
+            raise ValueError(f"delay dialect {name!r} is not known; allowed: {', '.join(_DIALECTS)}")
+    return Dialects(spoken, frozenset(p for name in spoken for p in _DIALECTS[name].properties))
+
+
+def dialect_of(
+    properties: Properties, enabled: Dialects, now_ms: int, limits: ScheduleLimits
+) -> DelayCommand | SendRefusal | None:
+    """The command that these (checked) properties ask for, why they cannot, or None: no delay is asked for.
+
+    The command is a schedule, so that the message keeps its own key; its uuid, topic, shard and queue are the
+    caller's to fill in. A due time that has come is no delay. `now_ms`: the end of this millisecond,
+    so that what counts from it is never early.
+    """
+    if enabled.properties.isdisjoint(properties):
+        return None
+    found = [name for name in enabled.spoken if not _DIALECTS[name].properties.isdisjoint(properties)]
+    level = delay_level(properties)
+    if len(found) > 1 or level:
+        return _several(level, properties, enabled)
+    try:
+        parsed = _DIALECTS[found[0]].read(properties, now_ms)
+    except WrongValueError as error:
+        return illegal("delay_dialect", error.what, error.allowed)
+    return None if parsed is None else _command(parsed, now_ms, limits)
+
+
+def without_dialects(properties: Properties, enabled: Dialects) -> Properties:
+    """The properties that are delivered."""
+    if enabled.properties.isdisjoint(properties):
+        return properties
+    return {name: value for name, value in properties.items() if name not in enabled.properties}
+
+
+def _command(
+    parsed: ParsedSchedule, now_ms: int, limits: ScheduleLimits
+) -> DelayCommand | SendRefusal | None:
+    schedule = parsed.schedule
+    fault = schedule_fault(schedule, limits, now_ms)
+    due = first_due_ms(schedule, now_ms) if fault is None and parsed.due_ms is None else parsed.due_ms
+    if fault is None and due is not None and not schedule.cron and due - now_ms > limits.delay_ms_max:
+        fault = f"the due time is {due - now_ms} ms from now; allowed: at most {limits.delay_ms_max}"
+    if fault is not None or due is None:
+        what, _, allowed = (fault or "the cron has no time to come; allowed: one that has").partition("; ")
+        return illegal("delay_dialect", what, allowed)
+    relative = parsed.relative or parsed.due_ms is None
+    if (due <= now_ms if relative else due < now_ms) and not schedule.repeat and not schedule.cron:
+        return None
+    return DelayCommand(ADD, "", kind=SCHEDULE, due_ms=due, timestamp_s=due // 1_000, schedule=schedule)
+
+
+def _several(level: int, properties: Properties, enabled: Dialects) -> SendRefusal:
+    names = sorted(name.decode() for name in properties if name in enabled.properties)
+    named = [*names, f"DELAY={level}"] if level else names
+    return illegal(
+        "delay_dialects_mixed",
+        f"the message asks for a delay in several ways: {' '.join(named)}",
+        f"allowed: one of the dialects {', '.join(enabled.spoken)}, or DELAY alone",
+    )
+
+
+# --- the dialects
+
+_AMQ = (
+    b"AMQ_SCHEDULED_DELAY", b"AMQ_SCHEDULED_PERIOD", b"AMQ_SCHEDULED_REPEAT", b"AMQ_SCHEDULED_CRON",
+    b"AMQ_SCHEDULED_ZONE",
+)  # fmt: skip
+_AMQ_DELIVERED_BEFORE = b"scheduledJobId"
+
+
+def _read_amq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
+    """ActiveMQ's scheduler, and AMQ_SCHEDULED_ZONE, which is ours.
+
+    Delay and period are milliseconds. A message is scheduled if it has a delay, a period or a cron, and no
+    `scheduledJobId` (a message that ActiveMQ's scheduler delivered before has one, and goes out at once). The
+    first delivery comes after the delay, without one (or with 0) after the period; _REPEAT n lets n more
+    follow, _PERIOD apart; −1 without end. With a cron that series starts at each of its times. ActiveMQ reads
+    crons in the broker's own time zone; here it is UTC unless _ZONE says otherwise.
+    """
+    delay, period, repeat = (_whole(properties, name) for name in _AMQ[:3])
+    cron, zone = (_text(properties, name) or "" for name in _AMQ[3:])
+    if zone and not cron:
+        raise WrongValueError("AMQ_SCHEDULED_ZONE stands without a cron", "allowed: with AMQ_SCHEDULED_CRON")
+    if _AMQ_DELIVERED_BEFORE in properties or (delay is None and period is None and not cron):
+        return None
+    first = delay if delay is not None and delay > 0 else period or 0
+    return ParsedSchedule(Schedule(first, period or 0, repeat or 0, cron, zone or "UTC"))
+
+
+_RABBIT_DELAY, _RABBIT_MS_MAX = b"x-delay", (1 << 32) - 1
+
+
+def _read_rabbit(properties: Properties, now_ms: int) -> ParsedSchedule | None:
+    """RabbitMQ's delayed message exchange: header x-delay, milliseconds.
+
+    As that plugin does it, a delay holds from 1 to 2³²−1 ms (49.7 days); anything outside is no delay, and so
+    a message that the plugin delayed before, which carries its delay negated, goes out at once. A fraction is
+    cut. What is no number the plugin cannot read either; here it is refused.
+    """
+    delay = _number(properties, _RABBIT_DELAY)
+    if delay is None or not 0 < delay <= _RABBIT_MS_MAX:
+        return None
+    return ParsedSchedule(Schedule(delay_ms=delay))
+
+
+_DELAY_SEC, _DELAY_MS, _DELIVER_MS = b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS"
+
+
+def _read_rocketmq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
+    """RocketMQ 5's arbitrary delays: seconds from now, milliseconds from now, epoch milliseconds.
+
+    Of several the first in this order holds. A moment that has passed is no delay. (RocketMQ rounds down to
+    its timer's precision, which may be early by a second; here the millisecond counts.)
+    """
+    seconds = _whole(properties, _DELAY_SEC)
+    delay = _whole(properties, _DELAY_MS)
+    moment = _whole(properties, _DELIVER_MS)
+    if seconds is not None:
+        return ParsedSchedule(Schedule(), now_ms + seconds * 1_000, relative=True)
+    if delay is not None:
+        return ParsedSchedule(Schedule(), now_ms + delay, relative=True)
+    return None if moment is None else ParsedSchedule(Schedule(), moment)
+
+
+_AT, _AFTER, _CRON, _ZONE = b"deliver-at", b"deliver-after", b"deliver-cron", b"deliver-zone"
+_PERIOD, _REPEAT = b"deliver-period", b"deliver-repeat"
+_OCCURRENCES, _CATCH_UP = b"deliver-occurrences", b"deliver-catch-up"
+
+
+def _read_ours(properties: Properties, now_ms: int) -> ParsedSchedule | None:
+    """Our own words for everything a schedule can say, for clients that can only set properties.
+
+    `deliver-at`: epoch seconds (with a fraction, as the score of a sorted set), epoch milliseconds or ISO
+    8601; not before 1970 (the zero time of some languages), and where it repeats not before 2001, as for
+    sendDelaySync. `deliver-after`: a wait, `90s`, `1h30m`, `250ms`, or milliseconds. `deliver-cron` with
+    `deliver-zone`: five fields and an IANA zone. `deliver-period`, `deliver-repeat`: n more, so far apart
+    (-1: without end). `deliver-occurrences`: deliveries in all. `deliver-catch-up`: fire_once, all or skip.
+    """
+    at, after = _moment_ms(properties, _AT), _duration_ms(properties, _AFTER)
+    repeat = _whole(properties, _REPEAT) or 0
+    if at is not None and at < (TIMESTAMP_S_MIN * 1_000 if repeat else 0):
+        allowed = f"from 1970 on; with deliver-repeat from second {TIMESTAMP_S_MIN} (2001) on"
+        raise _wrong(properties, _AT, allowed)
+    cron, zone = _text(properties, _CRON) or "", _text(properties, _ZONE) or ""
+    if at is not None and (after is not None or cron):
+        raise WrongValueError(
+            "deliver-at stands beside deliver-after or deliver-cron", "allowed: one first delivery"
+        )
+    if zone and not cron:
+        raise WrongValueError("deliver-zone stands without deliver-cron", "allowed: both or none")
+    schedule = Schedule(
+        after or 0,
+        _duration_ms(properties, _PERIOD) or 0,
+        repeat,
+        cron,
+        zone or "UTC",
+        _whole(properties, _OCCURRENCES) or 0,
+        _text(properties, _CATCH_UP) or "fire_once",
+    )
+    return ParsedSchedule(schedule, at)
+
+
+_OURS = (_AT, _AFTER, _CRON, _ZONE, _PERIOD, _REPEAT, _OCCURRENCES, _CATCH_UP)
+_READERS = (
+    Dialect(frozenset(_AMQ), _read_amq),
+    Dialect(frozenset((_RABBIT_DELAY,)), _read_rabbit),
+    Dialect(frozenset((_DELAY_SEC, _DELAY_MS, _DELIVER_MS)), _read_rocketmq),
+    Dialect(frozenset(_OURS), _read_ours),
+)
+_DIALECTS = dict(zip(DELAY_DIALECTS, _READERS, strict=True))
+
+
+# --- how values are read; None: the property is absent
+
+
+def _text(properties: Properties, name: bytes) -> str | None:
+    """The value as it stands, without white space around it."""
+    value = properties.get(name)
+    return None if value is None else value.decode("utf-8", "replace").strip()
+
+
+def _whole(properties: Properties, name: bytes) -> int | None:
+    """A whole number. Raises WrongValueError."""
+    text = _text(properties, name)
+    if text is None:
+        return None
+    if not _WHOLE.match(text):
+        raise _wrong(properties, name, "a whole number of at most 18 digits")
+    return int(text)
+
+
+def _number(properties: Properties, name: bytes) -> int | None:
+    """A number, cut to a whole one. Raises WrongValueError."""
+    text = _text(properties, name)
+    if text is None:
+        return None
+    if not _NUMBER.match(text):
+        raise _wrong(properties, name, "a number of milliseconds")
+    return int(Decimal(text))
+
+
+def _duration_ms(properties: Properties, name: bytes) -> int | None:
+    """`1h30m`, `250ms`, or a number of milliseconds. Raises WrongValueError."""
+    text = _text(properties, name)
+    if text is None:
+        return None
+    if _WHOLE.match(text) and not text.startswith("-"):
+        return int(text)
+    found = parse_duration(text, digits_max=12) if len(text) <= 64 else None
+    if found is None:
+        raise _wrong(properties, name, "a number of milliseconds, or parts in ms, s, m, h, d, as in 1h30m")
+    return found
+
+
+def _moment_ms(properties: Properties, name: bytes) -> int | None:
+    """Epoch seconds (also with a fraction), epoch milliseconds, or ISO 8601 with its offset from UTC. Parts
+    of a millisecond count as a whole one: never early. Raises WrongValueError.
+    """
+    text = _text(properties, name)
+    if text is None:
+        return None
+    if _NUMBER.match(text) and not text.startswith("-"):
+        value = Decimal(text)
+        return _up(value * 1_000 if value < _SECONDS_BELOW else value)
+    try:
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is not None:
+            return -((datetime.fromisoformat(_EPOCH) - at) // timedelta(milliseconds=1))
+    except (ValueError, OverflowError):
+        pass
+    raise _wrong(properties, name, "epoch seconds or milliseconds, or a time as in 2026-12-24T18:00:00+01:00")
+
+
+def _up(value: Decimal) -> int:
+    down = int(value)
+    return down if down == value else down + 1
+
+
+def _wrong(properties: Properties, name: bytes, allowed: str) -> WrongValueError:
+    """For a value that is not `allowed`."""
+    return WrongValueError(
+        f"property {name.decode()} has the value {shown(properties[name])}", f"allowed: {allowed}"
+    )
