@@ -22,7 +22,7 @@ from ddmq_rpc.api import Service
 from ddmq_rpc.codec import methods
 from ddmq_rpc.connections import RpcConnection
 from ddmq_rpc.traffic import OpenMethod, RpcCounts, RpcLimits, Traffic, log
-from ddmq_rpc.turns import Shared
+from ddmq_rpc.turns import SLICE_S, Shared
 
 __all__ = ["RpcLimits", "RpcServer"]
 
@@ -115,6 +115,8 @@ class RpcServer:
         listener, traffic = self._listener, self._traffic
         if listener is None or traffic is None:
             return
+        turns, clock = traffic.turns, traffic.stopwatch
+        first = began = clock()
         for _ in range(self._limits.accepts_per_wakeup):
             try:
                 accepted, peer = listener.accept()
@@ -124,12 +126,17 @@ class RpcServer:
                 self._accept_failed(listener, error)
                 return
             address = address_of(peer[0])
-            if not traffic.make_room(address):
+            if traffic.make_room(address):
+                self._refusals_logged = False
+                accepted.setblocking(False)
+                RpcConnection(traffic, accepted, f"{peer[0]}:{peer[1]}", address)
+            else:
                 accepted.close()
-                continue
-            self._refusals_logged = False
-            accepted.setblocking(False)
-            RpcConnection(traffic, accepted, f"{peer[0]}:{peer[1]}", address)
+            now = clock()
+            turns.accepted(address, began, now)
+            if now - first > SLICE_S:
+                return  # the others come before the next accepts
+            began = now
 
     def _accept_failed(self, listener: socket.socket, error: OSError) -> None:
         """Out of descriptors: lend the spare one to turn the client away. Else, or without one, pause."""

@@ -1,8 +1,8 @@
 """Whose turn it is: the processor time of one event loop, shared among the addresses of its clients. Pure.
 
-An address that has used SLICE_S, over all of its connections to one server, goes on in the next round of
-the loop: an event of any other address waits for one slice of it, however many connections it has. Those of
-its connections that have to wait are served in the order in which they came.
+An address that has used SLICE_S, over all of its connections to one server, accepts included, goes on in the
+next round of the loop: an event of any other address waits for one slice of it, however many connections it
+has. Those of its connections that have to wait are served in the order in which they came.
 
 A request cannot be cut short. So an address whose requests are costly (longer than COSTLY_S, and not
 explained by their bytes) also rests, REST_FACTOR times as long as they took, while other addresses are about:
@@ -145,6 +145,17 @@ class Turns:
         shared = self._shared
         if shared.latest is not share:
             shared.latest, shared.changed_at = share, now
+
+    def accepted(self, address: str, began: float, now: float) -> None:
+        """A connection of an address was accepted or turned away. Nobody knows of whom before; so where the
+        slice is used up already, the next one is shorter by it."""
+        share = self.shares.get(address)
+        if share is None:
+            return
+        self.begins(share, began)
+        share.used += now - began
+        if share.used > SLICE_S and not share.over:
+            self.served(share, now - began, NOT_MEASURED)
 
     def asks(self, share: AddressShare, member: Member) -> float:
         """A call has come: when, or NOT_MEASURED. Where it is told, `answered` follows, or `leave`."""
