@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import get_completion_class
 
 from ddmq_common.errors import DdmqError
 
@@ -25,21 +26,25 @@ COMMANDS = {
     "offset": ("ddmq.cli.operate.offset", "offset", "Show and reset where consumer groups stand."),
     "send": ("ddmq.cli.messages.send", "send", "Send messages: arguments, files, standard input."),
     "pull": ("ddmq.cli.messages.pull", "pull", "Take messages as a consumer group and acknowledge them."),
-    "tail": ("ddmq.cli.messages.tail", "tail", "Watch a topic without taking anything."),
+    "tail": ("ddmq.cli.messages.message", "tail", "Watch a topic without taking anything."),
     "stats": ("ddmq.cli.operate.stats", "stats", "Rates, lag and what is in flight; live with --watch."),
-    "lag": ("ddmq.cli.operate.lag", "lag", "How far behind groups are, and for how long; live with --watch."),
+    "lag": (
+        "ddmq.cli.operate.stats",
+        "lag",
+        "How far behind groups are, and for how long; live with --watch.",
+    ),
     "report": (
         "ddmq.cli.report",
         "report",
         "How messages flowed: HTML with charts, and in short.",
     ),
-    "message": ("ddmq.cli.operate.message", "message", "Find messages by id, key, offset or time."),
+    "message": ("ddmq.cli.messages.message", "message", "Find messages by id, key, offset or time."),
     "delay": ("ddmq.cli.messages.delay", "delay", "Later deliveries: add, list, cancel, move, back up."),
     "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, resend, purge."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
     "demo": ("ddmq.demo.story", "demo", "The main job, end to end, with a kill -9 in the middle."),
-    "completion": ("ddmq.cli.completion", "completion", "Print the shell completion script."),
+    "completion": ("ddmq.cli.root", "completion", "Print the shell completion script."),
 }
 
 
@@ -121,3 +126,16 @@ def _one_line(error: click.UsageError) -> str:
     """Say what is wrong with the command line, and where its help is."""
     said = " ".join(error.format_message().split()).removesuffix(".")
     return said if error.ctx is None else f"{said}; see `{error.ctx.command_path} --help`"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script: eval "$(ddmq completion bash)"."""
+    made = get_completion_class(shell)
+    if made is None:
+        raise click.ClickException(f"no completion for {shell}")
+    from ddmq.cli.output import say
+
+    for line in made(root, {}, "ddmq", "_DDMQ_COMPLETE").source().splitlines():
+        say(line)

@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import socket
+import time
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from ddmq.address import HostPort
 from ddmq.cli.output import reason
+from ddmq.moments import ALLOWED, moment
 
 KEYS_MAX = 1_000  # of one group, looked at for completion
 
@@ -125,3 +127,16 @@ def known_host(address: HostPort, option: str) -> str:
 
 NAME = Name()
 TOPIC, GROUP = KnownName("topic"), KnownName("group")
+
+
+def parse_moment(text: str, option: str, others: str = "") -> int:
+    """Epoch milliseconds. `others` goes before what is allowed. Raises UsageError."""
+    try:
+        return moment(text, int(time.time() * 1000), local=True)
+    except ValueError as error:
+        raise click.UsageError(f"{option} {text!r}: allowed: {others}{ALLOWED}") from error
+
+
+def parse_start(text: str, option: str = "--start") -> str:
+    """`first`, `last`, or epoch milliseconds as text."""
+    return text if text in ("first", "last") else str(parse_moment(text, option, "first, last, "))

@@ -8,12 +8,19 @@ from typing import Any
 
 import click
 
-from ddmq.address import ADDRESS, PRODUCER, HostPort
+from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.messages.delayed import add_all, client_of, outcome_json, say_outcome
-from ddmq.cli.messages.patience import Patience
-from ddmq.cli.messages.when import first_options, when, when_options
-from ddmq.cli.moments import parse_moment
+from ddmq.cli.messages.sending import (
+    Patience,
+    add_all,
+    client_of,
+    first_options,
+    outcome_json,
+    producer_option,
+    say_outcome,
+    when,
+    when_options,
+)
 from ddmq.cli.output import (
     cell,
     hint,
@@ -25,7 +32,7 @@ from ddmq.cli.output import (
     show_body,
     show_row_body,
 )
-from ddmq.cli.values import NAME, TOPIC, Folder, Whole
+from ddmq.cli.values import NAME, TOPIC, Folder, Whole, parse_moment
 from ddmq.moments import shown
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, OutgoingMessage, Producer
 from ddmq_common.private_files import UMASK
@@ -34,10 +41,6 @@ COLUMNS = ("id", "due", "topic", "repeats", "key", "body")
 UUID_LENGTH = 36  # the end of an id, which names its message alone
 BULK = 1_000  # messages in one look, when those of a topic are cancelled
 
-producer_option = click.option(
-    "--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
-    help="Producer proxy (or DDMQ_PRODUCER).",
-)  # fmt: skip
 timeout_option = click.option(
     "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long it may take."
 )

@@ -18,10 +18,16 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from ddmq.address import ADDRESS, PRODUCER, HostPort
-from ddmq.cli.messages.delayed import add_all, client_of, new_topic_told
-from ddmq.cli.messages.patience import Patience
-from ddmq.cli.messages.when import when, when_options
+from ddmq.address import HostPort
+from ddmq.cli.messages.sending import (
+    Patience,
+    add_all,
+    client_of,
+    new_topic_told,
+    producer_option,
+    when,
+    when_options,
+)
 from ddmq.cli.output import console, hint, json_option, print_json, say
 from ddmq.cli.values import TOPIC, Whole
 from ddmq_client import OutgoingMessage, Producer, SendResult, UnknownOutcomeError
@@ -56,8 +62,7 @@ WINDOW = 500  # messages a request when many are sent
     type=Whole(1),
     help="How long each request may take.",
 )
-@click.option("--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
-              help="Producer proxy (or DDMQ_PRODUCER).")  # fmt: skip
+@producer_option
 @json_option
 def send(
     topic: str,

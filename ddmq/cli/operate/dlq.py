@@ -9,9 +9,8 @@ import click
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.moments import parse_moment
 from ddmq.cli.output import cell, confirm, hint, json_option, print_json, print_table, say, show_body
-from ddmq.cli.values import GROUP, TOPIC, Whole
+from ddmq.cli.values import GROUP, TOPIC, Whole, parse_moment
 from ddmq.moments import shown
 
 COLUMNS = ("group", "letters", "oldest", "stored")

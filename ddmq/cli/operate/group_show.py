@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ddmq.cli.operate.lag import retry_path
+from ddmq.cli.operate.stats import retry_path
 from ddmq.cli.output import cell, hint, print_facts, print_table, say
 from ddmq.moments import age
 from ddmq.settings import BY_NAME, differences, shown

@@ -1,23 +1,25 @@
-"""`ddmq stats`: rates, lag and what is in flight; with --watch a live view that fits the terminal.
+"""`ddmq stats` and `ddmq lag`: rates, lag, what is in flight; with --watch a view that fits the terminal.
 
-Rates need two moments, so they are shown by --watch only. `--json` gives the counters themselves.
+Rates of `stats` need two moments, so they are shown by --watch only. `--json` gives the counters themselves.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import click
 from rich.console import Group
 from rich.live import Live
+from rich.table import Table
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_option
-from ddmq.cli.operate.lag import retry_path
-from ddmq.cli.output import console, json_option, print_json, show, table
-from ddmq.cli.values import Number
+from ddmq.cli.output import console, hint, json_option, print_json, print_table, show, table
+from ddmq.cli.values import GROUP, Number
+from ddmq.moments import age
 from ddmq_common.metrics.cells import TOP
 from ddmq_common.plain_text import plain
 
@@ -33,16 +35,43 @@ LATENCIES = {  # these first, then others
 }
 LATENCIES_MAX = 6  # rows
 LATENCY_NAME_MAX = 40
-
+LAG_COLUMNS = ("group", "topic", "lag", "oldest", "in flight", "retrying", "later", "delivered/s", "acked/s")
+LAG_FRAME_LINES = 6
 Stats = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
+    """--watch and --interval of a command whose live view shows `what`."""
+    watch = click.option("--watch", is_flag=True, help=f"Keep showing{what} until interrupted.")
+    interval = click.option(
+        "--interval", default=interval_s, show_default=True, type=Number(0.1, 60),
+        help="Seconds between two looks of --watch.",
+    )  # fmt: skip
+    return lambda command: watch(interval(command))
+
+
+def _stream(look: Callable[[], Any], interval: float | None) -> None:
+    """JSON documents: one, or with an interval one after the other."""
+    print_json(look())
+    while interval is not None:
+        time.sleep(interval)
+        print_json(look())
+
+
+def _watch(look: Callable[[], T], interval: float, view: Callable[[T | None, T, int], Any]) -> None:
+    """The live view: `view` gets what was seen before, what is seen now, and the lines of the terminal."""
+    screen, before, now = console(), None, look()
+    with Live(view(before, now, screen.height), console=screen, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            before, now = now, look()
+            live.update(view(before, now, screen.height), refresh=True)
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Keep showing, with rates, until interrupted.")
-@click.option(
-    "--interval", default=1.0, show_default=True, type=Number(0.1, 60),
-    help="Seconds between two looks of --watch.",
-)  # fmt: skip
+@watch_options(", with rates,", 1.0)
 @admin_option
 @json_option
 def stats(watch: bool, interval: float, admin: HostPort, as_json: bool) -> None:
@@ -51,27 +80,37 @@ def stats(watch: bool, interval: float, admin: HostPort, as_json: bool) -> None:
     Of a group's failed messages some wait for a quick retry ("retrying"), others for a later one, 10 s to 2 h
     apart ("later"); "dead": its dead letters that were neither sent again nor purged.
     """
-    client = AdminClient(admin)
-    now = client.get("stats")
+    look = partial(AdminClient(admin).get, "stats")
     if as_json:
-        _stream(client, now, interval if watch else None)
-        return
-    if not watch:
-        show(view(None, now))
-        return
-    screen = console()
-    with Live(view(None, now, screen.height), console=screen, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval)
-            before, now = now, client.get("stats")
-            live.update(view(before, now, screen.height), refresh=True)
+        _stream(look, interval if watch else None)
+    elif watch:
+        _watch(look, interval, view)
+    else:
+        show(view(None, look()))
 
 
-def _stream(client: AdminClient, now: Stats, interval: float | None) -> None:
-    print_json(now)
-    while interval is not None:
-        time.sleep(interval)
-        print_json(client.get("stats"))
+@click.command()
+@click.argument("group", type=GROUP, required=False)
+@watch_options("", 2.0)
+@admin_option
+@json_option
+def lag(group: str | None, watch: bool, interval: float, admin: HostPort, as_json: bool) -> None:
+    """How far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
+
+    "retrying" wait for one of the quick retries. "later" are on the retry path: they wait for one of the
+    later retries, 10 s to 2 h apart, or such a retry is due. Rates are over the last 5 to 10 seconds.
+    `ddmq group show GROUP` goes into detail.
+    """
+    look = partial(AdminClient(admin).get, "lag", group=group)
+    if as_json:
+        return _stream(look, interval if watch else None)
+    if watch:
+        return _watch(look, interval, lambda _, rows, height: _lag_view(rows, height))
+    rows = look()
+    print_table("", LAG_COLUMNS, lag_cells(rows))
+    if not rows:
+        hint("no groups yet: `ddmq group create NAME --topic TOPIC`")
+    return None
 
 
 def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
@@ -192,3 +231,35 @@ def _latency_name(name: str, cell: Stats) -> str:
     said = LATENCIES.get(name, name.removeprefix("ddmq_").removesuffix("_us"))
     name = f"{said} (worst: {' '.join(labels)})" if labels else said
     return name if len(name) <= LATENCY_NAME_MAX else name[: LATENCY_NAME_MAX - 1] + "…"
+
+
+def _lag_view(rows: Sequence[dict[str, Any]], height: int) -> Table:
+    room = max(1, height - LAG_FRAME_LINES)
+    left_out = len(rows) - room
+    title = f"the {room} furthest behind; {left_out:,} more" if left_out > 0 else ""
+    return table(title, LAG_COLUMNS, lag_cells(rows[:room]))
+
+
+def retry_path(row: Mapping[str, Any]) -> str | None:
+    """Count the messages on the retry path; None where their number is not known."""
+    if row.get("retry_waiting") is None:
+        return None
+    return ("" if row["retry_waiting_whole"] else "≥ ") + f"{row['retry_waiting']:,}"
+
+
+def lag_cells(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """The rows of /lag as cells of a table."""
+    return [
+        [
+            row["group"],
+            row["topic"],
+            row["lag"],
+            None if row["lag_age_s"] is None else age(row["lag_age_s"]),
+            row["in_flight"],
+            row["retrying"],
+            retry_path(row),
+            row["delivered_per_s"],
+            row["acked_per_s"],
+        ]
+        for row in rows
+    ]

@@ -16,7 +16,7 @@ from tests.service.cli.conftest import Shell
 from tests.service.cli.terminal import Terminal
 
 CLI = Path(ddmq.cli.__file__).parent
-PRINTERS = {"output.py", "completion.py"}  # the second prints a script of its own
+PRINTERS = {"output.py"}
 
 
 @pytest.mark.parametrize("path", sorted(CLI.rglob("*.py")), ids=lambda path: str(path.relative_to(CLI)))

@@ -11,8 +11,8 @@ import pytest
 
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient
-from ddmq.cli.messages import patience
-from ddmq.cli.messages.patience import HELP
+from ddmq.cli.messages import sending
+from ddmq.cli.messages.sending import HELP
 from tests.scenarios.real_server import ddmq
 from tests.service.cli.conftest import Shell
 
@@ -200,7 +200,7 @@ def test_that_no_producer_proxy_answers_is_said_soon_and_what_may_help(
     assert "yet" not in shell.error, "it was over sooner"
     assert all(HELP not in str(found) for found in shell.lines(*command, "300", code=1))
     assert shell.error == "", "programs are told in the document"
-    monkeypatch.setattr(patience, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(sending, "PATIENCE_S", 0.02)
     shell(*command, "300", code=1)
     first, second, *_ = shell.error.splitlines()
     assert (first, second) == (f"no answer from {nobody} yet; trying for 300 ms", HELP)

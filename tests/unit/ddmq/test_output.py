@@ -8,8 +8,7 @@ from rich.console import Console
 
 from ddmq.cli.messages.pull import _number
 from ddmq.cli.operate.group_show import stall_text
-from ddmq.cli.operate.lag import COLUMNS, _cells
-from ddmq.cli.operate.stats import view
+from ddmq.cli.operate.stats import LAG_COLUMNS, lag_cells, view
 from ddmq.cli.output import body_fields, cell, reason, show_body, show_row_body, table
 
 
@@ -92,7 +91,7 @@ def test_a_table_of_lag_fits_a_terminal_with_a_line_a_group(monkeypatch: pytest.
     }  # fmt: skip
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(table("", COLUMNS, _cells([row])))
+        console.print(table("", LAG_COLUMNS, lag_cells([row])))
     lines = [" ".join(line.split()) for line in captured.get().splitlines()]
     assert lines == [
         "in delivered acked",

@@ -1,0 +1,310 @@
+"""What `ddmq send` and `ddmq delay` have in common: when a message is due, the proxy, what is told."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
+
+import click
+
+from ddmq.address import ADDRESS, PRODUCER, HostPort
+from ddmq.cli.admin_client import AdminClient, NotThere, admin_address
+from ddmq.cli.output import hint, print_json, say
+from ddmq.cli.values import Whole, known_host, parse_moment
+from ddmq.moments import age, duration
+from ddmq_client import (
+    CancelOutcome,
+    ClientError,
+    DelayResult,
+    DelayStatus,
+    InvalidMessageError,
+    OutgoingMessage,
+    Producer,
+    SendError,
+)
+from ddmq_client.delays import CATCH_UPS, when_of
+from ddmq_client.errors import OptionError
+
+F = TypeVar("F", bound=Callable[..., Any])
+OPTIONS = ("delay", "at", "cron", "zone", "every", "times", "catch_up")
+_KEYWORD = re.compile(r"(?<![-\w])(delay|deliver_at|cron|every|times|catch_up|level)(?!\w)")
+_FIRST = [
+    click.option("--delay", metavar="DURATION", help="So much later: 90s, 1h30m, 2d, 250ms."),
+    click.option(
+        "--at",
+        metavar="TIME",
+        help="At this moment: 2026-11-21T09:00 (local or in --zone), …Z, …+01:00, +2h or epoch milliseconds.",
+    ),
+]
+_REPEATS = [
+    click.option(
+        "--cron", metavar="FIELDS", help="At each time of five fields: '0 9 * * 1-5' is every weekday at 9."
+    ),
+    click.option("--zone", help="Time zone of --cron (UTC when not given) or --at, as in Asia/Shanghai."),
+    click.option("--every", metavar="DURATION", help="Again and again, so far apart."),
+    click.option("--times", type=Whole(1), help="Deliveries in all (beside --cron and --every: each time)."),
+    click.option(
+        "--catch-up", type=click.Choice(CATCH_UPS), help="What was missed while nothing ran (fire_once)."
+    ),
+]
+producer_option = click.option(
+    "--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
+    help="Producer proxy (or DDMQ_PRODUCER).",
+)  # fmt: skip
+PATIENCE_S = 1.0  # then people are told that the first request has no answer yet
+HELP = "`ddmq serve` starts a server; --producer HOST:PORT names another"
+SHOWN_MAX = 20  # results that are told one by one
+ADMIN_TIMEOUT_S = 1.0  # what is told by the way is not waited for longer
+
+
+def first_options(command: F) -> F:
+    """--delay and --at."""
+    for option in reversed(_FIRST):
+        command = option(command)
+    return command
+
+
+def when_options(command: F) -> F:
+    """All of them."""
+    for option in reversed(_FIRST + _REPEATS):
+        command = option(command)
+    return command
+
+
+def when(given: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `Producer.send` that these options mean, {} for none. Raises UsageError."""
+    set_ones = {name: value for name, value in given.items() if name in OPTIONS and value is not None}
+    zone = zone_of(set_ones.get("zone"))
+    found = {name: value for name, value in set_ones.items() if name in ("cron", "times", "catch_up")}
+    for name in ("delay", "every"):
+        if name in set_ones:
+            found[name] = _duration(set_ones[name], f"--{name}")
+    if "at" in set_ones:
+        found["deliver_at"] = moment_at(set_ones["at"], zone)
+    if "cron" in set_ones and zone is not None:
+        found["zone"] = set_ones["zone"]
+    elif zone is not None and "at" not in set_ones:
+        raise click.UsageError("--zone goes with --cron or --at")
+    try:
+        when_of(**found)
+    except OptionError as error:
+        raise click.UsageError(_KEYWORD.sub(_option, str(error))) from error
+    return found
+
+
+def _option(keyword: re.Match[str]) -> str:
+    return {"deliver_at": "--at", "level": "--delay-level"}.get(
+        keyword[0], "--" + keyword[0].replace("_", "-")
+    )
+
+
+def moment_at(text: str, zone: tzinfo | None) -> datetime:
+    """Local time where neither the text nor --zone says otherwise. Raises UsageError."""
+    if zone is not None:
+        try:
+            naive = datetime.fromisoformat(text)
+        except ValueError:
+            pass
+        else:
+            return naive.replace(tzinfo=zone) if naive.tzinfo is None else naive
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=parse_moment(text, "--at"))
+
+
+def zone_of(name: str | None) -> tzinfo | None:
+    """Raises UsageError for one that this machine does not know."""
+    if name is None:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        raise click.UsageError(
+            f"--zone {name!r} is not known; allowed: IANA names, as in Asia/Shanghai or Europe/Berlin"
+        ) from error
+
+
+def shown(moment: datetime, now: datetime, zone: tzinfo | None = None) -> str:
+    """`2026-11-23 09:00:00+08:00 (in 1 d 3 h)`, in that zone or local time."""
+    there = moment.astimezone(zone)
+    precise = "milliseconds" if there.microsecond else "seconds"
+    away = (moment - now).total_seconds()
+    relation = f"in {age(away)}" if away >= 0 else f"{age(-away)} ago"
+    return f"{there.isoformat(sep=' ', timespec=precise)} ({relation})"
+
+
+def _duration(text: str, option: str) -> timedelta:
+    try:
+        return timedelta(milliseconds=duration(text))
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from error
+
+
+class Patience:
+    """What people are told when no producer proxy answers: soon that it is so, and what may help.
+
+    One for a command: tells once at most, and nothing when `quiet` (for programs).
+    """
+
+    def __init__(self, producer: HostPort, timeout_ms: int, *, quiet: bool) -> None:
+        self._text = f"no answer from {producer} yet; trying for {timeout_ms:,} ms"
+        self._quiet = quiet
+        self._helped = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around each request; only the first is told of."""
+        if self._quiet:
+            yield
+            return
+        timer = threading.Timer(PATIENCE_S, self._tell)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except SendError as error:
+            self.over([error])
+            raise
+        finally:
+            timer.cancel()
+            self._quiet = True
+
+    def over(self, errors: Iterable[BaseException | None]) -> None:
+        """Say what may help, unless that was said, where nobody answered: `errors` are what came of all."""
+        if not self._helped and all(map(_unanswered, errors)):
+            self._help()
+
+    def _tell(self) -> None:
+        hint(self._text)
+        self._help()
+
+    def _help(self) -> None:
+        self._helped = True
+        hint(HELP)
+
+
+def _unanswered(error: BaseException | None) -> bool:
+    """No proxy has answered, and the message is not refused by the client."""
+    return isinstance(error, SendError) and error.code is None and not isinstance(error, InvalidMessageError)
+
+
+def client_of(address: HostPort, timeout_ms: int) -> Producer:
+    """Raises ClickException for an address that is none, or that nothing is known of."""
+    try:
+        return Producer(known_host(address, "--producer"), timeout_ms=timeout_ms)
+    except ClientError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def new_topic_told(topic: str) -> Iterator[None]:
+    """Say that what is sent meanwhile made its topic, where the admin port knows: a misspelt one is seen."""
+    client = AdminClient(admin_address(), timeout_s=ADMIN_TIMEOUT_S)
+    new = False
+    with suppress(click.ClickException):
+        try:
+            client.get("topics", topic)
+        except NotThere:
+            new = True
+    try:
+        yield
+    finally:
+        if new:
+            with suppress(click.ClickException):
+                made = client.get("topics", topic)
+                hint(f"created topic {topic} with {made['queues']} queues")
+
+
+def add_all(
+    producer: HostPort,
+    timeout_ms: int,
+    topic: str,
+    messages: Iterable[OutgoingMessage],
+    wanted: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Send them; say when they are due and what their ids are. Exit code 1 when one is not stored."""
+    stored = failed = 0
+    rows: list[dict[str, Any]] = []
+    patience = Patience(producer, timeout_ms, quiet=as_json)
+    with new_topic_told(topic), client_of(producer, timeout_ms) as client:
+        for message in messages:
+            row = _added(client, message, wanted, patience)
+            stored, failed = stored + (row["error"] is None), failed + (row["error"] is not None)
+            if len(rows) < SHOWN_MAX or (row["error"] is not None and failed <= SHOWN_MAX):
+                rows.append({"message": stored + failed} | row)
+    if as_json:
+        print_json({"stored": stored, "failed": failed, "results": rows})
+    else:
+        _tell(rows, stored, failed, wanted)
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _added(
+    client: Producer, message: OutgoingMessage, wanted: dict[str, Any], patience: Patience
+) -> dict[str, Any]:
+    try:
+        with patience.waiting():
+            result = client.send(
+                message.topic, message.body, key=message.key, tags=message.tags,
+                properties=message.properties, shard_key=message.shard_key, queue=message.queue, **wanted,
+            )  # fmt: skip
+    except ClientError as error:
+        return {"id": None, "due_ms": None, "error": str(error)}
+    due_ms = result.due_ms if isinstance(result, DelayResult) else None
+    return {"id": result.delay_id, "due_ms": due_ms, "error": None}
+
+
+def _tell(rows: list[dict[str, Any]], stored: int, failed: int, wanted: dict[str, Any]) -> None:
+    zone, now = zone_of(wanted.get("zone")), datetime.now(UTC)
+    repeated = "first " if "cron" in wanted or "every" in wanted else ""
+    for row in rows:
+        if row["error"] is not None:
+            hint(f"message {row['message']} not stored: {row['error']}")
+            continue
+        due = row["due_ms"]
+        when = shown(datetime.fromtimestamp(due / 1000, UTC), now, zone) if due is not None else "when due"
+        say(f"{repeated}due {when}, id {row['id']}")
+    due_at_once = bool(rows) and rows[0]["due_ms"] is not None and rows[0]["due_ms"] <= now.timestamp() * 1e3
+    if stored == 1 and not failed and not (due_at_once and not repeated):
+        hint(f"`ddmq delay cancel {rows[0]['id']}` takes it back")
+    elif stored > SHOWN_MAX or failed:
+        say(f"stored {stored:,} messages" + (f", {failed:,} failed" if failed else ""))
+
+
+def say_outcome(outcome: CancelOutcome, wanted: DelayStatus) -> str:
+    """Tell an outcome in words, with the moments in local time. `wanted`: what was to come of it."""
+    now = datetime.now(UTC)
+    said: str = outcome.status.value
+    if outcome.status is DelayStatus.FIRED:
+        fired = "fired" if wanted is DelayStatus.FIRED else "already fired"
+        said = fired if outcome.fired_at is None else f"{fired} {shown(outcome.fired_at, now)}"
+    elif outcome.status is DelayStatus.CANCELLED and wanted is not DelayStatus.CANCELLED:
+        said = "not done: it was cancelled before"
+    elif outcome.status is DelayStatus.RESCHEDULED and outcome.due_at is not None:
+        said = f"rescheduled, due {shown(outcome.due_at, now)}"
+    elif outcome.status is DelayStatus.UNKNOWN:
+        said = "unknown: there is no such message"
+    elif outcome.status is DelayStatus.PENDING:
+        said = "pending: it is stored and will be carried out; ask again to hear what came of it"
+    return f"{said} ({outcome.text})" if outcome.text else said
+
+
+def outcome_json(delay_id: str, outcome: CancelOutcome | str) -> dict[str, Any]:
+    """Return the outcome as programs read it."""
+    if isinstance(outcome, str):
+        return {"id": delay_id, "outcome": None, "error": outcome}
+    moments = {"fired_ms": outcome.fired_at, "due_ms": outcome.due_at}
+    said = {"text": outcome.text} if outcome.text else {}
+    return (
+        {"id": delay_id, "outcome": outcome.status.name.lower()}
+        | said
+        | {
+            name: None if moment is None else round(moment.timestamp() * 1000)
+            for name, moment in moments.items()
+        }
+    )
