@@ -249,8 +249,13 @@ def keys(name: str, limit: int, admin: HostPort, as_json: bool) -> None:
     return None
 
 
-def _act(name: str, key: str, action: str, admin: HostPort) -> Any:
-    return AdminClient(admin).post("groups", name, "keys", body={"action": action, "key": key})
+def _act(name: str, key: str, action: str, admin: HostPort, as_json: bool, said: str) -> None:
+    """Ask for the action on a key; `said` tells people of it: {key}, {typed} as a shell takes it, {group}."""
+    done = AdminClient(admin).post("groups", name, "keys", body={"action": action, "key": key})
+    if as_json:
+        print_json(done)
+    else:
+        say(said.format(key=done["key"], typed=shlex.quote(done["key"]), group=name))
 
 
 def key_command(command: Any) -> Any:
@@ -273,11 +278,8 @@ def park(name: str, key: str, admin: HostPort, as_json: bool) -> None:
 
     KEY as `ddmq group keys` shows it; quotes may be left out. It stays parked over restarts.
     """
-    done = _act(name, key, "park", admin)
-    if as_json:
-        return print_json(done)
-    say(f"parked {done['key']}; `ddmq group replay {name} {shlex.quote(done['key'])}` lets it go on")
-    return None
+    said = "parked {key}; `ddmq group replay {group} {typed}` lets it go on"
+    _act(name, key, "park", admin, as_json, said)
 
 
 @group.command("skip", short_help="A key's first message to the dead letters.")
@@ -288,11 +290,8 @@ def skip(name: str, key: str, admin: HostPort, as_json: bool) -> None:
 
     KEY as `ddmq group keys` shows it; quotes may be left out. `ddmq dlq resend GROUP` sends it again later.
     """
-    done = _act(name, key, "skip", admin)
-    if as_json:
-        return print_json(done)
-    say(f"skipped the first message of {done['key']}; `ddmq dlq show {name}` has it")
-    return None
+    said = "skipped the first message of {key}; `ddmq dlq show {group}` has it"
+    _act(name, key, "skip", admin, as_json, said)
 
 
 @group.command("replay", short_help="Deliver a blocked key's first message now.")
@@ -302,8 +301,5 @@ def replay(name: str, key: str, admin: HostPort, as_json: bool) -> None:
 
     KEY as `ddmq group keys` shows it; quotes may be left out.
     """
-    done = _act(name, key, "replay", admin)
-    if as_json:
-        return print_json(done)
-    say(f"{done['key']} goes on; its first message is delivered again now")
-    return None
+    said = "{key} goes on; its first message is delivered again now"
+    _act(name, key, "replay", admin, as_json, said)

@@ -42,19 +42,15 @@ def known_topic(backend: Backend, name: str) -> TopicInfo:
 
 def row(info: TopicInfo) -> dict[str, Any]:
     """Return a topic's settings."""
-    return {
-        "topic": info.name,
-        "queues": info.queues,
-        "durability": DURABILITY_WORDS[info.durability],
-        "readable": info.readable,
-        "writable": info.writable,
-        "delay": info.delay,
-        "delay_dialects": list(info.delay_dialects),
-        "body_bytes_max": info.body_bytes_max,
-        "incarnation": info.incarnation,
-        "source": info.source,
-        "internal": names.is_internal(info.name),
-    }
+    return (
+        {"topic": info.name}
+        | _as_settings(info)
+        | {
+            "incarnation": info.incarnation,
+            "source": info.source,
+            "internal": names.is_internal(info.name),
+        }
+    )
 
 
 def rows(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[str, Any]]:
@@ -102,7 +98,7 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
         raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
     entry = build(TopicEntry, settings, ConfigPlace("request", name))
     _check_body(backend, f"topic {name!r}: ", entry)
-    return backend.put_topic(info_of(name, entry, "log"), clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+    return _put(backend, clock, info_of(name, entry, "log"))
 
 
 def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
@@ -115,7 +111,11 @@ def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
     if entry.queues < info.queues:
         raise CallerError(f"topic {name!r} has {info.queues} queues; they can be added, not removed")
     wanted = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
-    return backend.put_topic(wanted, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+    return _put(backend, clock, wanted)
+
+
+def _put(backend: Backend, clock: Clock, info: TopicInfo) -> TopicInfo:
+    return backend.put_topic(info, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
 
 
 def _check_own(name: str, settings: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry]
     ]
     changed = [info for info in (*wanted, *left) if info != backend.topic(info.name)]
     for info in changed:
-        backend.put_topic(info, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+        _put(backend, clock, info)
     return [info.name for info in changed]
 
 
