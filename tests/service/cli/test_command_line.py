@@ -4,42 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from ddmq.cli.root import run
 from tests.scenarios.real_server import RealServer, ddmq
-
-
-class Shell:
-    """Runs commands in this process with the server's addresses in the environment."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.error = ""
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        """Standard output; asserts the exit code."""
-        assert run(arguments) == code, self._capsys.readouterr()
-        said = self._capsys.readouterr()
-        self.error = said.err
-        return said.out
-
-    def json(self, *arguments: str, code: int = 0) -> Any:
-        """The one document that `--json` prints."""
-        return json.loads(self(*arguments, "--json", code=code))
-
-    def lines(self, *arguments: str) -> list[Any]:
-        """One document a line."""
-        return [json.loads(line) for line in self(*arguments, "--json").splitlines()]
-
-
-@pytest.fixture
-def shell(server: RealServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    for part, port in server.ports.items():
-        monkeypatch.setenv(f"DDMQ_{part.upper()}", f"127.0.0.1:{port}")
-    return Shell(capsys)
+from tests.service.cli.conftest import Shell
 
 
 def test_topics(shell: Shell, topic: str) -> None:
@@ -73,15 +40,6 @@ def test_send_and_pull(shell: Shell, topic: str, tmp_path: Path) -> None:
     assert shell.lines("pull", topic, "--group", f"g-{topic}", "--count", "1") == []
     shown = shell.json("group", "show", f"g-{topic}")
     assert sum(each["lag"] for each in shown["subscriptions"]) == 0
-
-
-def test_pull_says_what_it_made_and_saves(shell: Shell, topic: str, tmp_path: Path) -> None:
-    shell("send", topic, "one", "--queue", "0")
-    shell("pull", topic, "--group", f"g-{topic}", "--count", "1", "--save-to", str(tmp_path / "saved"))
-    assert f"created group g-{topic}" in shell.error
-    assert "1 message, acknowledged" in shell.error
-    (saved,) = (tmp_path / "saved").iterdir()
-    assert saved.read_bytes() == b"one"
 
 
 def test_tail_takes_nothing(shell: Shell, topic: str) -> None:

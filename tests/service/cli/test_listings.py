@@ -79,7 +79,10 @@ def test_saved_bodies_are_exact(shell: Shell, topic: str, tmp_path: Path) -> Non
     (tmp_path / "body").write_bytes(BINARY)
     shell("send", topic, "--file", str(tmp_path / "body"), "--queue", "3")
     shell("pull", topic, "--count", "1", "--group", f"g-{topic}", "--save-to", str(tmp_path / "saved"))
-    assert (tmp_path / "saved" / f"{topic}-3-0").read_bytes() == BINARY
+    assert f"created group g-{topic}" in shell.error
+    assert "1 message, acknowledged" in shell.error
+    (saved,) = (tmp_path / "saved").iterdir()
+    assert (saved.name, saved.read_bytes()) == (f"{topic}-3-0", BINARY)
 
 
 def test_an_id_is_enough(shell: Shell, topic: str) -> None:
