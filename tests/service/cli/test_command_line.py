@@ -118,18 +118,3 @@ def test_doctor(tmp_path: Path, shell: Shell) -> None:
     rows = shell.json("doctor", "--data-dir", str(tmp_path), "--config", str(tmp_path / "conf"), code=1)
     (bad,) = [row for row in rows if row["status"] == "failed"]
     assert "drain_m" in bad["found"]
-
-
-def test_doctor_looks_where_the_configuration_says(tmp_path: Path, shell: Shell) -> None:
-    (tmp_path / "ddmq.yaml").write_text(f"data_dir: {tmp_path / 'elsewhere'}\nproducer: 127.0.0.1:0\n")
-    marks = "  clean_free_bytes: 1000000GiB\n  clean_free_percent: 100\n"
-    (tmp_path / "file_log.yaml").write_text(f"retention:\n{marks}")
-    findings = {row["check"]: row for row in shell.json("doctor", "--config", str(tmp_path))}
-    assert findings["disk space"]["status"] == "warning", "all of the disk is under the cleaning mark"
-    assert findings["directory"]["found"] == f"{tmp_path / 'elsewhere'} (will be made)"
-    (tmp_path / "ddmq.yaml").write_text("data_dir: /etc/passwd\n")
-    rows = shell.json("doctor", "--config", str(tmp_path), code=1)
-    assert {row["check"]: row["status"] for row in rows}["directory"] == "failed"
-    (tmp_path / "ddmq.yaml").write_text("data_dr: x\n")
-    rows = shell.json("doctor", "--config", str(tmp_path), code=1)
-    assert "directory" not in {row["check"] for row in rows}, "nobody knows which"

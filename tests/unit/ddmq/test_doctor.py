@@ -25,9 +25,15 @@ def conf(tmp_path: Path) -> Path:
 
 
 def test_the_directory_is_the_configurations(tmp_path: Path, conf: Path) -> None:
+    assert findings(None, conf)["directory"].found == f"{tmp_path / 'log'} (will be made)"
     (tmp_path / "log").write_text("a file is in the way")
     found = findings(None, conf)["directory"]
     assert (found.status, found.found) == (FAILED, f"{tmp_path / 'log'} is not a folder")
+
+
+def test_with_a_wrong_configuration_nobody_knows_which_directory(conf: Path) -> None:
+    (conf / "ddmq.yaml").write_text("data_dr: x\n")
+    assert "directory" not in findings(None, conf)
 
 
 def test_an_option_goes_before_the_configuration(tmp_path: Path, conf: Path) -> None:
@@ -36,13 +42,20 @@ def test_an_option_goes_before_the_configuration(tmp_path: Path, conf: Path) -> 
     assert (found.status, found.found) == (OK, f"{tmp_path / 'other'} (will be made)")
 
 
-def test_the_marks_are_the_configurations(conf: Path) -> None:
-    always = "".join(
-        f"  {mark}_free_bytes: 1000000TiB\n  {mark}_free_percent: 100\n" for mark in ("clean", "refuse")
-    )
+@pytest.mark.parametrize(
+    ("marks", "status", "remedy"),
+    [
+        (("clean",), WARNING, "cleaning starts under"),
+        (("clean", "refuse"), FAILED, "sends are refused under"),
+    ],
+)
+def test_the_marks_are_the_configurations(
+    conf: Path, marks: tuple[str, ...], status: str, remedy: str
+) -> None:
+    always = "".join(f"  {mark}_free_bytes: 1000000TiB\n  {mark}_free_percent: 100\n" for mark in marks)
     (conf / "file_log.yaml").write_text(f"retention:\n{always}")
     found = findings(None, conf)["disk space"]
-    assert (found.status, found.remedy[:23]) == (FAILED, "sends are refused under")
+    assert (found.status, found.remedy[: len(remedy)]) == (status, remedy)
 
 
 def test_libraries_that_are_there_are_one_line_and_versions_are_told(conf: Path) -> None:
