@@ -78,7 +78,7 @@ class Changes:
         if after.sql != before.sql:
             check_stated(after.sql)
         done = self._store_alone(group, topic, stored._replace(given=wanted.given))
-        return _then(done, SubscriptionChange(before, after, wanted.given))
+        return followed(done, lambda: succeeded(SubscriptionChange(before, after, wanted.given)))
 
     def _make(
         self,
@@ -212,9 +212,3 @@ def _check_unset(settings: Mapping[str, Any], unset: Sequence[str]) -> None:
 
 def _as_stored(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return stored_subscription("", encode_subscription(given, 0, SOURCE_LOG)).given
-
-
-def _then(done: Completion[Any], value: SubscriptionChange) -> Completion[SubscriptionChange]:
-    made: Completion[SubscriptionChange] = Completion()
-    done.then(lambda _: made.succeed(value) if done.error is None else made.fail(done.error))
-    return made

@@ -102,7 +102,7 @@ class Consistency:
             config = each.config
             what = _difference(request.filterType or b"TAG", request.filter, config.tags, config.sql)
             if what is not None:
-                self._note(group, client if who else None, who, each.topic, what)
+                self._note(group.name, client if who else None, who, each.topic, what)
                 return f"topic {each.topic}: {what}; state the same, or change the subscription"
             if client is not None and client.differences:
                 client.differences.pop(each.topic.encode(), None)
@@ -124,17 +124,15 @@ class Consistency:
         client = clients[client_id] = Client(now, self._runtime.clock.wall_ms(), ours=ours)
         return client
 
-    def _note(self, group: Group, client: Client | None, client_id: bytes, topic: str, what: str) -> None:
-        key = topic.encode()
+    def _note(self, group: str, client: Client | None, client_id: bytes, topic: str, what: str) -> None:
+        """Count, log and remember a difference, once. `topic` "": in the topics that are read."""
+        key, who = topic.encode(), _text(client_id)
         known = None if client is None else client.differences.get(key)
         if known is not None and known.what == what:
             return
-        self._runtime.metrics.cell(INCONSISTENT, group.name, topic).value += 1
-        who = client_id[:255].decode("utf-8", "replace")
-        log.warning(
-            "subscribes differently",
-            extra={"group": group.name, "topic": topic, "client": who, "what": what},
-        )
+        self._runtime.metrics.cell(INCONSISTENT, group, topic).value += 1
+        where = {"group": group, "topic": topic} if topic else {"group": group}
+        log.warning("subscribes differently", extra=where | {"client": who, "what": what})
         if client is not None:
             client.differences[key] = Difference(topic, who, what, self._runtime.clock.wall_ms())
 
@@ -163,13 +161,7 @@ class Consistency:
                 client.differences.pop(b"", None)
                 continue
             what = f"reads {_texts(client.topics)}; others of the group read {_texts(missing)}"
-            known = client.differences.get(b"")
-            if known is not None and known.what == what:
-                continue
-            group, who = _text(name), _text(client_id)
-            self._runtime.metrics.cell(INCONSISTENT, group, "").value += 1
-            log.warning("subscribes differently", extra={"group": group, "client": who, "what": what})
-            client.differences[b""] = Difference("", who, what, self._runtime.clock.wall_ms())
+            self._note(_text(name), client, client_id, "", what)
 
     # --- for people
 

@@ -1,26 +1,38 @@
-"""All groups of one proxy: read from the settings at start, kept up with them, added to by pulls."""
+"""All groups of one proxy: read from the settings at start, kept up with them, added to by pulls.
+
+Making a group, a subscription, and where it starts is one commit, durable before anything is delivered. Of
+two that make the same subscription at once, here or at two proxies, one does (`absent`). `start` applies to
+the queues that exist now: their committed offset is set by a reset in the same commit as the settings. Queues
+that appear later have no progress and start at their first message.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from backend.completion import Completion, failed, succeeded
-from backend.records import AppendResult, CommitBatch
+from backend.port import Backend
+from backend.records import AppendResult, CommitBatch, ProgressDelta, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
 from ddmq_common.names import DLQ_PREFIX, group_fault, is_internal, topic_fault
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations
+from proxy_consumer.completions import followed, gather
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.filters.message_filters import check_stated
-from proxy_consumer.groups.creation import Creation
 from proxy_consumer.groups.group import (
     GROUP_PREFIX,
     RESET_PREFIX,
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
     Group,
+    Stored,
     decode_group,
     decode_subscription,
+    differences,
+    encode_group,
+    encode_subscription,
     group_key,
     stored_subscription,
     subscription_key,
@@ -251,7 +263,8 @@ class Directory:
         subscription.creating = True
         self._making[subscription] = made
 
-        def done(error: Exception | None) -> None:
+        def done(stored: Completion[Any]) -> None:
+            error = stored.error
             subscription.creating = False
             del self._making[subscription]
             if isinstance(error, FencedError):  # another proxy made it at the same moment
@@ -266,7 +279,9 @@ class Directory:
             self._undo(group, subscription)
             made.fail(error)
 
-        Creation(self._runtime, name, topic, config, done, source, given).start()
+        if given is None:
+            given = differences(config, self._runtime.config.defaults)
+        created(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(done)
         return subscription, made
 
     def _exists(self, name: str, topic: str) -> bool:
@@ -297,3 +312,57 @@ class Directory:
             settings.update(dict.fromkeys(self._runtime.backend.settings(f"{PARKED_PREFIX}{name}/")))
         runtime = self._runtime
         return runtime.backend.commit(CommitBatch(settings=settings), runtime.commit_deadline())
+
+
+def created(
+    runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
+) -> Completion[list[AppendResult]]:
+    """Ask where the queues start, then store the settings of the subscription, and of its group if need be.
+
+    Fails with FencedError when another has made the subscription meanwhile.
+    """
+    info = runtime.backend.topic(topic)
+    queues = [QueueRef(info.name, info.incarnation, n) for n in range(info.queues)] if info else []
+    if not queues:
+        return followed(succeeded(None), lambda: _store_created(runtime, group, topic, wanted, ()))
+    views, starts = runtime.backend.progress(group, queues), _starts(runtime.backend, start, queues)
+
+    def store() -> Completion[list[AppendResult]]:
+        resets = [
+            ProgressDelta(group, queue, view.epoch, view.generation + 1, reset_to=offset)
+            for queue, view, offset in zip(queues, views.value, starts.value, strict=True)
+            if offset is not None
+        ]
+        return _store_created(runtime, group, topic, wanted, resets)
+
+    return followed(gather([views, starts]), store)
+
+
+def _starts(backend: Backend, start: str, queues: Sequence[QueueRef]) -> Completion[Any]:
+    """The offset at which each queue starts, in order; None for one that is gone."""
+    if start not in ("first", "last"):
+        return gather([backend.offset_for_time(queue, int(start)) for queue in queues])
+    bounds, found = backend.bounds(queues), Completion[Any]()
+
+    def known(_: object) -> None:
+        if bounds.error is not None:
+            found.fail(bounds.error)
+        else:
+            pick = attrgetter("min" if start == "first" else "next")
+            found.succeed([None if each is None else pick(each) for each in bounds.value])
+
+    bounds.then(known)
+    return found
+
+
+def _store_created(
+    runtime: Runtime, group: str, topic: str, wanted: Stored, resets: Sequence[ProgressDelta]
+) -> Completion[list[AppendResult]]:
+    backend, key, created_ms = runtime.backend, subscription_key(group, topic), runtime.clock.wall_ms()
+    if backend.setting(key) is not None:
+        raise FencedError(f"group {group} has got a subscription to {topic} meanwhile")
+    settings: dict[str, bytes | None] = {key: encode_subscription(wanted.given, created_ms, wanted.source)}
+    if backend.setting(group_key(group)) is None:
+        settings[group_key(group)] = encode_group(created_ms, wanted.source)
+    batch = CommitBatch(progress=resets, settings=settings, absent=(key,))
+    return backend.commit(batch, runtime.commit_deadline())

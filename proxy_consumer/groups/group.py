@@ -258,7 +258,7 @@ def decode_subscription(key: str, value: bytes, defaults: SubscriptionDefaults) 
 class Stored(NamedTuple):
     """The members of `subscription/GROUP/TOPIC`."""
 
-    given: dict[str, Any]
+    given: Mapping[str, Any]
     created_ms: int
     source: str
 

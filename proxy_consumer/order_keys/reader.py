@@ -13,7 +13,7 @@ says (an array where an object is expected, a member that stands twice) general.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -87,25 +87,13 @@ def _body_reader(path: str) -> KeyReader:
     steps = parse_path(path)
     if not steps or not all(step.is_plain for step in steps):
         return _general(steps)
-    plain, general = plain_reader(steps), _lazily(steps)
+    plain, general = plain_reader(steps), cache(lambda: _general(steps))  # made when it is first needed
 
     def read(body: bytes) -> str | None:
         try:
             return plain(body)
         except Unshaped:
-            return general(body)
-
-    return read
-
-
-def _lazily(steps: tuple[PathStep, ...]) -> KeyReader:
-    """The general way, made when it is first needed."""
-    made: list[KeyReader] = []
-
-    def read(body: bytes) -> str | None:
-        if not made:
-            made.append(_general(steps))
-        return made[0](body)
+            return general()(body)
 
     return read
 

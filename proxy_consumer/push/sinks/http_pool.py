@@ -12,7 +12,6 @@ HEAD_LINES_MAX lines, and chunks may be small, but not many.
 from __future__ import annotations
 
 import re
-import select
 import time
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from gevent import socket, ssl
 from gevent.lock import BoundedSemaphore
 
 from proxy_consumer.push.actions.targets import Url
-from proxy_consumer.push.sinks.receiving import Receiving, UnboundedError
+from proxy_consumer.push.sinks.receiving import Receiving, UnboundedError, is_quiet
 
 IDLE_S = 4.0  # below what servers keep idle connections open
 ORIGINS_MAX = 256
@@ -78,11 +77,7 @@ class _HttpConnection:
 
     def is_quiet(self, now: float) -> bool:
         """It may be used again."""
-        if now - self.idle_since > IDLE_S:
-            return False
-        poll = select.poll()
-        poll.register(self._sock.fileno(), select.POLLIN)
-        return not poll.poll(0)
+        return now - self.idle_since <= IDLE_S and is_quiet(self._sock)
 
 
 class _Origin:

@@ -7,6 +7,7 @@ pieces an answer is made of are counted here, and after some of either the other
 
 from __future__ import annotations
 
+import select
 import time
 from typing import Any
 
@@ -98,3 +99,10 @@ class Receiving:
         if time.monotonic() > self._until:
             raise UnboundedError("the answer has not ended in time")
         gevent.sleep(BREATHE_S)
+
+
+def is_quiet(sock: Any) -> bool:
+    """Whether nothing has arrived on a kept connection: neither its end nor bytes nobody asked for."""
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return not poll.poll(0)

@@ -9,7 +9,6 @@ error before anything of it is read. Connections are gevent's own sockets, one s
 from __future__ import annotations
 
 import re
-import select
 import time
 from collections.abc import Callable, Sequence
 from random import Random
@@ -24,7 +23,7 @@ from proxy_consumer.push.actions.config import RedisConfig
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, plain
 from proxy_consumer.push.actions.paths import compile_path
 from proxy_consumer.push.actions.targets import AllowList, parse_address
-from proxy_consumer.push.sinks.receiving import Receiving, UnboundedError
+from proxy_consumer.push.sinks.receiving import Receiving, UnboundedError, is_quiet
 from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
 
 _HOLE = re.compile(r"\{([^{}]+)\}")
@@ -225,10 +224,8 @@ class _RedisConnection:
             self._sock.close()
 
     def is_quiet(self) -> bool:
-        """Nothing has arrived on it since: neither its end nor bytes nobody asked for."""
-        poll = select.poll()
-        poll.register(self._sock.fileno(), select.POLLIN)
-        return not poll.poll(0)
+        """It may be used again."""
+        return is_quiet(self._sock)
 
 
 class RedisPool:
