@@ -73,6 +73,7 @@ class QueueClaims:
     """The queues that one process owns of a topic in a group; the listener of its own membership.
 
     `now`: monotonic seconds. `load`: whether progress and bounds are read before a queue is handed over.
+    `joined`: whether it takes part.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class QueueClaims:
         self._load = load
         self._group = ""
         self._membership: Membership | None = None
+        self.joined = False
         self._held: dict[QueueRef, int] = {}
         self._loading: dict[QueueRef, int] = {}
         self._asked: dict[QueueRef, int] = {}  # which load asked for it last
@@ -91,11 +93,6 @@ class QueueClaims:
         self._lost_until: dict[QueueRef, float] = {}
         self._granted = False
         self.retry_at: float | None = None  # monotonic seconds
-
-    @property
-    def joined(self) -> bool:
-        """Whether it takes part."""
-        return self._membership is not None
 
     @property
     def held(self) -> Mapping[QueueRef, int]:
@@ -130,6 +127,7 @@ class QueueClaims:
         self._group = join.group
         try:
             self._membership = self._backend.join(join, self)
+            self.joined = True
         except DdmqError as error:
             self._trouble("join", error)
 
@@ -139,6 +137,7 @@ class QueueClaims:
             kept.clear()
         self._granted = False
         self.retry_at = None
+        self.joined = False
         membership, self._membership = self._membership, None
         if membership is not None:
             membership.leave()

@@ -174,7 +174,7 @@ class Pulls:
             if not subscription.readable:
                 self._throw(pull.call, Code.TOPIC_REFUSED, f"topic {subscription.topic} may not be read")
                 return
-            if subscription.config.pushed:
+            if subscription.pushed:
                 self._throw(pull.call, Code.TOPIC_REFUSED, pushed_text(group, subscription))
                 return
             subscription.use(now)

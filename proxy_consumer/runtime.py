@@ -11,7 +11,6 @@ from backend.port import Backend
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import DEFAULT_LEVELS
-from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.cells import Histogram, MetricCell
 from ddmq_common.metrics.registry import Registry
@@ -113,22 +112,6 @@ class FirstUse:
         observe = self._made().observe
         self.observe = observe  # type: ignore[method-assign]
         observe(value)
-
-
-class HubTicker:
-    """The proxy's one timer on the hub: `tick` every `period_s` seconds. Both calls may come twice."""
-
-    def __init__(self, period_s: float, tick: Callable[[], None]) -> None:
-        self._period_s = period_s
-        self._tick = tick
-        self._timer = HubTimer(ref=False)
-
-    def start(self) -> None:
-        if not self._timer.active:
-            self._timer.every(self._period_s, self._tick)
-
-    def stop(self) -> None:
-        self._timer.stop()
 
 
 class HandedOut:

@@ -22,6 +22,7 @@ from ddmq_common.clock import Clock
 from ddmq_common.config import Reloaded, reloaded
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
+from ddmq_common.hub_timer import HubTimer
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Service
 from proxy_consumer import answers
@@ -40,7 +41,7 @@ from proxy_consumer.groups.stats import GroupSummary, LiveState, SubscriptionSta
 from proxy_consumer.pulls import Pulls, code_of
 from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.results.results import Results
-from proxy_consumer.runtime import HubTicker, Runtime
+from proxy_consumer.runtime import Runtime
 
 
 class ConsumerService:
@@ -68,7 +69,7 @@ class ConsumerService:
         self._pulls = Pulls(self._runtime, self._directory, self._results, self._fetches)
         self._retry_paths = RetryPaths(self._runtime)
         self._gauges = Gauges(self._runtime, self._directory, self._retry_paths, self._fetches.committed)
-        self._ticker = HubTicker(config.tick_ms / 1000, self.tick)
+        self._ticker = HubTimer(ref=False)
         self._drained: Completion[None] | None = None
         self._drain_until = 0.0
 
@@ -92,7 +93,7 @@ class ConsumerService:
         self._runtime.metrics.add_collector(self._gauges.fill)
         self._gauges.stalled.start()
         if timer:
-            self._ticker.start()
+            self._ticker.every(self._runtime.config.tick_ms / 1000, self.tick)
 
     def advertise(self, address: str) -> None:
         """Where other proxies reach this one, HOST:PORT; the configured `advertise` goes before it.

@@ -22,7 +22,7 @@ from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.arrivals import Arrivals, Redelivery
 from proxy_consumer.core.jobs import UpstreamJob, policy_of
 from proxy_consumer.core.leases import Lease, by_lease
-from proxy_consumer.core.order.queue_stream import KeyReader, QueueStream
+from proxy_consumer.core.order.chains import KeyReader, QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.queue_feed import FeedState, Filter, QueueFeed, Slice, gather

@@ -20,7 +20,7 @@ from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef
 from proxy_consumer.core.jobs import JobEvent, JobState, JobTable, RetryPolicy, UpstreamJob, unpack_attempts
 from proxy_consumer.core.leases import Lease, LeaseTable
-from proxy_consumer.core.order.queue_stream import QueueStream
+from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.progress import Range, UncommittedProgress, ranges_of
 from proxy_consumer.core.tally import Budget, Tally
 

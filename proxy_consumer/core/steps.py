@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from backend.records import ReadBatch
 from proxy_consumer.core.leases import Lease
-from proxy_consumer.core.order.queue_stream import QueueStream, ReadyMessage
+from proxy_consumer.core.order.chains import QueueStream, ReadyMessage
 from proxy_consumer.core.progress import ascending_ranges
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
 from proxy_consumer.core.queue_jobs import QueueJobs

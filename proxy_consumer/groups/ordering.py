@@ -17,8 +17,7 @@ from backend.records import AppendResult, CommitBatch, QueueRef
 from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.completions import all_of
 from proxy_consumer.core.jobs import JobState, UpstreamJob
-from proxy_consumer.core.order.chains import Chain
-from proxy_consumer.core.order.queue_stream import QueueStream
+from proxy_consumer.core.order.chains import Chain, QueueStream
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.steps import QueueState
 from proxy_consumer.order_keys.reader import QID
@@ -231,7 +230,7 @@ class GroupOrdering:
         return [make(now, wall_ms) for _, make in rows[:limit]]
 
     def _row(
-        self, state: QueueState, offset: int, chain: Chain[QueueStream]
+        self, state: QueueState, offset: int, chain: Chain
     ) -> tuple[float, Callable[[float, int], BlockedKey]] | None:
         if chain.heads[:1] != [(state.stream, offset)]:
             return None

@@ -28,7 +28,7 @@ LEASES_PREFIX = "leases/"
 RUNS_MAX = 4_096  # of one queue that are told; what is beyond may be delivered again
 
 
-class Carried(NamedTuple):
+class Inherited(NamedTuple):
     """What a queue's former holder knew: under which epoch and generation, which runs were leased, and
     which were acknowledged without being durable yet."""
 
@@ -53,11 +53,11 @@ def leases_key(group: str, queue: QueueRef) -> str:
     return f"{LEASES_PREFIX}{group}/{queue.topic}/{queue.queue_id}"
 
 
-def carried_of(state: QueueState, *, pushed: bool) -> Carried:
+def carried_of(state: QueueState, *, pushed: bool) -> Inherited:
     """What is leased of a queue now, and acknowledged; what was being pushed is nobody's."""
     jobs = state.jobs
     runs = [] if pushed else jobs.leases.leased()
-    return Carried(jobs.epoch, jobs.generation, runs, jobs.uncommitted.acked(jobs.ack_map))
+    return Inherited(jobs.epoch, jobs.generation, runs, jobs.uncommitted.acked(jobs.ack_map))
 
 
 def note_of(state: QueueState, now: float, wall_ms: int, *, pushed: bool) -> bytes:
@@ -71,7 +71,7 @@ def note_of(state: QueueState, now: float, wall_ms: int, *, pushed: bool) -> byt
     return msgspec.json.encode(note)
 
 
-def read_note(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Carried | None:
+def read_note(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Inherited | None:
     """What the setting says of the queue; None when that is another incarnation, or not to be read."""
     try:
         note = msgspec.json.decode(value, type=_Note)
@@ -88,7 +88,7 @@ def read_note(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Carrie
             lease = Lease(lease_id, now + left_ms / 1000, now + (left_ms - length_ms) / 1000)
             leases[lease_id, deadline_ms] = lease
         runs.append((start, end, size, lease))
-    return Carried(note.epoch, note.generation, runs, note.acked)
+    return Inherited(note.epoch, note.generation, runs, note.acked)
 
 
 def epoch_of(value: bytes | None) -> int:
@@ -99,7 +99,7 @@ def epoch_of(value: bytes | None) -> int:
         return OFFSET_END
 
 
-def newest(*known: Carried | None) -> Carried | None:
+def newest(*known: Inherited | None) -> Inherited | None:
     """That of the latest holder."""
     found = [one for one in known if one is not None]
     return max(found, key=lambda one: one.epoch, default=None)
@@ -116,7 +116,7 @@ class Handover:
         self._group = group
         self.config = config
         self.closed = False
-        self._carried: dict[QueueRef, Carried] = {}  # of lost queues
+        self._carried: dict[QueueRef, Inherited] = {}  # of lost queues
         self._handed_out: dict[QueueRef, tuple[int, int]] = {}  # of those: generation, delivered until
 
     def lives(self, queue: QueueRef) -> bool:
@@ -138,7 +138,7 @@ class Handover:
         key = leases_key(self._group, queue)
         return queue in self._carried or self._runtime.backend.setting(key) is not None
 
-    def take(self, queue: QueueRef) -> Carried | None:
+    def take(self, queue: QueueRef) -> Inherited | None:
         """What its former holder knew of a queue; it is told once."""
         runtime, key = self._runtime, leases_key(self._group, queue)
         carried, value = self._carried.pop(queue, None), runtime.backend.setting(key)

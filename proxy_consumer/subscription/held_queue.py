@@ -4,11 +4,11 @@ on the way to the backend: what of which queue, and what to do when it is (not) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from backend.completion import Completion
-from backend.records import AppendResult, CommitBatch, ProgressDelta
+from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import FencedError, RemoteError
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
@@ -19,12 +19,22 @@ from proxy_consumer.runtime import Runtime
 
 
 class QueueHolder(Protocol):
-    """A subscription, as those see it who bring results for its queues or store their progress."""
+    """A subscription, as its parts see it, and those who bring results for its queues.
+
+    `created_ms`: when it was made, 0: not known yet.
+    """
 
     config: SubscriptionDefaults
+    created_ms: int
 
     @property
     def group_name(self) -> str: ...
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def joined(self) -> bool: ...
 
     @property
     def buffer(self) -> PullBuffer: ...
@@ -52,6 +62,31 @@ class QueueHolder(Protocol):
 
     def serve(self) -> None:
         """There may be something for those who wait."""
+
+    def wake(self, moment: float) -> None:
+        """What waits for its time is to go on at `moment` (monotonic seconds)."""
+
+    # --- its queues come and go
+
+    def update_order(self) -> None:
+        """Queues were given: what waits for them may go on."""
+
+    def install(
+        self, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int, *, retry: bool
+    ) -> None:
+        """A queue may be read from now on."""
+
+    def installed(self) -> None:
+        """All that could be loaded is."""
+
+    def end_pushes(self, queues: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
+        """`then` runs when nothing of the queues is being pushed, at `until` at the latest."""
+
+    def let_go(self, queue: QueueRef) -> None:
+        """The queue is not its own any more, and may come back."""
+
+    def drop(self, queue: QueueRef) -> None:
+        """The queue is not its own any more."""
 
 
 class HeldQueue:

@@ -7,8 +7,7 @@ queue goes with it (handover.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from backend.claims import ClaimOwner, QueueClaims, Release
 from backend.port import Assignment, Join, Sharing
@@ -22,38 +21,11 @@ HAND_OVER_S = 0.5  # of the time to hand queues over, what storing progress may 
 NOTES_S = 1.0  # how long after the writer's loss what is new here waits for word of what clients have
 
 
-class QueueOwner(QueueHolder, Protocol):
-    """Who has the queues that a membership gets."""
-
-    @property
-    def queues(self) -> Mapping[QueueRef, QueueState]: ...
-
-    def wake(self, moment: float) -> None:
-        """`load` is to be called at `moment` (monotonic seconds)."""
-
-    def update_order(self) -> None:
-        """Queues were given: what waits for them may go on."""
-
-    def install(
-        self, queue: QueueRef, view: ProgressView, bounds: Bounds, epoch: int, *, retry: bool
-    ) -> None:
-        """A queue may be read from now on."""
-
-    def installed(self) -> None:
-        """All that could be loaded is."""
-
-    def end_pushes(self, queues: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
-        """`then` runs when nothing of the queues is being pushed, at `until` at the latest."""
-
-    def let_go(self, queue: QueueRef) -> None:
-        """The queue is not its own any more."""
-
-
 class SubscriptionMembership(ClaimOwner):
     """The claims of one topic. `retry`: it is the group's retry topic."""
 
     def __init__(
-        self, runtime: Runtime, owner: QueueOwner, topic: str, handover: Handover, *, retry: bool
+        self, runtime: Runtime, owner: QueueHolder, topic: str, handover: Handover, *, retry: bool
     ) -> None:
         self.topic = topic
         self.retry = retry
@@ -64,24 +36,15 @@ class SubscriptionMembership(ClaimOwner):
         self._join = Join(owner.group_name, topic)
         self._notes_until = 0.0  # the writer was lost: proxies tell what clients have of what they had
 
-    @property
-    def joined(self) -> bool:
-        return self.claims.joined
-
-    @property
-    def complete(self) -> bool:
-        """Whether queues were given and everything known of them is loaded."""
-        return self.claims.complete
-
     def join(self, sharing: Sharing, queues: frozenset[int] | None = None) -> None:
         """Become a member, unless it is one; after a refusal, a little later."""
-        if not self.joined:
+        if not self.claims.joined:
             self._join = Join(self._owner.group_name, self.topic, sharing, queues, self._runtime.address)
             self._go_on()
 
     def load(self) -> None:
         """Ask for what is not loaded yet."""
-        if self.joined:
+        if self.claims.joined:
             self._go_on()
 
     def _go_on(self) -> None:
@@ -121,7 +84,7 @@ class SubscriptionMembership(ClaimOwner):
         self._owner.installed()
 
     def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
-        state = self._owner.queues.get(queue)
+        state = self._owner.buffer.queues.get(queue)
         if state is None:
             return
         if view.epoch > state.jobs.epoch:
@@ -188,7 +151,7 @@ class SubscriptionMembership(ClaimOwner):
 
     def _held(self, queues: Sequence[QueueRef]) -> list[QueueState]:
         """What is known of those that are loaded."""
-        return [state for queue in queues if (state := self._owner.queues.get(queue)) is not None]
+        return [state for queue in queues if (state := self._owner.buffer.queues.get(queue)) is not None]
 
     def _tell(self, event: str, queues: Sequence[QueueRef], **more: int) -> None:
         """One line for operators, whenever queues come or go."""

@@ -15,8 +15,7 @@ from backend.port import Sharing
 from backend.records import QueueRef
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.held_pulls import HeldPulls
-from proxy_consumer.core.order.chains import ChainTable
-from proxy_consumer.core.order.queue_stream import KeyReader
+from proxy_consumer.core.order.chains import ChainTable, KeyReader
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.order_keys.reader import QID, key_reader

@@ -7,9 +7,6 @@ unnoticed. What cannot be read is tried again a little later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
-
 from backend.claims import RETRY_S
 from backend.completion import Completion
 from backend.port import Wait
@@ -22,6 +19,7 @@ from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Loaded, Purpose, QueueState, ReadRequest
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
+from proxy_consumer.subscription.held_queue import QueueHolder
 
 WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
 SOON_S = 0.001  # at the next tick
@@ -29,40 +27,10 @@ ENDS_AGE_S = 0.1  # after which the backend is asked again where a queue ends
 FLUSH_S = 0.5  # when what is finished without a client is stored
 
 
-class Reader(Protocol):
-    """The subscription that reads. `created_ms`: when it was made, 0: not known yet."""
-
-    created_ms: int
-
-    @property
-    def group_name(self) -> str: ...
-
-    @property
-    def topic(self) -> str: ...
-
-    @property
-    def joined(self) -> bool: ...
-
-    def holds(self, state: QueueState) -> bool:
-        """Whether the queue is still its own."""
-
-    def drop(self, queue: QueueRef) -> None:
-        """The queue is there no more."""
-
-    def after_results(self, states: Iterable[QueueState]) -> None:
-        """Messages of the queues were finished, or are to be moved."""
-
-    def serve(self) -> None:
-        """There may be something for those who wait."""
-
-    def wake(self, moment: float) -> None:
-        """`go_on` is to be called at `moment` (monotonic seconds)."""
-
-
 class Reading:
     """All reads and waits of one subscription."""
 
-    def __init__(self, runtime: Runtime, reader: Reader, buffer: PullBuffer) -> None:
+    def __init__(self, runtime: Runtime, reader: QueueHolder, buffer: PullBuffer) -> None:
         self._runtime = runtime
         self._reader = reader
         self._buffer = buffer

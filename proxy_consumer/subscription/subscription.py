@@ -6,7 +6,7 @@ it is given are read on demand (reading.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from backend.claims import LOST_S, RETRY_S
 from backend.port import Sharing
@@ -16,7 +16,7 @@ from ddmq_common.names import retry_qid, retry_topic
 from proxy_consumer.answers import Place
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import UpstreamJob
-from proxy_consumer.core.order.queue_stream import QueueStream
+from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.steps import Delivery, QueueState, ReadRequest
@@ -50,7 +50,7 @@ class Subscription:
         self.runtime = runtime
         self.group = group
         self.topic = topic
-        self.config = config
+        self._set_config(config)
         self.wake_at = NEVER
         self.creating = False
         self.created_ms = 0  # epoch milliseconds as the settings have it; 0: not known yet
@@ -91,18 +91,24 @@ class Subscription:
     def topic_exists(self) -> bool:
         return self.runtime.backend.topic(self.topic) is not None
 
+    def _set_config(self, config: SubscriptionDefaults) -> None:
+        self.config = config
+        self.pushed = config.pushed  # both are asked for with every pull
+        self.group_wide = config.scope == "group"
+
     def configure(self, config: SubscriptionDefaults) -> None:
         """New settings. Limits hold at once; another filter judges anew what is not delivered.
 
         Another order key starts the queues anew, and those of all topics that share its chains.
         """
-        before, self.config = self.config, config
+        before = self.config
+        self._set_config(config)
         self.order.config = self.handover.config = config
         self.buffer.configure(config)
         if not same_filter(before, config):
             self.buffer.filter_by(filter_of(config))
         if not same_order(before, config):
-            together = [self] if config.scope != "group" else self.group.members()
+            together = self.group.members() if self.group_wide else [self]
             start_anew(together, self.runtime.now(), self.group.hand_over)
             self.come_along()
         self.group.serve()
@@ -111,19 +117,14 @@ class Subscription:
 
     @property
     def joined(self) -> bool:
-        return self.membership.joined
-
-    @property
-    def complete(self) -> bool:
-        """Whether our queues of the topic are known and loaded."""
-        return self.membership.complete
+        return self.membership.claims.joined
 
     def use(self, now: float) -> None:
         """A client pulls."""
         self.last_used = now
-        if not self.membership.joined and not self.creating:
+        if not self.joined and not self.creating:
             self.join()
-        if self.config.scope == "group" and self.group.shared.used_at != now:
+        if self.group_wide and self.group.shared.used_at != now:
             self.group.shared.used_at = now
             for other in self.group.members():
                 other.last_used = now
@@ -157,7 +158,7 @@ class Subscription:
 
         Also where the subscription has an order key by now: what is on its way was sent without.
         """
-        if not self.membership.joined or self.retry_membership.joined:
+        if not self.joined or self.retry_membership.claims.joined:
             return
         queue = retry_queue_of(self.runtime, self.group.name, self.topic)
         if queue is not None:
@@ -191,7 +192,7 @@ class Subscription:
 
     def update_order(self) -> None:
         """Open the scopes that are complete; at `order.open_at` the timer queue calls again."""
-        if self.config.scope == "group":
+        if self.group_wide:
             self.group.open_shared()
         elif not self.halted and self.order.open_scopes(self.buffer.scopes(), ready=self.ready):
             start_anew([self], self.runtime.now(), self.group.hand_over)
@@ -199,7 +200,8 @@ class Subscription:
     @property
     def ready(self) -> bool:
         """Whether every queue that takes part is here and may deliver."""
-        return not self.topic_exists or (self.complete and self.runtime.now() >= self.order.open_at)
+        loaded = self.membership.claims.complete
+        return not self.topic_exists or (loaded and self.runtime.now() >= self.order.open_at)
 
     def streams(self) -> Iterator[tuple[QueueState, QueueStream]]:
         """The queues that are in an ordered scope."""
@@ -208,10 +210,6 @@ class Subscription:
                 yield state, state.stream
 
     # --- queues
-
-    @property
-    def queues(self) -> Mapping[QueueRef, QueueState]:
-        return self.buffer.queues
 
     def end_pushes(self, queues: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
         """`then` runs when nothing of the queues is being pushed, at `until` at the latest."""
@@ -384,7 +382,7 @@ class Subscription:
             self.group.serve()
 
     def _leave_when_idle(self, now: float) -> bool:
-        together = self.group.members() if self.config.scope == "group" else (self,)
+        together = self.group.members() if self.group_wide else (self,)
         waited_for = any(self.group.waiting.waiting_for(each.topic) for each in together)
         if not self.joined:
             if waited_for and not self.creating:

@@ -23,7 +23,6 @@ from backend.progress.group_progress import GroupProgress
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.order.chains import ChainTable
-from proxy_consumer.core.order.queue_stream import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FILTERED, Refusal
@@ -136,7 +135,7 @@ class OrderMachine(RuleBasedStateMachine):
             batch_max=BATCH,
             concurrency=10,
         )
-        table: ChainTable[QueueStream] = ChainTable(self.batch, 2, 6)
+        table: ChainTable = ChainTable(self.batch, 2, 6)
         self.scope = OrderScope(table, merged=self.merged, look_max=5)
         self.buffer: Any = self.new_buffer(config)
         self.tails: set[int] = set()

@@ -1,4 +1,4 @@
-"""The chain table: jobs that share an order key stand in a chain, and only its head is let out.
+"""Chains: jobs that share an order key stand in a chain, and only its head is let out.
 
 A *stream* is one queue of the scope; a *spot* is (stream, offset). Spots arrive in the order in which they
 are to be finished. The first of a key is let out at once, later ones are kept until the one before is
@@ -9,17 +9,23 @@ A chain keeps a few of its waiting spots in `kept`. Further ones are forgotten: 
 notes, per stream, from which offset on there may be some (`unindexed`), and they are found again by
 reading (rescan.py) when `kept` runs dry; until then the chain is *starving*. Everything in `unindexed`
 comes after everything in `kept`. So memory is bounded by the number of busy keys, however many
-messages wait behind them.
+messages wait behind them. Identity is the key itself. The table knows nothing of leases, retries or time.
 
-Identity is the key itself. The table knows nothing of leases, retries or time.
+A job that is let out stands in its stream's `busy` until it is finished. On its first way it lies in
+`deliverable` with its bytes; one that waited in its chain is read again (core/arrivals.py). A stream knows
+the chains of its scope and nothing above it. What a finished job lets out, perhaps in another queue, it
+writes into the ledger that all streams of the scope share; OrderScope.go_on acts on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-Stream = TypeVar("Stream", bound=Hashable)
+from backend.records import QueueRef, ReadBatch
+from proxy_consumer.core.queue_feed import QueueFeed
+from proxy_consumer.core.tally import Counter
 
 KEPT_PER_CHAIN = 16
 KEPT_IN_ALL = 100_000
@@ -27,17 +33,17 @@ _NO_SPOTS: list[Any] = []
 _NOWHERE: dict[Any, int] = {}
 
 
-class Chain(Generic[Stream]):
+class Chain:
     """One key's jobs. `heads`: let out and unfinished, first to last."""
 
     __slots__ = ("heads", "kept", "key", "mark", "open", "unindexed")
 
-    def __init__(self, key: str, stream: Stream, offset: int) -> None:
+    def __init__(self, key: str, stream: QueueStream, offset: int) -> None:
         self.key = key
-        self.heads: list[tuple[Stream, int]] = [(stream, offset)]
+        self.heads: list[tuple[QueueStream, int]] = [(stream, offset)]
         self.open = True  # the heads are not in an answer yet: followers may join them
-        self.kept: list[tuple[Stream, int]] = _NO_SPOTS  # both shared while empty: most keys never wait
-        self.unindexed: dict[Stream, int] = _NOWHERE
+        self.kept: list[tuple[QueueStream, int]] = _NO_SPOTS  # both shared while empty: most keys never wait
+        self.unindexed: dict[QueueStream, int] = _NOWHERE
         self.mark = 0  # the rescan that has left one of its spots unindexed
 
     @property
@@ -46,34 +52,31 @@ class Chain(Generic[Stream]):
         return bool(self.kept or self.unindexed)
 
 
-Spots = Iterable[tuple[Stream, int]]
-
-
-class ChainTable(Generic[Stream]):
+class ChainTable:
     """All chains of one scope. `chains`, by key, is for the two places where most messages pass."""
 
     def __init__(
         self, batch: int = 1, kept_per_chain: int = KEPT_PER_CHAIN, kept_in_all: int = KEPT_IN_ALL
     ) -> None:
         self.batch = batch  # the largest of all streams
-        self.batches: dict[Stream, int] = {}  # of streams with one of their own
+        self.batches: dict[QueueStream, int] = {}  # of streams with one of their own
         self.kept = 0  # spots, over all chains
-        self.starving: dict[str, Chain[Stream]] = {}
-        self.chains: dict[str, Chain[Stream]] = {}
+        self.starving: dict[str, Chain] = {}
+        self.chains: dict[str, Chain] = {}
         self._kept_per_chain = kept_per_chain
         self._kept_in_all = kept_in_all
 
     def __len__(self) -> int:
         return len(self.chains)
 
-    def __iter__(self) -> Iterator[Chain[Stream]]:
+    def __iter__(self) -> Iterator[Chain]:
         return iter(self.chains.values())
 
-    def get(self, key: str) -> Chain[Stream] | None:
+    def get(self, key: str) -> Chain | None:
         """The chain of a key that is busy."""
         return self.chains.get(key)
 
-    def arrive(self, key: str, stream: Stream, offset: int) -> Chain[Stream] | None:
+    def arrive(self, key: str, stream: QueueStream, offset: int) -> Chain | None:
         """The next job of `key`: its chain when it is let out now, None when it has to wait."""
         chain = self.chains.get(key)
         if chain is None:
@@ -88,22 +91,22 @@ class ChainTable(Generic[Stream]):
             self._keep(chain, stream, offset)
         return None
 
-    def _follows(self, chain: Chain[Stream], stream: Stream) -> bool:
+    def _follows(self, chain: Chain, stream: QueueStream) -> bool:
         heads = chain.heads
         most = self.batches.get(stream, self.batch)
         return chain.open and 0 < len(heads) < most and heads[0][0] is stream and not chain.waits
 
-    def _room(self, chain: Chain[Stream]) -> bool:
+    def _room(self, chain: Chain) -> bool:
         return len(chain.kept) < self._kept_per_chain and self.kept < self._kept_in_all
 
-    def _keep(self, chain: Chain[Stream], stream: Stream, offset: int) -> None:
+    def _keep(self, chain: Chain, stream: QueueStream, offset: int) -> None:
         if chain.kept:
             chain.kept.append((stream, offset))
         else:
             chain.kept = [(stream, offset)]
         self.kept += 1
 
-    def finish(self, chain: Chain[Stream], stream: Stream, offset: int) -> Spots[Stream]:
+    def finish(self, chain: Chain, stream: QueueStream, offset: int) -> Iterable[tuple[QueueStream, int]]:
         """A job that was let out is done for good: the spots let out next (their heads are set)."""
         heads = chain.heads
         if len(heads) > 1:
@@ -112,7 +115,7 @@ class ChainTable(Generic[Stream]):
         heads.clear()
         return self.let_out(chain)
 
-    def let_out(self, chain: Chain[Stream]) -> Spots[Stream]:
+    def let_out(self, chain: Chain) -> Iterable[tuple[QueueStream, int]]:
         """Let the next of a chain without heads out; it starves, or ends, when there is none."""
         kept = chain.kept
         if kept:
@@ -133,15 +136,15 @@ class ChainTable(Generic[Stream]):
             self.starving.pop(chain.key, None)
         return ()
 
-    def leads(self, chain: Chain[Stream], stream: Stream, offset: int) -> bool:
+    def leads(self, chain: Chain, stream: QueueStream, offset: int) -> bool:
         """Whether no unfinished job of the chain stands before this one."""
         return bool(chain.heads) and chain.heads[0] == (stream, offset)
 
-    def after(self, chain: Chain[Stream], stream: Stream, offset: int) -> list[int]:
+    def after(self, chain: Chain, stream: QueueStream, offset: int) -> list[int]:
         """Offsets let out together with this one and behind it."""
         return [other for where, other in chain.heads if where is stream and other > offset]
 
-    def put_back(self, chain: Chain[Stream], stream: Stream, offset: int) -> None:
+    def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
         """A job that was let out, and does not lead, waits again in its old place."""
         chain.heads.remove((stream, offset))
         at, kept = 0, chain.kept
@@ -152,7 +155,7 @@ class ChainTable(Generic[Stream]):
 
     # --- for the rescan
 
-    def index(self, chain: Chain[Stream], stream: Stream, offset: int, scan: int) -> None:
+    def index(self, chain: Chain, stream: QueueStream, offset: int, scan: int) -> None:
         """A waiting job found again: keep it, or leave it and all after it for the next rescan."""
         if chain.unindexed.get(stream, offset + 1) > offset or chain.mark == scan:
             return
@@ -163,7 +166,7 @@ class ChainTable(Generic[Stream]):
             chain.unindexed[stream] = offset
             chain.mark = scan
 
-    def scanned(self, chain: Chain[Stream], stream: Stream, until: int, end: int, scan: int) -> None:
+    def scanned(self, chain: Chain, stream: QueueStream, until: int, end: int, scan: int) -> None:
         """A rescan has seen all of `stream` below `until`; nothing waits at or above `end`."""
         if chain.mark == scan or stream not in chain.unindexed:
             return
@@ -174,9 +177,9 @@ class ChainTable(Generic[Stream]):
 
     # --- streams that go
 
-    def drop_stream(self, stream: Stream) -> list[Chain[Stream]]:
+    def drop_stream(self, stream: QueueStream) -> list[Chain]:
         """Forget a stream's spots; the chains that let something out in other streams by that."""
-        going: list[Chain[Stream]] = []
+        going: list[Chain] = []
         for chain in list(self.chains.values()):
             left = [spot for spot in chain.kept if spot[0] is not stream]
             self.kept -= len(chain.kept) - len(left)
@@ -187,3 +190,168 @@ class ChainTable(Generic[Stream]):
             if not chain.heads and (had or not chain.waits) and self.let_out(chain):
                 going.append(chain)
         return going
+
+
+KeyReader = Callable[[bytes], str | None]
+READY_MAX = 4_096
+
+
+class ReadyMessage(NamedTuple):
+    """One message to deliver; `chain` None: it has no key. `at` points into `batch`."""
+
+    offset: int
+    delivery: bytes
+    batch: ReadBatch
+    at: int
+    chain: Chain | None
+
+
+class ScopeLedger:
+    """What the streams of one scope have in common.
+
+    `parked_keys`: set aside by an operator. `ready`: messages that lie ready, over all streams, of which
+    there may be `ready_max`. `let_out` and `made_room` tell the scope what to act on.
+    """
+
+    __slots__ = ("let_out", "made_room", "parked_keys", "ready", "ready_max", "table")
+
+    def __init__(self, table: ChainTable) -> None:
+        self.table = table
+        self.parked_keys: frozenset[str] = frozenset()
+        self.ready = 0
+        self.ready_max = READY_MAX
+        self.let_out: list[tuple[Chain, list[tuple[QueueStream, int]]]] = []
+        self.made_room = False
+
+    def taken(self, count: int) -> None:
+        """So many messages do not lie ready any more."""
+        self.made_room |= self.ready >= self.ready_max
+        self.ready -= count
+
+
+class QueueStream:
+    """One queue's place in its scope. `tail_at`, `read_at`, `asked_at`: numbers of the scope's reads.
+
+    `faulty`: offsets read that a filter refused with a fault.
+    """
+
+    __slots__ = (
+        "asked_at", "busy", "deliverable", "faulty", "feed", "key_of", "ledger", "queue", "read_at",
+        "tail_at", "unkeyed",
+    )  # fmt: skip
+
+    def __init__(
+        self, ledger: ScopeLedger, queue: QueueRef, feed: QueueFeed, key_of: KeyReader, unkeyed: Counter
+    ) -> None:
+        self.ledger = ledger
+        self.queue = queue
+        self.feed = feed
+        self.key_of = key_of
+        self.unkeyed = unkeyed
+        self.faulty: set[int] = set()
+        self.busy: dict[int, Chain] = {}
+        self.deliverable: deque[ReadyMessage] = deque()
+        self.asked_at = self.read_at = self.tail_at = 0
+
+    # --- what the queue's jobs tell and ask
+
+    def finished(self, start: int, end: int) -> None:
+        """`[start, end)` is finished: their chains go on."""
+        busy = self.busy
+        if not busy:
+            return
+        if end - start <= len(busy):
+            offsets: Iterable[int] = range(start, end)
+        else:
+            offsets = sorted(offset for offset in busy if start <= offset < end)
+        ledger = self.ledger
+        chains = ledger.table.chains
+        for offset in offsets:
+            chain = busy.pop(offset, None)
+            if chain is None:
+                continue
+            if chain.kept or chain.unindexed or len(chain.heads) > 1:
+                ledger.let_out.append((chain, list(ledger.table.finish(chain, self, offset))))
+            else:
+                del chains[chain.key]  # nobody waits: the chain ends here
+
+    def key(self, offset: int) -> str | None:
+        """The order key of a job that is out."""
+        chain = self.busy.get(offset)
+        return None if chain is None else chain.key
+
+    def parked(self, offset: int) -> bool:
+        """Whether an operator has set the job's key aside."""
+        chain = self.busy.get(offset)
+        return chain is not None and chain.key in self.ledger.parked_keys
+
+    def leads(self, offset: int) -> bool:
+        """Whether nothing unfinished stands before this job in its chain."""
+        chain = self.busy.get(offset)
+        return chain is None or self.ledger.table.leads(chain, self, offset)
+
+    def failing(self, offset: int) -> list[int]:
+        """A job failed: those that went out with it and stand behind it, last first; nobody joins them."""
+        chain = self.busy.get(offset)
+        if chain is None:
+            return []
+        chain.open = False
+        return self.ledger.table.after(chain, self, offset)[::-1]
+
+    def put_back(self, offset: int) -> None:
+        """A job that does not lead waits in its chain again."""
+        self.unready(offset)
+        self.ledger.table.put_back(self.busy.pop(offset), self, offset)
+
+    def pass_over(self, offsets: Sequence[int]) -> None:
+        """These are finished without a lease: those that lie ready are not delivered any more."""
+        gone = set(offsets)
+        left = deque(message for message in self.deliverable if message.offset not in gone)
+        self.ledger.taken(len(self.deliverable) - len(left))
+        self.deliverable = left
+
+    # --- delivery
+
+    def take(self, count: int, bytes_max: int) -> list[ReadyMessage]:
+        """Up to `count` messages in order, as many as fit; `close` says which of them may go."""
+        deliverable, size = self.deliverable, 0
+        chosen: list[ReadyMessage] = []
+        while deliverable and len(chosen) < count:
+            size += len(deliverable[0].delivery)
+            if chosen and size > bytes_max:
+                break
+            chosen.append(deliverable.popleft())
+        self.ledger.taken(len(chosen))
+        return chosen
+
+    def close(self, offsets: Sequence[int]) -> list[int]:
+        """These are to go into an answer. Of each chain only a run from its head may.
+
+        Returns the others of those chains that are out, last first in each: they have to go back.
+        """
+        behind: list[int] = []
+        if self.ledger.table.batch == 1:
+            return behind
+        given = set(offsets)
+        for chain in {id(chain): chain for o in offsets if (chain := self.busy.get(o))}.values():
+            chain.open = False
+            going = 0
+            while going < len(chain.heads) and chain.heads[going][1] in given:
+                going += 1
+            behind += [offset for _, offset in reversed(chain.heads[max(going, 1) :])]
+        return behind
+
+    def unready(self, offset: int) -> bool:
+        """Take a job out of what lies ready; False when it did not."""
+        left = deque(message for message in self.deliverable if message.offset != offset)
+        if len(left) == len(self.deliverable):
+            return False
+        self.ledger.ready -= 1
+        self.deliverable = left
+        return True
+
+    def unready_all(self) -> list[int]:
+        """Take everything out of what lies ready: its offsets."""
+        messages, self.deliverable = self.deliverable, deque()
+        self.ledger.ready -= len(messages)
+        return [message.offset for message in messages]

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
-from proxy_consumer.core.order.chains import Chain
-from proxy_consumer.core.order.queue_stream import QueueStream, ReadyMessage, ScopeLedger
+from proxy_consumer.core.order.chains import Chain, QueueStream, ReadyMessage, ScopeLedger
 from proxy_consumer.core.steps import QueueState
 
 Row = tuple[int, int, int, bytes, int]

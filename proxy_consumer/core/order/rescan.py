@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from backend.records import ReadBatch, ReadStatus
-from proxy_consumer.core.order.chains import Chain, ChainTable
-from proxy_consumer.core.order.queue_stream import QueueStream
+from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream
 from proxy_consumer.core.progress import Range
 from proxy_consumer.core.steps import Purpose, QueueState, ReadRequest
 
@@ -29,7 +28,7 @@ class _Page(NamedTuple):
 class LookedBack(NamedTuple):
     """What a look came to: chains that got a job, a read that is needed, whether there is more at once."""
 
-    chains: list[Chain[QueueStream]]
+    chains: list[Chain]
     request: ReadRequest | None
     more: bool
 
@@ -39,7 +38,7 @@ class Rescan:
 
     def __init__(
         self,
-        table: ChainTable[QueueStream],
+        table: ChainTable,
         queues: Mapping[QueueStream, QueueState],
         merged: bool,
         number: int,
@@ -63,7 +62,7 @@ class Rescan:
 
     def advance(self, look_max: int) -> LookedBack:
         """Look at up to `look_max` messages."""
-        chains: list[Chain[QueueStream]] = []
+        chains: list[Chain] = []
         looked = 0
         while not self.done and not self._reading:
             if not self._goal:
@@ -134,7 +133,7 @@ class Rescan:
             gone.append((start, min(end, first)))
         jobs.expire_ranges(gone)
 
-    def _look(self, stream: QueueStream) -> list[Chain[QueueStream]]:
+    def _look(self, stream: QueueStream) -> list[Chain]:
         """The next message; the chain that got it, if one did."""
         batch, at = self._pages[stream]
         offset = batch.offsets[at]
@@ -159,7 +158,7 @@ class Rescan:
             self._goal.discard(chain.key)
         return [chain]
 
-    def _covers(self, chain: Chain[QueueStream]) -> bool:
+    def _covers(self, chain: Chain) -> bool:
         """Whether this pass has missed none of the chain's jobs."""
         known = self._eligible.get(chain.key)
         if known is None:

@@ -33,9 +33,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from backend.records import Bounds, ReadBatch
-from proxy_consumer.core.order.chains import Chain, ChainTable
+from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream, ScopeLedger
 from proxy_consumer.core.order.placing import ReadAhead, alone, merged, place
-from proxy_consumer.core.order.queue_stream import QueueStream, ScopeLedger
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
 from proxy_consumer.core.steps import QueueState, ReadRequest
@@ -59,7 +58,7 @@ class OrderScope:
 
     def __init__(
         self,
-        table: ChainTable[QueueStream],
+        table: ChainTable,
         *,
         merged: bool,
         single: bool = False,
@@ -180,7 +179,7 @@ class OrderScope:
             ledger.made_room = False
             self.wake()
 
-    def _let_out(self, chain: Chain[QueueStream], spots: list[tuple[QueueStream, int]]) -> None:
+    def _let_out(self, chain: Chain, spots: list[tuple[QueueStream, int]]) -> None:
         while spots:
             stream, offset = spots.pop(0)
             state = self.queues[stream]
@@ -377,7 +376,7 @@ class OrderScope:
             self.short = bool(self.table.starving)
         return looked.request
 
-    def _found(self, chain: Chain[QueueStream]) -> None:
+    def _found(self, chain: Chain) -> None:
         if not chain.heads:
             self._let_out(chain, list(self.table.let_out(chain)))
 

@@ -14,7 +14,7 @@ from ddmq.server.admin import keys, offsets
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.order.queue_stream import READY_MAX
+from proxy_consumer.core.order.chains import READY_MAX
 from proxy_consumer.core.order.scope import READ_MIN
 from proxy_consumer.groups.group import Group
 from proxy_consumer.groups.ordering import PARKED_MAX
@@ -591,7 +591,7 @@ def test_a_topic_that_nobody_pulls_does_not_stop_the_others_of_the_group(rig: Ri
 def test_what_lies_aside_has_its_bound_and_the_others_go_on_when_some_is_taken(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy_consumer.core.order.queue_stream.READY_MAX", 10)
+    monkeypatch.setattr("proxy_consumer.core.order.chains.READY_MAX", 10)
     monkeypatch.setattr("proxy_consumer.core.order.scope.ASIDE_MAX", 20)
     for topic in ("T", "U"):
         rig.topic(topic)
