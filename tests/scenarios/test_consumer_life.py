@@ -28,7 +28,7 @@ def address(server: RealServer, part: str) -> str:
 def test_a_consumers_life(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         server.admin("POST", "topics", "t", body={"create": True})
-        settings = {"topics": ["t"], "start": "first", "ack_timeout_ms": 600, "max_timeout_redeliveries": 0}
+        settings = {"topics": ["t"], "start": "first", "ack_timeout_ms": 3_000, "max_timeout_redeliveries": 0}
         server.admin("POST", "groups", "g", body=settings)
         wrong_starts(server)
         slow_handlers(server)
@@ -40,10 +40,10 @@ def wrong_starts(server: RealServer) -> None:
     errors: list[Exception] = []
     with Consumer(address(server, "producer"), "g", "t", on_error=errors.append) as consumer:
         with pytest.raises(PullError, match="9713"):
-            consumer.pull(1, 1_000)
+            consumer.pull(1, 5_000)
         assert errors
     with Consumer("127.0.0.1:1", "g", "t") as consumer, pytest.raises(PullError, match="refused"):
-        consumer.pull(1, 1_000)
+        consumer.pull(1, 5_000)
     mistyped = Consumer(address(server, "consumer"), "mistyped", handler=print)
     with pytest.raises(PullError, match="mistyped does not exist"):
         mistyped.run()
@@ -56,7 +56,7 @@ def slow_handlers(server: RealServer) -> None:
 
     def handle(message: Message) -> None:
         attempts.setdefault(message.offset, []).append(message.attempt)
-        time.sleep(0.15)  # work: twelve take three leases (600 ms each), so that some have to go back
+        time.sleep(0.3)  # work: twelve take more than a lease, so that some have to go back
         if len(attempts) == 12:
             done.set()
 

@@ -184,8 +184,9 @@ class Sharer:
             gevent.sleep(0.02)
             for queue, epoch in list(self._epochs.items()):
                 delta = ProgressDelta("group", queue, epoch, 0, [(0, 1)])
+                patient = CLOCK.monotonic() + 60.0  # longer than it is ever stopped: refused is fenced
                 try:
-                    self._backend.commit(CommitBatch(progress=[delta]), soon()).wait()
+                    self._backend.commit(CommitBatch(progress=[delta]), patient).wait()
                     say("committed", queue=queue.queue_id)
                 except DdmqError as error:
                     say("refused", queue=queue.queue_id, error=type(error).__name__)

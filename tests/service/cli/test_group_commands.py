@@ -232,7 +232,7 @@ def test_show_names_clients_that_subscribe_differently(shell: Shell, topic: str)
         client_id="forgetful",
     ) as client:  # fmt: skip
         with pytest.raises(PullError):
-            client.pull(1, timeout_ms=500)
+            client.pull(1, timeout_ms=5_000)
         (found,) = shell.json("group", "show", topic)["differences"]
         assert (found["client_id"], found["topic"]) == ("forgetful", topic)
         said = shell("group", "show", topic)

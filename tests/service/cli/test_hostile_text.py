@@ -140,7 +140,7 @@ def hostile(server: RealServer) -> str:
         Consumer(address, GROUP, [TOPIC], client_id=NASTY, tags="x\x1b[2J\nFORGED") as consumer,
         pytest.raises(PullError, match="the pull states tags"),
     ):
-        consumer.pull(1, timeout_ms=100)
+        consumer.pull(1, timeout_ms=5_000)
     until(lambda: server.admin("GET", "dlq", GROUP)["shown"], "the letter")
     until(lambda: server.admin("GET", "groups", ORDERED, "keys"), "the key")
     assert later.delay_id is not None

@@ -111,6 +111,7 @@ def test_what_was_not_settled_comes_again_after_a_restart(proxy: Standin, tmp_pa
     )
     proxy.put("t", b"old")
     assert consumer.pull(10, timeout_ms=100) == []
+    proxy.wait(begun(proxy))
     proxy.put("t", b"n0", b"n1", b"n2")
     messages = []
     while len(messages) < 3:
@@ -191,7 +192,7 @@ def test_a_refusal_reaches_the_caller(proxy: Standin) -> None:
     consumer = Consumer(proxy.address, "g", "t", **OURS)
     proxy.faults["fetch"].extend([HOLD._replace(kind="refused")] * 50)
     with pytest.raises(PullError, match="told to refuse"):
-        consumer.pull(1, timeout_ms=200)
+        consumer.pull(1, timeout_ms=2_000)
     consumer.stop()
 
 
