@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from backend.port import Backend, Health
-from ddmq.server.admin import dlq, dlq_changes, groups, keys, offsets, topics
+from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
 from ddmq.server.admin.figures import MetricsPage, OtherParts
-from ddmq.server.admin.groups import GroupView, Rates
+from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
-from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.config import BACKUPS
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import FORWARDED, AdminRequest, AdminRouter, Text
 from ddmq_common.clock import Clock
-from ddmq_common.errors import CallerError, DdmqError, UnsupportedError
+from ddmq_common.errors import CallerError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
 from delay_service.service import DelayService
 from proxy_consumer.service import ConsumerService
+
+T = TypeVar("T")
 
 
 class AdminApi:
@@ -51,7 +52,7 @@ class AdminApi:
         self.clock = clock
         self.health = health
         self._others = others or OtherParts()
-        self._rates = Rates()
+        self._groups = None if consumer is None else AdminGroups(backend, consumer, metrics, clock)
         self.delays = DelayQueries(backend, timers, clock, backups)
         self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
         self.page = MetricsPage(metrics, clock)
@@ -59,19 +60,13 @@ class AdminApi:
         for route in ROUTES:
             self.router.add(route.method, route.path, partial(route.handler, self))
 
-    def sample(self) -> None:
-        """Note how far the counters of groups are; call it every groups.PERIOD_S seconds."""
-        self._rates.sample(self.clock.monotonic(), self.consumer().counts())
+    @property
+    def groups(self) -> AdminGroups:
+        return _here(self._groups)
 
+    @property
     def consumer(self) -> ConsumerService:
-        if self._consumer is None:
-            raise UnsupportedError(
-                "no consumer proxy in this process; ask the admin port of the one that has it"
-            )
-        return self._consumer
-
-    def view(self) -> GroupView:
-        return GroupView(self.backend, self.consumer(), self._metrics, self.clock, self._rates)
+        return _here(self._consumer)
 
     def ready(self) -> Text:
         health = self.health()
@@ -82,8 +77,8 @@ class AdminApi:
             return {"counters": self._metrics.snapshot(paced)}
         found: dict[str, Any] = {"health": self.health()._asdict(), "at_ms": self.clock.wall_ms()}
         found["topics"] = topics.rows(self.backend, internal=True)
-        if self._consumer is not None:
-            found["groups"] = groups.rows(self.backend, self._consumer, self.clock)
+        if self._groups is not None:
+            found["groups"] = self._groups.rows()
         found["counters"], found["silent_parts"] = self._others.merged(self._metrics.snapshot(paced))
         return found
 
@@ -92,30 +87,17 @@ class AdminApi:
         change = topics.create if settings.pop("create", True) else topics.update
         return topics.row(change(self.backend, self.clock, request.path["topic"], settings))
 
-    def post_group(self, request: AdminRequest) -> Any:
-        group = request.path["group"]
-        done = groups.create(self.consumer(), group, request.body)
-        return self.view().detail(group) | done
-
     def delete_group(self, request: AdminRequest) -> None:
         unknown = sorted(set(request.query) - {"topic"})
         if unknown:
             raise CallerError(f"{unknown[0]!r} says nothing about what to delete; allowed: topic")
-        groups.delete(self.consumer(), request.path["group"], request.query.get("topic"))
+        self.groups.delete(request.path["group"], request.query.get("topic"))
 
-    def post_subscription(self, request: AdminRequest) -> Any:
-        group, topic = request.path["group"], request.path["topic"]
-        consumer = self.consumer()
-        self._catch_up(group, topic)
-        return groups.change(consumer, group, topic, request.body)
 
-    def _catch_up(self, group: str, topic: str) -> None:
-        """Hear what others have changed by now, which comes before any answer of the writer: a change is made
-        to what a subscription sets, and must not take back one that was answered at another proxy."""
-        try:
-            self.backend.holders(group, topic, self.clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
-        except (DdmqError, TimeoutError):
-            pass  # the change itself will say so
+def _here(part: T | None) -> T:
+    if part is None:
+        raise UnsupportedError("no consumer proxy in this process; ask the admin port of the one that has it")
+    return part
 
 
 def _limit(request: AdminRequest, name: str) -> int:
@@ -162,20 +144,23 @@ ROUTES = (
     Route("GET", "/messages/{id}", "the message with that id; group", lambda api, r: api.messages.by_id(r)),
     Route(
         "GET", "/groups", "a row per subscription; count, after",
-        lambda api, r: groups.rows(api.backend, api.consumer(), api.clock, r.page()),
+        lambda api, r: api.groups.rows(r.page()),
     ),
     Route(
         "GET", "/lag", "the same with lag age and rates, the furthest behind first; group, count",
-        lambda api, r: api.view().lag(r.query.get("group"), r.page().most),
+        lambda api, r: api.groups.lag(r.query.get("group"), r.page().most),
     ),
     Route(
         "GET", "/groups/{group}", "one in full, with so many blocked keys; keys",
-        lambda api, r: api.view().detail(r.path["group"], _limit(r, "keys")),
+        lambda api, r: api.groups.detail(r.path["group"], _limit(r, "keys")),
     ),
-    Route("POST", "/groups/{group}", "the group, subscribed to topics", AdminApi.post_group),
+    Route(
+        "POST", "/groups/{group}", "the group, subscribed to topics",
+        lambda api, r: api.groups.create(r.path["group"], r.body),
+    ),
     Route(
         "POST", "/groups/{group}/topics/{topic}", "what differs and what is in force",
-        AdminApi.post_subscription,
+        lambda api, r: api.groups.change(r.path["group"], r.path["topic"], r.body),
     ),
     Route("DELETE", "/groups/{group}", "{}; topic", AdminApi.delete_group),
     Route(
@@ -188,12 +173,12 @@ ROUTES = (
     ),
     Route(
         "GET", "/groups/{group}/keys", "blocked and parked keys; limit",
-        lambda api, r: keys.rows(api.consumer(), r.path["group"], _limit(r, "limit")),
+        lambda api, r: keys.rows(api.consumer, r.path["group"], _limit(r, "limit")),
     ),
     Route(
         "POST", "/groups/{group}/keys", "the key that was parked, skipped or replayed",
         lambda api, r: keys.act(
-            api.consumer(), r.path["group"], str(r.body.get("action")), r.body.get("key")
+            api.consumer, r.path["group"], str(r.body.get("action")), r.body.get("key")
         ),
     ),
     Route(

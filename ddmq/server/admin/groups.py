@@ -40,56 +40,6 @@ AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
 PERIOD_S = 5.0  # between two samples of the counters
 
 
-def rows(
-    backend: Backend, consumer: ConsumerService, clock: Clock, page: Page = WHOLE
-) -> list[dict[str, Any]]:
-    """Return a row a subscription, by group; a page is of groups. `dead_letters_open`: of its whole group."""
-    retries, letters = RetryPathView(consumer, clock), open_letters(backend)
-    found: list[dict[str, Any]] = []
-    for group in paced(page.of(consumer.groups(), lambda group: group.name)):
-        own = {"dead_letters_open": letters.get(group.name, 0)}
-        for each in consumer.group_stats(group.name).wait(WAIT_S):
-            found.append(row(each) | own | retries.row(each.group, each.topic))
-    return found
-
-
-def create(consumer: ConsumerService, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Subscribe a group to `topics`; other keys are settings. What exists stays.
-
-    `created`: whether the group is new; `subscribed`: the topics that are new to it.
-    """
-    settings = dict(body)
-    topics = settings.pop("topics", [])
-    if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
-        raise CallerError(f"topics is {topics!r}; a list with at least one topic name is wanted")
-    _check_names(group, *topics)
-    summary = next((found for found in consumer.groups() if found.name == group), None)
-    there = () if summary is None else summary.topics
-    missing = [topic for topic in dict.fromkeys(topics) if topic not in there]
-    for topic in missing:
-        consumer.change_subscription(group, topic, settings).wait(WAIT_S)
-    return {"created": summary is None, "subscribed": missing}
-
-
-def change(consumer: ConsumerService, group: str, topic: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a subscription, or change what the body names; `unset`: keys that go back to the defaults."""
-    _check_names(group, topic)
-    settings = dict(body)
-    unset = settings.pop("unset", [])
-    if not isinstance(unset, list) or not all(isinstance(name, str) for name in unset):
-        raise CallerError(f"unset is {unset!r}; a list of setting names is wanted")
-    done = consumer.change_subscription(group, topic, settings, unset).wait(WAIT_S)
-    return {
-        "group": group,
-        "topic": topic,
-        "created": done.before is None,
-        "changed": _differences(done),
-        "settings": values(done.after),
-        "set_here": sorted(done.given),
-        "notes": [*_notes(group, topic, settings, done), *_held_back(consumer, group, topic)],
-    }
-
-
 def _differences(done: SubscriptionChange) -> list[dict[str, Any]]:
     if done.before is None:
         return []
@@ -117,24 +67,6 @@ def _notes(group: str, topic: str, settings: Mapping[str, Any], done: Subscripti
 
 def _order(config: SubscriptionDefaults | None) -> tuple[str, str] | None:
     return None if config is None else (config.order_key, config.scope)
-
-
-def _held_back(consumer: ConsumerService, group: str, topic: str) -> list[str]:
-    why = consumer.push_fault(group, topic)
-    return [f"the push is held back, its messages stay where they are: {why}"] if why else []
-
-
-def delete(consumer: ConsumerService, group: str, topic: str | None = None) -> None:
-    """Forget a group (or one subscription) and the right to its progress; not what stands in a file."""
-    summary = known(consumer, group)
-    if topic is not None and topic not in summary.topics:
-        consumes = ", ".join(summary.topics) or "nothing"
-        raise NoSuchGroupError(f"group {group!r} does not consume topic {topic!r}; it consumes: {consumes}")
-    for each in summary.topics if topic is None else (topic,):
-        source = consumer.source_of(group, each)
-        if source is not None:
-            raise CallerError(owned(group, each, source))
-    consumer.delete_group(group, topic).wait(WAIT_S)
 
 
 def _check_names(group: str, *topics: str) -> None:
@@ -202,17 +134,32 @@ def values(config: Any) -> dict[str, Any]:
     return {name: found[name] for name in BY_NAME}
 
 
-class GroupView:
-    """Answers about groups from one process's parts."""
+class AdminGroups:
+    """Answers about groups, and changes of them, from one process's parts."""
 
-    def __init__(
-        self, backend: Backend, consumer: ConsumerService, metrics: Registry, clock: Clock, rates: Rates
-    ) -> None:
+    def __init__(self, backend: Backend, consumer: ConsumerService, metrics: Registry, clock: Clock) -> None:
         self._backend = backend
         self._consumer = consumer
         self._metrics = metrics
         self._clock = clock
-        self._rates = rates
+        self._rates = Rates()
+
+    def sample(self) -> None:
+        """Note how far the counters of groups are; call it every PERIOD_S seconds."""
+        self._rates.sample(self._clock.monotonic(), self._consumer.counts())
+
+    def rows(self, page: Page = WHOLE) -> list[dict[str, Any]]:
+        """Return a row a subscription, by group; a page is of groups.
+
+        `dead_letters_open` is told of the whole group.
+        """
+        retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
+        found: list[dict[str, Any]] = []
+        for group in paced(page.of(self._consumer.groups(), lambda group: group.name)):
+            own = {"dead_letters_open": letters.get(group.name, 0)}
+            for each in self._consumer.group_stats(group.name).wait(WAIT_S):
+                found.append(row(each) | own | retries.row(each.group, each.topic))
+        return found
 
     def detail(self, group: str, keys_limit: int = keys.LIMIT_DEFAULT) -> dict[str, Any]:
         """Return a group: each subscription with its queues and settings, and the blocked keys."""
@@ -257,6 +204,65 @@ class GroupView:
             | {"lag_age_s": self._oldest_s(each) if at < AGED_MAX else None}
             for at, each in enumerate(paced(found[:count]))
         ]
+
+    def create(self, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Subscribe a group to `topics`; other keys are settings. What exists stays. Answers the group,
+        `created`: whether the group is new; `subscribed`: the topics that are new to it.
+        """
+        settings = dict(body)
+        topics = settings.pop("topics", [])
+        if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
+            raise CallerError(f"topics is {topics!r}; a list with at least one topic name is wanted")
+        _check_names(group, *topics)
+        summary = next((found for found in self._consumer.groups() if found.name == group), None)
+        there = () if summary is None else summary.topics
+        missing = [topic for topic in dict.fromkeys(topics) if topic not in there]
+        for topic in missing:
+            self._consumer.change_subscription(group, topic, settings).wait(WAIT_S)
+        return self.detail(group) | {"created": summary is None, "subscribed": missing}
+
+    def change(self, group: str, topic: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a subscription, or change what the body names; `unset`: keys that go back to the defaults."""
+        _check_names(group, topic)
+        self._catch_up(group, topic)
+        settings = dict(body)
+        unset = settings.pop("unset", [])
+        if not isinstance(unset, list) or not all(isinstance(name, str) for name in unset):
+            raise CallerError(f"unset is {unset!r}; a list of setting names is wanted")
+        done = self._consumer.change_subscription(group, topic, settings, unset).wait(WAIT_S)
+        return {
+            "group": group,
+            "topic": topic,
+            "created": done.before is None,
+            "changed": _differences(done),
+            "settings": values(done.after),
+            "set_here": sorted(done.given),
+            "notes": [*_notes(group, topic, settings, done), *self._held_back(group, topic)],
+        }
+
+    def _catch_up(self, group: str, topic: str) -> None:
+        """Hear what others have changed by now, which comes before any answer of the writer: a change is made
+        to what a subscription sets, and must not take back one that was answered at another proxy. Where it
+        cannot be heard, the change itself will say so."""
+        self._holders(group, topic)
+
+    def _held_back(self, group: str, topic: str) -> list[str]:
+        why = self._consumer.push_fault(group, topic)
+        return [f"the push is held back, its messages stay where they are: {why}"] if why else []
+
+    def delete(self, group: str, topic: str | None = None) -> None:
+        """Forget a group (or one subscription) and the right to its progress; not what stands in a file."""
+        summary = known(self._consumer, group)
+        if topic is not None and topic not in summary.topics:
+            consumes = ", ".join(summary.topics) or "nothing"
+            raise NoSuchGroupError(
+                f"group {group!r} does not consume topic {topic!r}; it consumes: {consumes}"
+            )
+        for each in summary.topics if topic is None else (topic,):
+            source = self._consumer.source_of(group, each)
+            if source is not None:
+                raise CallerError(owned(group, each, source))
+        self._consumer.delete_group(group, topic).wait(WAIT_S)
 
     def _oldest_s(self, each: SubscriptionStats) -> float | None:
         ages = (self._age_s(each.topic, queue) for queue in each.queues[:AGES_MAX] if queue.lag)

@@ -255,7 +255,7 @@ class ServerProcess:
             self.others,
         )
         if self.consumer is not None:
-            HubTimer(ref=False).every(groups.PERIOD_S, api.sample)
+            HubTimer(ref=False).every(groups.PERIOD_S, api.groups.sample)
         where = tuple(address) if self._admin_socket is None else self._admin_socket
         self._admin = AdminServer(where, api.router)
         try:
