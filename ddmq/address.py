@@ -49,6 +49,14 @@ def ready_line(addresses: dict[str, HostPort], data_dir: Path) -> str:
     return f"ready {where} data-dir={data_dir}"
 
 
+def read_ready(line: str) -> dict[str, HostPort]:
+    """Return the address of each part from a `ready_line`; nothing from any other line."""
+    said, *pairs = line.partition(" data-dir=")[0].split() or [""]
+    return {
+        part: parse(where) for part, _, where in (pair.partition("=") for pair in pairs) if said == "ready"
+    }
+
+
 class AddressType(click.ParamType[HostPort]):
     """The click type of an address."""
 

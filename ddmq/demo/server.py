@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from ddmq.address import HostPort, parse
+from ddmq.address import HostPort, read_ready
 from ddmq_common.errors import RemoteError
 
 READY_WITHIN_S = 30.0
@@ -58,12 +58,11 @@ class DemoServer:
         assert process.stdout is not None
         line = process.stdout.readline()
         watchdog.cancel()
-        if not line.startswith("ready "):
+        self.addresses = read_ready(line)
+        if not self.addresses:
             raise RemoteError(
                 f"the server did not get ready; see {self._log}: {self._log.read_text()[-400:]}"
             )
-        pairs = (pair.split("=", 1) for pair in line.split()[1:])
-        self.addresses = {part: parse(value) for part, value in pairs if part != "data-dir"}
 
     def kill(self) -> None:
         """SIGKILL: no chance to tidy up."""

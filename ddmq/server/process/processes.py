@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import click
 
-from ddmq.address import HostPort, parse, ready_line
+from ddmq.address import HostPort, read_ready, ready_line
 from ddmq.server.admin.figures import told_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
@@ -82,9 +82,8 @@ class PartProcess:
 
     def _listen(self, lines: IO[str]) -> None:
         for line in lines:
-            if line.startswith("ready "):
-                pairs = (pair.split("=", 1) for pair in line.split()[1:])
-                self.addresses = {key: parse(value) for key, value in pairs if key != "data-dir"}
+            if addresses := read_ready(line):
+                self.addresses = addresses
                 self._keep_ports()
                 log.info("part ready", extra={"part": self.name, "admin": str(self.addresses["admin"])})
                 self.when_ready()
