@@ -9,7 +9,7 @@ from backend.assignment.line import Line
 from backend.port import Sharing
 
 
-class Group:
+class AssignedGroup:
     """One group's lines by topic. `holder`: the member that holds the whole-group ones.
 
     `withheld`: something was not granted to the holder because others still had some of it.

@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from backend.assignment.decisions import Assign, Decision, Grant, Lose, Revoke, Seat
-from backend.assignment.group import Group
+from backend.assignment.group import AssignedGroup
 from backend.assignment.line import Cell, Line, State, by_seat
 from backend.port import Sharing
 from backend.records import QueueRef
@@ -62,7 +62,7 @@ class AssignmentTable:
         self._recorded = recorded
         self._lines_max = lines_max
         self._revoke_s = revoke_s
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, AssignedGroup] = {}
         self._by_topic: dict[str, dict[str, Line]] = {}  # topic, group
         self._count = 0
         self._serial = 0
@@ -213,7 +213,7 @@ class AssignmentTable:
             line.cells[queue].free()
         return [Lose(seat, tuple(lost)) for seat, lost in losers.items()]
 
-    def _grant(self, line: Line, group: Group) -> list[Decision]:
+    def _grant(self, line: Line, group: AssignedGroup) -> list[Decision]:
         free = line.where(lambda queue, cell: cell.state is State.FREE and queue in line.aim)
         if free and line.sharing is Sharing.WHOLE_GROUP and group.others_hold():
             group.withheld = True
@@ -262,7 +262,7 @@ class AssignmentTable:
         if self._count >= self._lines_max:
             raise BoundReachedError(f"{self._lines_max} groups have joined topics; that is the bound")
         line = Line(group, topic)
-        self._groups.setdefault(group, Group()).lines[topic] = line
+        self._groups.setdefault(group, AssignedGroup()).lines[topic] = line
         self._by_topic.setdefault(topic, {})[group] = line
         self._count += 1
         return line
