@@ -14,7 +14,7 @@ from ddmq_common import names
 from ddmq_common.config import Overlay, rules
 from proxy_consumer.filters.message_filters import expression_fault
 from proxy_consumer.order_keys.reader import path_fault
-from proxy_consumer.push.actions.config import PushConfig, push_sink
+from proxy_consumer.push.actions.config import PUSH_SINKS, PushConfig
 from proxy_consumer.push.actions.targets import AllowList
 
 MIB = 1 << 20
@@ -109,7 +109,7 @@ class SubscriptionDefaults:
     @property
     def pushed(self) -> bool:
         """The proxy itself brings the messages to a sink; nobody pulls them."""
-        return push_sink(self.actions) is not None
+        return bool(self.actions) and self.actions[-1] in PUSH_SINKS
 
     @property
     def scope(self) -> str:

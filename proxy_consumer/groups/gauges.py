@@ -28,7 +28,7 @@ from proxy_consumer.core.steps import QueueState
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
-from proxy_consumer.groups.unheld import Name, Row, Unheld
+from proxy_consumer.groups.unheld import Behind, Name, Unheld
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
 
@@ -61,20 +61,12 @@ class GaugeValues(NamedTuple):
     ack_span: int = 0
 
 
-class Behind(NamedTuple):
-    """One queue with a lag: all below `committed` is finished, the next message lands at `next`."""
-
-    queue: QueueRef
-    committed: int
-    next: int
-
-
 class Share(NamedTuple):
-    """What is told of one subscription: `states` of the queues held here, `late`: those with a lag."""
+    """What is told of one subscription. `late`: its queues with a lag; `ack_span`: the longest one here."""
 
     subscription: Subscription
-    states: dict[QueueRef, QueueState]
     late: list[Behind]
+    ack_span: int = 0
 
 
 class Gauges:
@@ -131,7 +123,8 @@ class Gauges:
         for each in self._directory.subscriptions():
             committed = self._committed(each)
             if committed:
-                shares[_name(each)] = Share(each, own_states(each), _behind(committed, nexts))
+                span = max((state.jobs.ack_map.span for state in own_states(each).values()), default=0)
+                shares[_name(each)] = Share(each, _behind(committed, nexts), span)
             else:
                 others[_name(each)] = each
         unknown = set()
@@ -139,7 +132,7 @@ class Gauges:
             if rows is None:
                 unknown.add(name)
             elif rows:
-                shares[name] = _unheld_share(others[name], rows)
+                shares[name] = Share(others[name], rows)
         if self._unheld.reports:
             self._retry_paths.look().then(self._show_retry_paths)
         else:
@@ -148,13 +141,13 @@ class Gauges:
         self._oldest.look_up(row for share in shares.values() for row in _late(share))
         self._show(unknown)
 
-    def _told(self, subscription: Subscription, rows: list[Row]) -> None:
+    def _told(self, subscription: Subscription, rows: list[Behind]) -> None:
         """Nobody holds it, as is known by now; or, without rows, somebody does."""
         name = _name(subscription)
         if self._committed(subscription):
             return  # it is held here meanwhile: the next look tells of it
         if rows:
-            share = self._shares[name] = _unheld_share(subscription, rows)
+            share = self._shares[name] = Share(subscription, rows)
             self._oldest.more(_late(share))
             self._set(name, self._waiting(share))
         else:
@@ -169,11 +162,7 @@ class Gauges:
 
     def _committed(self, subscription: Subscription) -> dict[QueueRef, int]:
         """The queues of its topic that are pulled or fetched from here, and their committed offsets."""
-        found = {
-            queue: state.jobs.ack_map.committed
-            for queue, state in subscription.buffer.queues.items()
-            if not state.retry_queue
-        }
+        found = {queue: state.jobs.ack_map.committed for queue, state in own_states(subscription).items()}
         return found or self._fetched(subscription.group.name, subscription.topic)
 
     def _show(self, unknown: Set[Name]) -> None:
@@ -210,17 +199,17 @@ class Gauges:
             del self._cells[name]
 
     def _waiting(self, share: Share) -> GaugeValues:
-        subscription, states, late = share
+        subscription = share.subscription
         keys, blocked_s = blocked(subscription, self._runtime.now())
         budget = subscription.buffer.budget
         return GaugeValues(
-            lag=sum(row.next - row.committed for row in late),
+            lag=sum(row.next - row.committed for row in share.late),
             lag_age_ms=self._age_ms(share),
             in_flight=budget.leased,
             retrying=budget.retrying,
             blocked_keys=keys,
             blocked_key_age_ms=int(blocked_s * 1000),
-            ack_span=max((state.jobs.ack_map.span for state in states.values()), default=0),
+            ack_span=share.ack_span,
         )
 
     def _age_ms(self, share: Share) -> int:
@@ -242,10 +231,6 @@ def _name(subscription: Subscription) -> Name:
 def own_states(subscription: Subscription) -> dict[QueueRef, QueueState]:
     """The queues that it holds of its topic; that of the retry topic is not among them."""
     return {queue: state for queue, state in subscription.buffer.queues.items() if not state.retry_queue}
-
-
-def _unheld_share(subscription: Subscription, rows: Iterable[Row]) -> Share:
-    return Share(subscription, {}, [Behind(*row) for row in rows])
 
 
 def _late(share: Share) -> Iterator[tuple[str, QueueRef, int]]:

@@ -24,7 +24,14 @@ from proxy_consumer.subscription.subscription import Subscription
 REFRESH_S = 5.0
 CHECKS_MAX = 100
 Name = tuple[str, str]  # group, topic
-Row = tuple[QueueRef, int, int]  # queue, committed offset, next offset
+
+
+class Behind(NamedTuple):
+    """One queue with a lag: all below `committed` is finished, the next message lands at `next`."""
+
+    queue: QueueRef
+    committed: int
+    next: int
 
 
 class KnownLag(NamedTuple):
@@ -32,14 +39,14 @@ class KnownLag(NamedTuple):
     no lag; None: nothing was found yet."""
 
     at: float  # monotonic seconds
-    rows: list[Row] | None
+    rows: list[Behind] | None
 
 
 class Unheld(ClaimOwner):
     """What is known of subscriptions that this proxy does not hold. `told(subscription, rows)` follows
     whenever something was found."""
 
-    def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[Row]], None]) -> None:
+    def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[Behind]], None]) -> None:
         self._runtime = runtime
         self._told = told
         self._claims = QueueClaims(runtime.backend, self, runtime.now, load=False)
@@ -59,7 +66,7 @@ class Unheld(ClaimOwner):
     def trouble(self, doing: str, error: Exception) -> None:
         log.warning("lags that no proxy holds are not told yet", extra={"error": str(error)})
 
-    def look(self, others: Iterable[Subscription]) -> Mapping[Name, list[Row] | None]:
+    def look(self, others: Iterable[Subscription]) -> Mapping[Name, list[Behind] | None]:
         """The queues of those among `others` that no proxy holds, as far as it is known, None: not yet; {}
         where another proxy tells of them."""
         if not self._left and self._runtime.backend.topic(SCHEDULE_TOPIC) is not None:
@@ -102,19 +109,19 @@ class Unheld(ClaimOwner):
         except DdmqError:
             self._note(name, subscription, [])
 
-    def _note(self, name: Name, subscription: Subscription, rows: list[Row]) -> None:
+    def _note(self, name: Name, subscription: Subscription, rows: list[Behind]) -> None:
         known = self._known.get(name)
         if known is not None:
             self._known[name] = known._replace(rows=rows)
             self._told(subscription, rows)
 
 
-def _rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[Row]:
+def _rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[Behind]:
     info = runtime.backend.topic(subscription.topic)
     if info is None:
         return []
     return [
-        (QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next)
+        Behind(QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next)
         for row in found.queues
         if row.lag
     ]

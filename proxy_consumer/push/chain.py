@@ -22,7 +22,6 @@ from proxy_consumer.push.actions.config import (
     PUSH_SINKS,
     SINKS,
     PushConfig,
-    push_sink,
     unknown,
 )
 from proxy_consumer.push.actions.job import (
@@ -162,7 +161,7 @@ def filter_for_actions(actions: tuple[str, ...], push: PushConfig) -> Filter | N
 
     A pushed subscription has none: its runner goes through the chain itself.
     """
-    if not actions or push_sink(actions) is not None:
+    if not actions or actions[-1] in PUSH_SINKS:
         return None
     chain = build_chain(actions, push)
     return None if chain.idle else ActionFilter(chain)

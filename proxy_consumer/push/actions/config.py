@@ -123,8 +123,3 @@ def unknown(name: str) -> str:
     close = get_close_matches(name, KNOWN, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(KNOWN)}"
     return f"action {name!r} is unknown; {hint}"
-
-
-def push_sink(actions: tuple[str, ...]) -> str | None:
-    """The sink that the proxy pushes to, None when the chain ends with a pull."""
-    return actions[-1] if actions and actions[-1] in PUSH_SINKS else None
